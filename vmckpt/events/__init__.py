@@ -1,0 +1,1 @@
+"""What an operation tells while it runs, and the record it leaves."""

@@ -1,0 +1,70 @@
+"""Run records: one JSON file per operation with its request, samples, events and result."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.errors import NotFoundError
+from vmckpt.events.types import Event, Progress
+
+FORMAT = 1
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """The record of one operation, written once at its end (and, unfinished, at its start)."""
+
+    run: str
+    operation: str
+    request: Mapping[str, Any]
+    began_unix_s: float = field(default_factory=time.time)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    result: Mapping[str, Any] | None = None
+
+    def add(self, event: Event) -> None:
+        """Keep an event."""
+        if isinstance(event, Progress):
+            self.samples.append(asdict(event))
+        else:
+            self.events.append({"event": type(event).__name__, **asdict(event)})
+
+    def save(self, directory: Path) -> Path:
+        """Write the record as RUN.json below `directory`, in one step; returns its path. Raises OSError."""
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = directory / f"{self.run}.json"
+        part = directory / f".{self.run}.part"
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        with part.open("w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            json.dump({"format": FORMAT, **fields}, file, indent=1)
+        part.rename(path)
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a record. Raises NotFoundError when there is none or it is no record."""
+        try:
+            data = json.loads(path.read_text())
+            if data.pop("format") != FORMAT:
+                raise ValueError("written by another version of vmckpt")
+            return cls(**data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise NotFoundError(
+                f"there is no run '{path.stem}'", why=str(exc) or type(exc).__name__,
+                remedy="see `vmckpt runs list`",
+            ) from exc  # fmt: skip
+
+
+def load_all(directory: Path) -> list[RunRecord]:
+    """Every record below `directory`, oldest first; files that are no records are left out."""
+    records = []
+    for path in directory.glob("*.json"):
+        try:
+            records.append(RunRecord.load(path))
+        except NotFoundError:
+            continue
+    return sorted(records, key=lambda record: record.began_unix_s)

@@ -1,0 +1,53 @@
+"""Events of an operation, in the order they happen. Whoever shows or stores them reads only these."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseBegan:
+    """A step of the operation has begun; `at_s` counts from the operation's start."""
+
+    at_s: float
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A migration seen at one moment. Rates are zero and `expected_downtime_ms` is None while unknown."""
+
+    at_s: float
+    status: str
+    round: int
+    total_bytes: int
+    remaining_bytes: int
+    transferred_bytes: int
+    throughput_bytes_per_s: float
+    dirty_rate_bytes_per_s: float
+    expected_downtime_ms: int | None
+    throttle_percent: int
+    postcopy_requests: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """A job of QEMU's (a snapshot) seen at one moment; `done` of `total` in QEMU's own units."""
+
+    at_s: float
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something the operator should know: a warning, a decision, a rescue."""
+
+    at_s: float
+    code: str
+    text: str
+
+
+Event = PhaseBegan | Progress | JobProgress | Note
+Emit = Callable[[Event], None]

@@ -1,0 +1,43 @@
+"""Guest-visible downtime, asked of a host's observer: a guest's own clock stops with the guest."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+from vmckpt.errors import HostDownError
+from vmckpt.hosts.host import Host
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Heartbeats of one guest that arrived in a window of this machine's monotonic clock."""
+
+    received: int
+    lost: int
+    longest_gap_ms: float
+    silent_ms: float
+
+
+async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Silence | None:
+    """How silent guest `guest_id` was between two CLOCK_MONOTONIC instants.
+
+    `longest_gap_ms` is the longest time between two arrivals, `silent_ms` the sum of all gaps over
+    20 ms. None when the host has no observer, or it heard nothing of that guest.
+    """
+    if host.heartbeats is None:
+        return None
+    try:
+        async with asyncio.timeout(2.0):
+            reader, writer = await asyncio.open_unix_connection(str(host.heartbeats))
+            writer.write(json.dumps({"id": guest_id, "since_ns": since_ns, "until_ns": until_ns}).encode() + b"\n")
+            reply = json.loads(await reader.readline())
+            writer.close()
+    except (OSError, ValueError, TimeoutError) as exc:
+        raise HostDownError(
+            f"the heartbeat observer of {host.name} does not answer", why=str(exc) or type(exc).__name__,
+            remedy="guest-visible downtime is unknown; see `vmckpt lab status`",
+        ) from exc  # fmt: skip
+    if not reply.get("received"):
+        return None
+    silent_ms = sum(length for _, length in reply["gaps_over_20ms"])
+    return Silence(reply["received"], reply["lost"], reply["longest_gap_ms"], silent_ms)

@@ -1,0 +1,189 @@
+"""A machine that VMs live on: this one, or one entered through a command prefix (a namespace)."""
+
+import asyncio
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import HostDownError
+from vmckpt.hosts import lock, process
+from vmckpt.hosts.process import ProcessId
+
+COMMAND_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """How a command on a host ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host and how to reach it. Paths are the host's own; all of its state is under `state_dir`.
+
+    `enter` is put before every command's argv; `bridge` is where guests' taps go, `heartbeats` the
+    socket of an observer of guests' heartbeats: None where the host has none.
+    """
+
+    name: str
+    state_dir: Path
+    migration_address: str
+    enter: tuple[str, ...] = ()
+    qemu: str = "qemu-system-x86_64"
+    bridge: str | None = None
+    heartbeats: Path | None = None
+
+    async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
+        """Run a command to its end. Raises HostDownError when it cannot be started or outlasts `timeout_s`."""
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *self.enter, *argv, stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as exc:
+            raise self._cannot_run(argv[0], str(exc)) from exc
+        try:
+            async with asyncio.timeout(timeout_s):
+                stdout, stderr = await child.communicate()
+        except (TimeoutError, asyncio.CancelledError) as exc:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+            if isinstance(exc, TimeoutError):
+                raise self._cannot_run(argv[0], f"no end within {timeout_s:g} s") from exc
+            raise
+        return Completed(child.returncode or 0, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+
+    async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
+        """Start a process that outlives this one, in a session of its own; its stderr goes to a file.
+
+        The prefix `enter` must exec, so that the pid is the command's own.
+        """
+        argv = [*self.enter, *argv]
+        with stderr_path.open("ab", opener=_private) as stderr, Path(os.devnull).open("rb") as stdin:
+            streams = [(os.POSIX_SPAWN_DUP2, file.fileno(), fd) for file, fd in ((stdin, 0), (stderr, 1), (stderr, 2))]
+            try:
+                pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=streams, setsid=True)
+            except OSError as exc:
+                raise self._cannot_run(argv[0], exc.strerror or str(exc)) from exc
+        found = process.identify(pid) or ProcessId(pid, 0)
+        # Somebody has to reap it if it ends while this process lives.
+        threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
+        return found
+
+    def is_alive(self, which: ProcessId) -> bool:
+        """Whether exactly this process still runs on the host."""
+        return process.is_alive(which)
+
+    async def kill(self, which: ProcessId, *, wait_s: float = 5.0) -> bool:
+        """SIGKILL exactly this process and wait for its end; True when it is gone."""
+        return await asyncio.to_thread(process.kill, which, wait_s=wait_s)
+
+    def find_processes(self, argument: str) -> list[ProcessId]:
+        """Processes on the host whose command line holds `argument`."""
+        return process.find_by_argument(argument)
+
+    async def connect(self, path: Path) -> socket.socket:
+        """A connected stream to a Unix socket on the host. Raises HostDownError."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, str(path))
+        except OSError as exc:
+            sock.close()
+            raise HostDownError(
+                f"cannot connect to {path} on {self.name}", why=exc.strerror or str(exc),
+                remedy="check that the process that owns the socket runs",
+            ) from exc  # fmt: skip
+        return sock
+
+    def lock(self, path: Path, owner: lock.Owner) -> AbstractContextManager[None]:
+        """Hold an exclusive lock for a block; see hosts.lock."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return lock.held(path, owner)
+
+    def lock_owner(self, path: Path) -> lock.Owner | None:
+        """Who holds the lock, None when it is free."""
+        return lock.read_owner(path)
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is something at `path`."""
+        return path.exists()
+
+    def readable(self, path: Path) -> bool:
+        """Whether this user may read `path` on the host."""
+        return os.access(path, os.R_OK)
+
+    def read_text(self, path: Path) -> str | None:
+        """A whole file; None when there is none."""
+        try:
+            return path.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Replace a file (mode 0600) in one step: a reader sees the old one or the new one."""
+        part = path.with_name(f".{path.name}.part")
+        try:
+            with part.open("w", opener=_private) as file:
+                file.write(text)
+            part.rename(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def make_dir(self, path: Path) -> None:
+        """A directory that only its owner may enter, parents included."""
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def list_dir(self, path: Path) -> list[str]:
+        """Sorted names in a directory; empty when there is none."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or a whole directory; nothing there is no error."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def free_bytes(self, directory: Path) -> int:
+        """Bytes this user can still write below `directory`."""
+        stat = os.statvfs(directory)
+        return stat.f_bavail * stat.f_frsize
+
+    def available_memory_bytes(self) -> int:
+        """The kernel's estimate of memory that new processes can take without swapping."""
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        raise self._cannot_run("/proc/meminfo", "MemAvailable is missing")
+
+    def cpu_flags(self) -> frozenset[str]:
+        """Flags of the host's first processor."""
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.partition(":")[2].split())
+        return frozenset()
+
+    def _cannot_run(self, what: str, why: str) -> HostDownError:
+        return HostDownError(
+            f"cannot run {what} on {self.name}", why=why,
+            remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
+        )  # fmt: skip
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

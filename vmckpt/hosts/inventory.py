@@ -1,0 +1,72 @@
+"""Which hosts there are: one JSON file each under STATE/hosts, and always `local`, this machine."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+from vmckpt.errors import NotFoundError, UsageError
+from vmckpt.hosts.host import Host
+
+LOCAL = "local"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def state_dir() -> Path:
+    """This user's state directory on this machine: $VMCKPT_STATE_DIR, /var/lib/vmckpt for root, else XDG's."""
+    if given := os.environ.get("VMCKPT_STATE_DIR"):
+        return Path(given).absolute()
+    if os.geteuid() == 0:
+        return Path("/var/lib/vmckpt")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "vmckpt"
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` itself. Raises UsageError unless it is [a-z0-9][a-z0-9._-]* of at most 40 characters."""
+    if not _NAME.fullmatch(name) or len(name) > 40:  # noqa: PLR2004 - leaves room in a Unix socket's 107 bytes
+        raise UsageError(
+            f"'{name}' is no name for a {what}", why="names match [a-z0-9][a-z0-9._-]* and have at most 40 characters",
+            remedy="choose another name",
+        )  # fmt: skip
+    return name
+
+
+def all_hosts() -> list[Host]:
+    """Every host, `local` first, then by name. Raises UsageError on a malformed inventory file."""
+    paths = sorted((state_dir() / "hosts").glob("*.json"))
+    hosts = {path.stem: _read(path) for path in paths}
+    return [hosts.pop(LOCAL, _local()), *hosts.values()]
+
+
+def find_host(name: str) -> Host:
+    """The host of that name. Raises NotFoundError, naming those there are."""
+    hosts = {host.name: host for host in all_hosts()}
+    if name not in hosts:
+        raise NotFoundError(
+            f"there is no host '{name}'", why=f"the inventory has: {', '.join(hosts)}",
+            remedy="see `vmckpt host list`",
+        )  # fmt: skip
+    return hosts[name]
+
+
+def _local() -> Host:
+    return Host(LOCAL, state_dir(), "127.0.0.1")
+
+
+def _read(path: Path) -> Host:
+    try:
+        data = json.loads(path.read_text())
+        return Host(
+            name=check_name(path.stem, "host"),
+            state_dir=Path(data["state_dir"]),
+            migration_address=data["migration_address"],
+            enter=tuple(data.get("enter", ())),
+            qemu=data.get("qemu", "qemu-system-x86_64"),
+            bridge=data.get("bridge"),
+            heartbeats=Path(data["heartbeats"]) if data.get("heartbeats") else None,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise UsageError(
+            f"the inventory file {path} is malformed", why=f"{type(exc).__name__}: {exc}",
+            remedy="mend or remove it",
+        ) from exc  # fmt: skip

@@ -1,0 +1,84 @@
+"""One operation at a time, by a lock that dies with its owner (flock) and names it."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vmckpt.errors import BusyError
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds a lock: the run's id, what it does, and since when (Unix seconds)."""
+
+    run: str
+    action: str
+    pid: int
+    since_unix_s: float
+
+
+@contextmanager
+def held(path: Path, owner: Owner) -> Iterator[None]:
+    """Hold the lock at `path` for the block. Raises BusyError, naming the holder, when it is taken.
+
+    The file is removed at the end; whoever opened the removed one tries again, so two holders of
+    two files under one name cannot be.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.read(fd, 4096)
+            os.close(fd)
+            raise _busy(path, _parse(text)) from None
+        if _is_still(fd, path):
+            break
+        os.close(fd)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(asdict(owner)).encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def read_owner(path: Path) -> Owner | None:
+    """Who holds the lock now; None when it is free (a dead owner's file counts as free)."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _parse(os.read(fd, 4096)) or Owner("?", "an operation that has just begun", 0, 0.0)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _is_still(fd: int, path: Path) -> bool:
+    try:
+        return os.fstat(fd).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _parse(text: bytes) -> Owner | None:
+    try:
+        return Owner(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def _busy(path: Path, owner: Owner | None) -> BusyError:
+    who = f"{owner.action} (run {owner.run}, pid {owner.pid})" if owner else "another operation"
+    return BusyError(
+        f"'{path.name}' is busy", why=f"held by {who}", remedy="wait for it to end; a dead holder frees it by itself"
+    )

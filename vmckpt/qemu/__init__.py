@@ -1,0 +1,1 @@
+"""One QEMU's monitor: typed commands, replies and events over a connected socket."""

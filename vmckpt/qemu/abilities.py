@@ -1,0 +1,155 @@
+"""What a QEMU can do, and what a pair of them can do together."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.replies import QemuVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What one QEMU binary offers, as it says itself. Holds for the binary, not for one VM.
+
+    `machines` maps every machine name to itself and every alias to its name;
+    `compressions` are the values multifd-compression takes.
+    """
+
+    version: QemuVersion
+    machines: Mapping[str, str]
+    cpu_models: frozenset[str]
+    capabilities: frozenset[str]
+    parameters: frozenset[str]
+    compressions: frozenset[str]
+    commands: frozenset[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and dicts, for a cache file."""
+        return {
+            "version": asdict(self.version), "machines": dict(self.machines),
+            **{name: sorted(getattr(self, name)) for name in _SETS},
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`. Raises KeyError or TypeError on anything else."""
+        return cls(
+            version=QemuVersion(**data["version"]), machines=dict(data["machines"]),
+            **{name: frozenset(data[name]) for name in _SETS},
+        )  # fmt: skip
+
+
+_SETS = ("cpu_models", "capabilities", "parameters", "compressions", "commands")
+
+
+async def learn(monitor: Monitor) -> Abilities:
+    """Ask a QEMU (any machine, stopped will do) what it offers. About 60 ms."""
+    schema = {item["name"]: item for item in await commands.query_qmp_schema(monitor)}
+    machines = {}
+    for machine in await commands.query_machines(monitor):
+        machines[machine.name] = machine.name
+        if machine.alias:
+            machines[machine.alias] = machine.name
+    return Abilities(
+        version=await commands.query_version(monitor),
+        machines=machines,
+        cpu_models=frozenset(await commands.query_cpu_models(monitor)),
+        capabilities=frozenset(await commands.query_migrate_capabilities(monitor)),
+        parameters=frozenset(_arguments(schema, "migrate-set-parameters")),
+        compressions=_enum_values(schema, "migrate-set-parameters", "multifd-compression"),
+        commands=frozenset(name for name, item in schema.items() if item["meta-type"] == "command"),
+    )
+
+
+def _arguments(schema: Mapping[str, Any], command: str) -> dict[str, str]:
+    return {member["name"]: member["type"] for member in schema[schema[command]["arg-type"]]["members"]}
+
+
+def _enum_values(schema: Mapping[str, Any], command: str, argument: str) -> frozenset[str]:
+    type_name = _arguments(schema, command).get(argument)
+    return frozenset(schema[type_name]["values"]) if type_name else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a migration wants of the pair. None and False want nothing."""
+
+    postcopy: bool = False
+    auto_converge: bool = False
+    channels: int | None = None
+    compression: str | None = None
+    max_downtime_ms: int = 300
+    max_bandwidth_bytes_per_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something wished that this pair cannot do; `option` is the command-line word for it."""
+
+    option: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Settings for both sides, complete: what is not wished is switched off."""
+
+    capabilities: Mapping[str, bool]
+    source_parameters: Mapping[str, Any]
+    target_parameters: Mapping[str, Any]
+
+
+# Always on where both sides have them: without return-path a target that fails to load leaves
+# the source "completed" and the guest lost; events wake the monitor loop.
+_ALWAYS = ("return-path", "events")
+
+
+def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[Refusal]:
+    """Settings that do what is wished, or every reason why this pair cannot. Pure."""
+    both = source.capabilities & target.capabilities
+    wanted = {
+        "postcopy-ram": ("--method postcopy", wish.postcopy),
+        "multifd": ("--parallel" if wish.compression is None else "--compress", wish.channels is not None),
+        "auto-converge": ("--auto-converge", wish.auto_converge),
+    }
+    refusals = [
+        Refusal(option, f"{_who_lacks(source, target, capability)} lacks migration capability '{capability}'")
+        for capability, (option, on) in wanted.items()
+        if on and capability not in both
+    ]
+    refusals += [
+        Refusal("migrate", f"{_who_lacks(source, target, capability)} lacks migration capability '{capability}'")
+        for capability in _ALWAYS
+        if capability not in both
+    ]
+    if wish.postcopy and wish.channels is not None:
+        refusals.append(Refusal("--parallel", "QEMU cannot combine post-copy with parallel channels (multifd)"))
+    if wish.compression and wish.compression not in source.compressions & target.compressions:
+        refusals.append(Refusal("--compress", f"no '{wish.compression}' compression in both QEMUs"))
+    if refusals:
+        return refusals
+    capabilities = dict.fromkeys(_ALWAYS, True)
+    capabilities |= {name: on for name, (_, on) in wanted.items() if name in both}
+    # With post-copy: urgent pages on a channel of their own, and the target counts its stalls.
+    capabilities |= {name: wish.postcopy for name in ("postcopy-preempt", "postcopy-blocktime") if name in both}
+    channel_parameters: dict[str, Any] = {}
+    if wish.channels is not None:
+        channel_parameters["multifd-channels"] = wish.channels
+        channel_parameters["multifd-compression"] = wish.compression or "none"
+    return Agreement(
+        capabilities=capabilities,
+        source_parameters=channel_parameters
+        | {"downtime-limit": wish.max_downtime_ms, "max-bandwidth": wish.max_bandwidth_bytes_per_s},
+        target_parameters=channel_parameters,
+    )
+
+
+def _who_lacks(source: Abilities, target: Abilities, capability: str) -> str:
+    lacking = [
+        f"the {side}'s QEMU {abilities.version}"
+        for side, abilities in (("source", source), ("target", target))
+        if capability not in abilities.capabilities
+    ]
+    return " and ".join(lacking)

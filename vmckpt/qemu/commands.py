@@ -1,0 +1,189 @@
+"""One function per QMP command that vmckpt uses; names and meanings are QEMU's (qapi/*.json)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.replies import BlockNode, Cpu, Job, Machine, MigrationStatus, QemuVersion, RunState, Snapshot
+
+
+async def query_version(monitor: Monitor) -> QemuVersion:
+    """The version of this QEMU."""
+    version = (await monitor.ask("query-version"))["qemu"]
+    return QemuVersion(version["major"], version["minor"], version["micro"])
+
+
+async def query_status(monitor: Monitor, timeout_s: float = 10.0) -> RunState:
+    """Whether the vCPUs run, and QEMU's word for the state."""
+    reply = await monitor.ask("query-status", timeout_s=timeout_s)
+    return RunState(reply["status"], reply["running"])
+
+
+async def stop(monitor: Monitor) -> None:
+    """Stop the vCPUs and drain the block layer."""
+    await monitor.tell("stop")
+
+
+async def cont(monitor: Monitor) -> None:
+    """Run the vCPUs. Legal from `paused`, `prelaunch` and `postmigrate` (which takes the disks back)."""
+    await monitor.tell("cont")
+
+
+async def quit_(monitor: Monitor) -> None:
+    """End QEMU at once, without telling the guest."""
+    await monitor.tell("quit")
+
+
+async def system_powerdown(monitor: Monitor) -> None:
+    """Press the guest's power button."""
+    await monitor.tell("system_powerdown")
+
+
+async def query_cpus(monitor: Monitor) -> list[Cpu]:
+    """The vCPUs, by index."""
+    return [
+        Cpu(cpu["cpu-index"], cpu["thread-id"], cpu["qom-path"]) for cpu in await monitor.ask("query-cpus-fast")
+    ]
+
+
+async def qom_get(monitor: Monitor, path: str, name: str) -> Any:
+    """A property of an object in QEMU's object tree."""
+    return await monitor.ask("qom-get", {"path": path, "property": name})
+
+
+async def query_machines(monitor: Monitor) -> list[Machine]:
+    """The machine types this QEMU can start."""
+    return [
+        Machine(item["name"], item.get("alias"), item["cpu-max"], item.get("deprecated", False))
+        for item in await monitor.ask("query-machines")
+    ]
+
+
+async def query_cpu_models(monitor: Monitor) -> list[str]:
+    """Names of the CPU models this QEMU knows (whether they run depends on the accelerator)."""
+    return [item["name"] for item in await monitor.ask("query-cpu-definitions")]
+
+
+async def query_kvm(monitor: Monitor) -> bool:
+    """True when this QEMU runs on KVM."""
+    return bool((await monitor.ask("query-kvm"))["enabled"])
+
+
+async def query_qmp_schema(monitor: Monitor) -> list[dict[str, Any]]:
+    """The whole QAPI schema: about 210 kB and 50 ms; cache what you learn from it."""
+    schema: list[dict[str, Any]] = await monitor.ask("query-qmp-schema")
+    return schema
+
+
+async def query_migrate_capabilities(monitor: Monitor) -> dict[str, bool]:
+    """Every migration capability this QEMU knows, and whether it is on."""
+    return {item["capability"]: item["state"] for item in await monitor.ask("query-migrate-capabilities")}
+
+
+async def migrate_set_capabilities(monitor: Monitor, states: Mapping[str, bool]) -> None:
+    """Switch migration capabilities; QEMU takes all of them or none."""
+    await monitor.tell(
+        "migrate-set-capabilities",
+        {"capabilities": [{"capability": name, "state": state} for name, state in states.items()]},
+    )
+
+
+async def query_migrate_parameters(monitor: Monitor) -> dict[str, Any]:
+    """Every migration parameter this QEMU has, with its value."""
+    parameters: dict[str, Any] = await monitor.ask("query-migrate-parameters")
+    return parameters
+
+
+async def migrate_set_parameters(monitor: Monitor, values: Mapping[str, Any]) -> None:
+    """Set migration parameters; a refused call leaves all of them as they were."""
+    await monitor.tell("migrate-set-parameters", dict(values))
+
+
+async def migrate_incoming(monitor: Monitor, uri: str) -> None:
+    """Listen for a migration at `uri`; port 0 is replaced by a free one (see MigrationStatus.port)."""
+    await monitor.tell("migrate-incoming", {"uri": uri})
+
+
+async def migrate(monitor: Monitor, uri: str) -> None:
+    """Start migrating to `uri`; progress is in query-migrate."""
+    await monitor.tell("migrate", {"uri": uri})
+
+
+async def migrate_start_postcopy(monitor: Monitor) -> None:
+    """Let the target run now and fetch what is missing."""
+    await monitor.tell("migrate-start-postcopy")
+
+
+async def migrate_cancel(monitor: Monitor, timeout_s: float = 10.0) -> None:
+    """Give a migration up; without effect in post-copy and after the end."""
+    await monitor.tell("migrate_cancel", timeout_s=timeout_s)
+
+
+async def query_migrate(monitor: Monitor, timeout_s: float = 10.0) -> MigrationStatus:
+    """How the current or last migration stands."""
+    return MigrationStatus.parse(await monitor.ask("query-migrate", timeout_s=timeout_s))
+
+
+async def query_yank(monitor: Monitor, timeout_s: float = 5.0) -> list[dict[str, Any]]:
+    """What can be yanked now; works out of band while the main loop is stuck."""
+    return list(await monitor.tell("query-yank", timeout_s=timeout_s, oob=True))
+
+
+async def yank_migration(monitor: Monitor) -> bool:
+    """Cut the migration's sockets, out of band; False when there is none to cut."""
+    try:
+        await monitor.tell("yank", {"instances": [{"type": "migration"}]}, timeout_s=5.0, oob=True)
+    except CommandRefusedError:
+        return False
+    return True
+
+
+async def snapshot_save(monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]) -> None:
+    """Start saving RAM, devices and `nodes` as internal snapshot `tag`; the VM is stopped while it runs."""
+    await monitor.tell(
+        "snapshot-save", {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)}
+    )
+
+
+async def snapshot_load(monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]) -> None:
+    """Start going back to internal snapshot `tag`; the VM must be stopped."""
+    await monitor.tell(
+        "snapshot-load", {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)}
+    )
+
+
+async def snapshot_delete(monitor: Monitor, job: str, tag: str, nodes: Iterable[str]) -> None:
+    """Start deleting internal snapshot `tag`; a missing one is no error to QEMU."""
+    await monitor.tell("snapshot-delete", {"job-id": job, "tag": tag, "devices": list(nodes)})
+
+
+async def query_jobs(monitor: Monitor) -> list[Job]:
+    """All jobs that are not dismissed yet."""
+    return [
+        Job(
+            item["id"], item["type"], item["status"], item["current-progress"], item["total-progress"],
+            item.get("error"),
+        )
+        for item in await monitor.ask("query-jobs")
+    ]  # fmt: skip
+
+
+async def job_dismiss(monitor: Monitor, job: str) -> None:
+    """Forget a concluded job."""
+    await monitor.tell("job-dismiss", {"id": job})
+
+
+async def query_named_block_nodes(monitor: Monitor) -> list[BlockNode]:
+    """The block nodes, each with the internal snapshots of its image."""
+    return [
+        BlockNode(
+            item["node-name"], item["drv"], item["file"], item["ro"],
+            tuple(_snapshot(snapshot) for snapshot in item["image"].get("snapshots", [])),
+        )
+        for item in await monitor.ask("query-named-block-nodes")
+    ]  # fmt: skip
+
+
+def _snapshot(item: Mapping[str, Any]) -> Snapshot:
+    clock_s = item["vm-clock-sec"] + item["vm-clock-nsec"] / 1e9
+    return Snapshot(item["name"], item["id"], item["vm-state-size"], item["date-sec"], clock_s)

@@ -1,0 +1,175 @@
+"""A connection to one QEMU monitor, with time-outs and errors that say what is known."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Self
+
+from qemu.qmp import EventListener, ExecInterruptedError, ExecuteError, Message, QMPClient, QMPError
+from qemu.qmp.protocol import Runstate
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+
+# The library logs every disconnect as an error of its own; here it is raised where it matters.
+logging.getLogger("qemu.qmp").addHandler(logging.NullHandler())
+logging.getLogger("qemu.qmp").propagate = False
+
+Json = Mapping[str, Any]
+
+REPLY_TIMEOUT_S = 10.0
+# query-qmp-schema answers one line of about 210 kB.
+READ_BUFFER_BYTES = 4 << 20
+
+
+class CommandRefusedError(VmckptError):
+    """QEMU answered a command with an error; the command had no effect."""
+
+    exit_code = 7
+    kind = "refused-by-qemu"
+
+    def __init__(self, label: str, command: str, description: str) -> None:
+        super().__init__(
+            f"{label} refused {command}",
+            why=description,
+            remedy="see the VM's stderr.log; `vmckpt check` may name the cause",
+        )
+        self.command, self.description = command, description
+
+
+class MonitorLostError(HostDownError):
+    """The monitor's socket is closed, missing, silent or no QMP; nothing was asked of QEMU."""
+
+
+class Monitor:
+    """One QMP session. Owns its socket; closing it never affects the guest.
+
+    `label` names the QEMU in errors ("web on host a").
+    """
+
+    def __init__(self, client: QMPClient, label: str) -> None:
+        self._client = client
+        self.label = label
+
+    @classmethod
+    async def connect(cls, sock: socket.socket, label: str, timeout_s: float = 5.0) -> Self:
+        """Negotiate on a connected stream socket, which this takes over.
+
+        Raises MonitorLostError: no greeting within `timeout_s` (another client holds the
+        monitor, or QEMU is stuck), or the peer is no QMP server.
+        """
+        client = QMPClient(label, readbuflen=READ_BUFFER_BYTES)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client.connect(sock)
+        except TimeoutError as exc:
+            sock.close()
+            raise MonitorLostError(
+                f"the monitor of {label} is silent",
+                why=f"no greeting within {timeout_s:g} s: another client holds it, or QEMU is stuck",
+                remedy="end the other client, or look at the QEMU process",
+            ) from exc
+        except (QMPError, OSError, EOFError, ValueError) as exc:
+            sock.close()
+            raise MonitorLostError(
+                f"the monitor of {label} does not speak QMP", why=str(exc) or type(exc).__name__,
+                remedy="check that the socket is a QMP server of a running QEMU",
+            ) from exc  # fmt: skip
+        return cls(client, label)
+
+    @property
+    def is_open(self) -> bool:
+        """False once QEMU has closed the connection."""
+        return bool(self._client.runstate == Runstate.RUNNING)
+
+    async def ask(self, command: str, arguments: Json | None = None, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
+        """The answer of a command that changes nothing.
+
+        Raises CommandRefusedError, MonitorLostError.
+        """
+        try:
+            return await self._execute(command, arguments, timeout_s)
+        except (TimeoutError, QMPError, EOFError, OSError) as exc:
+            raise MonitorLostError(
+                f"{self.label} did not answer {command}", why=_reason(exc, timeout_s),
+                remedy="check whether the QEMU process still runs",
+            ) from exc  # fmt: skip
+
+    async def tell(
+        self, command: str, arguments: Json | None = None, timeout_s: float = REPLY_TIMEOUT_S, *, oob: bool = False
+    ) -> Any:
+        """Have QEMU do something.
+
+        Raises CommandRefusedError (no effect), OutcomeUnknownError (no answer: it may have happened).
+        """
+        try:
+            return await self._execute(command, arguments, timeout_s, oob=oob)
+        except (TimeoutError, QMPError, EOFError, OSError) as exc:
+            raise OutcomeUnknownError(
+                f"{self.label} did not answer {command}",
+                why=f"{_reason(exc, timeout_s)}: nobody knows whether it took effect",
+                remedy="ask QEMU for its state before doing anything else",
+            ) from exc
+
+    async def _execute(self, command: str, arguments: Json | None, timeout_s: float, *, oob: bool = False) -> Any:
+        if not self.is_open:
+            raise ExecInterruptedError("the connection is closed")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._client.execute(command, arguments, oob=oob)
+        except ExecuteError as exc:
+            raise CommandRefusedError(self.label, command, str(exc)) from exc
+
+    async def give_fd(self, fd: int, name: str) -> None:
+        """Hand QEMU a copy of `fd`, known to it as `name` until it is used. Local monitors only."""
+        self._client.send_fd_scm(fd)
+        await self.tell("getfd", {"fdname": name})
+
+    @contextmanager
+    def events(self, *names: str) -> Iterator["Events"]:
+        """Collect the named events from here to the end of the block."""
+        with self._client.listener(names) as listener:
+            yield Events(listener)
+
+    async def close(self) -> None:
+        """Disconnect. A QEMU that has quit already is no error."""
+        try:
+            await self._client.disconnect()
+        except (QMPError, EOFError, OSError):
+            return  # The reader's last words (EOFError of a QEMU that quit) were the only news.
+
+
+class Events:
+    """Events that came since the block began, in order."""
+
+    def __init__(self, listener: EventListener) -> None:
+        self._listener = listener
+
+    async def next(self, timeout_s: float) -> Message | None:
+        """The next event, or None when none came within `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._listener.get()
+        except TimeoutError:
+            return None
+
+    def drain(self) -> Sequence[Message]:
+        """All that is there now, without waiting."""
+        return self._listener.clear()
+
+
+@asynccontextmanager
+async def session(sock: socket.socket, label: str, timeout_s: float = 5.0) -> AsyncIterator[Monitor]:
+    """A monitor for the block, closed after it."""
+    monitor = await Monitor.connect(sock, label, timeout_s)
+    try:
+        yield monitor
+    finally:
+        await monitor.close()
+
+
+def _reason(exc: BaseException, timeout_s: float) -> str:
+    if isinstance(exc, TimeoutError):
+        return f"no answer within {timeout_s:g} s"
+    return str(exc) or type(exc).__name__

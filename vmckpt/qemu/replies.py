@@ -1,0 +1,159 @@
+"""What QEMU answers, as values. Dicts stop here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+ENDED_STATES = frozenset({"completed", "failed", "cancelled"})
+POSTCOPY_STATES = frozenset({"postcopy-active", "postcopy-paused", "postcopy-recover", "postcopy-recover-setup"})
+
+
+@dataclass(frozen=True, slots=True)
+class QemuVersion:
+    """QEMU's own version, e.g. 10.0.2."""
+
+    major: int
+    minor: int
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.micro}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """query-status: `status` is QEMU's RunState word; `running` is true when vCPUs run."""
+
+    status: str
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationStatus:
+    """query-migrate on either side. Absent fields are zero; `status` is "none" before the first migration.
+
+    `round` is QEMU's dirty-sync-count. `dirty_rate_bytes_per_s` and `expected_downtime_ms` mean
+    nothing before round 2. On the target only `status` (and in post-copy the blocktime) are set.
+    """
+
+    status: str
+    error: str = ""
+    total_time_ms: int = 0
+    setup_time_ms: int = 0
+    downtime_ms: int | None = None
+    expected_downtime_ms: int = 0
+    total_bytes: int = 0
+    remaining_bytes: int = 0
+    transferred_bytes: int = 0
+    throughput_bytes_per_s: float = 0.0
+    dirty_rate_bytes_per_s: float = 0.0
+    round: int = 0
+    throttle_percent: int = 0
+    zero_pages: int = 0
+    normal_pages: int = 0
+    postcopy_requests: int = 0
+    postcopy_bytes: int = 0
+    blocktime_ms: int | None = None
+    port: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """No more changes will come of this migration."""
+        return self.status in ENDED_STATES
+
+    @property
+    def in_postcopy(self) -> bool:
+        """The target runs and the source only serves pages: neither side can go on alone."""
+        return self.status in POSTCOPY_STATES
+
+    @classmethod
+    def parse(cls, reply: Mapping[str, Any]) -> Self:
+        """From query-migrate's answer (QEMU's qapi/migration.json, MigrationInfo)."""
+        ram = reply.get("ram", {})
+        page_bytes = ram.get("page-size", 4096)
+        return cls(
+            status=reply.get("status", "none"),
+            error=reply.get("error-desc", ""),
+            total_time_ms=reply.get("total-time", 0),
+            setup_time_ms=reply.get("setup-time", 0),
+            downtime_ms=reply.get("downtime"),
+            expected_downtime_ms=reply.get("expected-downtime", 0),
+            total_bytes=ram.get("total", 0),
+            remaining_bytes=ram.get("remaining", 0),
+            transferred_bytes=ram.get("transferred", 0),
+            throughput_bytes_per_s=ram.get("mbps", 0.0) * 1e6 / 8,
+            dirty_rate_bytes_per_s=float(ram.get("dirty-pages-rate", 0) * page_bytes),
+            round=ram.get("dirty-sync-count", 0),
+            throttle_percent=reply.get("cpu-throttle-percentage", 0),
+            zero_pages=ram.get("duplicate", 0),
+            normal_pages=ram.get("normal", 0),
+            postcopy_requests=ram.get("postcopy-requests", 0),
+            postcopy_bytes=ram.get("postcopy-bytes", 0),
+            blocktime_ms=reply.get("postcopy-blocktime"),
+            port=_port(reply.get("socket-address", [])),
+        )
+
+
+def _port(addresses: list[dict[str, Any]]) -> int | None:
+    for address in addresses:
+        if address.get("type") == "inet":
+            return int(address["port"])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One vCPU: its QOM path and host thread."""
+
+    index: int
+    thread_id: int
+    qom_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine type this QEMU offers; `alias` is its short name ("q35") where it has one."""
+
+    name: str
+    alias: str | None
+    cpu_max: int
+    deprecated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """query-jobs: a snapshot or block job. `error` is set only when it ended badly."""
+
+    id: str
+    type: str
+    status: str
+    done: int
+    total: int
+    error: str | None
+
+    @property
+    def concluded(self) -> bool:
+        """Ended, well or badly; waits to be dismissed."""
+        return self.status == "concluded"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One internal snapshot in a qcow2 image. `state_bytes` > 0 when the VM's memory is in it."""
+
+    name: str
+    id: str
+    state_bytes: int
+    taken_unix_s: int
+    guest_clock_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNode:
+    """One block node that the VM opened by name."""
+
+    node_name: str
+    driver: str
+    file: str
+    read_only: bool
+    snapshots: tuple[Snapshot, ...]

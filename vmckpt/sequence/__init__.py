@@ -1,0 +1,1 @@
+"""Operations as steps with undo."""

@@ -1,0 +1,89 @@
+"""A long operation is a list of steps: undone newest first until the commit, afterwards only forward."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from vmckpt.errors import OutcomeUnknownError
+
+T = TypeVar("T")
+Action = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. `undo` is idempotent: it may follow a half-finished `do`."""
+
+    name: str
+    do: Action
+    undo: Action | None = None
+    commits: bool = False  # from its start on, only forward
+
+
+@dataclass(frozen=True, slots=True)
+class UndoFailure:
+    """An undo that raised; the others were run all the same."""
+
+    step: str
+    error: Exception
+
+
+async def run_steps(
+    steps: Sequence[Step],
+    *,
+    started: Callable[[Step], Awaitable[None]],
+    undo_failed: Callable[[UndoFailure], None],
+) -> None:
+    """Run `steps` in order; `started` is awaited (to journal the step) before each acts.
+
+    An error or a cancellation before the commit undoes every started step, newest first, and is
+    raised again. From the start of a committing step on nothing is undone: errors are raised as
+    they are, and a cancellation waits until the last step is done. After OutcomeUnknownError
+    nothing is undone either: whoever asks both ends decides.
+    """
+    undos: list[Step] = []
+    for number, step in enumerate(steps):
+        if step.commits:
+            await finish(_forward(steps[number:], started))
+            return
+        try:
+            await started(step)
+            undos.append(step)
+            await step.do()
+        except OutcomeUnknownError:
+            raise
+        except BaseException:
+            await finish(_undo(undos, undo_failed))
+            raise
+
+
+async def _forward(steps: Sequence[Step], started: Callable[[Step], Awaitable[None]]) -> None:
+    for step in steps:
+        await started(step)
+        await step.do()
+
+
+async def _undo(steps: Sequence[Step], undo_failed: Callable[[UndoFailure], None]) -> None:
+    for step in reversed(steps):
+        if step.undo is None:
+            continue
+        try:
+            await step.undo()
+        except Exception as exc:  # noqa: BLE001 - the older steps must be undone whatever happens here
+            undo_failed(UndoFailure(step.name, exc))
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end even when the caller is cancelled, twice included; then let the cancellation through."""
+    task = asyncio.ensure_future(work)
+    late: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as exc:
+            late = exc
+    result = task.result()
+    if late:
+        raise late
+    return result

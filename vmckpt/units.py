@@ -1,0 +1,78 @@
+"""Sizes, rates and durations, both ways between numbers and what people write."""
+
+import re
+
+from vmckpt.errors import UsageError
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+_SIZE_UNITS = {
+    "": 1, "b": 1,
+    "k": KIB, "kib": KIB, "kb": 1000,
+    "m": MIB, "mib": MIB, "mb": 1000**2,
+    "g": GIB, "gib": GIB, "gb": 1000**3,
+    "t": TIB, "tib": TIB, "tb": 1000**4,
+}  # fmt: skip
+_DURATION_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes in `text`: a number and K, M, G, T or KiB, MiB, … (powers of 1024) or kB, MB, … (powers of 1000).
+
+    Raises UsageError.
+    """
+    match = _NUMBER.fullmatch(text)
+    unit = _SIZE_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise UsageError(
+            f"'{text}' is not a size", why="a size is a number and a unit", remedy="write e.g. 512M, 4GiB, 100MB"
+        )
+    return int(float(match[1]) * unit)
+
+
+def parse_rate_bytes_per_s(text: str) -> int:
+    """Bytes per second in `text`: a size, optionally followed by /s. Raises UsageError."""
+    return parse_size_bytes(text.removesuffix("/s"))
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds in `text`: a number and us, ms, s, m, h or d; several may follow one another (1m30s). Raises UsageError."""
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text.strip():
+        raise UsageError(
+            f"'{text}' is not a duration", why="a duration is a number and a unit", remedy="write e.g. 300ms, 5m, 1h30m"
+        )
+    return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+
+
+def format_size(size_bytes: float) -> str:
+    """`size_bytes` with three digits and a power-of-1024 unit: 512 B, 1.50 MiB, 12.3 GiB."""
+    value, unit = float(size_bytes), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, bigger
+    if unit == "B":
+        return f"{value:.0f} B"
+    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f} {unit}"
+
+
+def format_rate(rate_bytes_per_s: float) -> str:
+    """A size per second."""
+    return f"{format_size(rate_bytes_per_s)}/s"
+
+
+def format_duration(duration_s: float) -> str:
+    """`duration_s` as people say it: 850 us, 12.3 ms, 4.20 s, 1m30s, 2h05m."""
+    if duration_s < 1e-3:
+        return f"{duration_s * 1e6:.0f} us"
+    if duration_s < 1:
+        return f"{duration_s * 1e3:.1f} ms"
+    if duration_s < 60:
+        return f"{duration_s:.2f} s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    if minutes < 60:
+        return f"{minutes}m{seconds:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
