@@ -7,12 +7,21 @@ from vmckpt.errors import UsageError
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 _SIZE_UNITS = {
-    "": 1, "b": 1,
-    "k": KIB, "kib": KIB, "kb": 1000,
-    "m": MIB, "mib": MIB, "mb": 1000**2,
-    "g": GIB, "gib": GIB, "gb": 1000**3,
-    "t": TIB, "tib": TIB, "tb": 1000**4,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "k": KIB,
+    "kib": KIB,
+    "kb": 1000,
+    "m": MIB,
+    "mib": MIB,
+    "mb": 1000**2,
+    "g": GIB,
+    "gib": GIB,
+    "gb": 1000**3,
+    "t": TIB,
+    "tib": TIB,
+    "tb": 1000**4,
+}
 _DURATION_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
@@ -26,7 +35,9 @@ def parse_size_bytes(text: str) -> int:
     unit = _SIZE_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise UsageError(
-            f"'{text}' is not a size", why="a size is a number and a unit", remedy="write e.g. 512M, 4GiB, 100MB"
+            f"'{text}' is not a size",
+            why="a size is a number and a unit",
+            remedy="write e.g. 512M, 4GiB, 100MB",
         )
     return int(float(match[1]) * unit)
 
@@ -41,7 +52,9 @@ def parse_duration_s(text: str) -> float:
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text.strip():
         raise UsageError(
-            f"'{text}' is not a duration", why="a duration is a number and a unit", remedy="write e.g. 300ms, 5m, 1h30m"
+            f"'{text}' is not a duration",
+            why="a duration is a number and a unit",
+            remedy="write e.g. 300ms, 5m, 1h30m",
         )
     return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
 

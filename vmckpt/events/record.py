@@ -39,7 +39,7 @@ class RunRecord:
         path = directory / f"{self.run}.json"
         part = directory / f".{self.run}.part"
         fields = {name: getattr(self, name) for name in self.__slots__}
-        with part.open("w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump({"format": FORMAT, **fields}, file, indent=1)
         part.rename(path)
         return path
@@ -54,9 +54,10 @@ class RunRecord:
             return cls(**data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise NotFoundError(
-                f"there is no run '{path.stem}'", why=str(exc) or type(exc).__name__,
+                f"there is no run '{path.stem}'",
+                why=str(exc) or type(exc).__name__,
                 remedy="see `vmckpt runs list`",
-            ) from exc  # fmt: skip
+            ) from exc
 
 
 def load_all(directory: Path) -> list[RunRecord]:

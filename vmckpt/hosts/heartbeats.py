@@ -29,14 +29,18 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
     try:
         async with asyncio.timeout(2.0):
             reader, writer = await asyncio.open_unix_connection(str(host.heartbeats))
-            writer.write(json.dumps({"id": guest_id, "since_ns": since_ns, "until_ns": until_ns}).encode() + b"\n")
+            writer.write(
+                json.dumps({"id": guest_id, "since_ns": since_ns, "until_ns": until_ns}).encode()
+                + b"\n"
+            )
             reply = json.loads(await reader.readline())
             writer.close()
     except (OSError, ValueError, TimeoutError) as exc:
         raise HostDownError(
-            f"the heartbeat observer of {host.name} does not answer", why=str(exc) or type(exc).__name__,
+            f"the heartbeat observer of {host.name} does not answer",
+            why=str(exc) or type(exc).__name__,
             remedy="guest-visible downtime is unknown; see `vmckpt lab status`",
-        ) from exc  # fmt: skip
+        ) from exc
     if not reply.get("received"):
         return None
     silent_ms = sum(length for _, length in reply["gaps_over_20ms"])

@@ -4,14 +4,14 @@ import asyncio
 import os
 import shutil
 import socket
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import HostDownError
-from vmckpt.hosts import lock, process
+from vmckpt.hosts import process
+from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
 
 COMMAND_TIMEOUT_S = 30.0
@@ -46,9 +46,12 @@ class Host:
         """Run a command to its end. Raises HostDownError when it cannot be started or outlasts `timeout_s`."""
         try:
             child = await asyncio.create_subprocess_exec(
-                *self.enter, *argv, stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+                *self.enter,
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
         except OSError as exc:
             raise self._cannot_run(argv[0], str(exc)) from exc
         try:
@@ -61,24 +64,19 @@ class Host:
             if isinstance(exc, TimeoutError):
                 raise self._cannot_run(argv[0], f"no end within {timeout_s:g} s") from exc
             raise
-        return Completed(child.returncode or 0, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+        return Completed(
+            child.returncode or 0, stdout.decode(errors="replace"), stderr.decode(errors="replace")
+        )
 
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
         """Start a process that outlives this one, in a session of its own; its stderr goes to a file.
 
         The prefix `enter` must exec, so that the pid is the command's own.
         """
-        argv = [*self.enter, *argv]
-        with stderr_path.open("ab", opener=_private) as stderr, Path(os.devnull).open("rb") as stdin:
-            streams = [(os.POSIX_SPAWN_DUP2, file.fileno(), fd) for file, fd in ((stdin, 0), (stderr, 1), (stderr, 2))]
-            try:
-                pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=streams, setsid=True)
-            except OSError as exc:
-                raise self._cannot_run(argv[0], exc.strerror or str(exc)) from exc
-        found = process.identify(pid) or ProcessId(pid, 0)
-        # Somebody has to reap it if it ends while this process lives.
-        threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
-        return found
+        try:
+            return process.spawn([*self.enter, *argv], stderr_path)
+        except OSError as exc:
+            raise self._cannot_run(argv[0], exc.strerror or str(exc)) from exc
 
     def is_alive(self, which: ProcessId) -> bool:
         """Whether exactly this process still runs on the host."""
@@ -101,19 +99,20 @@ class Host:
         except OSError as exc:
             sock.close()
             raise HostDownError(
-                f"cannot connect to {path} on {self.name}", why=exc.strerror or str(exc),
+                f"cannot connect to {path} on {self.name}",
+                why=exc.strerror or str(exc),
                 remedy="check that the process that owns the socket runs",
-            ) from exc  # fmt: skip
+            ) from exc
         return sock
 
-    def lock(self, path: Path, owner: lock.Owner) -> AbstractContextManager[None]:
+    def lock(self, path: Path, owner: Owner) -> AbstractContextManager[None]:
         """Hold an exclusive lock for a block; see hosts.lock."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return lock.held(path, owner)
+        return held(path, owner)
 
-    def lock_owner(self, path: Path) -> lock.Owner | None:
+    def lock_owner(self, path: Path) -> Owner | None:
         """Who holds the lock, None when it is free."""
-        return lock.read_owner(path)
+        return read_owner(path)
 
     def exists(self, path: Path) -> bool:
         """Whether there is something at `path`."""
@@ -134,7 +133,7 @@ class Host:
         """Replace a file (mode 0600) in one step: a reader sees the old one or the new one."""
         part = path.with_name(f".{path.name}.part")
         try:
-            with part.open("w", opener=_private) as file:
+            with os.fdopen(os.open(part, process.PRIVATE_FILE, 0o600), "w") as file:
                 file.write(text)
             part.rename(path)
         except OSError:
@@ -148,7 +147,7 @@ class Host:
     def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
         try:
-            return sorted(os.listdir(path))
+            return sorted(entry.name for entry in path.iterdir())
         except FileNotFoundError:
             return []
 
@@ -180,10 +179,8 @@ class Host:
 
     def _cannot_run(self, what: str, why: str) -> HostDownError:
         return HostDownError(
-            f"cannot run {what} on {self.name}", why=why,
+            f"cannot run {what} on {self.name}",
+            why=why,
             remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
-        )  # fmt: skip
+        )
 
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)

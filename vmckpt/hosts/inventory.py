@@ -23,11 +23,12 @@ def state_dir() -> Path:
 
 def check_name(name: str, what: str) -> str:
     """`name` itself. Raises UsageError unless it is [a-z0-9][a-z0-9._-]* of at most 40 characters."""
-    if not _NAME.fullmatch(name) or len(name) > 40:  # noqa: PLR2004 - leaves room in a Unix socket's 107 bytes
+    if not _NAME.fullmatch(name) or len(name) > 40:
         raise UsageError(
-            f"'{name}' is no name for a {what}", why="names match [a-z0-9][a-z0-9._-]* and have at most 40 characters",
+            f"'{name}' is no name for a {what}",
+            why="names match [a-z0-9][a-z0-9._-]* and have at most 40 characters",
             remedy="choose another name",
-        )  # fmt: skip
+        )
     return name
 
 
@@ -43,9 +44,10 @@ def find_host(name: str) -> Host:
     hosts = {host.name: host for host in all_hosts()}
     if name not in hosts:
         raise NotFoundError(
-            f"there is no host '{name}'", why=f"the inventory has: {', '.join(hosts)}",
+            f"there is no host '{name}'",
+            why=f"the inventory has: {', '.join(hosts)}",
             remedy="see `vmckpt host list`",
-        )  # fmt: skip
+        )
     return hosts[name]
 
 
@@ -67,6 +69,7 @@ def _read(path: Path) -> Host:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise UsageError(
-            f"the inventory file {path} is malformed", why=f"{type(exc).__name__}: {exc}",
+            f"the inventory file {path} is malformed",
+            why=f"{type(exc).__name__}: {exc}",
             remedy="mend or remove it",
-        ) from exc  # fmt: skip
+        ) from exc

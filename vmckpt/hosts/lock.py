@@ -80,5 +80,7 @@ def _parse(text: bytes) -> Owner | None:
 def _busy(path: Path, owner: Owner | None) -> BusyError:
     who = f"{owner.action} (run {owner.run}, pid {owner.pid})" if owner else "another operation"
     return BusyError(
-        f"'{path.name}' is busy", why=f"held by {who}", remedy="wait for it to end; a dead holder frees it by itself"
+        f"'{path.name}' is busy",
+        why=f"held by {who}",
+        remedy="wait for it to end; a dead holder frees it by itself",
     )

@@ -3,9 +3,12 @@
 import os
 import select
 import signal
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+PRIVATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +17,24 @@ class ProcessId:
 
     pid: int
     start_ticks: int
+
+
+def spawn(argv: list[str], stderr_path: Path) -> ProcessId:
+    """Start a process in a session of its own, its output appended to a file (mode 0600).
+
+    It is reaped if it ends while this process lives. Raises OSError.
+    """
+    log_fd = os.open(stderr_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    streams = [(os.POSIX_SPAWN_DUP2, *pair) for pair in ((null_fd, 0), (log_fd, 1), (log_fd, 2))]
+    try:
+        pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=streams, setsid=True)
+    finally:
+        os.close(null_fd)
+        os.close(log_fd)
+    spawned = identify(pid) or ProcessId(pid, 0)
+    threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
+    return spawned
 
 
 def identify(pid: int) -> ProcessId | None:

@@ -28,17 +28,19 @@ class Abilities:
     def to_json(self) -> dict[str, Any]:
         """Plain lists and dicts, for a cache file."""
         return {
-            "version": asdict(self.version), "machines": dict(self.machines),
+            "version": asdict(self.version),
+            "machines": dict(self.machines),
             **{name: sorted(getattr(self, name)) for name in _SETS},
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises KeyError or TypeError on anything else."""
         return cls(
-            version=QemuVersion(**data["version"]), machines=dict(data["machines"]),
+            version=QemuVersion(**data["version"]),
+            machines=dict(data["machines"]),
             **{name: frozenset(data[name]) for name in _SETS},
-        )  # fmt: skip
+        )
 
 
 _SETS = ("cpu_models", "capabilities", "parameters", "compressions", "commands")
@@ -64,7 +66,9 @@ async def learn(monitor: Monitor) -> Abilities:
 
 
 def _arguments(schema: Mapping[str, Any], command: str) -> dict[str, str]:
-    return {member["name"]: member["type"] for member in schema[schema[command]["arg-type"]]["members"]}
+    return {
+        member["name"]: member["type"] for member in schema[schema[command]["arg-type"]]["members"]
+    }
 
 
 def _enum_values(schema: Mapping[str, Any], command: str, argument: str) -> frozenset[str]:
@@ -111,21 +115,32 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
     both = source.capabilities & target.capabilities
     wanted = {
         "postcopy-ram": ("--method postcopy", wish.postcopy),
-        "multifd": ("--parallel" if wish.compression is None else "--compress", wish.channels is not None),
+        "multifd": (
+            "--parallel" if wish.compression is None else "--compress",
+            wish.channels is not None,
+        ),
         "auto-converge": ("--auto-converge", wish.auto_converge),
     }
     refusals = [
-        Refusal(option, f"{_who_lacks(source, target, capability)} lacks migration capability '{capability}'")
+        Refusal(
+            option,
+            f"{_who_lacks(source, target, capability)} lacks migration capability '{capability}'",
+        )
         for capability, (option, on) in wanted.items()
         if on and capability not in both
     ]
     refusals += [
-        Refusal("migrate", f"{_who_lacks(source, target, capability)} lacks migration capability '{capability}'")
+        Refusal(
+            "migrate",
+            f"{_who_lacks(source, target, capability)} lacks migration capability '{capability}'",
+        )
         for capability in _ALWAYS
         if capability not in both
     ]
     if wish.postcopy and wish.channels is not None:
-        refusals.append(Refusal("--parallel", "QEMU cannot combine post-copy with parallel channels (multifd)"))
+        refusals.append(
+            Refusal("--parallel", "QEMU cannot combine post-copy with parallel channels (multifd)")
+        )
     if wish.compression and wish.compression not in source.compressions & target.compressions:
         refusals.append(Refusal("--compress", f"no '{wish.compression}' compression in both QEMUs"))
     if refusals:
@@ -133,7 +148,9 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
     capabilities = dict.fromkeys(_ALWAYS, True)
     capabilities |= {name: on for name, (_, on) in wanted.items() if name in both}
     # With post-copy: urgent pages on a channel of their own, and the target counts its stalls.
-    capabilities |= {name: wish.postcopy for name in ("postcopy-preempt", "postcopy-blocktime") if name in both}
+    capabilities |= {
+        name: wish.postcopy for name in ("postcopy-preempt", "postcopy-blocktime") if name in both
+    }
     channel_parameters: dict[str, Any] = {}
     if wish.channels is not None:
         channel_parameters["multifd-channels"] = wish.channels

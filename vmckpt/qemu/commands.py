@@ -4,7 +4,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
-from vmckpt.qemu.replies import BlockNode, Cpu, Job, Machine, MigrationStatus, QemuVersion, RunState, Snapshot
+from vmckpt.qemu.replies import (
+    BlockNode,
+    Cpu,
+    Job,
+    Machine,
+    MigrationStatus,
+    QemuVersion,
+    RunState,
+    Snapshot,
+)
 
 
 async def query_version(monitor: Monitor) -> QemuVersion:
@@ -42,7 +51,8 @@ async def system_powerdown(monitor: Monitor) -> None:
 async def query_cpus(monitor: Monitor) -> list[Cpu]:
     """The vCPUs, by index."""
     return [
-        Cpu(cpu["cpu-index"], cpu["thread-id"], cpu["qom-path"]) for cpu in await monitor.ask("query-cpus-fast")
+        Cpu(cpu["cpu-index"], cpu["thread-id"], cpu["qom-path"])
+        for cpu in await monitor.ask("query-cpus-fast")
     ]
 
 
@@ -77,7 +87,10 @@ async def query_qmp_schema(monitor: Monitor) -> list[dict[str, Any]]:
 
 async def query_migrate_capabilities(monitor: Monitor) -> dict[str, bool]:
     """Every migration capability this QEMU knows, and whether it is on."""
-    return {item["capability"]: item["state"] for item in await monitor.ask("query-migrate-capabilities")}
+    return {
+        item["capability"]: item["state"]
+        for item in await monitor.ask("query-migrate-capabilities")
+    }
 
 
 async def migrate_set_capabilities(monitor: Monitor, states: Mapping[str, bool]) -> None:
@@ -138,14 +151,18 @@ async def yank_migration(monitor: Monitor) -> bool:
     return True
 
 
-async def snapshot_save(monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]) -> None:
+async def snapshot_save(
+    monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]
+) -> None:
     """Start saving RAM, devices and `nodes` as internal snapshot `tag`; the VM is stopped while it runs."""
     await monitor.tell(
         "snapshot-save", {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)}
     )
 
 
-async def snapshot_load(monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]) -> None:
+async def snapshot_load(
+    monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]
+) -> None:
     """Start going back to internal snapshot `tag`; the VM must be stopped."""
     await monitor.tell(
         "snapshot-load", {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)}
@@ -161,11 +178,15 @@ async def query_jobs(monitor: Monitor) -> list[Job]:
     """All jobs that are not dismissed yet."""
     return [
         Job(
-            item["id"], item["type"], item["status"], item["current-progress"], item["total-progress"],
+            item["id"],
+            item["type"],
+            item["status"],
+            item["current-progress"],
+            item["total-progress"],
             item.get("error"),
         )
         for item in await monitor.ask("query-jobs")
-    ]  # fmt: skip
+    ]
 
 
 async def job_dismiss(monitor: Monitor, job: str) -> None:
@@ -177,11 +198,14 @@ async def query_named_block_nodes(monitor: Monitor) -> list[BlockNode]:
     """The block nodes, each with the internal snapshots of its image."""
     return [
         BlockNode(
-            item["node-name"], item["drv"], item["file"], item["ro"],
+            item["node-name"],
+            item["drv"],
+            item["file"],
+            item["ro"],
             tuple(_snapshot(snapshot) for snapshot in item["image"].get("snapshots", [])),
         )
         for item in await monitor.ask("query-named-block-nodes")
-    ]  # fmt: skip
+    ]
 
 
 def _snapshot(item: Mapping[str, Any]) -> Snapshot:

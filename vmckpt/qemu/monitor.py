@@ -73,9 +73,10 @@ class Monitor:
         except (QMPError, OSError, EOFError, ValueError) as exc:
             sock.close()
             raise MonitorLostError(
-                f"the monitor of {label} does not speak QMP", why=str(exc) or type(exc).__name__,
+                f"the monitor of {label} does not speak QMP",
+                why=str(exc) or type(exc).__name__,
                 remedy="check that the socket is a QMP server of a running QEMU",
-            ) from exc  # fmt: skip
+            ) from exc
         return cls(client, label)
 
     @property
@@ -83,7 +84,9 @@ class Monitor:
         """False once QEMU has closed the connection."""
         return bool(self._client.runstate == Runstate.RUNNING)
 
-    async def ask(self, command: str, arguments: Json | None = None, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
+    async def ask(
+        self, command: str, arguments: Json | None = None, timeout_s: float = REPLY_TIMEOUT_S
+    ) -> Any:
         """The answer of a command that changes nothing.
 
         Raises CommandRefusedError, MonitorLostError.
@@ -92,12 +95,18 @@ class Monitor:
             return await self._execute(command, arguments, timeout_s)
         except (TimeoutError, QMPError, EOFError, OSError) as exc:
             raise MonitorLostError(
-                f"{self.label} did not answer {command}", why=_reason(exc, timeout_s),
+                f"{self.label} did not answer {command}",
+                why=_reason(exc, timeout_s),
                 remedy="check whether the QEMU process still runs",
-            ) from exc  # fmt: skip
+            ) from exc
 
     async def tell(
-        self, command: str, arguments: Json | None = None, timeout_s: float = REPLY_TIMEOUT_S, *, oob: bool = False
+        self,
+        command: str,
+        arguments: Json | None = None,
+        timeout_s: float = REPLY_TIMEOUT_S,
+        *,
+        oob: bool = False,
     ) -> Any:
         """Have QEMU do something.
 
@@ -112,7 +121,9 @@ class Monitor:
                 remedy="ask QEMU for its state before doing anything else",
             ) from exc
 
-    async def _execute(self, command: str, arguments: Json | None, timeout_s: float, *, oob: bool = False) -> Any:
+    async def _execute(
+        self, command: str, arguments: Json | None, timeout_s: float, *, oob: bool = False
+    ) -> Any:
         if not self.is_open:
             raise ExecInterruptedError("the connection is closed")
         try:
@@ -160,7 +171,9 @@ class Events:
 
 
 @asynccontextmanager
-async def session(sock: socket.socket, label: str, timeout_s: float = 5.0) -> AsyncIterator[Monitor]:
+async def session(
+    sock: socket.socket, label: str, timeout_s: float = 5.0
+) -> AsyncIterator[Monitor]:
     """A monitor for the block, closed after it."""
     monitor = await Monitor.connect(sock, label, timeout_s)
     try:

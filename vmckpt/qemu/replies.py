@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 ENDED_STATES = frozenset({"completed", "failed", "cancelled"})
-POSTCOPY_STATES = frozenset({"postcopy-active", "postcopy-paused", "postcopy-recover", "postcopy-recover-setup"})
+POSTCOPY_STATES = frozenset(
+    {"postcopy-active", "postcopy-paused", "postcopy-recover", "postcopy-recover-setup"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,184 @@
+"""QEMU's command line from a spec. Pure."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.spec import Disk, Spec
+
+FIRST_SLOT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What "auto" in a spec came to on the host where the VM was first started; it moves along."""
+
+    machine: str
+    accel: str
+    cpu: str
+
+
+def qemu_argv(
+    spec: Spec, platform: Platform, files: QemuDir, qemu: str, *, incoming: bool
+) -> list[str]:
+    """The command line. The VM does not run yet: it waits for `cont`, or for a migration when `incoming`.
+
+    Devices get fixed places on the PCI bus, so that both ends of a migration agree whatever else is there.
+    """
+    argv = [
+        qemu,
+        "-name",
+        f"{spec.name},process=vmckpt-{spec.name}"[:64],
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-vga",
+        "none",
+        "-accel",
+        platform.accel + (",thread=multi" if platform.accel == "tcg" else ""),
+        "-machine",
+        f"{platform.machine},memory-backend=ram0",
+        "-cpu",
+        platform.cpu,
+        "-smp",
+        str(spec.vcpus),
+        "-m",
+        f"{spec.memory_bytes >> 20}M",
+        "-object",
+        _json(_ram(spec, files)),
+        "-pidfile",
+        str(files.pid),
+        "-msg",
+        "timestamp=on",
+        *_sockets(files),
+        *_console(files),
+        *_boot(spec),
+    ]
+    slot = FIRST_SLOT
+    for number, disk in enumerate(spec.disks):
+        argv += _disk(number, disk, slot)
+        slot += 1
+    for number, nic in enumerate(spec.nics):
+        netdev: dict[str, Any] = {"type": "user", "id": f"net{number}"}
+        if nic.network == "bridge":
+            tap = {"ifname": files.tap(number), "script": "no", "downscript": "no", "vhost": False}
+            netdev = {"type": "tap", "id": f"net{number}", **tap}
+        device = {
+            "driver": "virtio-net-pci",
+            "id": f"nic{number}",
+            "netdev": f"net{number}",
+            "mac": nic.mac or default_mac(spec.name, number),
+            "addr": hex(slot),
+            "romfile": "",
+        }
+        argv += ["-netdev", _json(netdev), "-device", _json(device)]
+        slot += 1
+    if spec.guest_agent:
+        argv += [
+            "-device",
+            _json({"driver": "virtio-serial-pci", "id": "serial0", "addr": hex(slot)}),
+            "-chardev",
+            f"socket,id=agent,path={_plain(files.agent)},server=on,wait=off",
+            "-device",
+            _json(
+                {"driver": "virtserialport", "chardev": "agent", "name": "org.qemu.guest_agent.0"}
+            ),
+        ]
+        slot += 1
+    for device in spec.devices:
+        argv += ["-device", _json(device)]
+    return [*argv, *(["-incoming", "defer"] if incoming else ["-S"])]
+
+
+def default_mac(vm_name: str, number: int) -> str:
+    """A stable locally administered MAC for NIC `number` of the VM."""
+    digest = hashlib.sha256(f"{vm_name}/{number}".encode()).digest()
+    return "52:54:00:" + ":".join(f"{byte:02x}" for byte in digest[:3])
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _plain(path: Path) -> str:
+    # In QEMU's key=value options a comma in a value is written twice.
+    return str(path).replace(",", ",,")
+
+
+def _ram(spec: Spec, files: QemuDir) -> dict[str, Any]:
+    # A named, shared file: what captures and restores guest RAM from outside needs it so.
+    return {
+        "qom-type": "memory-backend-file",
+        "id": "ram0",
+        "size": spec.memory_bytes,
+        "mem-path": str(files.ram(spec.ram_dir)),
+        "share": True,
+    }
+
+
+def _sockets(files: QemuDir) -> list[str]:
+    argv = []
+    for name in ("operator", "onlooker", "rescue"):
+        path = _plain(getattr(files, name))
+        argv += [
+            "-chardev",
+            f"socket,id={name},path={path},server=on,wait=off",
+            "-mon",
+            f"chardev={name},mode=control",
+        ]
+    return argv
+
+
+def _console(files: QemuDir) -> list[str]:
+    log = f"logfile={_plain(files.console_log)},logappend=on"
+    chardev = f"socket,id=console,path={_plain(files.console)},server=on,wait=off,{log}"
+    return ["-chardev", chardev, "-serial", "chardev:console"]
+
+
+def _boot(spec: Spec) -> list[str]:
+    argv = []
+    if spec.boot:
+        argv += ["-kernel", str(spec.boot.kernel), "-append", spec.boot.cmdline]
+        if spec.boot.initrd:
+            argv += ["-initrd", str(spec.boot.initrd)]
+    if spec.firmware:
+        for unit, (path, read_only) in enumerate(
+            ((spec.firmware.code, True), (spec.firmware.vars, False))
+        ):
+            name = f"pflash{unit}"
+            node = {"driver": "file", "filename": str(path)}
+            argv += [
+                "-blockdev",
+                _json({"driver": "raw", "node-name": name, "read-only": read_only, "file": node}),
+                "-machine",
+                f"{name}={name}",
+            ]
+    return argv
+
+
+def _disk(number: int, disk: Disk, slot: int) -> list[str]:
+    protocol = {
+        "driver": "file",
+        "node-name": f"disk{number}-file",
+        "filename": str(disk.path),
+        "cache": {"direct": disk.cache == "none"},
+        "discard": "unmap",
+    }
+    node = {
+        "driver": disk.format,
+        "node-name": f"disk{number}",
+        "file": f"disk{number}-file",
+        "read-only": disk.read_only,
+        "discard": "unmap",
+    }
+    device = {
+        "driver": "virtio-blk-pci",
+        "id": f"disk{number}-dev",
+        "drive": f"disk{number}",
+        "addr": hex(slot),
+    }
+    return ["-blockdev", _json(protocol), "-blockdev", _json(node), "-device", _json(device)]

@@ -1,0 +1,124 @@
+"""Which VMs there are, on which host, and in which state."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.lock import Owner
+from vmckpt.qemu import commands
+from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
+from vmckpt.vm.spec import Spec, parse_spec
+from vmckpt.vm.start import Qemu, open_monitor
+
+LOOK_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """A VM at home on a host. `qemu` names its last QEMU, which may have ended."""
+
+    spec: Spec
+    host: Host
+    directory: VmDir
+    qemu: Qemu
+
+    @property
+    def name(self) -> str:
+        """The VM's name, the same on every host."""
+        return self.spec.name
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its QEMU process runs."""
+        return self.host.is_alive(self.qemu.process)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A VM as an onlooker sees it. `state` is QEMU's run state, or "stopped", or "unreachable".
+
+    `migrating` is true while a migration journal stands here; `owner` holds the VM's lock.
+    """
+
+    vm: Vm
+    state: str
+    migrating: bool
+    owner: Owner | None
+
+
+def read_vm(host: Host, name: str) -> Vm | None:
+    """The VM if it is at home on `host`. Raises UsageError on damaged files."""
+    directory = vm_dir(host.state_dir, name)
+    current, text = host.read_text(directory.current), host.read_text(directory.spec)
+    if current is None or text is None:
+        return None
+    return Vm(
+        parse_spec(text, str(directory.spec), directory.path),
+        host,
+        directory,
+        Qemu.from_json(current, directory),
+    )
+
+
+def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
+    """Every host where the VM is at home: one, none, or two while a migration hands it over."""
+    return [vm for host in (hosts or all_hosts()) if (vm := read_vm(host, name))]
+
+
+def find_vm(name: str) -> Vm:
+    """The VM wherever it is. Raises NotFoundError; OutcomeUnknownError when two hosts have it."""
+    found = homes(name)
+    if not found:
+        raise NotFoundError(
+            f"there is no VM '{name}'",
+            why="no host of the inventory has it",
+            remedy="see `vmckpt vm list`",
+        )
+    if len(found) > 1:
+        raise OutcomeUnknownError(
+            f"'{name}' is at home on {' and '.join(vm.host.name for vm in found)}",
+            why="a migration between them was cut off",
+            remedy=f"run `vmckpt migrate --recover {name}`",
+        )
+    return found[0]
+
+
+async def look(vm: Vm) -> Look:
+    """How the VM is, without disturbing whoever works on it; takes at most about 2 s."""
+    migrating = vm.host.exists(vm.directory.journal)
+    owner = vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
+    if not vm.is_alive:
+        return Look(vm, "stopped", migrating, owner)
+    try:
+        monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker, LOOK_TIMEOUT_S)
+        try:
+            state = (await commands.query_status(monitor, LOOK_TIMEOUT_S)).status
+        finally:
+            await monitor.close()
+    except HostDownError:
+        state = "unreachable" if vm.host.is_alive(vm.qemu.process) else "stopped"
+    return Look(vm, state, migrating, owner)
+
+
+async def look_all(hosts: Iterable[Host]) -> list[Look]:
+    """Every VM of `hosts`, looked at concurrently."""
+    vms = [
+        vm
+        for host in hosts
+        for name in host.list_dir(vms_dir(host.state_dir))
+        if (vm := read_vm(host, name))
+    ]
+    return list(await asyncio.gather(*(look(vm) for vm in vms)))
+
+
+def require_alive(vm: Vm) -> None:
+    """Raises RefusedError when the VM's QEMU does not run."""
+    if not vm.is_alive:
+        raise RefusedError(
+            f"'{vm.name}' is stopped",
+            why=f"its QEMU on {vm.host.name} does not run",
+            remedy=f"start it: vmckpt vm start {vm.name}",
+        )

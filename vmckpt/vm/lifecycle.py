@@ -1,0 +1,181 @@
+"""run, start, stop, rm: a VM's life on one host."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError, RefusedError, TimedOutError, UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.lock import Owner
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm, homes
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.probe import abilities, choose_accel
+from vmckpt.vm.spec import Disk, Spec, absolute_text, parse_spec
+from vmckpt.vm.start import end_qemu, new_qemu_id, open_monitor, remove_qemu_files, start_qemu
+
+STOP_POLL_S = 0.05
+# Runs everywhere TCG does and is the same in every QEMU, unlike "max".
+TCG_CPU = "qemu64"
+KVM_CPU = "host"
+
+
+def read_spec(path: Path) -> Spec:
+    """The spec in a file, its relative paths counted from the file's directory. Raises UsageError."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(
+            f"cannot read {path}", why=str(exc), remedy="name a spec file (TOML)"
+        ) from exc
+    base = path.absolute().parent
+    return parse_spec(absolute_text(parse_spec(text, str(path), base), base), str(path), base)
+
+
+async def run_vm(spec: Spec, host: Host) -> Vm:
+    """Create the VM on `host` and start it; on an error nothing of it is left.
+
+    Raises RefusedError when a VM of that name is anywhere in the inventory.
+    """
+    if taken := homes(spec.name, all_hosts()):
+        raise RefusedError(
+            f"there is a VM '{spec.name}' already",
+            why=f"on host {taken[0].host.name}",
+            remedy=f"choose another name, start it with `vmckpt vm start {spec.name}`, or remove it first",
+        )
+    directory = vm_dir(host.state_dir, spec.name)
+    with host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
+        host.make_dir(directory.path)
+        created: list[Path] = []
+        try:
+            host.write_text(directory.spec, spec.text)
+            created = await _create_disks(host, spec)
+            return await _boot(spec, host)
+        except BaseException:
+            for path in (*created, directory.path):
+                host.remove(path)
+            raise
+
+
+async def start_vm(vm: Vm) -> Vm:
+    """Start a stopped VM where it is at home. Raises RefusedError when it runs."""
+    with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm start")):
+        if vm.is_alive:
+            raise RefusedError(
+                f"'{vm.name}' runs already",
+                why=f"its QEMU on {vm.host.name} is pid {vm.qemu.process.pid}",
+                remedy="nothing is to be done",
+            )
+        remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
+        return await _boot(vm.spec, vm.host)
+
+
+async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
+    """Press the power button and wait for the end; with `force` end QEMU at once. A stopped VM stays as it is.
+
+    Raises TimedOutError when the guest does not power off in `timeout_s`: it goes on running.
+    """
+    with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm stop")):
+        if vm.is_alive and force:
+            await end_qemu(vm.host, vm.spec.ram_dir, vm.qemu.files)
+        elif vm.is_alive:
+            await _power_off(vm, timeout_s)
+        remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
+
+
+async def remove_vm(vm: Vm) -> None:
+    """Forget a stopped VM; its disk images stay. Raises RefusedError while it runs."""
+    with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm rm")):
+        if vm.is_alive:
+            raise RefusedError(
+                f"'{vm.name}' runs",
+                why="only a stopped VM can be removed",
+                remedy=f"stop it first: vmckpt vm stop {vm.name}",
+            )
+        remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
+        vm.host.remove(vm.directory.path)
+
+
+def owner(action: str, run: str = "-") -> Owner:
+    """This process as the holder of a VM's lock."""
+    return Owner(run, action, os.getpid(), time.time())
+
+
+async def _boot(spec: Spec, host: Host) -> Vm:
+    platform = await _platform(spec, host)
+    directory = vm_dir(host.state_dir, spec.name)
+    qemu = await start_qemu(host, spec, platform, directory.qemu(new_qemu_id()), incoming=False)
+    try:
+        host.write_text(directory.current, qemu.to_json())
+        monitor = await open_monitor(host, qemu, qemu.files.operator)
+        await commands.cont(monitor)
+        await monitor.close()
+    except BaseException:
+        host.remove(directory.current)
+        await asyncio.shield(end_qemu(host, spec.ram_dir, qemu.files))
+        raise
+    return Vm(spec, host, directory, qemu)
+
+
+async def _platform(spec: Spec, host: Host) -> Platform:
+    offered = (await abilities(host)).machines
+    if spec.machine not in offered:
+        raise RefusedError(
+            f"QEMU on {host.name} has no machine type '{spec.machine}'",
+            why=f"it offers {', '.join(sorted(set(offered.values()), reverse=True)[:6])}, ...",
+            remedy="choose one of them, or a host with a QEMU that has it",
+        )
+    accel, _ = await choose_accel(host, spec.accel)
+    cpu = spec.cpu if spec.cpu != "auto" else (KVM_CPU if accel == "kvm" else TCG_CPU)
+    return Platform(offered[spec.machine], accel, cpu)
+
+
+async def _create_disks(host: Host, spec: Spec) -> list[Path]:
+    created: list[Path] = []
+    for disk in spec.disks:
+        if host.exists(disk.path):
+            continue
+        if disk.size_bytes is None:
+            raise RefusedError(
+                f"disk image {disk.path} is not on {host.name}",
+                why="and the spec gives no size to create it with",
+                remedy='create it, mend the path, or add size = "10G"',
+            )
+        await _create_image(host, disk)
+        created.append(disk.path)
+    return created
+
+
+async def _create_image(host: Host, disk: Disk) -> None:
+    qemu_img = Path(host.qemu).parent / "qemu-img" if "/" in host.qemu else Path("qemu-img")
+    done = await host.run(
+        [str(qemu_img), "create", "-q", "-f", disk.format, str(disk.path), str(disk.size_bytes)]
+    )
+    if done.returncode:
+        host.remove(disk.path)
+        raise OperationFailedError(
+            f"cannot create disk image {disk.path}",
+            why=done.stderr.strip(),
+            remedy="check the path and free space",
+        )
+
+
+async def _power_off(vm: Vm, timeout_s: float) -> None:
+    monitor: Monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.operator)
+    try:
+        await commands.system_powerdown(monitor)
+    finally:
+        await monitor.close()
+    deadline = time.monotonic() + timeout_s
+    while vm.is_alive:
+        if time.monotonic() > deadline:
+            raise TimedOutError(
+                f"'{vm.name}' did not power off within {timeout_s:g} s",
+                why="the guest did not act on its power button",
+                remedy="wait longer (--timeout), or end it at once with --force",
+            )
+        await asyncio.sleep(STOP_POLL_S)

@@ -1,0 +1,106 @@
+"""Where a VM's files stand on its host."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class VmDir:
+    """state_dir/vms/NAME: what lasts as long as the VM is on this host."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        """The spec, TOML."""
+        return self.path / "spec.toml"
+
+    @property
+    def current(self) -> Path:
+        """Which QEMU runs the VM here (JSON); missing while a migration to here is not done."""
+        return self.path / "vm.json"
+
+    @property
+    def journal(self) -> Path:
+        """The migration in progress or left behind (JSON)."""
+        return self.path / "migration.json"
+
+    def qemu(self, qemu_id: str) -> "QemuDir":
+        """The files of one QEMU process."""
+        return QemuDir(self.path / f"qemu-{qemu_id}", self.path.name, qemu_id)
+
+
+@dataclass(frozen=True, slots=True)
+class QemuDir:
+    """vms/NAME/qemu-ID: what belongs to one QEMU process and goes with it.
+
+    A monitor serves one client at a time, so there are three: for the operation that holds the
+    VM's lock, for onlookers, and for a rescue when the first is stuck.
+    """
+
+    path: Path
+    vm_name: str
+    qemu_id: str
+
+    @property
+    def operator(self) -> Path:
+        """QMP, for the operation that holds the VM's lock."""
+        return self.path / "qmp.sock"
+
+    @property
+    def onlooker(self) -> Path:
+        """QMP, for short questions."""
+        return self.path / "watch.sock"
+
+    @property
+    def rescue(self) -> Path:
+        """QMP, kept free for out-of-band commands."""
+        return self.path / "rescue.sock"
+
+    @property
+    def pid(self) -> Path:
+        """Written by QEMU."""
+        return self.path / "pid"
+
+    @property
+    def stderr(self) -> Path:
+        """QEMU's words; a target's reasons stand only here."""
+        return self.path / "stderr.log"
+
+    @property
+    def console(self) -> Path:
+        """The guest's first serial port, a stream socket."""
+        return self.path / "console.sock"
+
+    @property
+    def console_log(self) -> Path:
+        """All that the guest wrote there."""
+        return self.path / "console.log"
+
+    @property
+    def agent(self) -> Path:
+        """The QEMU guest agent's port, a stream socket."""
+        return self.path / "agent.sock"
+
+    def ram(self, ram_dir: Path) -> Path:
+        """The file that is the guest's RAM."""
+        return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}.ram"
+
+    def tap(self, number: int) -> str:
+        """The name of NIC `number`'s tap (15 characters at most)."""
+        return f"vk{self.qemu_id}{number}"
+
+
+def vms_dir(state_dir: Path) -> Path:
+    """Where a host keeps its VMs."""
+    return state_dir / "vms"
+
+
+def vm_dir(state_dir: Path, name: str) -> VmDir:
+    """Where a host keeps one VM."""
+    return VmDir(vms_dir(state_dir) / name)
+
+
+def lock_path(state_dir: Path, name: str) -> Path:
+    """The lock of one VM on a host."""
+    return state_dir / "locks" / name

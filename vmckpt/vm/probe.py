@@ -1,0 +1,119 @@
+"""What a host's QEMU offers and which accelerator it can use: asked once per binary, kept in a cache file."""
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from vmckpt.errors import HostDownError, RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import Abilities, learn
+from vmckpt.qemu.monitor import Monitor, MonitorLostError, session
+from vmckpt.vm.start import wait_for_monitor
+
+VIRTUALIZATION_FLAGS = frozenset({"vmx", "svm"})
+DEV_KVM = Path("/dev/kvm")
+
+
+async def abilities(host: Host) -> Abilities:
+    """What the host's QEMU offers; the first time for a binary this starts it for about 0.2 s.
+
+    Raises RefusedError when the host has no QEMU, HostDownError when it does not come up.
+    """
+    binary = _binary(host)
+    stat = binary.stat()
+    key = hashlib.sha256(f"{binary}:{stat.st_mtime_ns}:{stat.st_size}".encode()).hexdigest()[:16]
+    cache = host.state_dir / "cache" / f"qemu-{key}.json"
+    if text := host.read_text(cache):
+        try:
+            return Abilities.from_json(json.loads(text))
+        except (ValueError, KeyError, TypeError):
+            host.remove(cache)  # another version's cache; what follows writes it anew
+    async with _bare_qemu(host, "none", "tcg") as monitor:
+        found = await learn(monitor)
+    host.make_dir(cache.parent)
+    host.write_text(cache, json.dumps(found.to_json()))
+    return found
+
+
+async def choose_accel(host: Host, wished: str) -> tuple[str, str]:
+    """The accelerator for a new VM ("kvm" or "tcg") and the reason. Raises RefusedError for an impossible wish."""
+    obstacle = await kvm_obstacle(host) if wished != "tcg" else "the spec asks for tcg"
+    if obstacle is None:
+        return "kvm", "the host's KVM runs guests"
+    if wished == "kvm":
+        raise RefusedError(
+            f"KVM is not usable on {host.name}",
+            why=obstacle,
+            remedy='use accel = "tcg" (slow) or "auto", or a host with hardware virtualization',
+        )
+    return "tcg", obstacle
+
+
+async def kvm_obstacle(host: Host) -> str | None:
+    """Why KVM cannot run a guest on this host; None when it can."""
+    if not host.exists(DEV_KVM):
+        return "there is no /dev/kvm"
+    if not os.access(DEV_KVM, os.R_OK | os.W_OK):
+        return "this user may not open /dev/kvm"
+    if not VIRTUALIZATION_FLAGS & host.cpu_flags():
+        return "the processor shows neither vmx nor svm: a KVM that is offered all the same hangs ordinary guests"
+    try:
+        async with _bare_qemu(host, "q35", "kvm") as monitor:
+            enabled = await commands.query_kvm(monitor)
+    except HostDownError as exc:
+        return f"QEMU does not start with KVM: {exc.why}"
+    return None if enabled else "QEMU started without KVM"
+
+
+def _binary(host: Host) -> Path:
+    """The file that host.qemu names, found as the shell would. Raises RefusedError."""
+    directories = [""] if "/" in host.qemu else os.environ.get("PATH", os.defpath).split(":")
+    for directory in directories:
+        path = Path(directory) / host.qemu
+        if os.access(path, os.X_OK) and path.is_file():
+            return path
+    raise RefusedError(
+        f"{host.name} has no QEMU",
+        why=f"'{host.qemu}' is not there or not executable",
+        remedy="install it: apt-get install qemu-system-x86 qemu-utils",
+    )
+
+
+@asynccontextmanager
+async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Monitor]:
+    """A QEMU without a guest for the block; nothing of it stays."""
+    directory = host.state_dir / "cache" / f"probe-{secrets.token_hex(4)}"
+    host.make_dir(directory)
+    socket_path, stderr = directory / "qmp.sock", directory / "stderr.log"
+    argv = [
+        host.qemu,
+        "-machine",
+        machine,
+        "-accel",
+        accel,
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-S",
+        "-qmp",
+        f"unix:{socket_path},server=on,wait=off",
+    ]
+    process = await host.spawn(argv, stderr)
+    try:
+        sock = await wait_for_monitor(host, process, socket_path, stderr)
+        async with session(sock, f"QEMU on {host.name}") as monitor:
+            yield monitor
+    except MonitorLostError as exc:
+        raise HostDownError(
+            f"QEMU on {host.name} gave no answer", why=exc.why, remedy=exc.remedy
+        ) from exc
+    finally:
+        await asyncio.shield(host.kill(process))
+        host.remove(directory)

@@ -1,0 +1,193 @@
+"""Starting and ending the QEMU of a VM on a host."""
+
+import asyncio
+import json
+import secrets
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.units import format_size
+from vmckpt.vm.argv import Platform, qemu_argv
+from vmckpt.vm.paths import QemuDir, VmDir
+from vmckpt.vm.spec import Spec
+
+START_TIMEOUT_S = 20.0
+SOCKET_POLL_S = 0.002
+SOCKET_PATH_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True)
+class Qemu:
+    """A QEMU process that vmckpt started: where its files are, which process it is, what it runs as."""
+
+    files: QemuDir
+    process: ProcessId
+    platform: Platform
+
+    def to_json(self) -> str:
+        """For vm.json."""
+        return json.dumps(
+            {
+                "format": 1,
+                "qemu_id": self.files.qemu_id,
+                **asdict(self.process),
+                "platform": asdict(self.platform),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, directory: VmDir) -> Self:
+        """The inverse. Raises UsageError on a damaged file."""
+        try:
+            data = json.loads(text)
+            process = ProcessId(data["pid"], data["start_ticks"])
+            return cls(directory.qemu(data["qemu_id"]), process, Platform(**data["platform"]))
+        except (ValueError, KeyError, TypeError) as exc:
+            raise UsageError(
+                f"{directory.current} is damaged",
+                why=f"{type(exc).__name__}: {exc}",
+                remedy=f"end the VM's QEMU by hand and remove {directory.path}",
+            ) from exc
+
+
+def new_qemu_id() -> str:
+    """A name for one QEMU process, unique for good: 8 hex digits."""
+    return secrets.token_hex(4)
+
+
+async def start_qemu(
+    host: Host, spec: Spec, platform: Platform, files: QemuDir, *, incoming: bool
+) -> Qemu:
+    """A QEMU with the VM's devices, its taps on the bridge, waiting for `cont` or (`incoming`) a migration.
+
+    On an error nothing of it is left. Raises RefusedError (no memory, no bridge), OperationFailedError
+    (QEMU's own words), HostDownError.
+    """
+    _check_room(host, spec, files)
+    host.make_dir(files.path)
+    process: ProcessId | None = None
+    try:
+        argv = qemu_argv(spec, platform, files, host.qemu, incoming=incoming)
+        host.write_text(files.path / "argv.json", json.dumps(argv, indent=1))
+        process = await host.spawn(argv, files.stderr)
+        probe = await wait_for_monitor(host, process, files.operator, files.stderr)
+        probe.close()
+        qemu = Qemu(files, process, platform)
+        await _plug_taps(host, spec, files)
+    except BaseException:
+        if process:
+            await asyncio.shield(host.kill(process))
+        remove_qemu_files(host, spec.ram_dir, files)
+        raise
+    return qemu
+
+
+async def end_qemu(host: Host, ram_dir: Path, files: QemuDir) -> None:
+    """Kill the QEMU of `files`, whether or not its start got as far as being recorded, and remove its files.
+
+    Raises OperationFailedError when the process does not end.
+    """
+    for process in host.find_processes(str(files.path)):
+        if not await host.kill(process):
+            raise OperationFailedError(
+                f"QEMU {process.pid} on {host.name} does not end",
+                why="it survived SIGKILL for 5 s",
+                remedy="it is stuck in the kernel: look at its storage",
+            )
+    remove_qemu_files(host, ram_dir, files)
+
+
+def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
+    """Remove what a QEMU that has ended leaves: its directory and its RAM file."""
+    host.remove(files.ram(ram_dir))
+    host.remove(files.path)
+
+
+async def open_monitor(host: Host, qemu: Qemu, path: Path, timeout_s: float = 5.0) -> Monitor:
+    """A session on one of the VM's monitors. Raises HostDownError, MonitorLostError."""
+    return await Monitor.connect(
+        await host.connect(path), f"{qemu.files.vm_name} on {host.name}", timeout_s
+    )
+
+
+async def wait_for_monitor(
+    host: Host, process: ProcessId, path: Path, stderr: Path
+) -> socket.socket:
+    """A connection to the monitor of a QEMU that is just starting.
+
+    Raises OperationFailedError with QEMU's own words when it ends instead, HostDownError when it hangs.
+    """
+    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+    while True:
+        try:
+            return await host.connect(path)
+        except HostDownError as exc:
+            if not host.is_alive(process):
+                raise OperationFailedError(
+                    f"QEMU did not start on {host.name}",
+                    why=last_words(host, stderr),
+                    remedy="mend what it names; nothing was left behind",
+                ) from exc
+            if asyncio.get_running_loop().time() > deadline:
+                raise HostDownError(
+                    f"QEMU on {host.name} opens no monitor",
+                    why=f"none within {START_TIMEOUT_S:g} s",
+                    remedy="look at the host's load and storage",
+                ) from exc
+        await asyncio.sleep(SOCKET_POLL_S)
+
+
+def last_words(host: Host, stderr: Path) -> str:
+    """The end of what a QEMU wrote to stderr, its timestamps and warnings left out where there is more."""
+    lines = [
+        line.partition("Z ")[2] or line
+        for line in (host.read_text(stderr) or "").splitlines()
+        if line.strip()
+    ]
+    lines = [line.partition(": ")[2] if line.startswith("qemu-system") else line for line in lines]
+    telling = [line for line in lines if not line.startswith("warning")] or lines
+    return "; ".join(telling[-3:]) or "it said nothing"
+
+
+def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
+    longest = max(len(str(path).encode()) for path in (files.rescue, files.console))
+    if longest > SOCKET_PATH_BYTES:
+        raise UsageError(
+            f"the state directory of {host.name} has too long a path",
+            why=f"a Unix socket's path has at most {SOCKET_PATH_BYTES} bytes, this one has {longest}",
+            remedy="choose a shorter state directory (VMCKPT_STATE_DIR) or VM name",
+        )
+    free = min(host.free_bytes(spec.ram_dir), host.available_memory_bytes())
+    if free < spec.memory_bytes:
+        raise RefusedError(
+            f"{host.name} has no room for the VM's memory",
+            why=f"it needs {format_size(spec.memory_bytes)} in {spec.ram_dir}, {format_size(free)} are free",
+            remedy="end or move other VMs, or give the VM less memory",
+        )
+
+
+async def _plug_taps(host: Host, spec: Spec, files: QemuDir) -> None:
+    for number, nic in enumerate(spec.nics):
+        if nic.network != "bridge":
+            continue
+        if host.bridge is None:
+            raise RefusedError(
+                f"{host.name} has no bridge for {spec.name}'s NIC {number}",
+                why="its inventory entry names none",
+                remedy='use network = "user", or name the host\'s bridge',
+            )
+        done = await host.run(
+            ["ip", "link", "set", "dev", files.tap(number), "master", host.bridge, "up"]
+        )
+        if done.returncode:
+            raise OperationFailedError(
+                f"cannot put {files.tap(number)} on bridge {host.bridge} of {host.name}",
+                why=done.stderr.strip() or f"ip exited with {done.returncode}",
+                remedy="check the host's bridge",
+            )
