@@ -1,0 +1,81 @@
+# Everything a fresh Debian 12 needs is set up by the target that needs it: start with `make demo`.
+
+PYTHON ?= python3
+QEMU ?= 10.0
+BENCH ?= overhead
+BIN := .venv/bin
+
+# What the machine itself must have. QEMU and the guest's parts are unpacked into the user's cache.
+APT_PACKAGES := gcc iproute2 libc6-dev python3-venv util-linux
+
+# Folders with Python in them: mypy refuses a name that is not there.
+CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py benchmarks/*.py))))
+
+# `make test QEMU=...` has no meaning: tests take both.
+TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
+	VMCKPT_TEST_QEMU_7_2="$$(tail -n 1 build/qemu-7.2)" \
+	VMCKPT_TEST_QEMU_10_0="$$(tail -n 1 build/qemu-10.0)"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help setup packages demo test check bench lock clean always
+
+help: ## Show what can be made
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+setup: .venv/made ## Debian packages and a virtual environment in .venv
+
+demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two hosts here (QEMU=7.2|10.0)
+	$(BIN)/vmckpt lab demo --image "$$(tail -n 1 build/image)" \
+		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
+
+test: setup build/image build/qemu-7.2 build/qemu-10.0 ## All tests, with real QEMUs and guests
+	$(TEST_ENV) $(BIN)/pytest
+
+check: setup ## Style, types, layers and the tests that need no QEMU
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest -m "unit or contract"
+
+bench: setup build/image build/qemu-7.2 build/qemu-10.0 ## Measure (BENCH=overhead: one of benchmarks/)
+	$(TEST_ENV) $(BIN)/python -m benchmarks.$(BENCH)
+
+lock: setup ## Resolve the dependencies in pyproject.toml anew
+	$(BIN)/pip-compile --quiet --extra dev --extra bench --generate-hashes --allow-unsafe \
+		--strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \
+		--no-emit-find-links --output-file requirements.lock pyproject.toml
+
+clean: ## Remove what was made here (not the user's cache of images and QEMUs)
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+packages:
+	@missing=$$(for name in $(APT_PACKAGES); do \
+		dpkg-query -W -f '$${Status}' $$name 2>/dev/null | grep -q 'ok installed' || echo $$name; \
+	done); \
+	[ -z "$$missing" ] || if [ "$$(id -u)" = 0 ]; then \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get -q update && apt-get -q install -y --no-install-recommends $$missing; \
+	else \
+		echo "Debian packages are missing; install them, then run make again:" >&2; \
+		echo "  sudo apt-get install --no-install-recommends" $$missing >&2; exit 1; \
+	fi
+
+.venv/made: requirements.lock pyproject.toml | packages
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"vmckpt needs Python 3.11 or newer: make PYTHON=/path/of/a/newer/python3")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Both builders keep caches by content and are quick when there is nothing to do.
+build/image: always | setup
+	@mkdir -p build
+	$(PYTHON) images/build.py >$@
+
+build/qemu-%: always | setup
+	@mkdir -p build
+	$(PYTHON) images/qemu.py $* >$@

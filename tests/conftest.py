@@ -1,0 +1,16 @@
+"""A test's folder says what it may use: tests/unit, tests/contract or tests/qemu."""
+
+from pathlib import Path
+
+import pytest
+
+KINDS = ("unit", "contract", "qemu")
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = item.path.relative_to(HERE).parts[0]
+        if kind not in KINDS:
+            raise pytest.UsageError(f"{item.path}: tests live in tests/{{{','.join(KINDS)}}}/")
+        item.add_marker(kind)
