@@ -61,7 +61,8 @@ def provide(version: str) -> Path:
         if is_complete(home):
             return emulator
         for leftover in cache.glob(f".{version}-*"):
-            shutil.rmtree(leftover)
+            # A killed caller's apt may still be writing there: then the next one removes the rest.
+            shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=cache) as scratch:
             made = make(version, Path(scratch), home)
             if home.exists():
