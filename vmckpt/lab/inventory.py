@@ -1,0 +1,60 @@
+"""The lab's hosts in the operator's inventory, STATE/hosts/NAME.json."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from vmckpt.errors import RefusedError
+from vmckpt.lab.network import GUEST_BRIDGE
+from vmckpt.lab.state import HOST_PREFIX, Lab, replace_file
+
+
+def check_free(directory: Path, names: Iterable[str]) -> None:
+    """Raises RefusedError if a host that is not the lab's has one of these names."""
+    for name in names:
+        entry = _hosts(directory) / f"{name}.json"
+        if entry.exists() and not _is_ours(entry, directory):
+            raise RefusedError(
+                f"the host name '{name}' is taken",
+                why=f"{entry} describes a host that is not the lab's",
+                remedy="give that host another name",
+            )
+
+
+def enter_hosts(lab: Lab) -> None:
+    """Make the lab's hosts known to every command."""
+    _hosts(lab.directory).mkdir(mode=0o700, exist_ok=True)
+    for host in lab.hosts:
+        entry = {
+            "kind": "local",
+            "state_dir": str(host.state_dir),
+            "migration_address": host.migration_address,
+            "enter": list(host.enter),
+            "qemu": str(host.qemu),
+            "bridge": GUEST_BRIDGE,
+            "heartbeats": str(lab.heartbeats),
+        }
+        replace_file(_hosts(lab.directory) / f"{host.name}.json", json.dumps(entry, indent=1))
+
+
+def remove_hosts(directory: Path) -> int:
+    """Take out the hosts of the lab in `directory`, half-written ones too; how many there were."""
+    count = 0
+    for entry in _hosts(directory).glob(f"{HOST_PREFIX}*.json"):
+        if _is_ours(entry, directory):
+            entry.unlink(missing_ok=True)
+            count += 1
+    for unfinished in _hosts(directory).glob(f".{HOST_PREFIX}*.json.new"):
+        unfinished.unlink(missing_ok=True)
+    return count
+
+
+def _hosts(directory: Path) -> Path:
+    return directory.parent / "hosts"
+
+
+def _is_ours(entry: Path, directory: Path) -> bool:
+    try:
+        return Path(json.loads(entry.read_bytes())["state_dir"]).is_relative_to(directory)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,236 @@
+"""A lab: several hosts on this machine, and an outside client on their guests' network.
+
+`up` makes one network namespace per host and one for the switch and the client, `down` leaves
+nothing behind, whatever became of `up`. Root makes the namespaces directly; anybody else gets one
+user namespace that owns them. Which of the two is found out by trying.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import string
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError, RefusedError, UsageError
+from vmckpt.lab import network
+from vmckpt.lab.inventory import check_free, enter_hosts, remove_hosts
+from vmckpt.lab.lock import locked
+from vmckpt.lab.namespaces import Namespaces, last_line
+from vmckpt.lab.processes import ProcessId, end_all, find, identify, python, reap, tag
+from vmckpt.lab.state import (
+    HOST_PREFIX,
+    Lab,
+    LabHost,
+    check_path_lengths,
+    heartbeats_socket,
+    lab_directory,
+    read,
+    write_record,
+)
+
+MAX_HOSTS = 16
+HEARTBEAT_PORT = 7700
+_START_TIMEOUT_S = 10.0
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What `down` found and removed."""
+
+    hosts: int
+    processes: int
+    ram_files: int
+
+
+async def up(state_dir: Path, *, hosts: int, qemus: Sequence[Path]) -> Lab:
+    """Make a lab of `hosts` hosts, named lab-a, lab-b, ...; when this returns, all of it works.
+
+    The i-th host gets qemus[i], or the last one. On failure and on cancellation everything made is
+    removed again (which blocks for a moment). Raises UsageError, BusyError if `up` or `down` runs,
+    RefusedError if there is a lab, also one left in pieces by a crash, or if this machine or user
+    cannot have one, OperationFailedError.
+    """
+    directory = lab_directory(state_dir)
+    _check_request(hosts, qemus)
+    check_path_lengths(directory)
+    names = [f"{HOST_PREFIX}{letter}" for letter in string.ascii_lowercase[:hosts]]
+    async with locked(directory):
+        _refuse_a_second(state_dir)
+        check_free(directory, names)
+        namespaces = Namespaces(directory)
+        try:
+            directory.mkdir(mode=0o700)
+            lab = await _build(namespaces, names, [path.absolute() for path in qemus])
+            write_record(lab)
+            enter_hosts(lab)
+        except BaseException:
+            _remove(directory, namespaces.pids)
+            raise
+        return lab
+
+
+async def down(state_dir: Path) -> Removed:
+    """Remove the lab, or what is left of one: afterwards nothing of it is there.
+
+    QEMUs and whatever else runs in the lab's namespaces are ended. Does nothing if there is no lab.
+    Cancellation does not interrupt it; it blocks the loop while the processes end.
+    Raises BusyError if `up` or `down` runs, OperationFailedError.
+    """
+    directory = lab_directory(state_dir)
+    async with locked(directory):
+        pids: list[int] = []
+        with contextlib.suppress(RefusedError):  # in pieces: whoever made it is not this process
+            if lab := read(state_dir):
+                pids = [lab.client.pid, lab.observer.pid, *(host.holder.pid for host in lab.hosts)]
+        return _remove(directory, pids)
+
+
+def _check_request(hosts: int, qemus: Sequence[Path]) -> None:
+    if not 1 <= hosts <= MAX_HOSTS:
+        raise UsageError(
+            f"no lab of {hosts} hosts",
+            why=f"a lab has 1 to {MAX_HOSTS}",
+            remedy="give another number of hosts",
+        )
+    if not qemus:
+        raise UsageError("no QEMU was named", why="a host needs one", remedy="name its path")
+    for path in qemus:
+        if not os.access(path, os.X_OK) or path.is_dir():
+            raise UsageError(
+                f"'{path}' is not a QEMU",
+                why="there is no such program, or this user may not run it",
+                remedy="name the path of a qemu-system program",
+            )
+
+
+def _refuse_a_second(state_dir: Path) -> None:
+    if read(state_dir) is not None:
+        raise RefusedError(
+            "there is a lab already",
+            why="a state directory has one at most",
+            remedy="see 'vmckpt lab status'; 'vmckpt lab down' removes it",
+        )
+    directory = lab_directory(state_dir)
+    if find(directory):
+        raise RefusedError(
+            "the lab is in pieces",
+            why=f"its directory {directory} is gone, but some of its processes run",
+            remedy="run 'vmckpt lab down'",
+        )
+
+
+async def _build(namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path]) -> Lab:
+    directory = namespaces.directory
+    switch = await namespaces.make_switch()
+    switch_enter = namespaces.enter(switch)
+    await _check_taps(directory, switch_enter)
+    holders = await namespaces.make_hosts(switch, names)
+    hosts = tuple(
+        LabHost(
+            name=name,
+            holder=_known(holder),
+            enter=namespaces.enter(holder),
+            state_dir=directory / name,
+            migration_address=network.migration_address(number),
+            qemu=qemus[min(number, len(qemus)) - 1],
+        )
+        for number, (name, holder) in enumerate(zip(names, holders, strict=True), start=1)
+    )
+    mark = tag(directory)
+    await network.make_switch(directory, switch_enter, mark, hosts)
+    observer = _start_observer(namespaces, switch_enter)
+    for number, host in enumerate(hosts, start=1):
+        await network.make_host(directory, host, mark, number)
+        host.state_dir.mkdir(mode=0o700)
+    await _await_observer(namespaces, observer)
+    return Lab(
+        directory=directory,
+        rootless=namespaces.rootless,
+        client=_known(switch),
+        client_enter=switch_enter,
+        observer=_known(observer),
+        heartbeats=heartbeats_socket(directory),
+        hosts=hosts,
+    )
+
+
+def _known(pid: int) -> ProcessId:
+    process = identify(pid)
+    if process is None:
+        raise OperationFailedError(
+            "the lab could not be made",
+            why=f"its process {pid} ended (somebody killed it?)",
+            remedy="try again",
+        )
+    return process
+
+
+async def _check_taps(directory: Path, enter: tuple[str, ...]) -> None:
+    try:
+        await network.try_tap(directory, enter)
+    except OperationFailedError as exc:
+        raise RefusedError(
+            "the lab's guests cannot have a network here",
+            why=f"a tap device cannot be made: {exc.why.splitlines()[0]}",
+            remedy="as root: 'modprobe tun' if /dev/net/tun is missing, 'chmod 0666 /dev/net/tun'"
+            " (as udev has it); or run the lab as root",
+        ) from exc
+
+
+def _start_observer(namespaces: Namespaces, enter: tuple[str, ...]) -> int:
+    path = heartbeats_socket(namespaces.directory)
+    place = f"{network.CLIENT_ADDRESS}:{HEARTBEAT_PORT}"
+    argv = python("vmckpt.lab.heartbeats", "--bind", place, "--socket", str(path))
+    return namespaces.start([*enter, *argv], "observer")
+
+
+async def _await_observer(namespaces: Namespaces, pid: int) -> None:
+    path = heartbeats_socket(namespaces.directory)
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while identify(pid) is not None and time.monotonic() < deadline_s:
+        with socket.socket(socket.AF_UNIX) as client:
+            error = client.connect_ex(str(path))
+        if error == 0:
+            return
+        if error not in (errno.ENOENT, errno.ECONNREFUSED):
+            break
+        await asyncio.sleep(0.005)
+    raise OperationFailedError(
+        "the lab's heartbeat observer did not start",
+        why=last_line(namespaces.log("observer")) or "no answer",
+        remedy="see why, put it right and try again",
+    )
+
+
+def _remove(directory: Path, children: Sequence[int]) -> Removed:
+    """Remove what there is of a lab; what says that there is one goes last.
+
+    `children`: processes of the lab that may be this process's, to be reaped.
+    """
+    hosts = remove_hosts(directory)
+    ended = end_all(directory)
+    reap(children)
+    ram_files = 0
+    # QEMU's RAM file is named after the VM and the directory of this run of it.
+    for run in directory.glob(f"{HOST_PREFIX}*/vms/*/qemu-*"):
+        name = f"vmckpt-{run.parent.name}-{run.name.removeprefix('qemu-')}.ram"
+        with contextlib.suppress(FileNotFoundError):
+            (_SHARED_MEMORY / name).unlink()
+            ram_files += 1
+    if directory.exists():
+        try:
+            shutil.rmtree(directory)
+        except OSError as exc:
+            raise OperationFailedError(
+                "the lab's directory could not be removed",
+                why=str(exc),
+                remedy="put it right, then run 'vmckpt lab down'",
+            ) from exc
+    return Removed(hosts=hosts, processes=len(ended), ram_files=ram_files)

@@ -1,0 +1,104 @@
+"""The network namespaces of a lab, each kept in being by one process that sleeps."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.lab.processes import identify, reap, spawn, tool
+
+_START_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class Namespaces:
+    """The namespaces made so far.
+
+    `rootless`: one user namespace, the switch's, owns all of them. `pids`: what was started here.
+    """
+
+    directory: Path
+    rootless: bool = False
+    pids: list[int] = field(default_factory=list)
+
+    def enter(self, holder: int) -> tuple[str, ...]:
+        """What to put in front of a command so that it runs there; the command keeps its pid."""
+        return (*self._enter_user(holder), f"--net=/proc/{holder}/ns/net")
+
+    def start(self, argv: Sequence[str], name: str) -> int:
+        """Start a process that stays until `down`, its output in NAME.log; its pid."""
+        pid = spawn(argv, self.directory, self.log(name))
+        self.pids.append(pid)
+        return pid
+
+    def log(self, name: str) -> Path:
+        """Where the output of the process started under that name goes."""
+        return self.directory / f"{name}.log"
+
+    async def make_switch(self) -> int:
+        """Make the first namespace, directly if that may be, else in a user namespace; its holder.
+
+        Raises RefusedError with the kernel's reasons if neither may be.
+        """
+        reasons = []
+        for rootless, options in ((False, ()), (True, ("--user", "--map-root-user"))):
+            self.rootless = rootless
+            name = "switch-user" if rootless else "switch"
+            pid = self.start(_holder(*options), name)
+            try:
+                return await self._await_holder(pid, name)
+            except OperationFailedError as exc:
+                reasons.append(exc.why)
+                reap([pid])
+        raise RefusedError(
+            "the lab's networks cannot be made here",
+            why=f"directly: {reasons[0]}; in a user namespace: {reasons[1]}",
+            remedy="run it as root, or allow user namespaces (sysctl user.max_user_namespaces,"
+            " kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
+        )
+
+    async def make_hosts(self, switch: int, names: Sequence[str]) -> list[int]:
+        """Make the hosts' namespaces; their holders. Raises OperationFailedError."""
+        into_user = self._enter_user(switch) if self.rootless else ()
+        pids = [self.start([*into_user, *_holder()], name) for name in names]
+        return [await self._await_holder(pid, name) for pid, name in zip(pids, names, strict=True)]
+
+    def _enter_user(self, holder: int) -> tuple[str, ...]:
+        nsenter = tool("nsenter")
+        if not self.rootless:
+            return (nsenter,)
+        # Credentials are preserved as the user is root there already, and may not set groups.
+        return (nsenter, f"--user=/proc/{holder}/ns/user", "--preserve-credentials")
+
+    async def _await_holder(self, pid: int, name: str) -> int:
+        """Wait until the process has its namespace, that is, has become `sleep`."""
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while identify(pid) is not None and time.monotonic() < deadline_s:
+            if _command_name(pid) == b"sleep\n":
+                return pid
+            await asyncio.sleep(0.001)
+        raise OperationFailedError(
+            "a network namespace could not be made",
+            why=last_line(self.log(name)) or "no answer",
+            remedy="see why, put it right and try again",
+        )
+
+
+def last_line(log: Path) -> str:
+    """The last line of a process's output, "" if there is none."""
+    with contextlib.suppress(OSError):
+        return (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
+    return ""
+
+
+def _command_name(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_bytes()
+    return b""
+
+
+def _holder(*options: str) -> list[str]:
+    return [tool("unshare"), *options, "--net", tool("sleep"), "infinity"]

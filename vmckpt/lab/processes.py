@@ -1,0 +1,224 @@
+"""How a lab's processes are started, which processes are a lab's, and how they end.
+
+A process is a lab's if its environment says VMCKPT_LAB=<lab directory>, or if its network namespace
+holds an interface named with the lab's tag. Both follow from the directory's name alone, so they
+hold when nothing was recorded, and unlike pids and inode numbers of namespaces they are never
+given to somebody else, before or after a reboot.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError, RefusedError
+
+_MARK = "VMCKPT_LAB"
+_GRACE_S = 1.0
+_END_TIMEOUT_S = 10.0
+_COMMAND_TIMEOUT_S = 10.0
+# Fields of /proc/PID/stat after the command's name: the state, and the start time (proc(5): 3, 22).
+_STATE, _STARTED = 0, 19
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process that cannot be mistaken for a later one with the same pid.
+
+    `started_ticks`: clock ticks since boot (/proc/PID/stat, field 22).
+    """
+
+    pid: int
+    started_ticks: int
+
+    def is_alive(self) -> bool:
+        """Whether this very process still runs (a zombie does not)."""
+        return identify(self.pid) == self
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The process that has `pid` now; None if there is none, or only its zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[_STATE] in b"ZX" else ProcessId(pid, int(fields[_STARTED]))
+
+
+def tag(directory: Path) -> str:
+    """The name of the interface that marks the network namespaces of the lab in `directory`."""
+    return "vk" + hashlib.blake2b(bytes(directory), digest_size=6).hexdigest()
+
+
+def tool(name: str) -> str:
+    """The path of a system program. Raises RefusedError if it is not installed."""
+    # A user's PATH on Debian lacks the sbin directories, where ip, tc and nsenter's kin may be.
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin")
+    if found is None:
+        raise RefusedError(
+            "the lab cannot be made here",
+            why=f"the program '{name}' is not installed",
+            remedy="install iproute2 and util-linux",
+        )
+    return found
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The argument vector that runs a module of this package; its imports are stdlib and vmckpt."""
+    # Without site the start is a third shorter; -P keeps the caller's directory out of sys.path.
+    return [sys.executable, "-S", "-P", "-m", module, *arguments]
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """The environment of the lab's own processes: the mark, and what they need to start."""
+    return {
+        _MARK: str(directory),
+        "PATH": os.environ.get("PATH", os.defpath),
+        "LC_ALL": "C.UTF-8",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+
+
+def spawn(argv: Sequence[str], directory: Path, log: Path) -> int:
+    """Start a process that outlives this one, its output in `log`; its pid.
+
+    It is this process's child until this process ends; `reap` it after it was ended earlier.
+    Raises OSError. posix_spawn leaves closing the descriptors to exec: the lab's lock, which is
+    among them, is thus held until the new process carries the mark by which `down` finds it.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.posix_spawn(
+        argv[0],
+        list(argv),
+        environment(directory),
+        setsid=True,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+    )
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Forget ended children, so that they do not stay as zombies while this process lives."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+async def run(argv: Sequence[str], directory: Path, *, stdin: str = "") -> str:
+    """Run a short command of the lab's to its end; its output.
+
+    Raises OperationFailedError with the command's own words if it fails or takes over 10 s.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(directory),
+    )
+    try:
+        async with asyncio.timeout(_COMMAND_TIMEOUT_S):
+            out, err = await process.communicate(stdin.encode())
+        why = err.decode(errors="replace").strip() or f"it ended with {process.returncode}"
+    except TimeoutError:
+        why = f"no end after {_COMMAND_TIMEOUT_S:.0f} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise OperationFailedError(
+            f"'{' '.join(argv)}' failed", why=why, remedy="see why, put it right and try again"
+        )
+    return out.decode(errors="replace")
+
+
+def find(directory: Path) -> list[ProcessId]:
+    """The processes of the lab in `directory`, as far as this user may see them; never this one."""
+    mark = f"{_MARK}={directory}".encode()
+    interface = tag(directory).encode() + b":"
+    tagged: dict[int, bool] = {}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        process = identify(int(entry.name))
+        with contextlib.suppress(OSError):
+            if process and (_is_marked(entry, mark) or _is_tagged(entry, interface, tagged)):
+                found.append(process)
+    return found
+
+
+def _is_marked(entry: Path, mark: bytes) -> bool:
+    return mark in (entry / "environ").read_bytes().split(b"\0")
+
+
+def _is_tagged(entry: Path, interface: bytes, known: dict[int, bool]) -> bool:
+    """Whether the process's network namespace has the interface; `known` spares repeated reads."""
+    inode = (entry / "ns/net").stat().st_ino
+    if inode not in known:
+        known[inode] = interface in (entry / "net/dev").read_bytes().split()
+    return known[inode]
+
+
+def end_all(directory: Path) -> list[ProcessId]:
+    """End every process of the lab in `directory`; those that were ended.
+
+    SIGTERM, then SIGKILL after 1 s. Looks again until nothing was found twice in a row, as a
+    process may have been on its way in. Raises OperationFailedError if some are left after 10 s.
+    """
+    ended: dict[ProcessId, None] = {}
+    deadline_s = time.monotonic() + _END_TIMEOUT_S
+    clean_looks = 0
+    while clean_looks < 2:
+        found = find(directory)
+        if found and time.monotonic() > deadline_s:
+            raise OperationFailedError(
+                "the lab could not be taken down",
+                why="processes will not end: " + " ".join(str(process.pid) for process in found),
+                remedy="see what they wait for (ps -o pid,stat,wchan), then 'vmckpt lab down'",
+            )
+        if found:
+            clean_looks = 0
+            ended |= dict.fromkeys(found)
+            _end(found, deadline_s)
+        else:
+            clean_looks += 1
+            time.sleep(0.01)
+    return list(ended)
+
+
+def _end(processes: Iterable[ProcessId], deadline_s: float) -> None:
+    with contextlib.ExitStack() as stack:
+        poller = select.poll()
+        open_fds: set[int] = set()
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(process.pid)
+                stack.callback(os.close, fd)
+                # From here on the descriptor names one process; is it still the one we found?
+                if process.is_alive():
+                    poller.register(fd, select.POLLIN)
+                    open_fds.add(fd)
+        for signal_number, wait_until_s in (
+            (signal.SIGTERM, min(time.monotonic() + _GRACE_S, deadline_s)),
+            (signal.SIGKILL, deadline_s),
+        ):
+            for fd in open_fds:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal_number)
+            while open_fds and (left_s := wait_until_s - time.monotonic()) > 0:
+                for fd, _ in poller.poll(left_s * 1000):
+                    poller.unregister(fd)
+                    open_fds.discard(fd)

@@ -1,0 +1,152 @@
+"""What a lab is, and its record on disk.
+
+Everything is in STATE/lab: `lab.json` (written last, so a directory without it is a lab in pieces),
+`observer.sock`, the holders' output, and one state directory per host. Taking a lab down needs none
+of what is recorded: see processes.py.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import NotFoundError, RefusedError
+from vmckpt.lab.processes import ProcessId
+
+HOST_PREFIX = "lab-"
+# sockaddr_un.sun_path holds 108 bytes with the terminating zero (unix(7)); the longest path that a
+# host needs below its state directory is vms/NAME/qemu-ID/watch.sock and the like.
+_UNIX_PATH_MAX_BYTES = 107
+_ROOM_FOR_VM_BYTES = 48
+
+
+@dataclass(frozen=True, slots=True)
+class LabHost:
+    """A host of the lab: a network namespace and a state directory of its own.
+
+    `enter`: what to put in front of a command so that it runs in there; the command keeps its pid.
+    """
+
+    name: str
+    holder: ProcessId
+    enter: tuple[str, ...]
+    state_dir: Path
+    migration_address: str
+    qemu: Path
+
+    @property
+    def letter(self) -> str:
+        """What tells this host's interfaces from another's."""
+        return self.name.removeprefix(HOST_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """A lab that is up.
+
+    `client_enter` leads to the outside client's place on the guests' network (10.77.0.254), where
+    the heartbeat observer runs and answers on the unix socket `heartbeats`.
+    `rootless`: a user namespace owns the network namespaces.
+    """
+
+    directory: Path
+    rootless: bool
+    client: ProcessId
+    client_enter: tuple[str, ...]
+    observer: ProcessId
+    heartbeats: Path
+    hosts: tuple[LabHost, ...]
+
+    def host(self, name: str) -> LabHost:
+        """The host of that name. Raises NotFoundError."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise NotFoundError(
+            f"no host '{name}' in the lab",
+            why="it has " + ", ".join(host.name for host in self.hosts),
+            remedy="name one of these",
+        )
+
+
+def lab_directory(state_dir: Path) -> Path:
+    """Where the lab of a state directory is, whether it exists or not; absolute, without links."""
+    return state_dir.resolve() / "lab"
+
+
+def heartbeats_socket(directory: Path) -> Path:
+    """Where the observer of the lab in `directory` answers."""
+    return directory / "observer.sock"
+
+
+def check_path_lengths(directory: Path) -> None:
+    """Raises RefusedError if a VM's sockets could not be bound below `directory`."""
+    used_bytes = len(bytes(directory / f"{HOST_PREFIX}a"))
+    if used_bytes + _ROOM_FOR_VM_BYTES > _UNIX_PATH_MAX_BYTES:
+        most = _UNIX_PATH_MAX_BYTES - _ROOM_FOR_VM_BYTES - len(f"/lab/{HOST_PREFIX}a")
+        raise RefusedError(
+            "the lab cannot be made here",
+            why=f"below {directory} the paths of unix sockets get longer than the kernel allows",
+            remedy=f"set VMCKPT_STATE_DIR to a directory of at most {most} bytes",
+        )
+
+
+def read(state_dir: Path) -> Lab | None:
+    """The lab that is up, or None if there is none.
+
+    Raises RefusedError if there is one in pieces: half made, or some of its processes are gone.
+    """
+    directory = lab_directory(state_dir)
+    if not directory.exists():
+        return None
+    try:
+        lab = _decode(directory, json.loads((directory / "lab.json").read_bytes()))
+    except FileNotFoundError:
+        raise _in_pieces("it was not made, or not taken down, to the end") from None
+    except (ValueError, KeyError, TypeError) as exc:
+        raise _in_pieces(f"its record is damaged: {exc!r}") from exc
+    for process in (lab.client, lab.observer, *(host.holder for host in lab.hosts)):
+        if not process.is_alive():
+            raise _in_pieces(f"its process {process.pid} is gone (killed, or a reboot)")
+    return lab
+
+
+def _in_pieces(why: str) -> RefusedError:
+    return RefusedError("the lab is in pieces", why=why, remedy="run 'vmckpt lab down'")
+
+
+def write_record(lab: Lab) -> None:
+    """Record the lab: from now on `read` finds it."""
+    replace_file(lab.directory / "lab.json", json.dumps(asdict(lab), default=str, indent=1))
+
+
+def _decode(directory: Path, record: dict[str, Any]) -> Lab:
+    return Lab(
+        directory=directory,
+        rootless=bool(record["rootless"]),
+        client=ProcessId(**record["client"]),
+        client_enter=tuple(record["client_enter"]),
+        observer=ProcessId(**record["observer"]),
+        heartbeats=heartbeats_socket(directory),
+        hosts=tuple(
+            LabHost(
+                name=host["name"],
+                holder=ProcessId(**host["holder"]),
+                enter=tuple(host["enter"]),
+                state_dir=Path(host["state_dir"]),
+                migration_address=host["migration_address"],
+                qemu=Path(host["qemu"]),
+            )
+            for host in record["hosts"]
+        ),
+    )
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a private file; whoever reads it meanwhile sees the old one or the new one whole."""
+    new = path.with_name(f".{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    new.replace(path)
