@@ -80,6 +80,13 @@ class VmLostError(VmckptError):
     kind = "lost"
 
 
+class StorageError(VmckptError):
+    """A file could not be written or read: the disk is full, or rights are missing."""
+
+    exit_code = 11
+    kind = "storage"
+
+
 class CancelledByUserError(VmckptError):
     """Ctrl-C: the operation was undone; the VM is where it was."""
 

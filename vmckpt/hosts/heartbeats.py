@@ -16,13 +16,14 @@ class Silence:
     lost: int
     longest_gap_ms: float
     silent_ms: float
+    last_ns: int
 
 
 async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Silence | None:
     """How silent guest `guest_id` was between two CLOCK_MONOTONIC instants.
 
     `longest_gap_ms` is the longest time between two arrivals, `silent_ms` the sum of all gaps over
-    20 ms. None when the host has no observer, or it heard nothing of that guest.
+    20 ms, `last_ns` the last arrival. None when the host has no observer, or it heard nothing of that guest.
     """
     if host.heartbeats is None:
         return None
@@ -44,4 +45,6 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
     if not reply.get("received"):
         return None
     silent_ms = sum(length for _, length in reply["gaps_over_20ms"])
-    return Silence(reply["received"], reply["lost"], reply["longest_gap_ms"], silent_ms)
+    return Silence(
+        reply["received"], reply["lost"], reply["longest_gap_ms"], silent_ms, reply["last_ns"]
+    )

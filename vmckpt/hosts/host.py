@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmckpt.errors import HostDownError
+from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts import process
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
@@ -107,7 +107,7 @@ class Host:
 
     def lock(self, path: Path, owner: Owner) -> AbstractContextManager[None]:
         """Hold an exclusive lock for a block; see hosts.lock."""
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.make_dir(path.parent)
         return held(path, owner)
 
     def lock_owner(self, path: Path) -> Owner | None:
@@ -130,19 +130,26 @@ class Host:
             return None
 
     def write_text(self, path: Path, text: str) -> None:
-        """Replace a file (mode 0600) in one step: a reader sees the old one or the new one."""
+        """Replace a file (mode 0600) in one step: a reader sees the old one or the new one.
+
+        Raises StorageError.
+        """
         part = path.with_name(f".{path.name}.part")
         try:
             with os.fdopen(os.open(part, process.PRIVATE_FILE, 0o600), "w") as file:
                 file.write(text)
             part.rename(path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        except OSError as exc:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise self._cannot_write(path, exc) from exc
 
     def make_dir(self, path: Path) -> None:
         """A directory that only its owner may enter, parents included."""
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as exc:
+            raise self._cannot_write(path, exc) from exc
 
     def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
@@ -177,10 +184,16 @@ class Host:
                 return frozenset(line.partition(":")[2].split())
         return frozenset()
 
+    def _cannot_write(self, path: Path, exc: OSError) -> StorageError:
+        return StorageError(
+            f"cannot write {path} on {self.name}",
+            why=exc.strerror or str(exc),
+            remedy="free space there, or mend the rights of the directory",
+        )
+
     def _cannot_run(self, what: str, why: str) -> HostDownError:
         return HostDownError(
             f"cannot run {what} on {self.name}",
             why=why,
             remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
         )
-

@@ -57,6 +57,7 @@ class MigrationStatus:
     postcopy_bytes: int = 0
     blocktime_ms: int | None = None
     port: int | None = None
+    blockers: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -93,6 +94,7 @@ class MigrationStatus:
             postcopy_bytes=ram.get("postcopy-bytes", 0),
             blocktime_ms=reply.get("postcopy-blocktime"),
             port=_port(reply.get("socket-address", [])),
+            blockers=tuple(reply.get("blocked-reasons", ())),
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vmckpt.errors import OutcomeUnknownError
+from vmckpt.errors import OutcomeUnknownError, VmLostError
 
 T = TypeVar("T")
 Action = Callable[[], Coroutine[Any, Any, None]]
@@ -18,7 +18,8 @@ class Step:
     name: str
     do: Action
     undo: Action | None = None
-    commits: bool = False  # from its start on, only forward
+    # Not cancellable; its normal return is the commit, its error means that nothing happened.
+    commits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +38,29 @@ async def run_steps(
 ) -> None:
     """Run `steps` in order; `started` is awaited (to journal the step) before each acts.
 
-    An error or a cancellation before the commit undoes every started step, newest first, and is
-    raised again. From the start of a committing step on nothing is undone: errors are raised as
-    they are, and a cancellation waits until the last step is done. After OutcomeUnknownError
-    nothing is undone either: whoever asks both ends decides.
+    An error or a cancellation undoes every started step, newest first, and is raised again, until
+    a committing step has returned: from then on only forward, errors are raised as they are, and
+    a cancellation waits until the last step is done. An undo may itself find that the matter
+    ended otherwise and raise OutcomeUnknownError or VmLostError: then nothing older is undone.
+    After OutcomeUnknownError nothing is undone at all: whoever asks both ends decides.
     """
     undos: list[Step] = []
     for number, step in enumerate(steps):
-        if step.commits:
-            await finish(_forward(steps[number:], started))
-            return
         try:
-            await started(step)
             undos.append(step)
-            await step.do()
+            await started(step)
+            await (finish(step.do()) if step.commits else step.do())
         except OutcomeUnknownError:
             raise
-        except BaseException:
+        except BaseException as exc:
+            if step.commits and isinstance(exc, asyncio.CancelledError):
+                await finish(_forward(steps[number + 1 :], started))
+                return
             await finish(_undo(undos, undo_failed))
             raise
+        if step.commits:
+            await finish(_forward(steps[number + 1 :], started))
+            return
 
 
 async def _forward(steps: Sequence[Step], started: Callable[[Step], Awaitable[None]]) -> None:
@@ -70,6 +75,8 @@ async def _undo(steps: Sequence[Step], undo_failed: Callable[[UndoFailure], None
             continue
         try:
             await step.undo()
+        except (OutcomeUnknownError, VmLostError):
+            raise
         except Exception as exc:  # noqa: BLE001 - the older steps must be undone whatever happens here
             undo_failed(UndoFailure(step.name, exc))
 

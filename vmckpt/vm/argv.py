@@ -91,7 +91,9 @@ def qemu_argv(
         slot += 1
     for device in spec.devices:
         argv += ["-device", _json(device)]
-    return [*argv, *(["-incoming", "defer"] if incoming else ["-S"])]
+    # The log then says when vCPUs began to run: proof, even of a dead QEMU, that it ran or never did.
+    argv += ["-trace", "vm_state_notify", "-S"]
+    return [*argv, *(["-incoming", "defer"] if incoming else [])]
 
 
 def default_mac(vm_name: str, number: int) -> str:

@@ -82,6 +82,11 @@ class QemuDir:
         """The QEMU guest agent's port, a stream socket."""
         return self.path / "agent.sock"
 
+    @property
+    def mark(self) -> str:
+        """Two arguments that only this QEMU's command line has, as /proc shows them."""
+        return f"-pidfile\0{self.pid}"
+
     def ram(self, ram_dir: Path) -> Path:
         """The file that is the guest's RAM."""
         return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}.ram"

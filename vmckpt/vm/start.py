@@ -93,7 +93,7 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir) -> None:
 
     Raises OperationFailedError when the process does not end.
     """
-    for process in host.find_processes(str(files.path)):
+    for process in host.find_processes(files.mark):
         if not await host.kill(process):
             raise OperationFailedError(
                 f"QEMU {process.pid} on {host.name} does not end",
@@ -151,6 +151,7 @@ def last_words(host: Host, stderr: Path) -> str:
         if line.strip()
     ]
     lines = [line.partition(": ")[2] if line.startswith("qemu-system") else line for line in lines]
+    lines = [line for line in lines if not line.startswith("vm_state_notify")]
     telling = [line for line in lines if not line.startswith("warning")] or lines
     return "; ".join(telling[-3:]) or "it said nothing"
 

@@ -1,0 +1,1 @@
+"""Moving a running VM to another host: it runs in exactly one place, whatever happens."""

@@ -1,0 +1,63 @@
+"""What is under way, written on both hosts before it is done: enough to finish or undo it later."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from vmckpt.errors import UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.vm.paths import vm_dir
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """One migration of one VM. Everything it creates stands in the target's `target_qemu` directory.
+
+    `step` is the last one begun; `was_running` whether the guest ran when it began.
+    """
+
+    run: str
+    vm: str
+    source: str
+    target: str
+    source_qemu: str
+    target_qemu: str
+    ram_dir: str
+    was_running: bool
+    step: str
+
+    def write(self, hosts: Iterable[Host]) -> None:
+        """Replace the journal on each host."""
+        for host in hosts:
+            text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+            directory = vm_dir(host.state_dir, self.vm)
+            host.make_dir(directory.path)
+            host.write_text(directory.journal, text)
+
+    def remove(self, hosts: Iterable[Host]) -> None:
+        """Forget the migration on each host."""
+        for host in hosts:
+            host.remove(vm_dir(host.state_dir, self.vm).journal)
+
+    @classmethod
+    def read(cls, host: Host, vm: str) -> Self | None:
+        """The journal on a host, None when there is none. Raises UsageError when it is damaged."""
+        path: Path = vm_dir(host.state_dir, vm).journal
+        text = host.read_text(path)
+        if text is None:
+            return None
+        try:
+            data = json.loads(text)
+            if data.pop("format") != FORMAT:
+                raise ValueError("written by another version of vmckpt")
+            return cls(**data)
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise UsageError(
+                f"{path} on {host.name} is damaged",
+                why=f"{type(exc).__name__}: {exc}",
+                remedy="end the VM's QEMU on the host where it shall not run, and remove the file",
+            ) from exc

@@ -1,0 +1,66 @@
+"""What the operator may ask of a migration."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vmckpt.qemu.abilities import Wish
+
+# The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
+UNLIMITED_DOWNTIME_MS = 2_000_000
+DEFAULT_CHANNELS = 2
+
+
+class Method(StrEnum):
+    """How RAM moves.
+
+    auto: pre-copy with auto-converge, which slows a guest that dirties faster than the link rather
+    than risk it. hybrid: pre-copy, post-copy when it will not converge. stop: the VM stops at
+    QEMU's first look (0.1 s) and runs again when all of its RAM is there.
+    """
+
+    AUTO = "auto"
+    PRECOPY = "precopy"
+    POSTCOPY = "postcopy"
+    HYBRID = "hybrid"
+    STOP = "stop"
+
+
+class OnTimeout(StrEnum):
+    """What to do when the time is up: give up, switch to post-copy, or stop the VM and send the rest."""
+
+    ABORT = "abort"
+    POSTCOPY = "postcopy"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A migration's request. `bandwidth_bytes_per_s` 0 means no limit."""
+
+    method: Method = Method.AUTO
+    max_downtime_ms: int = 300
+    bandwidth_bytes_per_s: int = 0
+    timeout_s: float | None = None
+    on_timeout: OnTimeout = OnTimeout.ABORT
+    auto_converge: bool = False
+    compression: str | None = None
+    channels: int | None = None
+
+    @property
+    def may_postcopy(self) -> bool:
+        """Whether the VM may come to run on the target before all of its RAM is there."""
+        wants = self.method in (Method.POSTCOPY, Method.HYBRID)
+        return wants or (self.timeout_s is not None and self.on_timeout is OnTimeout.POSTCOPY)
+
+    def wish(self) -> Wish:
+        """What this asks of the pair of QEMUs."""
+        channels = self.channels or (DEFAULT_CHANNELS if self.compression else None)
+        stop = self.method is Method.STOP
+        return Wish(
+            postcopy=self.may_postcopy,
+            auto_converge=self.auto_converge or self.method is Method.AUTO,
+            channels=channels,
+            compression=self.compression,
+            max_downtime_ms=UNLIMITED_DOWNTIME_MS if stop else self.max_downtime_ms,
+            max_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+        )

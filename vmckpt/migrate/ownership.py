@@ -1,0 +1,115 @@
+"""Who owns the guest? One decision, used when a migration goes wrong and when one was cut off. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from vmckpt.qemu.replies import MigrationStatus, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One end as it is now. `run` and `migration` are None while its monitor gives no answer.
+
+    `ever_ran` is the target's own record that its vCPUs have run (it outlives the process).
+    """
+
+    alive: bool
+    run: RunState | None = None
+    migration: MigrationStatus | None = None
+    ever_ran: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Both ends. `was_running`: the guest ran when the migration began."""
+
+    source: Side
+    target: Side
+    was_running: bool
+
+
+class Move(Enum):
+    """What to do next. The last four end the matter."""
+
+    WAIT = "wait: QEMU is about to settle it"
+    CANCEL = "cancel the migration"
+    RUN_TARGET = "let the target run"
+    KILL_TARGET = "make sure that the target never runs"
+    RUN_SOURCE = "let the source run"
+    SOURCE_OWNS = "the source has the guest"
+    TARGET_OWNS = "the target has the guest"
+    LOST = "the guest runs nowhere and cannot go on from memory"
+    UNKNOWN = "an end gives no answer"
+
+
+def decide(view: View) -> Move:
+    """The next move towards the guest being in exactly one place, given both ends.
+
+    The rule: the target may run only when the source has said "completed" (or is in post-copy);
+    the source may run again only when the target never ran and never will.
+    """
+    source, target = view.source, view.target
+    if source.migration is not None and source.migration.in_postcopy:
+        return _in_postcopy(view, source.migration)
+    if target.run is not None and target.run.running:
+        return _running_target(view)
+    if source.alive and (source.run is None or source.migration is None):
+        return Move.UNKNOWN
+    if not source.alive or source.run is None or source.migration is None:
+        return _without_source(view)
+    if source.migration.status == "completed":
+        return _completed(view)
+    if source.migration.status in ("none", "failed", "cancelled"):
+        return _not_migrated(view, source.run)
+    return Move.WAIT if source.migration.status == "cancelling" else Move.CANCEL
+
+
+def _running_target(view: View) -> Move:
+    target = view.target
+    if target.migration is not None and target.migration.in_postcopy:
+        # It waits for pages that only the source has.
+        return Move.UNKNOWN if view.source.alive else Move.LOST
+    return Move.TARGET_OWNS
+
+
+def _completed(view: View) -> Move:
+    target = view.target
+    if not target.alive:
+        return Move.LOST if target.ever_ran else Move.RUN_SOURCE
+    if target.run is None:
+        return Move.UNKNOWN if target.ever_ran else Move.KILL_TARGET
+    if target.run.status == "inmigrate":
+        return Move.WAIT
+    if target.ever_ran or not view.was_running:
+        return Move.TARGET_OWNS
+    return Move.RUN_TARGET
+
+
+def _in_postcopy(view: View, migration: MigrationStatus) -> Move:
+    if not view.target.alive:
+        return Move.LOST
+    if view.target.run is None or migration.status == "postcopy-paused":
+        return Move.UNKNOWN
+    waits = view.target.run.running or view.target.run.status == "inmigrate" or not view.was_running
+    return Move.WAIT if waits else Move.RUN_TARGET
+
+
+def _not_migrated(view: View, run: RunState) -> Move:
+    if view.target.ever_ran:
+        return Move.TARGET_OWNS if view.target.alive else Move.LOST
+    if run.running or not view.was_running:
+        return Move.SOURCE_OWNS
+    # Only a target that is certainly dead lets a stopped source run again.
+    return Move.KILL_TARGET if view.target.alive else Move.RUN_SOURCE
+
+
+def _without_source(view: View) -> Move:
+    target = view.target
+    if not target.alive:
+        return Move.LOST
+    if target.run is None:
+        return Move.UNKNOWN
+    loaded = target.migration is not None and target.migration.status == "completed"
+    if loaded:
+        return Move.RUN_TARGET if view.was_running and not target.ever_ran else Move.TARGET_OWNS
+    return Move.LOST

@@ -1,0 +1,192 @@
+"""Every reason why a migration cannot work, found before anything is changed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.options import Options
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, agree
+from vmckpt.units import format_size
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.probe import abilities, choose_accel
+from vmckpt.vm.start import open_monitor
+
+OK, WARN, REFUSE = "ok", "warn", "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at. `verdict` is ok, warn or refuse; `remedy` is empty when all is well."""
+
+    code: str
+    verdict: str
+    reason: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """All checks, and the settings for both QEMUs when they agree."""
+
+    checks: tuple[Check, ...]
+    agreement: Agreement | None
+
+    def require(self, vm_name: str, target: str) -> Agreement:
+        """The agreed settings. Raises RefusedError naming every refusal."""
+        refused = [check for check in self.checks if check.verdict == REFUSE]
+        if refused or self.agreement is None:
+            raise RefusedError(
+                f"'{vm_name}' cannot migrate to {target}",
+                why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
+                remedy="; ".join(check.remedy for check in refused if check.remedy),
+            )
+        return self.agreement
+
+
+async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
+    """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
+    checks: list[Check] = []
+    if vm.host.name == target.name or vm.host.state_dir == target.state_dir:
+        reason = f"the VM is on {target.name} already"
+        return Preflight((Check("same-host", REFUSE, reason, "name another host"),), None)
+    ours, theirs = await abilities(vm.host), await abilities(target)
+    checks += _name(vm, target)
+    checks += _machine(vm, target, theirs)
+    checks += await _accel(vm, target)
+    checks += _room(vm, target)
+    checks += _files(vm, target)
+    checks += _network(vm, target)
+    checks += await _source_state(vm)
+    checks += _known_bugs(vm, ours)
+    agreed = agree(ours, theirs, options.wish())
+    if isinstance(agreed, Agreement):
+        checks.append(Check("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
+        return Preflight(tuple(checks), agreed)
+    checks += [_option(refusal) for refusal in agreed]
+    return Preflight(tuple(checks), None)
+
+
+def _option(refusal: Refusal) -> Check:
+    return Check(
+        "qemu-option", REFUSE, f"{refusal.option}: {refusal.reason}", f"leave out {refusal.option}"
+    )
+
+
+def _name(vm: Vm, target: Host) -> Iterator[Check]:
+    if read_vm(target, vm.name):
+        reason = f"{target.name} has a VM '{vm.name}' already"
+        yield Check("name-free", REFUSE, reason, f"remove or rename the one on {target.name}")
+    else:
+        yield Check("name-free", OK, f"{target.name} has no other VM of that name")
+
+
+def _machine(vm: Vm, target: Host, theirs: Abilities) -> Iterator[Check]:
+    machine = vm.qemu.platform.machine
+    if machine not in theirs.machines:
+        yield Check(
+            "machine-type",
+            REFUSE,
+            f"QEMU {theirs.version} on {target.name} has no machine type {machine}",
+            f'run the VM with a machine type that both have (machine = "{_newest(theirs)}")',
+        )
+    else:
+        yield Check("machine-type", OK, f"{machine} on both sides")
+    model = vm.qemu.platform.cpu.partition(",")[0]
+    if model not in theirs.cpu_models:
+        reason = f"QEMU {theirs.version} on {target.name} has no CPU model '{model}'"
+        yield Check("cpu-model", REFUSE, reason, "run the VM with a CPU model that both have")
+    else:
+        yield Check("cpu-model", OK, f"{model}; the features are compared before memory is sent")
+
+
+def _newest(theirs: Abilities) -> str:
+    return theirs.machines.get("q35", "q35")
+
+
+async def _accel(vm: Vm, target: Host) -> list[Check]:
+    accel = vm.qemu.platform.accel
+    try:
+        await choose_accel(target, accel)
+    except RefusedError as exc:
+        reason = f"the VM runs on {accel}, and {exc.what}: {exc.why}"
+        return [Check("accel", REFUSE, reason, "QEMU cannot move a VM between KVM and TCG")]
+    return [Check("accel", OK, f"{accel} on both sides")]
+
+
+def _room(vm: Vm, target: Host) -> Iterator[Check]:
+    need = vm.spec.memory_bytes
+    if not target.exists(vm.spec.ram_dir):
+        reason = f"{target.name} has no directory {vm.spec.ram_dir} for the VM's memory"
+        yield Check("memory", REFUSE, reason, "create it, or choose another ram_dir")
+        return
+    free = min(target.free_bytes(vm.spec.ram_dir), target.available_memory_bytes())
+    text = f"{format_size(need)} needed, {format_size(free)} free on {target.name}"
+    if free < need:
+        yield Check("memory", REFUSE, text, f"free memory on {target.name}, or choose another host")
+    else:
+        yield Check("memory", OK, text)
+
+
+def _files(vm: Vm, target: Host) -> Iterator[Check]:
+    spec = vm.spec
+    wanted: list[Path] = [disk.path for disk in spec.disks]
+    if spec.boot:
+        wanted += [path for path in (spec.boot.kernel, spec.boot.initrd) if path]
+    if spec.firmware:
+        wanted += [spec.firmware.code, spec.firmware.vars]
+    missing = [str(path) for path in wanted if not target.readable(path)]
+    if missing:
+        reason = f"{target.name} cannot read {', '.join(missing)}"
+        yield Check("files", REFUSE, reason, "put the VM's files on storage that both hosts share")
+    elif wanted:
+        yield Check("files", OK, f"{len(wanted)} files of the VM are readable on {target.name}")
+
+
+def _network(vm: Vm, target: Host) -> Iterator[Check]:
+    networks = {nic.network for nic in vm.spec.nics}
+    if "bridge" in networks and target.bridge is None:
+        reason = f"{target.name} has no bridge for the VM's NICs"
+        yield Check("bridge", REFUSE, reason, "name the host's bridge in its inventory entry")
+    elif "bridge" in networks:
+        yield Check("bridge", OK, f"{target.bridge} on {target.name}")
+    if "user" in networks:
+        reason = "connections through user-mode NAT break: they end at the source's QEMU"
+        yield Check("user-network", WARN, reason, 'use network = "bridge" for what must stay open')
+
+
+async def _source_state(vm: Vm) -> list[Check]:
+    if not vm.is_alive:
+        reason = f"'{vm.name}' is stopped"
+        remedy = f"start it: vmckpt vm start {vm.name}"
+        return [Check("running", REFUSE, reason, remedy)]
+    monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker)
+    try:
+        run = await commands.query_status(monitor)
+        migration = await commands.query_migrate(monitor)
+    finally:
+        await monitor.close()
+    if run.status not in ("running", "paused", "prelaunch"):
+        reason = f"its state is '{run.status}'"
+        remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
+        return [Check("running", REFUSE, reason, remedy)]
+    checks = [Check("running", OK, f"the VM is {run.status}")]
+    if migration.blockers:
+        reason = "QEMU refuses to migrate it: " + "; ".join(migration.blockers)
+        checks.append(Check("migratable", REFUSE, reason, "detach what it names"))
+    else:
+        checks.append(Check("migratable", OK, "no device blocks migration"))
+    return checks
+
+
+def _known_bugs(vm: Vm, ours: Abilities) -> Iterator[Check]:
+    if vm.qemu.platform.accel == "tcg" and ours.version.major < 8:
+        yield Check(
+            "tcg-dirty-log",
+            WARN,
+            f"QEMU {ours.version} as a source under TCG loses dirty pages now and then (3 of 120 "
+            "moves measured): the guest's memory may be damaged although QEMU says 'completed'",
+            "move it while it is idle, or restart it under a newer QEMU",
+        )

@@ -1,0 +1,174 @@
+"""Finishing or undoing a migration whose command died, or whose outcome was unknown."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import BusyError, OutcomeUnknownError, VmLostError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts, find_host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.ends import End, Pair, discard, kill, settle
+from vmckpt.migrate.handover import find_qemu, release, settle_on_target
+from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.ownership import Move
+from vmckpt.vm.inventory import Vm, find_vm, read_vm
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.start import Qemu
+
+LOCK_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was found of a cut-off migration, and where the VM is now."""
+
+    run: str
+    vm: str
+    host: str
+    step: str
+    outcome: str
+
+
+def find_journal(name: str, hosts: Iterable[Host]) -> Journal | None:
+    """The journal of a migration of the VM, from whichever host has one."""
+    for host in hosts:
+        if journal := Journal.read(host, name):
+            return journal
+    return None
+
+
+async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
+    """End a cut-off migration of the VM for good; None when there is none.
+
+    Afterwards the VM is in exactly one place. Raises BusyError while the migration is still being
+    worked on, VmLostError, OutcomeUnknownError (nothing was changed; says which end is silent).
+    """
+    journal = find_journal(name, all_hosts())
+    if journal is None:
+        return None
+    source, target = find_host(journal.source), find_host(journal.target)
+    with await _locks(journal, (source, target)):
+        journal = find_journal(name, (source, target))
+        if journal is None:
+            return None
+        return await _recover(journal, source, target, note)
+
+
+async def settled_vm(name: str, note: Callable[[str], None]) -> Vm:
+    """The VM, after ending what a dead migration left of it. Raises what `recover` raises."""
+    await recover(name, note)
+    return find_vm(name)
+
+
+async def _recover(
+    journal: Journal, source: Host, target: Host, note: Callable[[str], None]
+) -> Recovery:
+    pair = Pair(
+        End(source, vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)),
+        End(target, vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu)),
+        journal.was_running,
+        Path(journal.ram_dir),
+    )
+    note(f"run {journal.run} was cut off at step '{journal.step}': asking both ends")
+    home = read_vm(source, journal.vm)
+    arrived = read_vm(target, journal.vm)
+    try:
+        if arrived is not None:
+            # The handover was past the commit: what is left is the source's clean-up.
+            move = Move.TARGET_OWNS
+        else:
+            move = await settle(pair, note)
+        match move:
+            case Move.TARGET_OWNS:
+                await _finish(pair, home, arrived)
+                where, outcome = target, "finished: the VM is on the target"
+            case Move.SOURCE_OWNS:
+                await undo_target(pair)
+                where, outcome = source, "undone: the VM is on the source"
+            case Move.LOST:
+                await bury(pair, home)
+                journal.remove((source, target))
+                raise lost(pair)
+            case _:
+                raise unknown(pair)
+    finally:
+        await pair.close()
+    journal.remove((source, target))
+    return Recovery(journal.run, journal.vm, where.name, journal.step, outcome)
+
+
+async def _finish(pair: Pair, home: Vm | None, arrived: Vm | None) -> None:
+    if arrived is None and home is not None:
+        qemu = find_qemu(pair.target, home.qemu.platform)
+        if qemu is not None:
+            settle_on_target(pair.target, qemu, pair.source.host)
+    await release(pair.source, pair.ram_dir)
+
+
+async def undo_target(pair: Pair) -> None:
+    """The source has the guest: nothing of the migration stays on the target."""
+    await discard(pair.target, pair.ram_dir)
+    pair.target.host.remove(vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path)
+
+
+async def bury(pair: Pair, home: Vm | None) -> None:
+    """The guest's memory is gone: the VM becomes a stopped one where its QEMU ran last."""
+    if not pair.target.ever_ran or home is None:
+        await kill(pair.source)
+        await undo_target(pair)
+        return
+    await kill(pair.target)
+    ended = Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
+    settle_on_target(pair.target, ended, pair.source.host)
+    await release(pair.source, pair.ram_dir)
+
+
+def lost(pair: Pair) -> VmLostError:
+    """The guest runs nowhere."""
+    name = pair.source.files.vm_name
+    last = pair.target if pair.target.ever_ran else pair.source
+    return VmLostError(
+        f"'{name}' runs nowhere: its memory is lost",
+        why=f"it ran last on {last.host.name}, whose QEMU has ended",
+        remedy=f"start it from its disks: vmckpt vm start {name}",
+    )
+
+
+def unknown(pair: Pair) -> OutcomeUnknownError:
+    """An end does not answer, and only it knows."""
+    silent = [end for end in (pair.source, pair.target) if end.alive]
+    names = " and ".join(end.host.name for end in silent) or pair.source.host.name
+    return OutcomeUnknownError(
+        f"nobody knows yet where '{pair.source.files.vm_name}' runs",
+        why=f"QEMU on {names} gives no answer, or waits for the other end",
+        remedy=f"nothing was started twice; when it answers again: vmckpt migrate --recover "
+        f"{pair.source.files.vm_name}",
+    )
+
+
+@contextmanager
+def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> Iterator[None]:
+    """Hold the VM's lock on every host for the block. Raises BusyError, naming the holder."""
+    with ExitStack() as stack:
+        for host in sorted(hosts, key=lambda host: host.name):
+            stack.enter_context(host.lock(lock_path(host.state_dir, name), owner(action, run)))
+        yield
+
+
+async def _locks(journal: Journal, hosts: tuple[Host, Host]) -> ExitStack:
+    """Both locks, waited for: the dead command's switch may be recovering at this moment."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(journal.vm, hosts, "migrate --recover", journal.run))
+                return stack.pop_all()
+            except BusyError as exc:
+                if "recover" not in exc.why or time.monotonic() > deadline:
+                    raise
+        await asyncio.sleep(0.05)

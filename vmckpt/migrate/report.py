@@ -1,0 +1,37 @@
+"""What a migration that ended well was like."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome. `method` is what QEMU really did; `requested_method` what was asked for.
+
+    `downtime_ms` is QEMU's own figure; `guest_downtime_ms` the longest silence of the guest as seen
+    from outside, `guest_silent_ms` the sum of silences over 20 ms: None where nobody listened.
+    `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the target.
+    """
+
+    run: str
+    vm: str
+    source: str
+    target: str
+    requested_method: str
+    method: str
+    outcome: str
+    total_time_s: float
+    transfer_time_s: float
+    downtime_ms: int | None
+    guest_downtime_ms: float | None
+    guest_silent_ms: float | None
+    heartbeats_lost: int | None
+    blocktime_ms: int | None
+    transferred_bytes: int
+    rounds: int
+    warnings: tuple[str, ...]
+    run_record: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For `migrate --json`."""
+        return asdict(self)

@@ -1,0 +1,367 @@
+"""One migration from beginning to end: its steps, their undo, and its report."""
+
+import asyncio
+import secrets
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from vmckpt.errors import (
+    CancelledByUserError,
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    VmckptError,
+)
+from vmckpt.events.record import RunRecord
+from vmckpt.events.types import Emit, Event, Note, PhaseBegan
+from vmckpt.hosts.deadman import armed
+from vmckpt.hosts.heartbeats import Silence, silence
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import state_dir
+from vmckpt.migrate.compare import differences
+from vmckpt.migrate.ends import End, Pair, settle
+from vmckpt.migrate.handover import release, settle_on_target
+from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.preflight import WARN, preflight
+from vmckpt.migrate.recover import bury, locked, lost, undo_target, unknown
+from vmckpt.migrate.report import Report
+from vmckpt.migrate.transfer import Ending, Transfer, wait_for_setup
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import Agreement
+from vmckpt.qemu.monitor import CommandRefusedError
+from vmckpt.sequence.steps import Step, UndoFailure, finish, run_steps
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu, last_words, new_qemu_id, start_qemu
+
+HEARTBEAT_WAIT_S = 2.0
+
+
+async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
+    """Move the running `vm` to `target`; returns when the source holds nothing of it any more.
+
+    Every event goes to `emit` and into the run record. Raises RefusedError (nothing was changed),
+    BusyError, OperationFailedError or TimedOutError (undone: the VM is on the source),
+    CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (ask both ends).
+    """
+    run = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    request = {"vm": vm.name, "source": vm.host.name, "target": target.name} | _plain(options)
+    record = RunRecord(run, "migrate", request)
+    began_s = time.monotonic()
+
+    def tell(event: Event) -> None:
+        record.add(event)
+        emit(event)
+
+    try:
+        checked = await preflight(vm, target, options)
+        agreement = checked.require(vm.name, target.name)
+        for check in checked.checks:
+            if check.verdict == WARN:
+                tell(Note(time.monotonic() - began_s, check.code, check.reason))
+        warnings = tuple(check.reason for check in checked.checks if check.verdict == WARN)
+        with locked(vm.name, (vm.host, target), f"migrate to {target.name}", run):
+            migration = _Migration(
+                vm, target, options, agreement=agreement, run=run, began_s=began_s, emit=tell
+            )
+            report = await migration.run()
+    except asyncio.CancelledError as exc:
+        error = CancelledByUserError(
+            "the migration was cancelled",
+            why="asked to stop",
+            remedy=f"'{vm.name}' goes on where it was",
+        )
+        _save(record, {"outcome": error.kind})
+        raise error from exc
+    except VmckptError as exc:
+        _save(record, {"outcome": exc.kind, "what": exc.what, "why": exc.why, "remedy": exc.remedy})
+        raise
+    record_path = str(runs_dir() / f"{run}.json")
+    report = replace(report, warnings=warnings, run_record=record_path)
+    _save(record, report.to_json())
+    return report
+
+
+def runs_dir() -> Path:
+    """Where the run records of this machine's commands stand."""
+    return state_dir() / "runs"
+
+
+def _plain(options: Options) -> dict[str, object]:
+    return {name: getattr(options, name) for name in options.__slots__}
+
+
+def _save(record: RunRecord, result: dict[str, object]) -> None:
+    record.result = result
+    record.save(runs_dir())
+
+
+class _Migration:
+    """The steps of one migration. Each public method is one step's `do`."""
+
+    def __init__(
+        self,
+        vm: Vm,
+        target: Host,
+        options: Options,
+        *,
+        agreement: Agreement,
+        run: str,
+        began_s: float,
+        emit: Emit,
+    ) -> None:
+        self._vm, self._target_host, self._options, self._agreement = vm, target, options, agreement
+        self._run, self._began_s, self._emit = run, began_s, emit
+        directory = vm_dir(target.state_dir, vm.name)
+        self._pair = Pair(
+            End(vm.host, vm.qemu.files),
+            End(target, directory.qemu(new_qemu_id())),
+            was_running=True,
+            ram_dir=vm.spec.ram_dir,
+        )
+        self._journal = Journal(
+            run=run,
+            vm=vm.name,
+            source=vm.host.name,
+            target=target.name,
+            source_qemu=vm.qemu.files.qemu_id,
+            target_qemu=self._pair.target.files.qemu_id,
+            ram_dir=str(vm.spec.ram_dir),
+            was_running=True,
+            step="begin",
+        )
+        self._target_qemu: Qemu | None = None
+        self._transfer: Transfer | None = None
+        self._ending = Ending.COMPLETED
+        self._blocktime_ms: int | None = None
+        self._transfer_began_s = self._transfer_ended_s = began_s
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def _note(self, code: str, text: str) -> None:
+        self._emit(Note(self._elapsed_s(), code, text))
+
+    async def run(self) -> Report:
+        """All steps; see `migrate`."""
+        steps = (
+            Step("prepare", self.prepare, self.undo_prepare),
+            Step("agree", self.agree),
+            Step("transfer", self.transfer, self.undo_transfer),
+            Step("switchover", self.switchover, commits=True),
+            Step("drain", self.drain),
+            Step("handover", self.handover),
+            Step("release", self.release),
+        )
+        monitor = await self._pair.source.monitor()
+        was_running = (await commands.query_status(monitor)).running
+        self._pair = replace(self._pair, was_running=was_running)
+        self._journal = replace(self._journal, was_running=was_running)
+        command = [
+            sys.executable,
+            "-m",
+            "vmckpt.cli.main",
+            "migrate",
+            "--recover",
+            self._vm.name,
+            "--json",
+        ]
+        runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            with armed(command, runs_dir() / f"{self._run}.recovery.log"):
+                await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
+        finally:
+            await finish(self._pair.close())
+        self._journal.remove((self._vm.host, self._target_host))
+        return await self._report()
+
+    async def _started(self, step: Step) -> None:
+        self._journal = replace(self._journal, step=step.name)
+        self._journal.write((self._vm.host, self._target_host))
+        self._emit(PhaseBegan(self._elapsed_s(), step.name))
+
+    def _undo_failed(self, failure: UndoFailure) -> None:
+        self._note("undo-failed", f"undoing '{failure.step}' failed: {failure.error}")
+
+    async def prepare(self) -> None:
+        """The target's QEMU, waiting, the same machine to the guest as the source's."""
+        host, files = self._target_host, self._pair.target.files
+        host.write_text(vm_dir(host.state_dir, self._vm.name).spec, self._vm.spec.text)
+        self._target_qemu = await start_qemu(
+            host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
+        )
+        source, target = await asyncio.gather(
+            self._pair.source.monitor(), self._pair.target.monitor()
+        )
+        if found := await differences(source, target):
+            raise RefusedError(
+                f"the QEMU on {host.name} would be another machine to the guest",
+                why="; ".join(found),
+                remedy="run the VM with a CPU model and machine type that are the same on both",
+            )
+
+    async def undo_prepare(self) -> None:
+        """Nothing of the migration stays, on either host."""
+        await undo_target(self._pair)
+        self._journal.remove((self._vm.host, self._target_host))
+
+    async def agree(self) -> None:
+        """Both sides set alike; every answer is read, since a refused call leaves old settings."""
+        source, target = await self._pair.source.monitor(), await self._pair.target.monitor()
+        for monitor, parameters in (
+            (source, self._agreement.source_parameters),
+            (target, self._agreement.target_parameters),
+        ):
+            await commands.migrate_set_capabilities(monitor, self._agreement.capabilities)
+            if parameters:
+                await commands.migrate_set_parameters(monitor, parameters)
+
+    async def transfer(self) -> None:
+        """RAM and devices go over, until only letting the target run is left."""
+        target = await self._pair.target.monitor()
+        await commands.migrate_incoming(target, f"tcp:{self._target_host.migration_address}:0")
+        port = await wait_for_setup(target)
+        source = await self._pair.source.monitor()
+        self._transfer = Transfer(source, self._options, self._elapsed_s, self._emit, self._note)
+        self._transfer_began_s = time.monotonic()
+        uri = f"tcp:{self._target_host.migration_address}:{port}"
+        try:
+            self._ending = await self._transfer.run(uri)
+        except (OperationFailedError, HostDownError) as exc:
+            raise self._with_targets_words(exc) from exc
+
+    def _with_targets_words(self, exc: VmckptError) -> VmckptError:
+        words = last_words(self._target_host, self._pair.target.files.stderr)
+        error = (
+            exc
+            if isinstance(exc, OperationFailedError)
+            else OperationFailedError("the migration failed", why=exc.why, remedy=exc.remedy)
+        )
+        error.why = f"{error.why}; the target said: {words}"
+        return error
+
+    async def undo_transfer(self) -> None:
+        """The guest is back on the source, or the error says where it is."""
+        move = await self._settle()
+        if move is Move.SOURCE_OWNS:
+            return
+        if move is Move.LOST:
+            await bury(self._pair, self._vm)
+            self._journal.remove((self._vm.host, self._target_host))
+            raise lost(self._pair)
+        raise unknown(self._pair)
+
+    async def _settle(self) -> Move:
+        return await settle(self._pair, lambda text: self._note("rescue", text))
+
+    async def switchover(self) -> None:
+        """The target runs. The one act that commits: QEMU has said that the source cannot go on."""
+        if not self._pair.was_running:
+            return
+        target = await self._pair.target.monitor()
+        try:
+            await commands.cont(target)
+        except OutcomeUnknownError:
+            if await self._settle() is not Move.TARGET_OWNS:
+                raise OperationFailedError(
+                    "the target did not start to run the VM",
+                    why="its QEMU ended or gives no answer",
+                    remedy="see the target's stderr.log",
+                ) from None
+        except (CommandRefusedError, HostDownError) as exc:
+            raise self._with_targets_words(
+                OperationFailedError(
+                    "the target cannot run the VM", why=str(exc), remedy="see the target's words"
+                )
+            ) from exc
+        state = await commands.query_status(target)
+        if not state.running:
+            raise OperationFailedError(
+                "the target does not run the VM",
+                why=f"its state is '{state.status}'",
+                remedy="see the target's stderr.log",
+            )
+
+    async def drain(self) -> None:
+        """Post-copy: until the target has every page and needs the source no more."""
+        if self._transfer and self._ending is Ending.POSTCOPY:
+            try:
+                await self._transfer.drain()
+            except (OperationFailedError, HostDownError) as exc:
+                await self._rescue_drain(exc)
+            target = await self._pair.target.monitor()
+            self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
+        self._transfer_ended_s = time.monotonic()
+
+    async def _rescue_drain(self, exc: VmckptError) -> None:
+        move = await self._settle()
+        if move is Move.TARGET_OWNS:
+            return
+        if move is Move.LOST:
+            await bury(self._pair, self._vm)
+            self._journal.remove((self._vm.host, self._target_host))
+            raise lost(self._pair) from exc
+        raise unknown(self._pair) from exc
+
+    async def handover(self) -> None:
+        """The target is the VM's home."""
+        if self._target_qemu is None:
+            raise OutcomeUnknownError(
+                "the target's QEMU is not known", why="it was not prepared", remedy="report this"
+            )
+        settle_on_target(self._pair.target, self._target_qemu, self._vm.host)
+
+    async def release(self) -> None:
+        """Nothing of the VM stays on the source."""
+        await release(self._pair.source, self._pair.ram_dir)
+
+    async def _report(self) -> Report:
+        last = self._transfer.last if self._transfer else None
+        total_time_s = self._elapsed_s()
+        heard = await self._heard()
+        postcopy = self._ending is Ending.POSTCOPY
+        return Report(
+            run=self._run,
+            vm=self._vm.name,
+            source=self._vm.host.name,
+            target=self._target_host.name,
+            requested_method=self._options.method,
+            method="postcopy" if postcopy else "precopy",
+            outcome="completed",
+            total_time_s=round(total_time_s, 4),
+            transfer_time_s=round(self._transfer_ended_s - self._transfer_began_s, 4),
+            downtime_ms=last.downtime_ms if last else None,
+            guest_downtime_ms=heard.longest_gap_ms if heard else None,
+            guest_silent_ms=heard.silent_ms if heard else None,
+            heartbeats_lost=heard.lost if heard else None,
+            blocktime_ms=self._blocktime_ms,
+            transferred_bytes=last.transferred_bytes if last else 0,
+            rounds=self._transfer.rounds if self._transfer else 0,
+            warnings=(),
+            run_record="",
+        )
+
+    async def _heard(self) -> Silence | None:
+        """What the target's observer heard of the guest, once it has been heard after the switch."""
+        guest = self._vm.spec.heartbeat_id
+        if guest is None or not self._pair.was_running:
+            return None
+        since_ns, ended_ns = (
+            int(t * 1e9) for t in (self._transfer_began_s, self._transfer_ended_s)
+        )
+        deadline = time.monotonic() + HEARTBEAT_WAIT_S
+        while True:
+            try:
+                after = await silence(self._target_host, guest, ended_ns, time.monotonic_ns())
+                if after or time.monotonic() > deadline:
+                    until_ns = after.last_ns if after else time.monotonic_ns()
+                    return await silence(self._target_host, guest, since_ns, until_ns)
+            except HostDownError as exc:
+                self._note("heartbeats", str(exc))
+                return None
+            await asyncio.sleep(0.02)

@@ -1,0 +1,184 @@
+"""Sending RAM: start, watch, switch method when asked to, and say how it ended."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from vmckpt.errors import OperationFailedError, TimedOutError
+from vmckpt.events.types import Progress
+from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, OnTimeout, Options
+from vmckpt.plan.convergence import eta_s, has_stalled
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Events, Monitor
+from vmckpt.qemu.replies import MigrationStatus
+from vmckpt.units import format_duration
+
+SAMPLE_S = 0.1
+# No byte for this long while QEMU says "active": it never notices a silent link by itself.
+SILENCE_S = 15.0
+# Before the second round QEMU has not sent all pages once, and post-copy would have to send all.
+FIRST_POSTCOPY_ROUND = 2
+LOCAL_STATES = frozenset({"none", "setup", "wait-unplug"})
+
+
+class Ending(Enum):
+    """How a transfer ended on the source."""
+
+    COMPLETED = "all state is on the target"
+    POSTCOPY = "the source serves pages, the rest of the state is on the target"
+
+
+class Transfer:
+    """One transfer of RAM, watched on the source's monitor.
+
+    `emit` gets a Progress every 0.1 s; `note` decisions in words.
+    """
+
+    def __init__(
+        self,
+        source: Monitor,
+        options: Options,
+        clock: Callable[[], float],
+        emit: Callable[[Progress], None],
+        note: Callable[[str, str], None],
+    ) -> None:
+        self._source, self._options = source, options
+        self._clock, self._emit, self._note = clock, emit, note
+        self._began_s = time.monotonic()
+        self._round_bytes: list[int] = []
+        self._silent_since_s, self._last_sent = self._began_s, -1
+        self._time_is_up = False
+        self._asked_postcopy = False
+        self.rounds = 0
+        self.last = MigrationStatus("none")
+
+    async def run(self, uri: str) -> Ending:
+        """Send to `uri` until the source is done or in post-copy.
+
+        Raises OperationFailedError (QEMU gave up, the link is silent), TimedOutError; the source's
+        migration may still be under way then: settle it. CancelledError likewise.
+        """
+        with self._source.events("MIGRATION") as events:
+            await commands.migrate(self._source, uri)
+            return await self._watch(events, until_postcopy=True)
+
+    async def drain(self) -> None:
+        """After the switch to post-copy: until every page is on the target."""
+        with self._source.events("MIGRATION") as events:
+            self._silent_since_s, self._last_sent = time.monotonic(), -1
+            await self._watch(events, until_postcopy=False)
+
+    async def _watch(self, events: Events, *, until_postcopy: bool) -> Ending:
+        while True:
+            status = await self._sample()
+            if status.status == "completed":
+                return Ending.COMPLETED
+            if status.ended:
+                raise OperationFailedError(
+                    "the migration failed",
+                    why=status.error or f"QEMU ended it as '{status.status}'",
+                    remedy="the source goes on; see the target's words",
+                )
+            if status.status == "postcopy-paused":
+                raise OperationFailedError(
+                    "post-copy was interrupted",
+                    why="the link between the hosts broke while the guest ran on the target",
+                    remedy="mend the link; the guest waits for its pages",
+                )
+            if status.in_postcopy and until_postcopy:
+                return Ending.POSTCOPY
+            if not status.in_postcopy:
+                await self._steer(status)
+            self._check_silence(status)
+            event = await events.next(SAMPLE_S)
+            if event is not None:
+                events.drain()
+
+    async def _sample(self) -> MigrationStatus:
+        status = await commands.query_migrate(self._source)
+        self.last = status
+        self.rounds = max(self.rounds, status.round)
+        while len(self._round_bytes) < status.round:
+            self._round_bytes.append(status.remaining_bytes)
+        meaningful = status.round >= FIRST_POSTCOPY_ROUND
+        dirty = status.dirty_rate_bytes_per_s if meaningful else 0.0
+        self._emit(
+            Progress(
+                at_s=self._clock(),
+                status=status.status,
+                round=status.round,
+                total_bytes=status.total_bytes,
+                remaining_bytes=status.remaining_bytes,
+                transferred_bytes=status.transferred_bytes,
+                throughput_bytes_per_s=status.throughput_bytes_per_s,
+                dirty_rate_bytes_per_s=dirty,
+                expected_downtime_ms=status.expected_downtime_ms if meaningful else None,
+                throttle_percent=status.throttle_percent,
+                postcopy_requests=status.postcopy_requests,
+                eta_s=eta_s(status.remaining_bytes, status.throughput_bytes_per_s, dirty),
+            )
+        )
+        return status
+
+    async def _steer(self, status: MigrationStatus) -> None:
+        options = self._options
+        if options.timeout_s is not None and not self._time_is_up:
+            self._time_is_up = time.monotonic() - self._began_s > options.timeout_s
+            if self._time_is_up:
+                await self._time_up(options)
+        if self._asked_postcopy or status.round < FIRST_POSTCOPY_ROUND:
+            return
+        if options.method is Method.POSTCOPY:
+            await self._start_postcopy("all pages were sent once")
+        elif options.method is Method.HYBRID and has_stalled(self._round_bytes):
+            await self._start_postcopy("the last rounds gained nothing: pre-copy will not end")
+        elif self._time_is_up and options.on_timeout is OnTimeout.POSTCOPY:
+            await self._start_postcopy("the time is up")
+
+    async def _time_up(self, options: Options) -> None:
+        given = format_duration(options.timeout_s or 0)
+        if options.on_timeout is OnTimeout.ABORT:
+            raise TimedOutError(
+                f"the migration did not end within {given}",
+                why=f"{self.rounds} rounds, the guest dirties memory as fast as it is sent",
+                remedy="allow more time, downtime or bandwidth, --auto-converge, or --method hybrid",
+            )
+        if options.on_timeout is OnTimeout.PAUSE:
+            self._note("time-up", f"{given} are over: stopping the VM to send the rest")
+            await commands.migrate_set_parameters(
+                self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
+            )
+
+    async def _start_postcopy(self, reason: str) -> None:
+        self._note("postcopy", f"switching to post-copy: {reason}")
+        self._asked_postcopy = True
+        await commands.migrate_start_postcopy(self._source)
+
+    def _check_silence(self, status: MigrationStatus) -> None:
+        now_s = time.monotonic()
+        if status.transferred_bytes != self._last_sent or status.status in LOCAL_STATES:
+            self._silent_since_s, self._last_sent = now_s, status.transferred_bytes
+        elif now_s - self._silent_since_s > SILENCE_S:
+            raise OperationFailedError(
+                "the migration stands still",
+                why=f"no byte has moved for {SILENCE_S:g} s, and QEMU never notices by itself",
+                remedy="check the network between the hosts and the target's load",
+            )
+
+
+async def wait_for_setup(target: Monitor, timeout_s: float = 5.0) -> int:
+    """The port a target listens on, once `migrate-incoming` has taken effect.
+
+    Raises OperationFailedError.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while (status := await commands.query_migrate(target)).port is None:
+        if asyncio.get_running_loop().time() > deadline:
+            raise OperationFailedError(
+                "the target does not listen",
+                why=status.error or f"no port within {timeout_s:g} s",
+                remedy="check that the target's migration address is one of its own",
+            )
+        await asyncio.sleep(0.005)
+    return status.port

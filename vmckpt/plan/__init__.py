@@ -1,0 +1,1 @@
+"""Arithmetic: numbers in, forecasts and decisions out. Knows no VM, no QEMU, no clock."""

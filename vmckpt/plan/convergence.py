@@ -1,0 +1,30 @@
+"""Will a pre-copy end? Judged from what each round had left to send."""
+
+from collections.abc import Sequence
+
+# KubeVirt's figure: a round that leaves 96 % of the best earlier one has not gained.
+NO_GAIN = 0.96
+PATIENCE_ROUNDS = 2
+
+
+def has_stalled(round_bytes: Sequence[int]) -> bool:
+    """Whether the last rounds of a pre-copy gained nothing over the best before them.
+
+    `round_bytes`: what remained to be sent at the start of each round, oldest first. The first
+    round (all of RAM) says nothing about dirtying and is never the best.
+    """
+    later = round_bytes[1:]
+    if len(later) <= PATIENCE_ROUNDS:
+        return False
+    best = min(later[:-PATIENCE_ROUNDS])
+    return all(left >= NO_GAIN * best for left in later[-PATIENCE_ROUNDS:])
+
+
+def eta_s(
+    remaining_bytes: int, throughput_bytes_per_s: float, dirty_rate_bytes_per_s: float
+) -> float | None:
+    """Seconds until a pre-copy has caught up with the guest; None when it never will at these rates."""
+    gain_bytes_per_s = throughput_bytes_per_s - dirty_rate_bytes_per_s
+    if gain_bytes_per_s <= 0:
+        return None
+    return remaining_bytes / gain_bytes_per_s
