@@ -61,3 +61,11 @@ class Journal:
                 why=f"{type(exc).__name__}: {exc}",
                 remedy="end the VM's QEMU on the host where it shall not run, and remove the file",
             ) from exc
+
+
+def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
+    """The journal of a migration of the VM, from whichever host has one."""
+    for host in hosts:
+        if journal := Journal.read(host, vm):
+            return journal
+    return None

@@ -13,9 +13,9 @@ from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.ends import End, Pair, discard, kill, settle
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
-from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.journal import Journal, find_journal
 from vmckpt.migrate.ownership import Move
-from vmckpt.vm.inventory import Vm, find_vm, read_vm
+from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.start import Qemu
@@ -34,14 +34,6 @@ class Recovery:
     outcome: str
 
 
-def find_journal(name: str, hosts: Iterable[Host]) -> Journal | None:
-    """The journal of a migration of the VM, from whichever host has one."""
-    for host in hosts:
-        if journal := Journal.read(host, name):
-            return journal
-    return None
-
-
 async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
     """End a cut-off migration of the VM for good; None when there is none.
 
@@ -57,12 +49,6 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
         if journal is None:
             return None
         return await _recover(journal, source, target, note)
-
-
-async def settled_vm(name: str, note: Callable[[str], None]) -> Vm:
-    """The VM, after ending what a dead migration left of it. Raises what `recover` raises."""
-    await recover(name, note)
-    return find_vm(name)
 
 
 async def _recover(

@@ -1,0 +1,1 @@
+"""Points in time of a VM that it can return to."""

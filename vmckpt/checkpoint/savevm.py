@@ -1,0 +1,187 @@
+"""QEMU's internal snapshots (savevm) on qcow2: RAM and disks in one image, the VM stopped meanwhile."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.events.types import Emit, JobProgress
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.replies import Job, Snapshot
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.inventory import Vm, require_alive
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path
+from vmckpt.vm.start import open_monitor
+
+POLL_S = 0.05
+
+
+async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
+    """Save RAM, devices and every writable disk as snapshot `name`; the VM runs on afterwards.
+
+    Refused, before the VM is paused, when the name is taken or a disk cannot hold snapshots.
+    Raises RefusedError, OperationFailedError (nothing of the snapshot stays), BusyError.
+    """
+    nodes = _snapshot_nodes(vm)
+    with _locked(vm, "snapshot save"):
+        monitor = await _open(vm)
+        try:
+            if name in {snapshot.name for snapshot in await _snapshots(monitor, nodes)}:
+                raise RefusedError(
+                    f"'{vm.name}' has a snapshot '{name}' already",
+                    why="QEMU would overwrite it without asking",
+                    remedy=f"choose another name, or: vmckpt snapshot delete {vm.name} {name}",
+                )
+            was_running = (await commands.query_status(monitor)).running
+            job = _job_id("save")
+            await commands.snapshot_save(monitor, job, name, nodes[0], nodes)
+            await finish(_await_job(monitor, job, "save", emit))
+            if was_running and not (await commands.query_status(monitor)).running:
+                await commands.cont(monitor)
+            return next(s for s in await _snapshots(monitor, nodes) if s.name == name)
+        finally:
+            await finish(monitor.close())
+
+
+async def load(vm: Vm, name: str, emit: Emit) -> Snapshot:
+    """Put the VM back to snapshot `name`: memory, devices and disks; what came since is gone.
+
+    A VM that ran runs afterwards. A failed load leaves it stopped (its memory is half replaced)
+    and says so. Raises NotFoundError, OperationFailedError, BusyError.
+    """
+    nodes = _snapshot_nodes(vm)
+    with _locked(vm, "snapshot load"):
+        monitor = await _open(vm)
+        try:
+            snapshot = await _find(vm, monitor, nodes, name)
+            was_running = (await commands.query_status(monitor)).running
+            await finish(_load(vm, monitor, name, nodes, emit, was_running=was_running))
+            return snapshot
+        finally:
+            await finish(monitor.close())
+
+
+async def list_all(vm: Vm) -> list[Snapshot]:
+    """The snapshots of a running VM, oldest first."""
+    nodes = _snapshot_nodes(vm)
+    require_alive(vm)
+    monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker)
+    try:
+        found = await _snapshots(monitor, nodes)
+    finally:
+        await monitor.close()
+    return sorted(found, key=lambda snapshot: snapshot.taken_unix_s)
+
+
+async def delete(vm: Vm, name: str, emit: Emit) -> None:
+    """Delete snapshot `name`. Raises NotFoundError (QEMU alone would say nothing), BusyError."""
+    nodes = _snapshot_nodes(vm)
+    with _locked(vm, "snapshot delete"):
+        monitor = await _open(vm)
+        try:
+            await _find(vm, monitor, nodes, name)
+            job = _job_id("delete")
+            await commands.snapshot_delete(monitor, job, name, nodes)
+            await finish(_await_job(monitor, job, "delete", emit))
+        finally:
+            await finish(monitor.close())
+
+
+async def _load(
+    vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit: Emit, *, was_running: bool
+) -> None:
+    await commands.stop(monitor)
+    job = _job_id("load")
+    await commands.snapshot_load(monitor, job, name, nodes[0], nodes)
+    try:
+        await _await_job(monitor, job, "load", emit)
+    except OperationFailedError as exc:
+        raise OperationFailedError(
+            f"'{vm.name}' is stopped: snapshot '{name}' did not load",
+            why=exc.why,
+            remedy=f"load another snapshot, or: vmckpt vm stop --force {vm.name} and vm start",
+        ) from exc
+    if was_running:
+        await commands.cont(monitor)
+
+
+def _snapshot_nodes(vm: Vm) -> list[str]:
+    """The disks' nodes, the first of which takes the memory too. Raises RefusedError with the reason."""
+    why = None
+    writable = [n for n, disk in enumerate(vm.spec.disks) if not disk.read_only]
+    raw = [str(vm.spec.disks[n].path) for n in writable if vm.spec.disks[n].format == "raw"]
+    if vm.spec.firmware:
+        why = f"its UEFI variable store {vm.spec.firmware.vars} is a raw image on pflash"
+    elif raw:
+        why = f"{', '.join(raw)} is raw, and only qcow2 holds internal snapshots"
+    elif not writable:
+        why = "it has no writable disk to keep the snapshot in"
+    if why:
+        raise RefusedError(
+            f"'{vm.name}' cannot have internal snapshots",
+            why=why,
+            remedy="convert the disk (qemu-img convert -O qcow2), or give the VM a small qcow2 disk",
+        )
+    return [f"disk{n}" for n in writable]
+
+
+def _locked(vm: Vm, action: str) -> AbstractContextManager[None]:
+    return vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action))
+
+
+async def _open(vm: Vm) -> Monitor:
+    require_alive(vm)
+    return await open_monitor(vm.host, vm.qemu, vm.qemu.files.operator)
+
+
+async def _snapshots(monitor: Monitor, nodes: Sequence[str]) -> list[Snapshot]:
+    for node in await commands.query_named_block_nodes(monitor):
+        if node.node_name == nodes[0]:
+            return list(node.snapshots)
+    return []
+
+
+async def _find(vm: Vm, monitor: Monitor, nodes: Sequence[str], name: str) -> Snapshot:
+    found = await _snapshots(monitor, nodes)
+    for snapshot in found:
+        if snapshot.name == name:
+            return snapshot
+    raise NotFoundError(
+        f"'{vm.name}' has no snapshot '{name}'",
+        why=f"it has: {', '.join(s.name for s in found) or 'none'}",
+        remedy=f"see: vmckpt snapshot list {vm.name}",
+    )
+
+
+def _job_id(verb: str) -> str:
+    return f"vmckpt-{verb}-{secrets.token_hex(4)}"
+
+
+async def _await_job(monitor: Monitor, job_id: str, phase: str, emit: Emit) -> Job:
+    """The job's end, dismissed. Raises OperationFailedError with QEMU's reason.
+
+    Errors stand only in query-jobs: the command that starts a job answers {} whatever happens.
+    """
+    began_s = time.monotonic()
+    while True:
+        job = next((job for job in await commands.query_jobs(monitor) if job.id == job_id), None)
+        if job is None:
+            raise OperationFailedError(
+                f"the {phase} job vanished",
+                why="another client of QEMU dismissed it",
+                remedy="look at the snapshots: vmckpt snapshot list",
+            )
+        emit(JobProgress(time.monotonic() - began_s, phase, job.done, job.total))
+        if job.concluded:
+            break
+        await asyncio.sleep(POLL_S)
+    await commands.job_dismiss(monitor, job_id)
+    if job.error:
+        raise OperationFailedError(
+            f"QEMU could not {phase} the snapshot", why=job.error, remedy="mend what it names"
+        )
+    return job

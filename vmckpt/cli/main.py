@@ -1,0 +1,79 @@
+"""The command `vmckpt`: its nouns, and what an error looks like."""
+
+import os
+import sys
+
+import click
+import typer
+
+from vmckpt import __version__
+from vmckpt.cli import host, lab, migrate, runs, snapshot, vm
+from vmckpt.cli.output import print_error
+from vmckpt.errors import CancelledByUserError, StorageError, VmckptError
+
+EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refused, nothing changed;
+5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9 outcome unknown; 10 VM lost;
+11 file not readable or writable; 130 cancelled and undone."""
+
+app = typer.Typer(
+    name="vmckpt",
+    help="Move, protect and checkpoint whole virtual machines on stock QEMU.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(vm.app, name="vm")
+app.add_typer(host.app, name="host")
+app.command("migrate")(migrate.migrate)
+app.add_typer(snapshot.app, name="snapshot")
+app.add_typer(runs.app, name="runs")
+app.add_typer(lab.app, name="lab")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"vmckpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line and exit; every error ends as what / why / what to do."""
+    as_json = "--json" in sys.argv
+    try:
+        code = app(standalone_mode=False)
+    except VmckptError as exc:
+        code = print_error(exc, as_json=as_json)
+    except click.exceptions.Abort:
+        cancelled = CancelledByUserError(
+            "cancelled", why="asked to stop", remedy="nothing was changed"
+        )
+        code = print_error(cancelled, as_json=as_json)
+    except click.ClickException as exc:
+        exc.show()
+        code = exc.exit_code
+    except BrokenPipeError:
+        # Whoever read the output has gone; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as exc:
+        storage = StorageError(
+            f"cannot use {exc.filename or 'a file'}",
+            why=exc.strerror or str(exc),
+            remedy="check that it is there, its rights, and free space",
+        )
+        code = print_error(storage, as_json=as_json)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""vmckpt migrate."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vmckpt.cli.output import Json, run, show, warn
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.host import Host
+    from vmckpt.migrate.options import Options
+    from vmckpt.migrate.preflight import Preflight
+    from vmckpt.migrate.report import Report
+    from vmckpt.vm.inventory import Vm
+
+
+class MethodWord(StrEnum):
+    """--method; means what migrate.options.Method says."""
+
+    auto = "auto"
+    precopy = "precopy"
+    postcopy = "postcopy"
+    hybrid = "hybrid"
+    stop = "stop"
+
+
+class TimeoutWord(StrEnum):
+    """--on-timeout."""
+
+    abort = "abort"
+    postcopy = "postcopy"
+    pause = "pause"
+
+
+class CompressWord(StrEnum):
+    """--compress."""
+
+    none = "none"
+    zstd = "zstd"
+
+
+def migrate(
+    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    host: Annotated[str | None, typer.Argument(help="Where it shall run.")] = None,
+    method: Annotated[
+        MethodWord,
+        typer.Option(
+            help="auto: pre-copy, slowing a guest that dirties faster than the link; hybrid: "
+            "pre-copy, then post-copy when it will not converge; stop: stopped while memory moves."
+        ),
+    ] = MethodWord.auto,
+    max_downtime: Annotated[str, typer.Option(help="How long the VM may stand still.")] = "300ms",
+    bandwidth: Annotated[str | None, typer.Option(help="At most this much a second.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="How long memory may take to move.")] = None,
+    on_timeout: Annotated[
+        TimeoutWord, typer.Option(help="What to do when that is over.")
+    ] = TimeoutWord.abort,
+    auto_converge: Annotated[
+        bool, typer.Option("--auto-converge", help="Slow the guest until pre-copy ends.")
+    ] = False,
+    compress: Annotated[CompressWord, typer.Option(help="Compress memory.")] = CompressWord.none,
+    parallel: Annotated[
+        int | None, typer.Option(help="Send memory over so many channels.", min=1, max=64)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Move a running VM to another host."""
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.inventory import find_host
+    from vmckpt.migrate.options import Method, OnTimeout, Options
+    from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
+
+    if recover:
+        _recover(vm, as_json=json)
+        return
+    if host is None:
+        raise UsageError(
+            "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
+        )
+    options = Options(
+        method=Method(method),
+        max_downtime_ms=max(1, round(parse_duration_s(max_downtime) * 1e3)),
+        bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0,
+        timeout_s=parse_duration_s(timeout) if timeout else None,
+        on_timeout=OnTimeout(on_timeout),
+        auto_converge=auto_converge,
+        compression=None if compress is CompressWord.none else compress.value,
+        channels=parallel,
+    )
+    from vmckpt.cli.vm import settled
+
+    found, target = settled(vm), find_host(host)
+    if dry_run:
+        _dry_run(found, target, options, as_json=json)
+    else:
+        _migrate(found, target, options, as_json=json)
+
+
+def _migrate(vm: "Vm", target: "Host", options: "Options", *, as_json: bool) -> None:
+    from vmckpt.migrate.run import migrate as migrate_vm
+    from vmckpt.ui.progress import display
+
+    with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
+        report = run(migrate_vm(vm, target, options, emit))
+    show(report.to_json(), _text(report), as_json=as_json)
+
+
+def _text(report: "Report") -> str:
+    from vmckpt.units import format_duration, format_size
+
+    def milliseconds(value: float | None) -> str:
+        return "not measured" if value is None else f"{value:.0f} ms"
+
+    downtime = (
+        f"{milliseconds(report.downtime_ms)} by QEMU, {milliseconds(report.guest_downtime_ms)} "
+        "as the guest's heartbeats show"
+    )
+    lines = [
+        f"{report.vm} runs on {report.target}",
+        f"  method    {report.method} (asked for: {report.requested_method})",
+        f"  time      {format_duration(report.total_time_s)}, of which memory "
+        f"{format_duration(report.transfer_time_s)}",
+        f"  sent      {format_size(report.transferred_bytes)} in {report.rounds} rounds",
+        f"  downtime  {downtime}",
+        f"  record    {report.run_record}",
+    ]
+    return "\n".join([*lines, *(f"  warning   {text}" for text in report.warnings)])
+
+
+def _dry_run(vm: "Vm", target: "Host", options: "Options", *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from vmckpt.migrate.preflight import preflight
+    from vmckpt.ui.tables import table
+
+    checked: Preflight = run(preflight(vm, target, options))
+    rows = [(c.verdict, c.code, c.reason, c.remedy) for c in checked.checks]
+    result: dict[str, Any] = {
+        "vm": vm.name,
+        "source": vm.host.name,
+        "target": target.name,
+        "possible": checked.agreement is not None
+        and all(c.verdict != "refuse" for c in checked.checks),
+        "checks": [asdict(check) for check in checked.checks],
+    }
+    show(result, table(("verdict", "check", "reason", "remedy"), rows), as_json=as_json)
+    if not result["possible"]:
+        raise typer.Exit(4)
+
+
+def _recover(vm: str, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from vmckpt.migrate.recover import recover
+    from vmckpt.vm.inventory import find_vm
+
+    recovery = run(recover(vm, warn))
+    if recovery is None:
+        where = find_vm(vm).host.name
+        text = f"no migration of {vm} was cut off; it is on {where}"
+        show({"vm": vm, "host": where, "outcome": "nothing to recover"}, text, as_json=as_json)
+    else:
+        text = f"{vm} is on {recovery.host}: migration {recovery.run} {recovery.outcome}"
+        show(asdict(recovery), text, as_json=as_json)

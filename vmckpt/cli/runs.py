@@ -1,0 +1,54 @@
+"""vmckpt runs: list, show."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from vmckpt.cli.output import Json, show
+
+app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List the run records, oldest first."""
+    from vmckpt.events.record import load_all
+    from vmckpt.migrate.run import runs_dir
+    from vmckpt.ui.tables import table
+
+    rows = []
+    for record in load_all(runs_dir()):
+        when = datetime.fromtimestamp(record.began_unix_s, UTC).astimezone()
+        result = record.result or {"outcome": "cut off"}
+        target = f"{record.request.get('source')} -> {record.request.get('target')}"
+        total = f"{result['total_time_s']:.2f} s" if "total_time_s" in result else "-"
+        rows.append(
+            (record.run, f"{when:%Y-%m-%d %H:%M:%S}", record.operation, str(record.request.get("vm")),
+             target, str(result.get("method", "-")), str(result["outcome"]), total)
+        )  # fmt: skip
+    header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
+    objects = [dict(zip(header, row, strict=True)) for row in rows]
+    show({"runs": objects}, table(header, rows), as_json=json)
+
+
+@app.command("show")
+def show_(
+    run: Annotated[str, typer.Argument(help="The run's id, see `vmckpt runs list`.")],
+    json: Json = False,
+) -> None:
+    """Show one run: request, phases, notes, result."""
+    from vmckpt.events.record import RunRecord
+    from vmckpt.hosts.inventory import check_name
+    from vmckpt.migrate.run import runs_dir
+    from vmckpt.ui.tables import fields
+
+    record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
+    facts = {name: getattr(record, name) for name in record.__slots__}
+    pairs = [(key, str(value)) for key, value in record.request.items()]
+    for event in record.events:
+        words = event.get("text") or event.get("phase", "")
+        pairs.append((f"{event['at_s']:.3f} s", f"{event['event']}: {words}"))
+    pairs.append(("samples", str(len(record.samples))))
+    pairs += [(key, str(value)) for key, value in (record.result or {"outcome": "cut off"}).items()]
+    show(facts, fields(pairs), as_json=json)
