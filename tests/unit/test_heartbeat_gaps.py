@@ -62,7 +62,7 @@ def test_a_hole_is_lost_beats_and_a_long_gap() -> None:
     heard = summarise([0, 1 * MS, 51 * MS], [7, 8, 58], 0, 51 * MS, heard_before=True)
     assert heard.lost == 49
     assert (heard.longest_gap_ms, heard.gap_began_ns) == (50.0, 1 * MS)
-    assert heard.gaps_over_20ms == [(1 * MS, 50 * MS)]
+    assert heard.gaps_over_20ms == [(1 * MS, 50.0)]
 
 
 def test_a_late_beat_is_reordered_and_not_lost() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from vmckpt.errors import OperationFailedError, RefusedError, UsageError
 from vmckpt.lab import network
 from vmckpt.lab.inventory import check_free, enter_hosts, remove_hosts
+from vmckpt.lab.leftovers import remove_ram_files
 from vmckpt.lab.lock import locked
 from vmckpt.lab.namespaces import Namespaces, last_line
 from vmckpt.lab.processes import ProcessId, end_all, find, identify, python, reap, tag
@@ -37,7 +38,6 @@ from vmckpt.lab.state import (
 MAX_HOSTS = 16
 HEARTBEAT_PORT = 7700
 _START_TIMEOUT_S = 10.0
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ async def _check_taps(directory: Path, enter: tuple[str, ...]) -> None:
     except OperationFailedError as exc:
         raise RefusedError(
             "the lab's guests cannot have a network here",
-            why=f"a tap device cannot be made: {exc.why.splitlines()[0]}",
+            why=f"no tap device can be made through /dev/net/tun: {exc.why.splitlines()[0]}",
             remedy="as root: 'modprobe tun' if /dev/net/tun is missing, 'chmod 0666 /dev/net/tun'"
             " (as udev has it); or run the lab as root",
         ) from exc
@@ -217,13 +217,7 @@ def _remove(directory: Path, children: Sequence[int]) -> Removed:
     hosts = remove_hosts(directory)
     ended = end_all(directory)
     reap(children)
-    ram_files = 0
-    # QEMU's RAM file is named after the VM and the directory of this run of it.
-    for run in directory.glob(f"{HOST_PREFIX}*/vms/*/qemu-*"):
-        name = f"vmckpt-{run.parent.name}-{run.name.removeprefix('qemu-')}.ram"
-        with contextlib.suppress(FileNotFoundError):
-            (_SHARED_MEMORY / name).unlink()
-            ram_files += 1
+    ram_files = remove_ram_files(directory)
     if directory.exists():
         try:
             shutil.rmtree(directory)

@@ -55,7 +55,7 @@ def identify(pid: int) -> ProcessId | None:
 
 def tag(directory: Path) -> str:
     """The name of the interface that marks the network namespaces of the lab in `directory`."""
-    return "vk" + hashlib.blake2b(bytes(directory), digest_size=6).hexdigest()
+    return "lab" + hashlib.blake2b(bytes(directory), digest_size=6).hexdigest()
 
 
 def tool(name: str) -> str:
@@ -136,7 +136,8 @@ async def run(argv: Sequence[str], directory: Path, *, stdin: str = "") -> str:
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            # Not wait(): this also sees the pipes closed.
+            await process.communicate(b"")
     if process.returncode != 0:
         raise OperationFailedError(
             f"'{' '.join(argv)}' failed", why=why, remedy="see why, put it right and try again"

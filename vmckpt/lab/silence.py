@@ -9,6 +9,13 @@ from typing import NamedTuple
 _LONG_GAP_NS = 20 * 10**6
 
 
+class LongGap(NamedTuple):
+    """A gap as it is reported: when it began (CLOCK_MONOTONIC) and how long it was."""
+
+    began_ns: int
+    length_ms: float
+
+
 class Gap(NamedTuple):
     """A silence: when it began (CLOCK_MONOTONIC) and how long it was."""
 
@@ -33,7 +40,7 @@ class Silence:
     dropped: int
     longest_gap_ms: float
     gap_began_ns: int
-    gaps_over_20ms: list[Gap]
+    gaps_over_20ms: list[LongGap]
     first_ns: int | None
     last_ns: int | None
 
@@ -81,7 +88,11 @@ def summarise(
         dropped=dropped,
         longest_gap_ms=longest.length_ns / 1e6,
         gap_began_ns=longest.began_ns,
-        gaps_over_20ms=[gap for gap in silences if gap.length_ns > _LONG_GAP_NS],
+        gaps_over_20ms=[
+            LongGap(gap.began_ns, gap.length_ns / 1e6)
+            for gap in silences
+            if gap.length_ns > _LONG_GAP_NS
+        ],
         first_ns=min(arrivals_ns, default=None),
         last_ns=max(arrivals_ns, default=None),
     )

@@ -57,7 +57,12 @@ async def open_socket(lab: Lab, enter: tuple[str, ...], kind: str) -> socket.soc
                 stderr=asyncio.subprocess.PIPE,
                 env=environment(lab.directory),
             )
-        _, err = await process.communicate()
+        try:
+            _, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
         descriptors: list[int] = []
         if process.returncode == 0:
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
