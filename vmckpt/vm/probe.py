@@ -13,7 +13,7 @@ from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
-from vmckpt.qemu.monitor import Monitor, MonitorLostError, session
+from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.vm.start import wait_for_monitor
 
 VIRTUALIZATION_FLAGS = frozenset({"vmx", "svm"})
@@ -107,9 +107,11 @@ async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Moni
     ]
     process = await host.spawn(argv, stderr)
     try:
-        sock = await wait_for_monitor(host, process, socket_path, stderr)
-        async with session(sock, f"QEMU on {host.name}") as monitor:
+        monitor = await wait_for_monitor(host, process, socket_path, stderr)
+        try:
             yield monitor
+        finally:
+            await monitor.close()
     except MonitorLostError as exc:
         raise HostDownError(
             f"QEMU on {host.name} gave no answer", why=exc.why, remedy=exc.remedy

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -76,8 +75,8 @@ async def start_qemu(
         argv = qemu_argv(spec, platform, files, host.qemu, incoming=incoming)
         host.write_text(files.path / "argv.json", json.dumps(argv, indent=1))
         process = await host.spawn(argv, files.stderr)
-        probe = await wait_for_monitor(host, process, files.operator, files.stderr)
-        probe.close()
+        monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
+        await monitor.close()
         qemu = Qemu(files, process, platform)
         await _plug_taps(host, spec, files)
     except BaseException:
@@ -116,17 +115,18 @@ async def open_monitor(host: Host, qemu: Qemu, path: Path, timeout_s: float = 5.
     )
 
 
-async def wait_for_monitor(
-    host: Host, process: ProcessId, path: Path, stderr: Path
-) -> socket.socket:
-    """A connection to the monitor of a QEMU that is just starting.
+async def wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: Path) -> Monitor:
+    """A session with a QEMU that is just starting; when it greets, all of its devices are there.
 
-    Raises OperationFailedError with QEMU's own words when it ends instead, HostDownError when it hangs.
+    Raises OperationFailedError with QEMU's own words when it ends instead, HostDownError when it
+    hangs.
     """
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
     while True:
         try:
-            return await host.connect(path)
+            return await Monitor.connect(
+                await host.connect(path), f"QEMU on {host.name}", START_TIMEOUT_S
+            )
         except HostDownError as exc:
             if not host.is_alive(process):
                 raise OperationFailedError(
