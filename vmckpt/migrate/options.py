@@ -55,12 +55,16 @@ class Options:
     def wish(self) -> Wish:
         """What this asks of the pair of QEMUs."""
         channels = self.channels or (DEFAULT_CHANNELS if self.compression else None)
-        stop = self.method is Method.STOP
+        downtime_ms = {
+            Method.STOP: UNLIMITED_DOWNTIME_MS,
+            # As little as there is: else pre-copy is done before post-copy can begin.
+            Method.POSTCOPY: 1,
+        }.get(self.method, self.max_downtime_ms)
         return Wish(
             postcopy=self.may_postcopy,
             auto_converge=self.auto_converge or self.method is Method.AUTO,
             channels=channels,
             compression=self.compression,
-            max_downtime_ms=UNLIMITED_DOWNTIME_MS if stop else self.max_downtime_ms,
+            max_downtime_ms=downtime_ms,
             max_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
         )

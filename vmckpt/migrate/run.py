@@ -13,6 +13,7 @@ from vmckpt.errors import (
     OperationFailedError,
     OutcomeUnknownError,
     RefusedError,
+    TimedOutError,
     VmckptError,
 )
 from vmckpt.events.record import RunRecord
@@ -232,6 +233,8 @@ class _Migration:
         uri = f"tcp:{self._target_host.migration_address}:{port}"
         try:
             self._ending = await self._transfer.run(uri)
+        except TimedOutError:
+            raise
         except (OperationFailedError, HostDownError) as exc:
             raise self._with_targets_words(exc) from exc
 
@@ -242,7 +245,8 @@ class _Migration:
             if isinstance(exc, OperationFailedError)
             else OperationFailedError("the migration failed", why=exc.why, remedy=exc.remedy)
         )
-        error.why = f"{error.why}; the target said: {words}"
+        if words:
+            error.why = f"{error.why}; the target said: {words}"
         return error
 
     async def undo_transfer(self) -> None:

@@ -12,7 +12,7 @@ from vmckpt.plan.convergence import eta_s, has_stalled
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.qemu.replies import MigrationStatus
-from vmckpt.units import format_duration
+from vmckpt.units import format_duration, format_rate, format_size
 
 SAMPLE_S = 0.1
 # No byte for this long while QEMU says "active": it never notices a silent link by itself.
@@ -50,6 +50,7 @@ class Transfer:
         self._silent_since_s, self._last_sent = self._began_s, -1
         self._time_is_up = False
         self._asked_postcopy = False
+        self._postcopy_began = False
         self.rounds = 0
         self.last = MigrationStatus("none")
 
@@ -59,19 +60,21 @@ class Transfer:
         Raises OperationFailedError (QEMU gave up, the link is silent), TimedOutError; the source's
         migration may still be under way then: settle it. CancelledError likewise.
         """
-        with self._source.events("MIGRATION") as events:
+        with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
             await commands.migrate(self._source, uri)
             return await self._watch(events, until_postcopy=True)
 
     async def drain(self) -> None:
         """After the switch to post-copy: until every page is on the target."""
-        with self._source.events("MIGRATION") as events:
+        with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
             self._silent_since_s, self._last_sent = time.monotonic(), -1
             await self._watch(events, until_postcopy=False)
 
     async def _watch(self, events: Events, *, until_postcopy: bool) -> Ending:
         while True:
             status = await self._sample()
+            if self._postcopy_began and until_postcopy:
+                return Ending.POSTCOPY
             if status.status == "completed":
                 return Ending.COMPLETED
             if status.ended:
@@ -86,18 +89,23 @@ class Transfer:
                     why="the link between the hosts broke while the guest ran on the target",
                     remedy="mend the link; the guest waits for its pages",
                 )
-            if status.in_postcopy and until_postcopy:
-                return Ending.POSTCOPY
             if not status.in_postcopy:
                 await self._steer(status)
             self._check_silence(status)
-            event = await events.next(SAMPLE_S)
-            if event is not None:
-                events.drain()
+            await self._await_news(events)
+
+    async def _await_news(self, events: Events) -> None:
+        """Until QEMU tells of a change, 0.1 s at most."""
+        event = await events.next(SAMPLE_S)
+        for news in [event, *events.drain()] if event else []:
+            # A short post-copy is over before a query sees it.
+            if news.get("data") == {"status": "postcopy-active"}:
+                self._postcopy_began = True
 
     async def _sample(self) -> MigrationStatus:
         status = await commands.query_migrate(self._source)
         self.last = status
+        self._postcopy_began |= status.in_postcopy
         self.rounds = max(self.rounds, status.round)
         while len(self._round_bytes) < status.round:
             self._round_bytes.append(status.remaining_bytes)
@@ -141,7 +149,7 @@ class Transfer:
         if options.on_timeout is OnTimeout.ABORT:
             raise TimedOutError(
                 f"the migration did not end within {given}",
-                why=f"{self.rounds} rounds, the guest dirties memory as fast as it is sent",
+                why=self._why_so_long(),
                 remedy="allow more time, downtime or bandwidth, --auto-converge, or --method hybrid",
             )
         if options.on_timeout is OnTimeout.PAUSE:
@@ -149,6 +157,14 @@ class Transfer:
             await commands.migrate_set_parameters(
                 self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
             )
+
+    def _why_so_long(self) -> str:
+        sent, link = self.last.transferred_bytes, self.last.throughput_bytes_per_s
+        if self.rounds < FIRST_POSTCOPY_ROUND:
+            left = format_size(self.last.remaining_bytes)
+            return f"{format_size(sent)} went at {format_rate(link)}, {left} were still left"
+        dirty = format_rate(self.last.dirty_rate_bytes_per_s)
+        return f"after {self.rounds} rounds the guest dirties {dirty}, the link takes {format_rate(link)}"
 
     async def _start_postcopy(self, reason: str) -> None:
         self._note("postcopy", f"switching to post-copy: {reason}")

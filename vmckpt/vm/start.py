@@ -131,7 +131,7 @@ async def wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: P
             if not host.is_alive(process):
                 raise OperationFailedError(
                     f"QEMU did not start on {host.name}",
-                    why=last_words(host, stderr),
+                    why=last_words(host, stderr) or "it ended without a word",
                     remedy="mend what it names; nothing was left behind",
                 ) from exc
             if asyncio.get_running_loop().time() > deadline:
@@ -144,7 +144,7 @@ async def wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: P
 
 
 def last_words(host: Host, stderr: Path) -> str:
-    """The end of what a QEMU wrote to stderr, its timestamps and warnings left out where there is more."""
+    """The end of what a QEMU wrote to stderr, warnings left out where there is more; may be empty."""
     lines = [
         line.partition("Z ")[2] or line
         for line in (host.read_text(stderr) or "").splitlines()
@@ -153,7 +153,7 @@ def last_words(host: Host, stderr: Path) -> str:
     lines = [line.partition(": ")[2] if line.startswith("qemu-system") else line for line in lines]
     lines = [line for line in lines if not line.startswith("vm_state_notify")]
     telling = [line for line in lines if not line.startswith("warning")] or lines
-    return "; ".join(telling[-3:]) or "it said nothing"
+    return "; ".join(telling[-3:])
 
 
 def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
