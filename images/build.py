@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Builds the test guest from Debian packages and guest/, and prints the image's directory on stdout's last line.
+"""Builds the test guest from Debian packages and guest/; stdout's last line is its directory.
 
-The directory, `${XDG_CACHE_HOME:-~/.cache}/vmckpt/images/HASH`, holds `vmlinuz`, `initrd` and `manifest.json`. HASH is
-taken over everything that goes in, so an image once built is found again without a build. Nothing is installed on the
-machine; root is not needed. The standard library alone: this runs before any virtual environment exists.
+The directory, `${XDG_CACHE_HOME:-~/.cache}/vmckpt/images/HASH`, holds `vmlinuz`, `initrd` and
+`manifest.json`. HASH is taken over everything that goes in, so an image once built is found again
+without a build. Nothing is installed on the machine; root is not needed. The standard library
+alone: this runs before any virtual environment exists.
 
-Without a network or a compiler the newest image made of the same guest/ is used, and stderr says so.
+Without a network or a compiler the newest image made of the same sources is used, and stderr says
+so.
 """
 
 import argparse
@@ -32,8 +34,33 @@ MODULES = (
     *("virtio_blk", "failover", "net_failover", "virtio_net", "virtio_console", "virtio-rng"),
     *("evdev", "button"),
 )
-COMPILE = ("gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", "-s")
-DIRECTORIES = ("bin", "data", "dev", "lib", "lib64", "modules", "proc", "run", "sbin", "sys", "tmp", "var", "var/run")
+COMPILE = (
+    "gcc",
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-static",
+    "-pthread",
+    "-s",
+)
+DIRECTORIES = (
+    "bin",
+    "data",
+    "dev",
+    "lib",
+    "lib64",
+    "modules",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "tmp",
+    "var",
+    "var/run",
+)
 
 
 class BuildError(Exception):
@@ -75,8 +102,12 @@ class Archive:
 
 def main(argv: Sequence[str]) -> int:
     """Builds or finds the image; 0, or 1 with the reason on stderr."""
-    parser = argparse.ArgumentParser(description="Build the vmckpt test guest; prints its directory.")
-    parser.add_argument("--check-reproducible", action="store_true", help="build twice and compare every byte")
+    parser = argparse.ArgumentParser(
+        description="Build the vmckpt test guest; prints its directory."
+    )
+    parser.add_argument(
+        "--check-reproducible", action="store_true", help="build twice and compare every byte"
+    )
     options = parser.parse_args(argv)
     try:
         if options.check_reproducible:
@@ -89,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def image() -> Path:
-    """The directory of the image for today's inputs, built unless it is there; else the newest of the same sources."""
+    """The image of today's inputs, built unless it is there; else the newest of its sources."""
     try:
         inputs = current_inputs()
         target = CACHE / "images" / digest_of(inputs)
@@ -105,7 +136,7 @@ def image() -> Path:
 
 
 def current_inputs() -> dict[str, dict[str, str]]:
-    """Everything that the image is a function of: packages, sources, and what the compiler links in."""
+    """What the image is a function of: packages, sources, and what the compiler links in."""
     compiler = shutil.which("gcc")
     libc = Path(run("gcc", "-print-file-name=libc.a").strip()) if compiler else Path("libc.a")
     if not libc.is_absolute():
@@ -117,31 +148,55 @@ def current_inputs() -> dict[str, dict[str, str]]:
     return {
         "packages": {package.file: package.sha256 for package in wanted_packages()},
         "sources": source_digests(),
-        "compiler": {"gcc": run("gcc", "--version").splitlines()[0], "libc.a": sha256(libc.read_bytes())},
+        "compiler": {
+            "gcc": run("gcc", "--version").splitlines()[0],
+            "libc.a": sha256(libc.read_bytes()),
+        },
     }
 
 
 def source_digests() -> dict[str, str]:
+    """SHA-256 of this file and of each file in guest/."""
     sources = [Path(__file__), *GUEST.iterdir()]
     return {source.name: sha256(source.read_bytes()) for source in sorted(sources)}
 
 
 def wanted_packages() -> list[Package]:
-    """The newest cloud kernel, busybox, and the guest agent with all it depends on, as apt resolves them."""
+    """The newest cloud kernel, busybox, the guest agent and its libraries, as apt has them."""
     try:
-        kernel = re.search(r"linux-image-[0-9][^ ,]*", run("apt-cache", "show", "linux-image-cloud-amd64"))
+        kernel = re.search(
+            r"linux-image-[0-9][^ ,]*", run("apt-cache", "show", "linux-image-cloud-amd64")
+        )
         tree = run(
-            *("apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts"),
+            *(
+                "apt-cache",
+                "depends",
+                "--recurse",
+                "--no-recommends",
+                "--no-suggests",
+                "--no-conflicts",
+            ),
             *("--no-breaks", "--no-replaces", "--no-enhances", "qemu-guest-agent"),
         )
         if kernel is None:
-            raise BuildError("no cloud kernel", why="apt knows none for amd64", remedy="apt-get update")
-        names = [kernel[0], "busybox-static", "qemu-guest-agent", *libraries_below("qemu-guest-agent", tree)]
-        with tempfile.TemporaryDirectory() as empty:  # apt says nothing of a file that lies there already
+            raise BuildError(
+                "no cloud kernel", why="apt knows none for amd64", remedy="apt-get update"
+            )
+        names = [
+            kernel[0],
+            "busybox-static",
+            "qemu-guest-agent",
+            *libraries_below("qemu-guest-agent", tree),
+        ]
+        with (
+            tempfile.TemporaryDirectory() as empty
+        ):  # apt says nothing of a file that lies there already
             uris = run("apt-get", "download", "--print-uris", *names, cwd=Path(empty))
     except BuildError as error:
         raise BuildError(
-            "cannot resolve the guest's packages", why=str(error), remedy="amd64 Debian: apt-get update"
+            "cannot resolve the guest's packages",
+            why=str(error),
+            remedy="amd64 Debian: apt-get update",
         ) from error
     found = re.findall(r"^'.*' (\S+) \d+ SHA256:([0-9a-f]{64})$", uris, re.MULTILINE)
     if len(found) != len(names):
@@ -154,7 +209,10 @@ def wanted_packages() -> list[Package]:
 
 
 def libraries_below(package: str, tree: str) -> list[str]:
-    """The library packages that `package` needs, by way of libraries alone (`tree`: of apt-cache depends)."""
+    """The library packages that `package` needs, by way of libraries alone.
+
+    `tree` is what `apt-cache depends --recurse` says; followed blindly it leads to perl and dpkg.
+    """
     needs: dict[str, list[str]] = {}
     for line in tree.splitlines():
         if not line.startswith((" ", "<")):
@@ -170,7 +228,7 @@ def libraries_below(package: str, tree: str) -> list[str]:
 
 
 def build_into(target: Path, inputs: dict[str, dict[str, str]]) -> None:
-    """Builds the image beside `target` and renames it there: a build cut short leaves nothing that looks whole."""
+    """Builds the image beside `target`, then renames it: one cut short never looks whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
         tree, made = Path(scratch, "tree"), Path(scratch, "image")
@@ -190,19 +248,29 @@ def build_into(target: Path, inputs: dict[str, dict[str, str]]) -> None:
 
 
 def fetched(packages: Sequence[Package]) -> Iterator[Path]:
-    """Each package's file, downloaded by apt unless the cache has it, checked against apt's checksum."""
+    """Each package's file, from the cache or by apt, checked against apt's checksum."""
     store = CACHE / "packages"
     store.mkdir(parents=True, exist_ok=True)
     missing = [package for package in packages if not (store / package.file).is_file()]
     with tempfile.TemporaryDirectory(prefix=".download-", dir=store) as scratch:
         if missing:
             names = [package.file.split("_")[0] for package in missing]
-            run("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *names, cwd=Path(scratch))
+            run(
+                "apt-get",
+                "-qq",
+                "-o",
+                "APT::Sandbox::User=root",
+                "download",
+                *names,
+                cwd=Path(scratch),
+            )
         for package in missing:
             file = Path(scratch, package.file)
             if not file.is_file() or sha256(file.read_bytes()) != package.sha256:
                 raise BuildError(
-                    f"cannot fetch {package.file}", why="apt brought something else", remedy="apt-get update, again"
+                    f"cannot fetch {package.file}",
+                    why="apt brought something else",
+                    remedy="apt-get update, again",
                 )
             file.rename(store / package.file)
     for package in packages:
@@ -227,7 +295,9 @@ def initramfs(tree: Path, program: bytes) -> Archive:
         archive.add(f"bin/{applet}", b"/bin/busybox", stat.S_IFLNK | 0o777)
     archive.add("bin/busybox", busybox.read_bytes())  # last: it lists itself
     for number, module in enumerate(modules(tree / "lib/modules")):
-        archive.add(f"modules/{number:02d}-{module.name}", module.read_bytes(), stat.S_IFREG | 0o644)
+        archive.add(
+            f"modules/{number:02d}-{module.name}", module.read_bytes(), stat.S_IFREG | 0o644
+        )
     agent = tree / "usr/sbin/qemu-ga"
     archive.add("bin/qemu-ga", agent.read_bytes())
     for library in libraries_of(agent, tree):
@@ -249,13 +319,14 @@ def modules(root: Path) -> Iterator[Path]:
             yield file
         elif f"/{name}.ko\n" not in built_in:
             raise BuildError(
-                f"no driver {name}", why="this kernel package has it neither as module nor built in",
+                f"no driver {name}",
+                why="this kernel package has it neither as module nor built in",
                 remedy="correct MODULES in images/build.py",
             )
 
 
 def libraries_of(program: Path, tree: Path) -> list[Path]:
-    """Every shared library that `program` needs, directly or not, as found in the unpacked packages."""
+    """Every shared library that `program` needs, directly or not, from the unpacked packages."""
     wanted, found = [program], dict[str, Path]()
     while wanted:
         for name in re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-d", str(wanted.pop()))):
@@ -264,7 +335,8 @@ def libraries_of(program: Path, tree: Path) -> list[Path]:
             library = next((path for path in sorted(tree.rglob(name)) if path.is_file()), None)
             if library is None:
                 raise BuildError(
-                    f"no {name} for {program.name}", why="no package that it depends on holds it",
+                    f"no {name} for {program.name}",
+                    why="no package that it depends on holds it",
                     remedy="correct wanted_packages in images/build.py",
                 )
             found[name] = library
@@ -283,14 +355,15 @@ def check_reproducible() -> None:
         for file in sorted(first.iterdir()):
             if file.read_bytes() != (second / file.name).read_bytes():
                 raise BuildError(
-                    "the build is not reproducible", why=f"{file.name} differs between two builds",
+                    "the build is not reproducible",
+                    why=f"{file.name} differs between two builds",
                     remedy="find what in it depends on time, order or place",
                 )
     print("reproducible: two builds are the same, byte for byte", file=sys.stderr)
 
 
 def newest_of_same_sources() -> Path | None:
-    """The image built last from the guest/ and build.py that are here, whatever its packages were."""
+    """The image built last from the sources that are here, whatever its packages were."""
     manifests = sorted(CACHE.glob("images/*/manifest.json"), key=lambda path: path.stat().st_mtime)
     for manifest in reversed(manifests):
         if json.loads(manifest.read_text())["sources"] == source_digests():
@@ -299,12 +372,16 @@ def newest_of_same_sources() -> Path | None:
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
-    """The command's output; raises BuildError with its own words when it fails or does not exist."""
+    """The command's output; raises BuildError with its own words when it fails or is missing."""
     environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
     try:
-        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, check=True
+        )
     except FileNotFoundError as error:
-        raise BuildError(f"cannot run {command[0]}", why="it is missing", remedy="install it") from error
+        raise BuildError(
+            f"cannot run {command[0]}", why="it is missing", remedy="install it"
+        ) from error
     except subprocess.CalledProcessError as error:
         why = (error.stderr or error.stdout).strip() or f"status {error.returncode}"
         remedy = "correct it and run again; downloads need the network"
@@ -313,10 +390,12 @@ def run(*command: str, cwd: Path | None = None) -> str:
 
 
 def digest_of(inputs: dict[str, dict[str, str]]) -> str:
+    """The image's name: 64 bits over its inputs."""
     return sha256(json.dumps(inputs, sort_keys=True).encode())[:16]
 
 
 def sha256(content: bytes) -> str:
+    """SHA-256 in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
