@@ -1,4 +1,4 @@
-"""What can go wrong, by class. The class decides the exit code; the text says what, why and what to do."""
+"""What can go wrong: the class decides the exit code, the text says what, why and what to do."""
 
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ class VmckptError(Exception):
 
 
 class UsageError(VmckptError):
-    """The request itself is wrong: a bad name, a malformed spec, options that exclude each other."""
+    """The request itself is wrong: a bad name, a malformed spec, options at odds."""
 
     exit_code = 2
     kind = "usage"
@@ -67,7 +67,10 @@ class TimedOutError(OperationFailedError):
 
 
 class OutcomeUnknownError(VmckptError):
-    """Nobody knows whether the command took effect. Never a failure, never retried blindly: ask both ends."""
+    """Nobody knows whether the command took effect.
+
+    Never a failure, never retried blindly: ask both ends.
+    """
 
     exit_code = 9
     kind = "unknown"

@@ -27,8 +27,9 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes in `text`: a number and K, M, G, T or KiB, MiB, … (powers of 1024) or kB, MB, … (powers of 1000).
+    """Bytes in `text`: a number and a unit.
 
+    K, M, G, T and KiB, MiB, … are powers of 1024; kB, MB, … powers of 1000; none is bytes.
     Raises UsageError.
     """
     match = _NUMBER.fullmatch(text)
@@ -48,7 +49,10 @@ def parse_rate_bytes_per_s(text: str) -> int:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds in `text`: a number and us, ms, s, m, h or d; several may follow one another (1m30s). Raises UsageError."""
+    """Seconds in `text`: a number and us, ms, s, m, h or d; several may follow (1m30s).
+
+    Raises UsageError.
+    """
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text.strip():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""QEMU's internal snapshots (savevm) on qcow2: RAM and disks in one image, the VM stopped meanwhile."""
+"""QEMU's internal snapshots (savevm) on qcow2: RAM and disks in one image, the VM stopped."""
 
 import asyncio
 import secrets
@@ -110,7 +110,7 @@ async def _load(
 
 
 def _snapshot_nodes(vm: Vm) -> list[str]:
-    """The disks' nodes, the first of which takes the memory too. Raises RefusedError with the reason."""
+    """The disks' nodes; the first takes the memory too. Raises RefusedError with the reason."""
     why = None
     writable = [n for n, disk in enumerate(vm.spec.disks) if not disk.read_only]
     raw = [str(vm.spec.disks[n].path) for n in writable if vm.spec.disks[n].format == "raw"]
@@ -124,7 +124,7 @@ def _snapshot_nodes(vm: Vm) -> list[str]:
         raise RefusedError(
             f"'{vm.name}' cannot have internal snapshots",
             why=why,
-            remedy="convert the disk (qemu-img convert -O qcow2), or give the VM a small qcow2 disk",
+            remedy="convert the disk (qemu-img convert -O qcow2), or add a small qcow2 disk",
         )
     return [f"disk{n}" for n in writable]
 

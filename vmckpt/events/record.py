@@ -34,7 +34,10 @@ class RunRecord:
             self.events.append({"event": type(event).__name__, **asdict(event)})
 
     def save(self, directory: Path) -> Path:
-        """Write the record as RUN.json below `directory`, in one step; returns its path. Raises OSError."""
+        """Write the record as RUN.json below `directory`, in one step.
+
+        Returns its path. Raises OSError.
+        """
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = directory / f"{self.run}.json"
         part = directory / f".{self.run}.part"

@@ -1,4 +1,4 @@
-"""Events of an operation, in the order they happen. Whoever shows or stores them reads only these."""
+"""Events of an operation, as they happen. Whoever shows or stores them reads only these."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ class PhaseBegan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A migration seen at one moment. Rates are zero and `expected_downtime_ms` is None while unknown."""
+    """A migration seen at one moment.
+
+    Rates are zero, `expected_downtime_ms` and `eta_s` are None while unknown.
+    """
 
     at_s: float
     status: str

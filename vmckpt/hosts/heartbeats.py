@@ -23,7 +23,8 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
     """How silent guest `guest_id` was between two CLOCK_MONOTONIC instants.
 
     `longest_gap_ms` is the longest time between two arrivals, `silent_ms` the sum of all gaps over
-    20 ms, `last_ns` the last arrival. None when the host has no observer, or it heard nothing of that guest.
+    20 ms, `last_ns` the last arrival. None when the host has no observer, or it heard nothing of
+    that guest.
     """
     if host.heartbeats is None:
         return None

@@ -43,7 +43,10 @@ class Host:
     heartbeats: Path | None = None
 
     async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
-        """Run a command to its end. Raises HostDownError when it cannot be started or outlasts `timeout_s`."""
+        """Run a command to its end.
+
+        Raises HostDownError when it cannot be started or outlasts `timeout_s`.
+        """
         try:
             child = await asyncio.create_subprocess_exec(
                 *self.enter,
@@ -69,9 +72,10 @@ class Host:
         )
 
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
-        """Start a process that outlives this one, in a session of its own; its stderr goes to a file.
+        """Start a process that outlives this one, in a session of its own.
 
-        The prefix `enter` must exec, so that the pid is the command's own.
+        Its output is appended to `stderr_path`. The prefix `enter` must exec, so that the pid is
+        the command's own.
         """
         try:
             return process.spawn([*self.enter, *argv], stderr_path)

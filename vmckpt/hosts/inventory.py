@@ -13,7 +13,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 def state_dir() -> Path:
-    """This user's state directory on this machine: $VMCKPT_STATE_DIR, /var/lib/vmckpt for root, else XDG's."""
+    """This user's state: $VMCKPT_STATE_DIR, else /var/lib/vmckpt for root, XDG's for others."""
     if given := os.environ.get("VMCKPT_STATE_DIR"):
         return Path(given).absolute()
     if os.geteuid() == 0:
@@ -22,7 +22,10 @@ def state_dir() -> Path:
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` itself. Raises UsageError unless it is [a-z0-9][a-z0-9._-]* of at most 40 characters."""
+    """`name` itself.
+
+    Raises UsageError unless it is [a-z0-9][a-z0-9._-]* of at most 40 characters.
+    """
     if not _NAME.fullmatch(name) or len(name) > 40:
         raise UsageError(
             f"'{name}' is no name for a {what}",

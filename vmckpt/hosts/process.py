@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them, named so that a reused pid is never mistaken."""
+"""Processes that outlive the command that started them; a reused pid is never mistaken for one."""
 
 import os
 import select
@@ -38,7 +38,7 @@ def spawn(argv: list[str], stderr_path: Path) -> ProcessId:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has `pid` now; None when there is none or it has ended (zombies count as ended)."""
+    """The process that has `pid` now; None when there is none or it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -68,7 +68,7 @@ class End:
         return Side(True, run, migration, self.ever_ran)
 
     async def yank(self) -> bool:
-        """Cut the migration's sockets through the rescue monitor, which works while QEMU is stuck."""
+        """Cut the migration's sockets, through the rescue monitor: it works while QEMU is stuck."""
         try:
             sock = await self.host.connect(self.files.rescue)
             rescue = await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
@@ -102,7 +102,7 @@ class Pair:
 
 
 async def settle(pair: Pair, note: Callable[[str], None], timeout_s: float = 30.0) -> Move:
-    """Give the migration up, or let it end if it is too late for that, until one place has the guest.
+    """Give the migration up, or let it end if it is too late, until one place has the guest.
 
     Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (an end gave no answer for `timeout_s`; then
     nothing was done that could make the guest run twice). `note` is told every move.

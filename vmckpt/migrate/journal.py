@@ -15,9 +15,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """One migration of one VM. Everything it creates stands in the target's `target_qemu` directory.
+    """One migration of one VM.
 
-    `step` is the last one begun; `was_running` whether the guest ran when it began.
+    Everything it creates stands in the target's `target_qemu` directory. `step` is the last one
+    begun; `was_running` whether the guest ran when it began.
     """
 
     run: str

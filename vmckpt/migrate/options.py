@@ -26,7 +26,7 @@ class Method(StrEnum):
 
 
 class OnTimeout(StrEnum):
-    """What to do when the time is up: give up, switch to post-copy, or stop the VM and send the rest."""
+    """What to do when the time is up: give up, post-copy, or stop the VM and send the rest."""
 
     ABORT = "abort"
     POSTCOPY = "postcopy"

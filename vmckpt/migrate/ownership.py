@@ -1,4 +1,4 @@
-"""Who owns the guest? One decision, used when a migration goes wrong and when one was cut off. Pure."""
+"""Who owns the guest? One pure decision, for migrations that go wrong and that were cut off."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -23,7 +23,7 @@ def has_stalled(round_bytes: Sequence[int]) -> bool:
 def eta_s(
     remaining_bytes: int, throughput_bytes_per_s: float, dirty_rate_bytes_per_s: float
 ) -> float | None:
-    """Seconds until a pre-copy has caught up with the guest; None when it never will at these rates."""
+    """Seconds until a pre-copy has caught up with the guest; None when it never will like this."""
     gain_bytes_per_s = throughput_bytes_per_s - dirty_rate_bytes_per_s
     if gain_bytes_per_s <= 0:
         return None

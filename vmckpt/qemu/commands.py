@@ -34,7 +34,7 @@ async def stop(monitor: Monitor) -> None:
 
 
 async def cont(monitor: Monitor) -> None:
-    """Run the vCPUs. Legal from `paused`, `prelaunch` and `postmigrate` (which takes the disks back)."""
+    """Run the vCPUs. Legal from paused, prelaunch and postmigrate (which takes the disks back)."""
     await monitor.tell("cont")
 
 
@@ -113,7 +113,7 @@ async def migrate_set_parameters(monitor: Monitor, values: Mapping[str, Any]) ->
 
 
 async def migrate_incoming(monitor: Monitor, uri: str) -> None:
-    """Listen for a migration at `uri`; port 0 is replaced by a free one (see MigrationStatus.port)."""
+    """Listen for a migration at `uri`; for port 0 MigrationStatus.port says which it became."""
     await monitor.tell("migrate-incoming", {"uri": uri})
 
 
@@ -154,7 +154,7 @@ async def yank_migration(monitor: Monitor) -> bool:
 async def snapshot_save(
     monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]
 ) -> None:
-    """Start saving RAM, devices and `nodes` as internal snapshot `tag`; the VM is stopped while it runs."""
+    """Start saving RAM, devices and `nodes` as snapshot `tag`; the VM is stopped meanwhile."""
     await monitor.tell(
         "snapshot-save", {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)}
     )

@@ -67,7 +67,7 @@ class Monitor:
             sock.close()
             raise MonitorLostError(
                 f"the monitor of {label} is silent",
-                why=f"no greeting within {timeout_s:g} s: another client holds it, or QEMU is stuck",
+                why=f"no greeting in {timeout_s:g} s: another client holds it, or QEMU is stuck",
                 remedy="end the other client, or look at the QEMU process",
             ) from exc
         except (QMPError, OSError, EOFError, ValueError) as exc:
@@ -110,7 +110,8 @@ class Monitor:
     ) -> Any:
         """Have QEMU do something.
 
-        Raises CommandRefusedError (no effect), OutcomeUnknownError (no answer: it may have happened).
+        Raises CommandRefusedError (no effect), OutcomeUnknownError (no answer: it may have
+        happened).
         """
         try:
             return await self._execute(command, arguments, timeout_s, oob=oob)

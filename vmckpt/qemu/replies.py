@@ -32,8 +32,9 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """query-migrate on either side. Absent fields are zero; `status` is "none" before the first migration.
+    """query-migrate on either side. Absent fields are zero.
 
+    `status` is "none" before the first migration.
     `round` is QEMU's dirty-sync-count. `dirty_rate_bytes_per_s` and `expected_downtime_ms` mean
     nothing before round 2. On the target only `status` (and in post-copy the blocktime) are set.
     """

@@ -1,4 +1,4 @@
-"""A long operation is a list of steps: undone newest first until the commit, afterwards only forward."""
+"""A long operation is a list of steps: undone newest first until the commit, then only forward."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -82,7 +82,10 @@ async def _undo(steps: Sequence[Step], undo_failed: Callable[[UndoFailure], None
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end even when the caller is cancelled, twice included; then let the cancellation through."""
+    """Run `work` to its end even when the caller is cancelled, once or more often.
+
+    Then the cancellation is let through; an error of `work` comes first.
+    """
     task = asyncio.ensure_future(work)
     late: asyncio.CancelledError | None = None
     while not task.done():

@@ -59,7 +59,8 @@ class _Screen:
         downtime = progress.expected_downtime_ms
         rows = [
             ("phase", progress.status, "round", str(progress.round)),
-            ("left", format_size(progress.remaining_bytes), "sent", format_size(progress.transferred_bytes)),
+            ("left", format_size(progress.remaining_bytes), "sent",
+             format_size(progress.transferred_bytes)),
             ("link", format_rate(progress.throughput_bytes_per_s), "dirtied",
              format_rate(progress.dirty_rate_bytes_per_s)),
             ("downtime", "…" if downtime is None else f"{downtime} ms", "ETA",

@@ -1,1 +1,1 @@
-"""Virtual machines: what they are (specs), where they are (inventory), and the QEMU that runs them."""
+"""Virtual machines: what they are (specs), where (inventory), and the QEMU that runs them."""

@@ -24,9 +24,10 @@ class Platform:
 def qemu_argv(
     spec: Spec, platform: Platform, files: QemuDir, qemu: str, *, incoming: bool
 ) -> list[str]:
-    """The command line. The VM does not run yet: it waits for `cont`, or for a migration when `incoming`.
+    """The command line. The VM waits for `cont`, or for a migration when `incoming`.
 
-    Devices get fixed places on the PCI bus, so that both ends of a migration agree whatever else is there.
+    Devices get fixed places on the PCI bus, so that both ends of a migration agree whatever else
+    is there.
     """
     argv = [
         qemu,
@@ -91,7 +92,7 @@ def qemu_argv(
         slot += 1
     for device in spec.devices:
         argv += ["-device", _json(device)]
-    # The log then says when vCPUs began to run: proof, even of a dead QEMU, that it ran or never did.
+    # The log then says when vCPUs began to run: proof, even of a dead QEMU, that it did or never.
     argv += ["-trace", "vm_state_notify", "-S"]
     return [*argv, *(["-incoming", "defer"] if incoming else [])]
 

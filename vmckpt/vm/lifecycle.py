@@ -25,7 +25,7 @@ KVM_CPU = "host"
 
 
 def read_spec(path: Path) -> Spec:
-    """The spec in a file, its relative paths counted from the file's directory. Raises UsageError."""
+    """The spec in a file, relative paths counted from its directory. Raises UsageError."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
@@ -45,7 +45,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
         raise RefusedError(
             f"there is a VM '{spec.name}' already",
             why=f"on host {taken[0].host.name}",
-            remedy=f"choose another name, start it with `vmckpt vm start {spec.name}`, or remove it first",
+            remedy=f"choose another name, start it (`vmckpt vm start {spec.name}`), or remove it",
         )
     directory = vm_dir(host.state_dir, spec.name)
     with host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
@@ -75,9 +75,10 @@ async def start_vm(vm: Vm) -> Vm:
 
 
 async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
-    """Press the power button and wait for the end; with `force` end QEMU at once. A stopped VM stays as it is.
+    """Press the power button and wait for the end; with `force` end QEMU at once.
 
-    Raises TimedOutError when the guest does not power off in `timeout_s`: it goes on running.
+    A stopped VM stays as it is. Raises TimedOutError when the guest does not power off in
+    `timeout_s`: it goes on running.
     """
     with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm stop")):
         if vm.is_alive and force:

@@ -1,4 +1,4 @@
-"""What a host's QEMU offers and which accelerator it can use: asked once per binary, kept in a cache file."""
+"""What a host's QEMU offers, asked once per binary, and which accelerator it can use."""
 
 import asyncio
 import hashlib
@@ -42,7 +42,10 @@ async def abilities(host: Host) -> Abilities:
 
 
 async def choose_accel(host: Host, wished: str) -> tuple[str, str]:
-    """The accelerator for a new VM ("kvm" or "tcg") and the reason. Raises RefusedError for an impossible wish."""
+    """The accelerator for a new VM ("kvm" or "tcg") and the reason.
+
+    Raises RefusedError for an impossible wish.
+    """
     obstacle = await kvm_obstacle(host) if wished != "tcg" else "the spec asks for tcg"
     if obstacle is None:
         return "kvm", "the host's KVM runs guests"
@@ -62,7 +65,7 @@ async def kvm_obstacle(host: Host) -> str | None:
     if not os.access(DEV_KVM, os.R_OK | os.W_OK):
         return "this user may not open /dev/kvm"
     if not VIRTUALIZATION_FLAGS & host.cpu_flags():
-        return "the processor shows neither vmx nor svm: a KVM that is offered all the same hangs ordinary guests"
+        return "the processor shows neither vmx nor svm: the KVM offered hangs ordinary guests"
     try:
         async with _bare_qemu(host, "q35", "kvm") as monitor:
             enabled = await commands.query_kvm(monitor)

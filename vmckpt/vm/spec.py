@@ -104,7 +104,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
 
 
 def absolute_text(spec: Spec, base: Path) -> str:
-    """The spec's TOML with relative paths made absolute, so that it means the same from anywhere."""
+    """The spec's TOML with relative paths made absolute: it means the same from anywhere."""
 
     def absolute(match: re.Match[str]) -> str:
         return f'{match[1]}"{base / match[2]}"'
@@ -168,7 +168,7 @@ class _Source:
     base: Path
 
     def line_of(self, where: tuple[str | int, ...], key: str) -> int:
-        """The line of `key` in the table `where` ("disks", 1); of the table when the key is missing; else 1."""
+        """The line of `key` in the table `where` ("disks", 1); the table's where it is missing."""
         lines = self.text.splitlines()
         start = 0
         if where:

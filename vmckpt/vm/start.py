@@ -23,7 +23,7 @@ SOCKET_PATH_BYTES = 107
 
 @dataclass(frozen=True, slots=True)
 class Qemu:
-    """A QEMU process that vmckpt started: where its files are, which process it is, what it runs as."""
+    """A QEMU process that vmckpt started: its files, which process it is, what it runs as."""
 
     files: QemuDir
     process: ProcessId
@@ -63,10 +63,10 @@ def new_qemu_id() -> str:
 async def start_qemu(
     host: Host, spec: Spec, platform: Platform, files: QemuDir, *, incoming: bool
 ) -> Qemu:
-    """A QEMU with the VM's devices, its taps on the bridge, waiting for `cont` or (`incoming`) a migration.
+    """A QEMU with the VM's devices, waiting for `cont` or (`incoming`) for a migration.
 
-    On an error nothing of it is left. Raises RefusedError (no memory, no bridge), OperationFailedError
-    (QEMU's own words), HostDownError.
+    Its taps are on the bridge. On an error nothing of it is left. Raises RefusedError (no memory,
+    no bridge), OperationFailedError (QEMU's own words), HostDownError.
     """
     _check_room(host, spec, files)
     host.make_dir(files.path)
@@ -88,7 +88,7 @@ async def start_qemu(
 
 
 async def end_qemu(host: Host, ram_dir: Path, files: QemuDir) -> None:
-    """Kill the QEMU of `files`, whether or not its start got as far as being recorded, and remove its files.
+    """Kill the QEMU of `files`, recorded anywhere or not, and remove its files.
 
     Raises OperationFailedError when the process does not end.
     """
@@ -144,7 +144,7 @@ async def wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: P
 
 
 def last_words(host: Host, stderr: Path) -> str:
-    """The end of what a QEMU wrote to stderr, warnings left out where there is more; may be empty."""
+    """The end of what a QEMU wrote to stderr; warnings only if nothing else. May be empty."""
     lines = [
         line.partition("Z ")[2] or line
         for line in (host.read_text(stderr) or "").splitlines()
@@ -161,14 +161,15 @@ def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
     if longest > SOCKET_PATH_BYTES:
         raise UsageError(
             f"the state directory of {host.name} has too long a path",
-            why=f"a Unix socket's path has at most {SOCKET_PATH_BYTES} bytes, this one has {longest}",
+            why=f"a Unix socket's path has at most {SOCKET_PATH_BYTES} bytes, one has {longest}",
             remedy="choose a shorter state directory (VMCKPT_STATE_DIR) or VM name",
         )
     free = min(host.free_bytes(spec.ram_dir), host.available_memory_bytes())
     if free < spec.memory_bytes:
         raise RefusedError(
             f"{host.name} has no room for the VM's memory",
-            why=f"it needs {format_size(spec.memory_bytes)} in {spec.ram_dir}, {format_size(free)} are free",
+            why=f"it needs {format_size(spec.memory_bytes)} in {spec.ram_dir}, "
+            f"{format_size(free)} are free",
             remedy="end or move other VMs, or give the VM less memory",
         )
 
