@@ -13,7 +13,7 @@
 
 /* The first MiB stays untouched (boot sectors, partition tables); then the ring's header, then the slots. */
 enum { HEADER_AT = 1 << 20, SLOTS_AT = HEADER_AT + RECORD_BYTES };
-enum { CHUNK = 64, FLUSH_RECORDS = 16 };
+enum { CHUNK = 64, FLUSH_RECORDS = 16, LEAST_SLOTS = 64, USUAL_SLOTS = 16384 };
 static const uint64_t FLUSH_NS = 100000000;
 
 atomic_ullong disk_errors, disk_acknowledged;
@@ -137,37 +137,55 @@ static bool resume_ring(void)
     return true;
 }
 
-/* Opens the disk, and takes up the ring on it or makes one of `bytes` (0: as it is, or 64 MiB). */
-static const char *open_ring(uint64_t bytes)
+/* Makes a ring of `count` slots; whatever lies on the disk is of another ring from then on. */
+static const char *make_ring(uint64_t count)
+{
+    uint64_t fresh = mix64(now_ns() ^ (ring << 1));
+    ring_header_make(nth(0), fresh, count);
+    if (!whole_io(true, 1, HEADER_AT) || fdatasync(fd) < 0)
+        return "cannot write the ring's header";
+    ring = fresh;
+    slots = count;
+    written = highest = 0;
+    atomic_store(&disk_acknowledged, 0);
+    return NULL;
+}
+
+/* Opens the disk, and takes up the ring on it or, where that is allowed, makes one of `bytes` (0: as it is, or
+ * 64 MiB). After an error the ring in use, if there was one, is as it was. */
+static const char *open_ring(uint64_t bytes, bool may_make)
 {
     if (fd < 0)
         fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC | (strncmp(path, "/dev/", 5) ? O_CREAT : 0), 0600);
     if (fd < 0)
         return strerror(errno);
     struct stat status;
-    uint64_t room = (uint64_t)lseek(fd, 0, SEEK_END);
+    uint64_t wanted = bytes / RECORD_BYTES, there = 0, its_ring = 0;
+    if (bytes && wanted < LEAST_SLOTS)
+        return "size is too small";
+    off_t room = lseek(fd, 0, SEEK_END);
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) {
-        room = SLOTS_AT + (bytes ? bytes : 64 << 20);
-        if (posix_fallocate(fd, 0, (off_t)room))
+        off_t needed = SLOTS_AT + (off_t)(wanted ? wanted : USUAL_SLOTS) * RECORD_BYTES;
+        if (room < needed && posix_fallocate(fd, 0, needed))
             return "no space for the records";
+        room = room < needed ? needed : room;
     }
-    if (room < SLOTS_AT + 64 * RECORD_BYTES)
+    if (room < SLOTS_AT + LEAST_SLOTS * RECORD_BYTES)
         return "the disk is too small";
-    uint64_t most = (room - SLOTS_AT) / RECORD_BYTES, wanted = bytes / RECORD_BYTES;
-    uint64_t there = 0;
-    bool known = whole_io(false, 1, HEADER_AT) && ring_header_read(nth(0), &ring, &there) && there <= most;
-    if (wanted > most || (bytes && wanted < 64))
+    uint64_t most = (uint64_t)(room - SLOTS_AT) / RECORD_BYTES;
+    if (wanted > most)
         return "size does not fit the disk";
-    if (known && (!wanted || wanted == there)) {
-        slots = there;
-        return resume_ring() ? NULL : "no memory to read the ring";
-    }
-    slots = wanted ? wanted : most < (64 << 20) / RECORD_BYTES ? most : (64 << 20) / RECORD_BYTES;
-    ring = mix64(now_ns() ^ (ring << 1));
-    ring_header_make(nth(0), ring, slots);
-    written = highest = 0;
-    atomic_store(&disk_acknowledged, 0);
-    return whole_io(true, 1, HEADER_AT) && fdatasync(fd) == 0 ? NULL : "cannot write the ring's header";
+    bool known = whole_io(false, 1, HEADER_AT) && ring_header_read(nth(0), &its_ring, &there) && there <= most;
+    if (!known && !may_make)
+        return "no records on it yet";
+    if (!known || (wanted && wanted != there))
+        return make_ring(wanted ? wanted : most < USUAL_SLOTS ? most : USUAL_SLOTS);
+    ring = its_ring;
+    slots = there;
+    if (resume_ring())
+        return NULL;
+    slots = 0;
+    return "no memory to read the ring";
 }
 
 static int disk_begin(char **words, int count, char *reply, size_t room)
@@ -186,12 +204,9 @@ static int disk_begin(char **words, int count, char *reply, size_t room)
             return failed(reply, room, "disk: cannot read '%s'", key);
     }
     if (!slots || (bytes && bytes / RECORD_BYTES != slots)) {
-        const char *why = open_ring(bytes);
-        if (why) {
-            slots = 0;
-            writing = false;
+        const char *why = open_ring(bytes, true);
+        if (why)
             return failed(reply, room, "disk: %s: %s", path, why);
-        }
     }
     pace = (struct pace){(double)rate / RECORD_BYTES, 0, now_ns()};
     writing = rate > 0;
@@ -204,11 +219,9 @@ static int disk_begin(char **words, int count, char *reply, size_t room)
 /* Every record from the ring's last lap up to the last acknowledged one must be in its slot, and whole. */
 static int disk_verify(char *reply, size_t room)
 {
-    const char *why = slots ? NULL : open_ring(0);
-    if (why) {
-        slots = 0;
+    const char *why = slots ? NULL : open_ring(0, false);
+    if (why)
         return failed(reply, room, "disk: %s: %s", path, why);
-    }
     uint64_t began = now_ns(), missing = 0, first_missing = 0, last = atomic_load(&disk_acknowledged);
     uint64_t *found = read_ring();
     if (!found)

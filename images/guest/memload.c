@@ -189,8 +189,10 @@ static int mem_begin(char **words, int count, char *reply, size_t room)
                           (unsigned long long)most >> 20);
         pages_free(&pages);
         struct recipe recipe = {mix64(now_ns()), wanted.content, wanted.touch == 1};
-        if (!pages_make(&pages, wanted.set_bytes / PAGE_BYTES, recipe))
+        if (!pages_make(&pages, wanted.set_bytes / PAGE_BYTES, recipe)) {
+            writing = false;
             return failed(reply, room, "mem: no memory for the set");
+        }
         cursor = 0;
     }
     settings = wanted;
