@@ -383,7 +383,8 @@ def run(*command: str, cwd: Path | None = None) -> str:
             f"cannot run {command[0]}", why="it is missing", remedy="install it"
         ) from error
     except subprocess.CalledProcessError as error:
-        why = (error.stderr or error.stdout).strip() or f"status {error.returncode}"
+        said = (error.stderr or error.stdout).strip() or f"status {error.returncode}"
+        why = "\n".join(said.splitlines()[: 2 if command[0] == "apt-get" else 20])
         remedy = "correct it and run again; downloads need the network"
         raise BuildError(f"{command[0]} failed", why=why, remedy=remedy) from error
     return done.stdout
