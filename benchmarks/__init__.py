@@ -1,0 +1,1 @@
+"""Measurements: each module here writes results/NAME.json and results/NAME.png."""
