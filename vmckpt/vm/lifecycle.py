@@ -15,7 +15,7 @@ from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.probe import abilities, choose_accel
-from vmckpt.vm.spec import Disk, Spec, absolute_text, parse_spec
+from vmckpt.vm.spec import Disk, Spec, anchored, parse_spec
 from vmckpt.vm.start import end_qemu, new_qemu_id, open_monitor, remove_qemu_files, start_qemu
 
 STOP_POLL_S = 0.05
@@ -33,7 +33,7 @@ def read_spec(path: Path) -> Spec:
             f"cannot read {path}", why=str(exc), remedy="name a spec file (TOML)"
         ) from exc
     base = path.absolute().parent
-    return parse_spec(absolute_text(parse_spec(text, str(path), base), base), str(path), base)
+    return parse_spec(anchored(parse_spec(text, str(path), base), base), str(path), base)
 
 
 async def run_vm(spec: Spec, host: Host) -> Vm:
