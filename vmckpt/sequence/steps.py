@@ -40,27 +40,27 @@ async def run_steps(
 
     An error or a cancellation undoes every started step, newest first, and is raised again, until
     a committing step has returned: from then on only forward, errors are raised as they are, and
-    a cancellation waits until the last step is done. An undo may itself find that the matter
-    ended otherwise and raise OutcomeUnknownError or VmLostError: then nothing older is undone.
-    After OutcomeUnknownError nothing is undone at all: whoever asks both ends decides.
+    a cancellation comes too late and is dropped: whoever sees one knows that all was undone. An
+    undo may itself find that the matter ended otherwise and raise OutcomeUnknownError or
+    VmLostError: then nothing older is undone. After OutcomeUnknownError nothing is undone at all:
+    whoever asks both ends decides.
     """
     undos: list[Step] = []
     for number, step in enumerate(steps):
+        undos.append(step)
         try:
-            undos.append(step)
             await started(step)
-            await (finish(step.do()) if step.commits else step.do())
+            if not step.commits:
+                await step.do()
+                continue
+            await to_the_end(step.do())
         except OutcomeUnknownError:
             raise
-        except BaseException as exc:
-            if step.commits and isinstance(exc, asyncio.CancelledError):
-                await finish(_forward(steps[number + 1 :], started))
-                return
+        except BaseException:
             await finish(_undo(undos, undo_failed))
             raise
-        if step.commits:
-            await finish(_forward(steps[number + 1 :], started))
-            return
+        await to_the_end(_forward(steps[number + 1 :], started))
+        return
 
 
 async def _forward(steps: Sequence[Step], started: Callable[[Step], Awaitable[None]]) -> None:
@@ -87,13 +87,26 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     Then the cancellation is let through; an error of `work` comes first.
     """
     task = asyncio.ensure_future(work)
+    late = await _outlast(task)
+    result = task.result()
+    if late:
+        raise late
+    return result
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end; cancellations that come meanwhile come too late and are dropped."""
+    task = asyncio.ensure_future(work)
+    await _outlast(task)
+    return task.result()
+
+
+async def _outlast(task: asyncio.Future[T]) -> asyncio.CancelledError | None:
+    """Wait for `task` whatever happens; the last cancellation that came meanwhile."""
     late: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as exc:
             late = exc
-    result = task.result()
-    if late:
-        raise late
-    return result
+    return late
