@@ -142,8 +142,7 @@ async def _act(move: Move, pair: Pair, *, repeated: bool) -> None:
             case Move.KILL_TARGET:
                 await pair.target.close()
                 await kill(pair.target)
-            case Move.UNKNOWN if not repeated:
-                # A stall in the device phase blocks the source's main loop: only this gets through.
+            case Move.YANK if not repeated:
                 await pair.source.yank()
             case _:
                 pass

@@ -18,6 +18,16 @@ class Side:
     migration: MigrationStatus | None = None
     ever_ran: bool = False
 
+    @property
+    def running(self) -> bool:
+        """Whether its vCPUs are known to run."""
+        return self.run is not None and self.run.running
+
+    @property
+    def in_postcopy(self) -> bool:
+        """Whether its migration is known to be in post-copy."""
+        return self.migration is not None and self.migration.in_postcopy
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -33,6 +43,7 @@ class Move(Enum):
 
     WAIT = "wait: QEMU is about to settle it"
     CANCEL = "cancel the migration"
+    YANK = "cut the connection between the two QEMUs"
     RUN_TARGET = "let the target run"
     KILL_TARGET = "make sure that the target never runs"
     RUN_SOURCE = "let the source run"
@@ -51,34 +62,46 @@ def decide(view: View) -> Move:
     source, target = view.source, view.target
     if source.migration is not None and source.migration.in_postcopy:
         return _in_postcopy(view, source.migration)
-    if target.run is not None and target.run.running:
-        return _running_target(view)
+    if target.in_postcopy and (target.running or target.ever_ran):
+        return _fetching(view)
+    if target.running:
+        return Move.TARGET_OWNS
     if source.alive and (source.run is None or source.migration is None):
-        return Move.UNKNOWN
+        return _silent_source(target)
     if not source.alive or source.run is None or source.migration is None:
         return _without_source(view)
     if source.migration.status == "completed":
-        return _completed(view)
+        return _completed(view, source.run)
     if source.migration.status in ("none", "failed", "cancelled"):
         return _not_migrated(view, source.run)
     return Move.WAIT if source.migration.status == "cancelling" else Move.CANCEL
 
 
-def _running_target(view: View) -> Move:
-    target = view.target
-    if target.migration is not None and target.migration.in_postcopy:
-        # It waits for pages that only the source has.
-        return Move.UNKNOWN if view.source.alive else Move.LOST
-    return Move.TARGET_OWNS
+def _fetching(view: View) -> Move:
+    # The target waits for pages that only the source has. When the source dies the target goes on
+    # if it has got the last one, else it pauses its migration.
+    migration = view.target.migration
+    if migration is not None and migration.status == "postcopy-active":
+        return Move.WAIT
+    return Move.UNKNOWN if view.source.alive else Move.LOST
 
 
-def _completed(view: View) -> Move:
+def _silent_source(target: Side) -> Move:
+    # A stall in the device phase blocks the source's main loop, and only cutting the connection
+    # frees it; but in post-copy the guest lives by that connection.
+    return Move.UNKNOWN if target.ever_ran or target.in_postcopy else Move.YANK
+
+
+def _completed(view: View, run: RunState) -> Move:
     target = view.target
     if not target.alive:
-        return Move.LOST if target.ever_ran else Move.RUN_SOURCE
+        if target.ever_ran:
+            return Move.LOST
+        # The status stays "completed" however long the source runs again.
+        return Move.SOURCE_OWNS if run.running or not view.was_running else Move.RUN_SOURCE
     if target.run is None:
         return Move.UNKNOWN if target.ever_ran else Move.KILL_TARGET
-    if target.run.status == "inmigrate":
+    if target.run.status == "inmigrate" or target.in_postcopy:
         return Move.WAIT
     if target.ever_ran or not view.was_running:
         return Move.TARGET_OWNS
@@ -88,9 +111,11 @@ def _completed(view: View) -> Move:
 def _in_postcopy(view: View, migration: MigrationStatus) -> Move:
     if not view.target.alive:
         return Move.LOST
-    if view.target.run is None or migration.status == "postcopy-paused":
+    if migration.status == "postcopy-paused":
         return Move.UNKNOWN
-    waits = view.target.run.running or view.target.run.status == "inmigrate" or not view.was_running
+    if view.target.run is None:
+        return Move.WAIT
+    waits = view.target.running or view.target.run.status == "inmigrate" or not view.was_running
     return Move.WAIT if waits else Move.RUN_TARGET
 
 
@@ -109,7 +134,8 @@ def _without_source(view: View) -> Move:
         return Move.LOST
     if target.run is None:
         return Move.UNKNOWN
-    loaded = target.migration is not None and target.migration.status == "completed"
-    if loaded:
+    status = target.migration.status if target.migration is not None else "none"
+    if status == "completed":
         return Move.RUN_TARGET if view.was_running and not target.ever_ran else Move.TARGET_OWNS
-    return Move.LOST
+    # What the source sent last may still be on its way: QEMU completes it, or ends.
+    return Move.WAIT if status == "active" else Move.LOST
