@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -30,7 +30,8 @@ def armed(command: Sequence[str], log: Path) -> Iterator[None]:
         yield
     finally:
         if watcher.stdin is not None:
-            watcher.stdin.write(b"released")
+            with suppress(BrokenPipeError):  # somebody ended the watcher
+                watcher.stdin.write(b"released")
             watcher.stdin.close()
         watcher.wait()
 

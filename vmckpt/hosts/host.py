@@ -99,7 +99,8 @@ class Host:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(sock, str(path))
+            # Never waits: a Unix socket whose queue is full says so at once.
+            sock.connect(str(path))
         except OSError as exc:
             sock.close()
             raise HostDownError(
@@ -127,9 +128,9 @@ class Host:
         return os.access(path, os.R_OK)
 
     def read_text(self, path: Path) -> str | None:
-        """A whole file; None when there is none."""
+        """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
         try:
-            return path.read_text()
+            return path.read_text(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
 

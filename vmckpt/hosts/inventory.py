@@ -63,12 +63,12 @@ def _read(path: Path) -> Host:
         data = json.loads(path.read_text())
         return Host(
             name=check_name(path.stem, "host"),
-            state_dir=Path(data["state_dir"]),
-            migration_address=data["migration_address"],
-            enter=tuple(data.get("enter", ())),
-            qemu=data.get("qemu", "qemu-system-x86_64"),
-            bridge=data.get("bridge"),
-            heartbeats=Path(data["heartbeats"]) if data.get("heartbeats") else None,
+            state_dir=_absolute(data["state_dir"]),
+            migration_address=_text(data["migration_address"]),
+            enter=_argv(data.get("enter", [])),
+            qemu=_text(data.get("qemu", "qemu-system-x86_64")),
+            bridge=_text(data["bridge"]) if data.get("bridge") else None,
+            heartbeats=_absolute(data["heartbeats"]) if data.get("heartbeats") else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise UsageError(
@@ -76,3 +76,22 @@ def _read(path: Path) -> Host:
             why=f"{type(exc).__name__}: {exc}",
             remedy="mend or remove it",
         ) from exc
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} has to be text")
+    return value
+
+
+def _argv(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} has to be a list, one argument an item")
+    return tuple(_text(item) for item in value)
+
+
+def _absolute(value: object) -> Path:
+    path = Path(_text(value))
+    if not path.is_absolute():
+        raise ValueError(f"{value!r} has to be an absolute path")
+    return path

@@ -1,8 +1,13 @@
-"""One operation at a time, by a lock that dies with its owner (flock) and names it."""
+"""One operation at a time, by a lock that dies with its owner and names it.
+
+Open file description locks (fcntl(2)): unlike with flock(2) an onlooker can ask whether one is held
+without taking it, so looking never makes an operation fail.
+"""
 
 import fcntl
 import json
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,8 +36,8 @@ def held(path: Path, owner: Owner) -> Iterator[None]:
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+        except (BlockingIOError, PermissionError):
             text = os.read(fd, 4096)
             os.close(fd)
             raise _busy(path, _parse(text)) from None
@@ -55,12 +60,20 @@ def read_owner(path: Path) -> Owner | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+        if struct.unpack(_FLOCK, answer)[0] == fcntl.F_UNLCK:
+            return None
         return _parse(os.read(fd, 4096)) or Owner("?", "an operation that has just begun", 0, 0.0)
     finally:
         os.close(fd)
-    return None
+
+
+# struct flock: type, whence, start, length (0: to the end), pid (0 for this kind of lock).
+_FLOCK = "@hhqqi4x"
+
+
+def _whole_file(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
 
 
 def _is_still(fd: int, path: Path) -> bool:
