@@ -23,7 +23,11 @@ _SIZE_UNITS = {
     "tb": 1000**4,
 }
 _DURATION_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+# More digits than this are a slip, not a size.
+_DIGITS = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
+_NUMBER = re.compile(rf"\s*{_DIGITS}\s*([A-Za-z]*)\s*")
+_DURATION_PART = rf"\s*{_DIGITS}\s*(us|ms|s|m|h|d)\s*"
+_DURATION = re.compile(f"(?:{_DURATION_PART})+")
 
 
 def parse_size_bytes(text: str) -> int:
@@ -53,13 +57,13 @@ def parse_duration_s(text: str) -> float:
 
     Raises UsageError.
     """
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text.strip():
+    if not _DURATION.fullmatch(text):
         raise UsageError(
             f"'{text}' is not a duration",
             why="a duration is a number and a unit",
             remedy="write e.g. 300ms, 5m, 1h30m",
         )
+    parts = re.findall(_DURATION_PART, text)
     return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
 
 
