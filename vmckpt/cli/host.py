@@ -43,7 +43,7 @@ def check(
 async def _check(host: "Host") -> dict[str, Any]:
     from vmckpt.vm.probe import abilities, kvm_obstacle
 
-    await host.run(["true"])
+    await host.require_up()
     host.make_dir(host.state_dir)
     found = await abilities(host)
     obstacle = await kvm_obstacle(host)

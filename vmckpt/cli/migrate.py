@@ -46,7 +46,7 @@ def migrate(
     method: Annotated[
         MethodWord,
         typer.Option(
-            help="auto: pre-copy, slowing a guest that dirties faster than the link; hybrid: "
+            help="auto: pre-copy that slows a guest which dirties faster than the link; hybrid: "
             "pre-copy, then post-copy when it will not converge; stop: stopped while memory moves."
         ),
     ] = MethodWord.auto,
@@ -135,10 +135,13 @@ def _text(report: "Report") -> str:
 def _dry_run(vm: "Vm", target: "Host", options: "Options", *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from vmckpt.migrate.preflight import preflight
+    from vmckpt.migrate.preflight import preflight, resolve_method
     from vmckpt.ui.tables import table
 
-    checked: Preflight = run(preflight(vm, target, options))
+    async def check() -> "Preflight":
+        return await preflight(vm, target, await resolve_method(vm, options))
+
+    checked = run(check())
     rows = [(c.verdict, c.code, c.reason, c.remedy) for c in checked.checks]
     result: dict[str, Any] = {
         "vm": vm.name,

@@ -71,6 +71,18 @@ class Host:
             child.returncode or 0, stdout.decode(errors="replace"), stderr.decode(errors="replace")
         )
 
+    async def require_up(self) -> None:
+        """Raises HostDownError unless commands can be run on the host."""
+        if not self.enter:
+            return
+        done = await self.run(["true"])
+        if done.returncode:
+            raise HostDownError(
+                f"host {self.name} is down",
+                why=done.stderr.strip() or f"its prefix exited with {done.returncode}",
+                remedy="if it is a lab host: `vmckpt lab down`, then `vmckpt lab up`",
+            )
+
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
         """Start a process that outlives this one, in a session of its own.
 

@@ -14,8 +14,8 @@ class Method(StrEnum):
     """How RAM moves.
 
     auto: pre-copy with auto-converge, which slows a guest that dirties faster than the link rather
-    than risk it. hybrid: pre-copy, post-copy when it will not converge. stop: the VM stops at
-    QEMU's first look (0.1 s) and runs again when all of its RAM is there.
+    than risk it; stop where the source cannot track dirty pages. hybrid: pre-copy, post-copy when it will not converge. stop: the VM is stopped
+    first and runs again when all of its RAM is there.
     """
 
     AUTO = "auto"
@@ -55,14 +55,11 @@ class Options:
     def wish(self) -> Wish:
         """What this asks of the pair of QEMUs."""
         channels = self.channels or (DEFAULT_CHANNELS if self.compression else None)
-        downtime_ms = {
-            Method.STOP: UNLIMITED_DOWNTIME_MS,
-            # As little as there is: else pre-copy is done before post-copy can begin.
-            Method.POSTCOPY: 1,
-        }.get(self.method, self.max_downtime_ms)
+        # With more than the least downtime pre-copy is done before post-copy can begin.
+        downtime_ms = 1 if self.method is Method.POSTCOPY else self.max_downtime_ms
         return Wish(
             postcopy=self.may_postcopy,
-            auto_converge=self.auto_converge or self.method is Method.AUTO,
+            auto_converge=self.auto_converge,
             channels=channels,
             compression=self.compression,
             max_downtime_ms=downtime_ms,

@@ -13,6 +13,7 @@ from vmckpt.errors import (
     OperationFailedError,
     OutcomeUnknownError,
     RefusedError,
+    StorageError,
     TimedOutError,
     VmckptError,
 )
@@ -26,21 +27,21 @@ from vmckpt.migrate.compare import differences
 from vmckpt.migrate.ends import End, Pair, settle
 from vmckpt.migrate.handover import release, settle_on_target
 from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.options import Options
+from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.ownership import Move
-from vmckpt.migrate.preflight import WARN, preflight
+from vmckpt.migrate.preflight import WARN, preflight, resolve_method
 from vmckpt.migrate.recover import bury, locked, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.transfer import Ending, Transfer, wait_for_setup
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Agreement
-from vmckpt.qemu.monitor import CommandRefusedError
 from vmckpt.sequence.steps import Step, UndoFailure, finish, run_steps
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id, start_qemu
 
 HEARTBEAT_WAIT_S = 2.0
+RESUME_TIMEOUT_S = 5.0
 
 
 async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
@@ -60,6 +61,8 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
         emit(event)
 
     try:
+        requested_method = options.method
+        options = await resolve_method(vm, options)
         checked = await preflight(vm, target, options)
         agreement = checked.require(vm.name, target.name)
         for check in checked.checks:
@@ -83,7 +86,9 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
         _save(record, {"outcome": exc.kind, "what": exc.what, "why": exc.why, "remedy": exc.remedy})
         raise
     record_path = str(runs_dir() / f"{run}.json")
-    report = replace(report, warnings=warnings, run_record=record_path)
+    report = replace(
+        report, requested_method=requested_method, warnings=warnings, run_record=record_path
+    )
     _save(record, report.to_json())
     return report
 
@@ -153,7 +158,7 @@ class _Migration:
         steps = (
             Step("prepare", self.prepare, self.undo_prepare),
             Step("agree", self.agree),
-            Step("transfer", self.transfer, self.undo_transfer),
+            Step("transfer", self.transfer),
             Step("switchover", self.switchover, commits=True),
             Step("drain", self.drain),
             Step("handover", self.handover),
@@ -183,7 +188,13 @@ class _Migration:
 
     async def _started(self, step: Step) -> None:
         self._journal = replace(self._journal, step=step.name)
-        self._journal.write((self._vm.host, self._target_host))
+        try:
+            self._journal.write((self._vm.host, self._target_host))
+        except StorageError as exc:
+            if step.name in ("prepare", "agree", "transfer"):
+                raise
+            # The guest may be on the target: what stands in the journal is enough to recover.
+            self._note("journal", str(exc))
         self._emit(PhaseBegan(self._elapsed_s(), step.name))
 
     def _undo_failed(self, failure: UndoFailure) -> None:
@@ -232,85 +243,69 @@ class _Migration:
         self._transfer_began_s = time.monotonic()
         uri = f"tcp:{self._target_host.migration_address}:{port}"
         try:
+            if self._options.method is Method.STOP:
+                await commands.stop(source)
             self._ending = await self._transfer.run(uri)
-        except TimedOutError:
-            raise
-        except (OperationFailedError, HostDownError) as exc:
-            raise self._with_targets_words(exc) from exc
+        except BaseException as exc:
+            if await finish(self._settle()) is not Move.TARGET_OWNS:
+                raise self._explained(exc) from exc
+            self._note("too-late", "it was too late to go back: the VM is on the target")
+
+    def _explained(self, exc: BaseException) -> BaseException:
+        """The error with what the target said, where that can be the reason."""
+        if isinstance(exc, VmckptError) and not isinstance(exc, TimedOutError):
+            return self._with_targets_words(exc)
+        return exc
 
     def _with_targets_words(self, exc: VmckptError) -> VmckptError:
         words = last_words(self._target_host, self._pair.target.files.stderr)
-        error = (
-            exc
-            if isinstance(exc, OperationFailedError)
-            else OperationFailedError("the migration failed", why=exc.why, remedy=exc.remedy)
-        )
-        if words:
-            error.why = f"{error.why}; the target said: {words}"
-        return error
+        why = f"{exc.why}; the target said: {words}" if words else exc.why
+        return OperationFailedError(exc.what, why=why, remedy=exc.remedy)
 
-    async def undo_transfer(self) -> None:
-        """The guest is back on the source, or the error says where it is."""
-        move = await self._settle()
-        if move is Move.SOURCE_OWNS:
-            return
+    async def _settle(self) -> Move:
+        """Who has the guest: SOURCE_OWNS or TARGET_OWNS. Raises VmLostError, OutcomeUnknownError."""
+        move = await settle(self._pair, lambda text: self._note("rescue", text))
         if move is Move.LOST:
             await bury(self._pair, self._vm)
             self._journal.remove((self._vm.host, self._target_host))
             raise lost(self._pair)
-        raise unknown(self._pair)
-
-    async def _settle(self) -> Move:
-        return await settle(self._pair, lambda text: self._note("rescue", text))
+        if move is Move.UNKNOWN:
+            raise unknown(self._pair)
+        return move
 
     async def switchover(self) -> None:
         """The target runs. The one act that commits: QEMU has said that the source cannot go on."""
         if not self._pair.was_running:
             return
-        target = await self._pair.target.monitor()
         try:
-            await commands.cont(target)
-        except OutcomeUnknownError:
+            await self._run_target()
+        except VmckptError as exc:
             if await self._settle() is not Move.TARGET_OWNS:
-                raise OperationFailedError(
-                    "the target did not start to run the VM",
-                    why="its QEMU ended or gives no answer",
-                    remedy="see the target's stderr.log",
-                ) from None
-        except (CommandRefusedError, HostDownError) as exc:
-            raise self._with_targets_words(
-                OperationFailedError(
-                    "the target cannot run the VM", why=str(exc), remedy="see the target's words"
-                )
-            ) from exc
-        state = await commands.query_status(target)
-        if not state.running:
-            raise OperationFailedError(
-                "the target does not run the VM",
-                why=f"its state is '{state.status}'",
-                remedy="see the target's stderr.log",
-            )
+                raise self._with_targets_words(exc) from exc
+
+    async def _run_target(self) -> None:
+        target = await self._pair.target.monitor()
+        with target.events("RESUME") as events:
+            await commands.cont(target)
+            # In post-copy the target may still be loading devices, and runs when it has.
+            while not (state := await commands.query_status(target)).running:
+                if await events.next(RESUME_TIMEOUT_S) is None:
+                    raise OperationFailedError(
+                        "the target does not run the VM",
+                        why=f"its state is '{state.status}'",
+                        remedy="see the target's stderr.log",
+                    )
 
     async def drain(self) -> None:
         """Post-copy: until the target has every page and needs the source no more."""
         if self._transfer and self._ending is Ending.POSTCOPY:
             try:
                 await self._transfer.drain()
-            except (OperationFailedError, HostDownError) as exc:
-                await self._rescue_drain(exc)
+            except (OperationFailedError, HostDownError):
+                await self._settle()
             target = await self._pair.target.monitor()
             self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
         self._transfer_ended_s = time.monotonic()
-
-    async def _rescue_drain(self, exc: VmckptError) -> None:
-        move = await self._settle()
-        if move is Move.TARGET_OWNS:
-            return
-        if move is Move.LOST:
-            await bury(self._pair, self._vm)
-            self._journal.remove((self._vm.host, self._target_host))
-            raise lost(self._pair) from exc
-        raise unknown(self._pair) from exc
 
     async def handover(self) -> None:
         """The target is the VM's home."""
@@ -328,14 +323,16 @@ class _Migration:
         last = self._transfer.last if self._transfer else None
         total_time_s = self._elapsed_s()
         heard = await self._heard()
-        postcopy = self._ending is Ending.POSTCOPY
+        method = "postcopy" if self._ending is Ending.POSTCOPY else "precopy"
+        if self._options.method is Method.STOP:
+            method = "stop"
         return Report(
             run=self._run,
             vm=self._vm.name,
             source=self._vm.host.name,
             target=self._target_host.name,
             requested_method=self._options.method,
-            method="postcopy" if postcopy else "precopy",
+            method=method,
             outcome="completed",
             total_time_s=round(total_time_s, 4),
             transfer_time_s=round(self._transfer_ended_s - self._transfer_began_s, 4),

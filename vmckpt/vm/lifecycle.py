@@ -47,6 +47,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
             why=f"on host {taken[0].host.name}",
             remedy=f"choose another name, start it (`vmckpt vm start {spec.name}`), or remove it",
         )
+    await host.require_up()
     directory = vm_dir(host.state_dir, spec.name)
     with host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
         host.make_dir(directory.path)

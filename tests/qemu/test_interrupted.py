@@ -1,0 +1,115 @@
+"""Whatever ends the command, the guest runs in exactly one place and nothing is left elsewhere."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
+from vmckpt.hosts import process
+from vmckpt.lab.labguest import LabGuest
+
+KILLS = 10
+SEED = 20261121
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world(qemu("10.0"), qemu("10.0")) as one:
+        one.run_guest(LabGuest("mover", 1, image()), "lab-a")
+        yield one
+
+
+def other(host: str) -> str:
+    return "lab-b" if host == "lab-a" else "lab-a"
+
+
+def is_in_one_place(made: World) -> str:
+    """The host the VM runs on, after the next command has ended what was cut off."""
+    shown = made.ok("vm", "show", "mover")
+    assert shown["state"] == "running"
+    assert not shown["migration_cut_off"]
+    assert [one.pid for one in made.qemus("mover")] == [shown["pid"]]
+    assert made.files(other(shown["host"])) == []
+    return str(shown["host"])
+
+
+@pytest.mark.parametrize("method", ["precopy", "postcopy", "stop"])
+def test_kill_9_at_random_moments(made: World, method: str) -> None:
+    moments = random.Random(f"{SEED} {method}")
+
+    async def kill_again_and_again() -> None:
+        async with loaded(made, LabGuest("mover", 1, image())) as control:
+            for _ in range(KILLS):
+                host = is_in_one_place(made)
+                command = made.begin("migrate", "mover", other(host), "--method", method)
+                await asyncio.sleep(moments.uniform(0.1, 1.2))
+                kill(command)
+                await asyncio.to_thread(is_in_one_place, made)
+                await control.ping()
+
+    asyncio.run(kill_again_and_again())
+
+
+def test_a_dead_command_is_recovered_without_another(made: World) -> None:
+    host = is_in_one_place(made)
+    words = ("migrate", "mover", other(host), "--method", "stop", "--bandwidth", "20MB")
+    command = made.begin(*words)
+    journal = made.lab.host(host).state_dir / "vms/mover/migration.json"
+    eventually(lambda: '"transfer"' in read(journal), 10, "the transfer begins")
+    time.sleep(0.3)
+    kill(command)
+    # The guest is stopped at this moment; its dead-man's switch lets it run again.
+    eventually(lambda: not journal.exists(), 10, "the dead-man's switch acts")
+    assert is_in_one_place(made) == host
+
+
+def read(path) -> str:  # type: ignore[no-untyped-def]
+    try:
+        return str(path.read_text())
+    except FileNotFoundError:
+        return ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_cancels(made: World, number: signal.Signals) -> None:
+    host = is_in_one_place(made)
+    command = made.begin("migrate", "mover", other(host), "--bandwidth", "10MB")
+    time.sleep(1.0)
+    command.send_signal(number)
+    command.send_signal(number)  # an impatient second time changes nothing
+    out, err = command.communicate(timeout=20)
+    assert command.returncode == 130, err
+    assert '"cancelled"' in out
+    assert "Traceback" not in err
+    assert is_in_one_place(made) == host
+
+
+def test_a_killed_target_leaves_the_source_running(made: World) -> None:
+    host = is_in_one_place(made)
+    before = made.qemus("mover")
+    command = made.begin("migrate", "mover", other(host), "--bandwidth", "20MB")
+    eventually(lambda: len(made.qemus("mover")) == 2, 10, "the target's QEMU is there")
+    time.sleep(0.3)
+    (target,) = (one for one in made.qemus("mover") if one not in before)
+    assert process.kill(target)
+    out, err = command.communicate(timeout=30)
+    assert command.returncode == 7, (out, err)
+    assert is_in_one_place(made) == host
+
+
+def test_a_busy_vm_names_who_holds_it(made: World) -> None:
+    host = is_in_one_place(made)
+    command = made.begin("migrate", "mover", other(host), "--bandwidth", "20MB")
+    time.sleep(1.0)
+    refused = made.vmckpt("migrate", "mover", other(host))
+    assert refused.code == 5
+    assert f"migrate to {other(host)}" in refused.error["why"]
+    listed = made.ok("vm", "list")["vms"]
+    assert listed[0]["operation"] == f"migrate to {other(host)}"
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=20)
+    assert is_in_one_place(made) == host

@@ -1,0 +1,93 @@
+"""A VM's life on one host, and its internal snapshots."""
+
+import asyncio
+import stat
+from collections.abc import Iterator
+
+import pytest
+
+from tests.qemu.world import World, image, qemu, world
+from vmckpt.lab.labguest import LabGuest
+
+
+def guest() -> LabGuest:
+    return LabGuest("one", 1, image(), vcpus=2)
+
+
+@pytest.fixture(params=["10.0", "7.2"])
+def made(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(qemu(request.param)) as one:
+        one.run_guest(guest(), "lab-a")
+        yield one
+
+
+def test_run_show_stop_start_rm(made: World) -> None:
+    async def wait() -> None:
+        control = await guest().control(made.lab)
+        await control.close()
+
+    asyncio.run(wait())
+    shown = made.ok("vm", "show", "one")
+    assert (shown["state"], shown["vcpus"], shown["accel"]) == ("running", 2, "tcg")
+    root = made.lab.host("lab-a").state_dir
+    for path in (root / "vms").rglob("*"):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600) or path.suffix in (".log", ".sock"), path
+    refused = made.vmckpt("vm", "rm", "one")
+    assert (refused.code, "runs" in refused.error["what"]) == (4, True)
+    made.ok("vm", "stop", "one", "--timeout", "20s")
+    assert made.ok("vm", "show", "one")["state"] == "stopped"
+    assert made.qemus() == []
+    assert made.vmckpt("migrate", "one", "lab-a").code == 4
+    made.ok("vm", "start", "one")
+    assert made.ok("vm", "list")["vms"][0]["state"] == "running"
+    made.ok("vm", "stop", "one", "--force")
+    made.ok("vm", "rm", "one")
+    assert made.files("lab-a") == []
+    assert made.ok("vm", "list") == {"vms": []}
+
+
+def test_a_snapshot_brings_memory_and_disk_back(made: World) -> None:
+    async def save_change_load() -> None:
+        control = await guest().control(made.lab)
+        await control.load_memory("rate=5M set=16M")
+        await control.load_disk("rate=1M size=16M")
+        client = await guest().key_value(made.lab)
+        await client.set("when", "before")
+        saved = await asyncio.to_thread(made.ok, "snapshot", "save", "one", "first")
+        assert saved["state_bytes"] > 16 << 20
+        await client.set("when", "after")
+        refused = await asyncio.to_thread(made.vmckpt, "snapshot", "save", "one", "first")
+        assert (refused.code, "already" in refused.error["what"]) == (4, True)
+        await asyncio.to_thread(made.ok, "snapshot", "load", "one", "first")
+        # The guest's end of the connection went back in time with it: a new one asks.
+        fresh = await guest().key_value(made.lab)
+        assert await fresh.get("when") == "before"
+        control = await guest().control(made.lab)
+        assert (await control.verify_memory()).sound
+        assert (await control.verify_disk()).sound
+
+    asyncio.run(save_change_load())
+    names = [s["name"] for s in made.ok("snapshot", "list", "one")["snapshots"]]
+    assert names == ["first"]
+    made.ok("snapshot", "delete", "one", "first")
+    assert made.ok("snapshot", "list", "one")["snapshots"] == []
+    missing = made.vmckpt("snapshot", "delete", "one", "first")
+    assert (missing.code, "no snapshot" in missing.error["what"]) == (3, True)
+    assert made.vmckpt("snapshot", "load", "one", "first").code == 3
+    assert made.ok("vm", "show", "one")["state"] == "running"
+
+
+@pytest.mark.parametrize("kind", ["raw", "none"])
+def test_a_vm_that_cannot_have_snapshots_is_refused_before_it_pauses(kind: str) -> None:
+    disk = None if kind == "none" else "64M"
+    two = LabGuest("two", 2, image(), disk=disk, disk_format="raw")
+    with world(qemu("10.0")) as made:
+        made.run_guest(two, "lab-a")
+        refused = made.vmckpt("snapshot", "save", "two", "first")
+        assert refused.code == 4
+        assert ("raw" if kind == "raw" else "no writable disk") in refused.error["why"]
+        shown = made.ok("vm", "show", "two")
+        assert shown["state"] == "running"
+        log = (made.lab.host("lab-a").state_dir / "vms/two").glob("qemu-*/stderr.log")
+        assert "running 0" not in next(log).read_text()

@@ -1,0 +1,188 @@
+"""A lab with real QEMUs for tests, and the command line as people and programs use it."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.lab import lab as labs
+from vmckpt.lab.guest import GuestControl, KvClient
+from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.state import Lab
+
+COMMAND = [sys.executable, "-m", "vmckpt.cli.main"]
+COMMAND_TIMEOUT_S = 90
+
+
+def image() -> Path:
+    return Path(os.environ["VMCKPT_TEST_IMAGE"])
+
+
+def qemu(version: str) -> Path:
+    return Path(os.environ[f"VMCKPT_TEST_QEMU_{version.replace('.', '_')}"])
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended; `result` is its one JSON object."""
+
+    code: int
+    result: dict[str, Any]
+    stderr: str
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.result["error"]
+        assert "Traceback" not in self.stderr
+        assert error["what"]
+        assert error["why"]
+        assert error["remedy"]
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A state directory with a lab in it."""
+
+    state_dir: Path
+    lab: Lab
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"VMCKPT_STATE_DIR": str(self.state_dir)}
+
+    def vmckpt(self, *words: str) -> Done:
+        """Run a command to its end."""
+        done = subprocess.run(
+            [*COMMAND, *words, "--json"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        result = json.loads(done.stdout) if done.stdout else {}
+        return Done(done.returncode, result, done.stderr)
+
+    def ok(self, *words: str) -> dict[str, Any]:
+        """Run a command that must succeed."""
+        done = self.vmckpt(*words)
+        assert done.code == 0, f"{words}: {done.stderr}"
+        return done.result
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command and leave it running."""
+        return subprocess.Popen(
+            [*COMMAND, *words, "--json"],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run_guest(self, guest: LabGuest, host: str) -> dict[str, Any]:
+        spec = self.state_dir / f"{guest.name}.toml"
+        spec.write_text(guest.spec())
+        return self.ok("vm", "run", str(spec), "--host", host)
+
+    def qemus(self, name: str | None = None) -> list[ProcessId]:
+        """QEMU processes of a VM of this world, of all without a name."""
+        mark = f"-name\0{name},process=" if name else f"-pidfile\0{self.state_dir}"
+        ours = find_by_argument(f"-pidfile\0{self.state_dir}")
+        return [process for process in find_by_argument(mark) if process in ours]
+
+    def files(self, host: str) -> list[str]:
+        """What a host has of any VM."""
+        root = self.lab.host(host).state_dir
+        found = [path for part in ("vms", "locks") for path in (root / part).rglob("*")]
+        return sorted(str(path.relative_to(root)) for path in found)
+
+
+@contextmanager
+def world(*qemus: Path) -> Iterator[World]:
+    """A lab whose i-th host has the i-th QEMU; nothing of it stays, whatever happens."""
+    state_dir = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
+    try:
+        made = World(state_dir, asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus)))
+        yield made
+    finally:
+        _keep_evidence(state_dir)
+        asyncio.run(labs.down(state_dir))
+        shutil.rmtree(state_dir)
+
+
+@asynccontextmanager
+async def loaded(world: World, guest: LabGuest) -> AsyncIterator[GuestControl]:
+    """The guest computes, writes and answers for the block; then it must have lost nothing."""
+    control = await guest.control(world.lab)
+    client = await guest.key_value(world.lab)
+    await control.load_memory("rate=20M set=64M pattern=uniform content=random")
+    await control.load_disk("rate=2M size=32M")
+    asking = asyncio.ensure_future(_keep_asking(client))
+    try:
+        yield control
+        asking.cancel()
+        answers = await asking
+        assert answers > 0
+        memory, disk = await control.verify_memory(), await control.verify_disk()
+        assert memory.sound, memory
+        assert disk.sound, disk
+        assert disk.records > 0
+    finally:
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({asking})
+        await client.close()
+        await control.close()
+
+
+async def _keep_asking(client: KvClient) -> int:
+    """Answers checked over one connection until cancelled; raises when one is lost or wrong."""
+    answers, key = 0, f"count{time.monotonic_ns()}"
+    with suppress(asyncio.CancelledError):
+        while True:
+            asking = asyncio.ensure_future(client.incr(key))
+            try:
+                count = await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                count = await asking
+                answers += 1
+                assert count == answers
+                raise
+            answers += 1
+            assert count == answers
+            await asyncio.sleep(0.01)
+    return answers
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL and collect it."""
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)
+
+
+def eventually(true: Any, within_s: float, what: str) -> None:
+    """Wait until `true()` holds."""
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.02)
+
+
+def _keep_evidence(state_dir: Path) -> None:
+    """What guests and QEMUs said last, printed: pytest shows it when the test failed."""
+    for log in sorted(state_dir.glob("lab/*/vms/*/qemu-*/*.log")):
+        print(f"--- {log.relative_to(state_dir)}")
+        print("\n".join(log.read_text(errors="replace").splitlines()[-40:]))
