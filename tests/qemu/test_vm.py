@@ -49,9 +49,9 @@ def test_run_show_stop_start_rm(made: World) -> None:
 
 def test_a_snapshot_brings_memory_and_disk_back(made: World) -> None:
     async def save_change_load() -> None:
-        control = await guest().control(made.lab)
-        await control.load_memory("rate=5M set=16M")
-        await control.load_disk("rate=1M size=16M")
+        before = await guest().control(made.lab)
+        await before.load_memory("rate=5M set=16M")
+        await before.load_disk("rate=1M size=16M")
         client = await guest().key_value(made.lab)
         await client.set("when", "before")
         saved = await asyncio.to_thread(made.ok, "snapshot", "save", "one", "first")
@@ -63,9 +63,11 @@ def test_a_snapshot_brings_memory_and_disk_back(made: World) -> None:
         # The guest's end of the connection went back in time with it: a new one asks.
         fresh = await guest().key_value(made.lab)
         assert await fresh.get("when") == "before"
-        control = await guest().control(made.lab)
-        assert (await control.verify_memory()).sound
-        assert (await control.verify_disk()).sound
+        after = await guest().control(made.lab)
+        assert (await after.verify_memory()).sound
+        assert (await after.verify_disk()).sound
+        for connection in (before, client, fresh, after):
+            await connection.close()
 
     asyncio.run(save_change_load())
     names = [s["name"] for s in made.ok("snapshot", "list", "one")["snapshots"]]
