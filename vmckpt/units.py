@@ -44,7 +44,8 @@ def parse_size_bytes(text: str) -> int:
             why="a size is a number and a unit",
             remedy="write e.g. 512M, 4GiB, 100MB",
         )
-    return int(float(match[1]) * unit)
+    whole, _, fraction = match[1].partition(".")
+    return int(whole) * unit + int(fraction or 0) * unit // 10 ** len(fraction)
 
 
 def parse_rate_bytes_per_s(text: str) -> int:

@@ -1,0 +1,183 @@
+"""What a pair of QEMUs agrees on: all of what is wished, or every reason why not."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree
+from vmckpt.qemu.replies import QemuVersion
+
+CAPABILITIES = frozenset(
+    {
+        "xbzrle",
+        "auto-converge",
+        "events",
+        "postcopy-ram",
+        "return-path",
+        "multifd",
+        "postcopy-blocktime",
+        "postcopy-preempt",
+        "x-ignore-shared",
+    }
+)
+NEW = Abilities(
+    version=QemuVersion(10, 0, 2),
+    machines={"q35": "pc-q35-10.0", "pc-q35-10.0": "pc-q35-10.0", "pc-q35-7.2": "pc-q35-7.2"},
+    cpu_models=frozenset({"qemu64", "max"}),
+    capabilities=CAPABILITIES | {"mapped-ram", "switchover-ack"},
+    parameters=frozenset({"downtime-limit", "max-bandwidth"}),
+    compressions=frozenset({"none", "zlib", "zstd"}),
+    commands=frozenset({"migrate"}),
+)
+OLD = dataclasses.replace(
+    NEW,
+    version=QemuVersion(7, 2, 22),
+    capabilities=CAPABILITIES | {"compress"},
+    compressions=frozenset({"none", "zlib"}),
+)
+
+wishes = st.builds(
+    Wish,
+    postcopy=st.booleans(),
+    auto_converge=st.booleans(),
+    channels=st.none() | st.integers(1, 64),
+    compression=st.none() | st.sampled_from(["zstd", "zlib"]),
+    max_downtime_ms=st.integers(0, 2_000_000),
+    max_bandwidth_bytes_per_s=st.integers(0, 1 << 40),
+)
+
+
+def able(capabilities: frozenset[str], compressions: frozenset[str]) -> Abilities:
+    return dataclasses.replace(NEW, capabilities=capabilities, compressions=compressions)
+
+
+qemus = st.builds(
+    able,
+    st.frozensets(st.sampled_from(sorted(CAPABILITIES))),
+    st.frozensets(st.sampled_from(["none", "zlib", "zstd"])),
+)
+
+
+def agreed(source: Abilities, target: Abilities, wish: Wish) -> Agreement:
+    result = agree(source, target, wish)
+    assert isinstance(result, Agreement), result
+    return result
+
+
+def refused(source: Abilities, target: Abilities, wish: Wish) -> list[Refusal]:
+    result = agree(source, target, wish)
+    assert isinstance(result, list), result
+    return result
+
+
+def test_the_plainest_wish() -> None:
+    assert agreed(NEW, OLD, Wish(max_downtime_ms=250)) == Agreement(
+        capabilities={
+            "return-path": True,
+            "events": True,
+            "postcopy-ram": False,
+            "multifd": False,
+            "auto-converge": False,
+            "postcopy-preempt": False,
+            "postcopy-blocktime": False,
+        },
+        source_parameters={"downtime-limit": 250, "max-bandwidth": 0},
+        target_parameters={},
+    )
+
+
+def test_channels_are_the_same_on_both_ends() -> None:
+    # Different counts hang both QEMUs for ever.
+    result = agreed(NEW, NEW, Wish(channels=3, compression="zstd"))
+    assert result.capabilities["multifd"]
+    assert result.target_parameters == {"multifd-channels": 3, "multifd-compression": "zstd"}
+    assert result.target_parameters.items() <= result.source_parameters.items()
+
+
+def test_channels_without_compression_switch_an_old_one_off() -> None:
+    assert agreed(NEW, NEW, Wish(channels=2)).source_parameters["multifd-compression"] == "none"
+
+
+def test_a_refusal_names_the_option_the_side_and_its_version() -> None:
+    bare = dataclasses.replace(OLD, capabilities=OLD.capabilities - {"postcopy-ram"})
+    assert refused(NEW, bare, Wish(postcopy=True)) == [
+        Refusal(
+            "--method postcopy",
+            "the target's QEMU 7.2.22 lacks migration capability 'postcopy-ram'",
+        )
+    ]
+    assert "the source's QEMU 7.2.22 lacks" in refused(bare, NEW, Wish(postcopy=True))[0].reason
+    both = refused(bare, bare, Wish(postcopy=True))[0].reason
+    assert both.startswith("the source's QEMU 7.2.22 and the target's QEMU 7.2.22 lack")
+
+
+def test_a_compression_that_one_side_lacks_is_refused() -> None:
+    wish = Wish(channels=2, compression="zstd")
+    for source, target in ((NEW, OLD), (OLD, NEW)):
+        assert [refusal.option for refusal in refused(source, target, wish)] == ["--compress"]
+
+
+def test_postcopy_with_channels_is_refused() -> None:
+    options = [r.option for r in refused(NEW, NEW, Wish(postcopy=True, channels=2))]
+    assert options == ["--parallel"]
+
+
+def test_every_reason_is_given_at_once() -> None:
+    none = able(frozenset(), frozenset({"none"}))
+    wish = Wish(postcopy=True, auto_converge=True, channels=2, compression="zstd")
+    assert {refusal.option for refusal in refused(NEW, none, wish)} == {
+        "--method postcopy",
+        "--compress",
+        "--auto-converge",
+        "--parallel",
+        "migrate",
+    }
+
+
+@pytest.mark.parametrize("always", ["return-path", "events"])
+def test_no_migration_goes_without_a_return_path(always: str) -> None:
+    lacking = dataclasses.replace(NEW, capabilities=NEW.capabilities - {always})
+    assert [r.option for r in refused(NEW, lacking, Wish())] == ["migrate"]
+
+
+@given(qemus, qemus, wishes)
+def test_an_agreement_is_within_both_and_is_what_was_wished(
+    source: Abilities, target: Abilities, wish: Wish
+) -> None:
+    result = agree(source, target, wish)
+    if isinstance(result, list):
+        assert result
+        assert all(refusal.option and refusal.reason for refusal in result)
+        return
+    on = {name for name, state in result.capabilities.items() if state}
+    assert set(result.capabilities) <= source.capabilities & target.capabilities
+    assert {"return-path", "events"} <= on
+    assert ("postcopy-ram" in on) is wish.postcopy
+    assert ("multifd" in on) is (wish.channels is not None)
+    assert ("auto-converge" in on) is wish.auto_converge
+    assert not {"postcopy-ram", "multifd"} <= on
+    assert result.source_parameters["downtime-limit"] == wish.max_downtime_ms
+    assert result.source_parameters["max-bandwidth"] == wish.max_bandwidth_bytes_per_s
+    assert result.target_parameters.items() <= result.source_parameters.items()
+
+
+@given(qemus, qemus, wishes)
+def test_whether_a_pair_agrees_does_not_depend_on_the_direction(
+    source: Abilities, target: Abilities, wish: Wish
+) -> None:
+    there, back = agree(source, target, wish), agree(target, source, wish)
+    assert isinstance(there, list) is isinstance(back, list)
+
+
+@pytest.mark.parametrize("abilities", [NEW, OLD], ids=["10.0", "7.2"])
+def test_abilities_survive_their_cache_file(abilities: Abilities) -> None:
+    assert Abilities.from_json(json.loads(json.dumps(abilities.to_json()))) == abilities
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"version": {"major": 1}}', '{"version": 7}'])
+def test_another_versions_cache_is_not_mistaken_for_one(text: str) -> None:
+    with pytest.raises((KeyError, TypeError)):
+        Abilities.from_json(json.loads(text))
