@@ -38,6 +38,11 @@ class View:
     was_running: bool
 
 
+# Only in these states is a source's "completed" about this migration: else it is the one that
+# brought the guest to it, or it was put back to work since.
+HANDED_OVER = frozenset({"finish-migrate", "postmigrate"})
+
+
 class Move(Enum):
     """What to do next. The last four end the matter."""
 
@@ -70,9 +75,9 @@ def decide(view: View) -> Move:
         return _silent_source(target)
     if not source.alive or source.run is None or source.migration is None:
         return _without_source(view)
-    if source.migration.status == "completed":
-        return _completed(view, source.run)
-    if source.migration.status in ("none", "failed", "cancelled"):
+    if source.migration.status == "completed" and source.run.status in HANDED_OVER:
+        return _completed(view)
+    if source.migration.status in ("none", "failed", "cancelled", "completed"):
         return _not_migrated(view, source.run)
     return Move.WAIT if source.migration.status == "cancelling" else Move.CANCEL
 
@@ -92,13 +97,12 @@ def _silent_source(target: Side) -> Move:
     return Move.UNKNOWN if target.ever_ran or target.in_postcopy else Move.YANK
 
 
-def _completed(view: View, run: RunState) -> Move:
+def _completed(view: View) -> Move:
     target = view.target
     if not target.alive:
         if target.ever_ran:
             return Move.LOST
-        # The status stays "completed" however long the source runs again.
-        return Move.SOURCE_OWNS if run.running or not view.was_running else Move.RUN_SOURCE
+        return Move.RUN_SOURCE if view.was_running else Move.SOURCE_OWNS
     if target.run is None:
         return Move.UNKNOWN if target.ever_ran else Move.KILL_TARGET
     if target.run.status == "inmigrate" or target.in_postcopy:

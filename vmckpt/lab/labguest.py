@@ -1,0 +1,90 @@
+"""A test guest in the lab: its spec, and connections to it from the outside client."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.lab.guest import CONTROL_PORT, KEY_VALUE_PORT, GuestControl, KvClient
+from vmckpt.lab.sockets import connect_guest
+from vmckpt.lab.state import Lab
+
+READY_TIMEOUT_S = 60.0
+HEARTBEATS = "10.77.0.254:7700"
+
+
+@dataclass(frozen=True, slots=True)
+class LabGuest:
+    """Guest `number` (1 to 200) of the lab; its disk, if any, stands beside the spec."""
+
+    name: str
+    number: int
+    image: Path
+    memory: str = "256M"
+    vcpus: int = 1
+    machine: str = "q35"
+    disk: str | None = "256M"
+    disk_format: str = "qcow2"
+
+    @property
+    def address(self) -> str:
+        """Its address on the guests' network."""
+        return f"10.77.0.{10 + self.number}"
+
+    def spec(self) -> str:
+        """Its spec, TOML."""
+        cmdline = (
+            f"console=ttyS0 quiet panic=-1 vk.id={self.number} vk.ip={self.address}/24 "
+            f"vk.heartbeat={HEARTBEATS}"
+        )
+        text = f"""\
+name = "{self.name}"
+memory = "{self.memory}"
+vcpus = {self.vcpus}
+machine = "{self.machine}"
+guest_agent = true
+heartbeat_id = {self.number}   # it sends 1,000 heartbeats a second to a listener outside
+
+[boot]
+kernel = "{self.image}/vmlinuz"
+initrd = "{self.image}/initrd"
+cmdline = "{cmdline}"
+
+[[nics]]
+network = "bridge"
+"""
+        if self.disk is None:
+            return text
+        return f"""{text}
+[[disks]]
+path = "{self.name}.{self.disk_format}"   # shared storage: all hosts see this file
+format = "{self.disk_format}"
+size = "{self.disk}"
+"""
+
+    async def control(self, lab: Lab) -> GuestControl:
+        """A connection to its control port, once it answers.
+
+        Raises OperationFailedError when it does not within 60 s.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + READY_TIMEOUT_S
+        while True:
+            try:
+                sock = await connect_guest(lab, self.address, CONTROL_PORT, timeout_s=1.0)
+                control = await GuestControl.over(sock)
+                await control.ping()
+            except (OSError, VmckptError) as exc:
+                if loop.time() > deadline:
+                    raise OperationFailedError(
+                        f"guest {self.name} does not answer",
+                        why=f"nothing within {READY_TIMEOUT_S:g} s: {exc}",
+                        remedy="look at its console log, see `vmckpt vm show`",
+                    ) from exc
+                await asyncio.sleep(0.1)
+                continue
+            return control
+
+    async def key_value(self, lab: Lab) -> KvClient:
+        """A connection to its key-value service."""
+        return await KvClient.over(await connect_guest(lab, self.address, KEY_VALUE_PORT))
