@@ -23,7 +23,8 @@ METHODS = {
         ["--bandwidth", "25MB", "--timeout", "1s", "--on-timeout", "pause"], "precopy",
     ),
     "post-copy when the time is up": (
-        ["--bandwidth", "60MB", "--max-downtime", "5ms", "--timeout", "1s", "--on-timeout", "postcopy"],
+        ["--bandwidth", "60MB", "--max-downtime", "5ms",
+         "--timeout", "1s", "--on-timeout", "postcopy"],
         "postcopy",
     ),
 }  # fmt: skip

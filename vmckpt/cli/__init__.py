@@ -1,1 +1,1 @@
-"""The command line: one file per noun; parses, calls, prints. Costly imports wait for their command."""
+"""The command line: one file per noun; parses, calls, prints; imports late what is costly."""

@@ -24,8 +24,8 @@ def list_(json: Json = False) -> None:
         target = f"{record.request.get('source')} -> {record.request.get('target')}"
         total = f"{result['total_time_s']:.2f} s" if "total_time_s" in result else "-"
         rows.append(
-            (record.run, f"{when:%Y-%m-%d %H:%M:%S}", record.operation, str(record.request.get("vm")),
-             target, str(result.get("method", "-")), str(result["outcome"]), total)
+            (record.run, f"{when:%Y-%m-%d %H:%M:%S}", record.operation,
+             str(record.request.get("vm")), target, str(result.get("method", "-")), str(result["outcome"]), total)
         )  # fmt: skip
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
     objects = [dict(zip(header, row, strict=True)) for row in rows]

@@ -16,7 +16,10 @@ LEAVE = b"\x1d"  # Ctrl-]
 
 
 async def attach(host: Host, console: Path) -> None:
-    """Join this terminal to the console until Ctrl-] or the VM's end. Raises UsageError without a terminal."""
+    """Join this terminal to the console until Ctrl-] or the VM's end.
+
+    Raises UsageError without a terminal.
+    """
     if not sys.stdin.isatty():
         raise UsageError(
             "stdin is no terminal",

@@ -14,8 +14,8 @@ class Method(StrEnum):
     """How RAM moves.
 
     auto: pre-copy with auto-converge, which slows a guest that dirties faster than the link rather
-    than risk it; stop where the source cannot track dirty pages. hybrid: pre-copy, post-copy when it will not converge. stop: the VM is stopped
-    first and runs again when all of its RAM is there.
+    than risk it; stop where the source cannot track dirty pages. hybrid: pre-copy, post-copy when
+    it will not converge. stop: the VM is stopped first and runs again when all of its RAM is there.
     """
 
     AUTO = "auto"

@@ -139,7 +139,8 @@ def _without_source(view: View) -> Move:
     if target.run is None:
         return Move.UNKNOWN
     status = target.migration.status if target.migration is not None else "none"
-    if status == "completed":
+    if status == "completed" and target.run.status != "inmigrate":
         return Move.RUN_TARGET if view.was_running and not target.ever_ran else Move.TARGET_OWNS
-    # What the source sent last may still be on its way: QEMU completes it, or ends.
-    return Move.WAIT if status == "active" else Move.LOST
+    # What the source sent last may still be on its way: QEMU completes it, pauses or ends.
+    arriving = status in ("active", "postcopy-active", "completed")
+    return Move.WAIT if arriving else Move.LOST

@@ -195,7 +195,8 @@ class _Migration:
                 raise
             # The guest may be on the target: what stands in the journal is enough to recover.
             self._note("journal", str(exc))
-        self._emit(PhaseBegan(self._elapsed_s(), step.name))
+        if step.name != "drain" or self._ending is Ending.POSTCOPY:
+            self._emit(PhaseBegan(self._elapsed_s(), step.name))
 
     def _undo_failed(self, failure: UndoFailure) -> None:
         self._note("undo-failed", f"undoing '{failure.step}' failed: {failure.error}")
@@ -263,7 +264,10 @@ class _Migration:
         return OperationFailedError(exc.what, why=why, remedy=exc.remedy)
 
     async def _settle(self) -> Move:
-        """Who has the guest: SOURCE_OWNS or TARGET_OWNS. Raises VmLostError, OutcomeUnknownError."""
+        """Who has the guest: SOURCE_OWNS or TARGET_OWNS.
+
+        Raises VmLostError, OutcomeUnknownError.
+        """
         move = await settle(self._pair, lambda text: self._note("rescue", text))
         if move is Move.LOST:
             await bury(self._pair, self._vm)
@@ -348,7 +352,7 @@ class _Migration:
         )
 
     async def _heard(self) -> Silence | None:
-        """What the target's observer heard of the guest, once it has been heard after the switch."""
+        """What the observer heard of the guest, once it has been heard after the switch."""
         guest = self._vm.spec.heartbeat_id
         if guest is None or not self._pair.was_running:
             return None

@@ -150,7 +150,7 @@ class Transfer:
             raise TimedOutError(
                 f"the migration did not end within {given}",
                 why=self._why_so_long(),
-                remedy="allow more time, downtime or bandwidth, --auto-converge, or --method hybrid",
+                remedy="allow more time, downtime or bandwidth, or use --method hybrid",
             )
         if options.on_timeout is OnTimeout.PAUSE:
             self._note("time-up", f"{given} are over: stopping the VM to send the rest")
@@ -164,7 +164,8 @@ class Transfer:
             left = format_size(self.last.remaining_bytes)
             return f"{format_size(sent)} went at {format_rate(link)}, {left} were still left"
         dirty = format_rate(self.last.dirty_rate_bytes_per_s)
-        return f"after {self.rounds} rounds the guest dirties {dirty}, the link takes {format_rate(link)}"
+        rates = f"the guest dirties {dirty}, the link takes {format_rate(link)}"
+        return f"after {self.rounds} rounds {rates}"
 
     async def _start_postcopy(self, reason: str) -> None:
         self._note("postcopy", f"switching to post-copy: {reason}")

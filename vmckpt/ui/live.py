@@ -1,5 +1,6 @@
 """The live display: phases with their times, a bar, the figures of the moment."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,8 @@ class _Screen:
         self._notes: list[Note] = []
         self._progress: Progress | None = None
         self._job: JobProgress | None = None
+        self._began_s = time.monotonic()
+        self._done_s: float | None = None
 
     def add(self, event: Event) -> None:
         match event:
@@ -33,26 +36,28 @@ class _Screen:
             case JobProgress():
                 self._job = event
 
+    def finish(self) -> None:
+        """From now on nothing is current, and the figures of the moment are gone."""
+        self._done_s = time.monotonic() - self._began_s
+        self._progress = self._job = None
+
     def __rich__(self) -> Group:
-        parts: list[Text | Table | ProgressBar] = [Text(self._title, style="bold")]
-        for number, phase in enumerate(self._phases):
-            current = number == len(self._phases) - 1
+        parts: list[Text | Table] = [Text(self._title, style="bold")]
+        ends_s = [phase.at_s for phase in self._phases[1:]] + [self._done_s]
+        for phase, end_s in zip(self._phases, ends_s, strict=False):
             words = PHASES.get(phase.phase, phase.phase)
-            mark, style = ("›", "cyan") if current else ("✓", "green")
-            parts.append(
-                Text(f" {mark} {words}", style=style).append(f"  {phase.at_s:.2f} s", "dim")
-            )
+            if end_s is None:
+                parts.append(Text(f" › {words}", style="cyan"))
+            else:
+                took = Text(f"  {format_duration(end_s - phase.at_s)}", "dim")
+                parts.append(Text(f" ✓ {words}", style="green").append_text(took))
         if self._progress:
-            parts += [self._bar(self._progress), self._figures(self._progress)]
+            done = self._progress.total_bytes - self._progress.remaining_bytes
+            parts += [_bar(done, self._progress.total_bytes), self._figures(self._progress)]
         if self._job:
-            parts.append(ProgressBar(max(self._job.total, 1), self._job.done, width=60))
+            parts.append(_bar(self._job.done, self._job.total))
         parts += [Text(f" ! {note.text}", style="yellow") for note in self._notes[-4:]]
         return Group(*parts)
-
-    @staticmethod
-    def _bar(progress: Progress) -> ProgressBar:
-        done = progress.total_bytes - progress.remaining_bytes
-        return ProgressBar(max(progress.total_bytes, 1), max(done, 0), width=60)
 
     @staticmethod
     def _figures(progress: Progress) -> Table:
@@ -73,14 +78,23 @@ class _Screen:
         table.add_column(style="dim", min_width=10)
         table.add_column(min_width=16)
         table.add_column(style="dim", min_width=8)
+        table.add_column()
         for row in rows:
             table.add_row(*row)
         return table
 
 
+def _bar(done: int, total: int) -> Table:
+    # In a table, since a bar alone does not end its line.
+    row = Table.grid()
+    row.add_row(ProgressBar(max(total, 1), min(max(done, 0), total), width=60))
+    return row
+
+
 @contextmanager
 def live_display(title: str) -> Iterator[Emit]:
-    """Draw events on stderr, 8 times a second, for the block; the last picture stays."""
+    """Draw events on stderr, 8 times a second, for the block; the phases stay, with their times."""
     screen = _Screen(title)
     with Live(screen, console=Console(stderr=True), refresh_per_second=8):
         yield screen.add
+        screen.finish()
