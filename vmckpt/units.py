@@ -45,7 +45,8 @@ def parse_size_bytes(text: str) -> int:
             remedy="write e.g. 512M, 4GiB, 100MB",
         )
     whole, _, fraction = match[1].partition(".")
-    return int(whole) * unit + int(fraction or 0) * unit // 10 ** len(fraction)
+    scale: int = 10 ** len(fraction)
+    return int(whole) * unit + int(fraction or 0) * unit // scale
 
 
 def parse_rate_bytes_per_s(text: str) -> int:

@@ -12,8 +12,8 @@ from vmckpt.cli.output import print_error
 from vmckpt.errors import CancelledByUserError, StorageError, VmckptError
 
 EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refused, nothing
-changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9 outcome unknown; 10 VM lost;
-11 file not readable or writable; 130 cancelled and undone."""
+changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9 outcome unknown;
+10 VM lost; 11 file not readable or writable; 130 cancelled and undone."""
 
 app = typer.Typer(
     name="vmckpt",

@@ -23,10 +23,9 @@ def list_(json: Json = False) -> None:
         result = record.result or {"outcome": "cut off"}
         target = f"{record.request.get('source')} -> {record.request.get('target')}"
         total = f"{result['total_time_s']:.2f} s" if "total_time_s" in result else "-"
-        rows.append(
-            (record.run, f"{when:%Y-%m-%d %H:%M:%S}", record.operation,
-             str(record.request.get("vm")), target, str(result.get("method", "-")), str(result["outcome"]), total)
-        )  # fmt: skip
+        what = (record.operation, str(record.request.get("vm")), target)
+        how = (str(result.get("method", "-")), str(result["outcome"]), total)
+        rows.append((record.run, f"{when:%Y-%m-%d %H:%M:%S}", *what, *how))
     header = ("run", "began", "operation", "vm", "hosts", "method", "outcome", "total")
     objects = [dict(zip(header, row, strict=True)) for row in rows]
     show({"runs": objects}, table(header, rows), as_json=json)
