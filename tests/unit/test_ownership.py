@@ -1,0 +1,363 @@
+"""Who owns the guest: over every pair of ends, and played against QEMUs that behave."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vmckpt.migrate.ends import ENDINGS
+from vmckpt.migrate.ownership import HANDED_OVER, Move, Side, View, decide
+from vmckpt.qemu.replies import POSTCOPY_STATES, MigrationStatus, RunState
+
+STATUSES = (
+    "none",
+    "setup",
+    "active",
+    "device",
+    "cancelling",
+    "cancelled",
+    "failed",
+    "completed",
+    *sorted(POSTCOPY_STATES),
+)
+SOURCE_RUNS = ("running", "paused", "finish-migrate", "postmigrate")
+TARGET_RUNS = ("running", "paused", "inmigrate", "internal-error")
+DEAD, SILENT = Side(alive=False), Side(alive=True)
+
+
+def side(run: str, status: str, *, ever_ran: bool = False) -> Side:
+    ran = ever_ran or run == "running"
+    return Side(True, RunState(run, run == "running"), MigrationStatus(status), ran)
+
+
+def every_source() -> Iterator[Side]:
+    yield DEAD
+    yield SILENT
+    for run, status in itertools.product(SOURCE_RUNS, STATUSES):
+        yield side(run, status, ever_ran=True)
+
+
+def every_target() -> Iterator[Side]:
+    for ever_ran in (False, True):
+        yield replace(DEAD, ever_ran=ever_ran)
+        yield replace(SILENT, ever_ran=ever_ran)
+        for run, status in itertools.product(TARGET_RUNS, STATUSES):
+            yield side(run, status, ever_ran=ever_ran)
+
+
+EVERY_VIEW = [
+    View(source, target, was_running)
+    for source in every_source()
+    for target in every_target()
+    for was_running in (True, False)
+]
+MOVES = [(view, decide(view)) for view in EVERY_VIEW]
+
+
+def views_with(move: Move) -> list[View]:
+    found = [view for view, decided in MOVES if decided is move]
+    # A law about moves that never come would hold of anything.
+    assert found
+    return found
+
+
+def test_every_move_has_its_view() -> None:
+    assert {move for _, move in MOVES} == set(Move)
+
+
+def test_the_source_runs_again_only_when_the_target_never_ran_and_never_will() -> None:
+    for view in views_with(Move.RUN_SOURCE):
+        assert not view.target.alive
+        assert not view.target.ever_ran
+
+
+def test_the_target_runs_only_when_the_source_cannot_go_on() -> None:
+    for view in views_with(Move.RUN_TARGET):
+        source, target = view.source.migration, view.target.migration
+        handed_over = view.source.run is not None and view.source.run.status in HANDED_OVER
+        let_go = source is not None and (
+            (source.status == "completed" and handed_over) or source.in_postcopy
+        )
+        loaded = target is not None and target.status == "completed"
+        assert let_go or (not view.source.alive and loaded)
+        assert view.was_running
+        assert view.target.run is not None
+        assert view.target.run.status != "inmigrate"
+
+
+def test_the_source_owns_nothing_while_the_target_runs_or_ran() -> None:
+    for view in views_with(Move.SOURCE_OWNS):
+        assert not view.target.running
+        assert not view.target.ever_ran
+        assert view.source.running or not view.was_running
+
+
+def test_the_target_owns_nothing_while_pages_are_still_to_come() -> None:
+    for view in views_with(Move.TARGET_OWNS):
+        assert view.target.alive
+        assert not view.target.in_postcopy or not view.target.ever_ran
+        assert not view.source.in_postcopy
+
+
+def test_a_target_that_ran_is_never_killed() -> None:
+    for view in views_with(Move.KILL_TARGET):
+        assert not view.target.ever_ran
+        assert not view.source.in_postcopy
+
+
+def test_the_connection_is_cut_only_to_free_a_stuck_source() -> None:
+    for view in views_with(Move.YANK):
+        assert view.source.alive
+        assert view.source.run is None
+        assert not view.target.in_postcopy
+        assert not view.target.ever_ran
+
+
+def test_a_migration_is_cancelled_only_before_it_is_decided() -> None:
+    for view in views_with(Move.CANCEL):
+        assert view.source.migration is not None
+        assert view.source.migration.status in {"setup", "active", "device"}
+        assert not view.target.running
+
+
+def test_the_guest_is_given_up_only_when_an_end_is_dead() -> None:
+    for view in views_with(Move.LOST):
+        assert not (view.source.alive and view.target.alive)
+        if view.source.alive:
+            # It has let go: the target ran, or held the only whole state.
+            assert view.target.ever_ran or view.source.in_postcopy
+
+
+def test_a_guest_that_was_held_still_is_never_run() -> None:
+    runs = {move for view, move in MOVES if not view.was_running}
+    assert not runs & {Move.RUN_TARGET, Move.RUN_SOURCE}
+
+
+@dataclass
+class Qemu:
+    """One QEMU of the simulated pair."""
+
+    run: str
+    status: str
+    alive: bool = True
+    silent: bool = False
+    ever_ran: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.alive and self.run == "running"
+
+    def look(self) -> Side:
+        if not self.alive or self.silent:
+            return Side(self.alive, ever_ran=self.ever_ran)
+        return Side(
+            True, RunState(self.run, self.running), MigrationStatus(self.status), self.ever_ran
+        )
+
+    def set_running(self) -> None:
+        self.run, self.ever_ran = "running", True
+
+
+class Pair:
+    """Two QEMUs that behave as QEMU does, and whoever plays fate.
+
+    `sent`: the source has sent all of the guest. It is whole on the target, or on its way there.
+    """
+
+    def __init__(self, phase: str, *, was_running: bool) -> None:
+        self.was_running = was_running
+        held = "running" if was_running else "paused"
+        self.source = Qemu(held, phase, ever_ran=True)
+        self.target = Qemu("inmigrate", "active")
+        self.sent = phase == "completed"
+        match phase:
+            case "none" | "setup":
+                self.target.status = "setup"
+            case "arrived":
+                # The status is that of the migration which brought the guest to the source.
+                self.source.status, self.target.status = "completed", "setup"
+            case "device":
+                self.source.run = "finish-migrate"
+            case "completed":
+                self.source.run = "postmigrate"
+            case "postcopy-active":
+                self.source.run = "finish-migrate"
+                self.target = Qemu("paused", "postcopy-active")
+
+    @property
+    def whole(self) -> bool:
+        """Whether a QEMU that lives has, or is about to have, all of the guest: the truth."""
+        kept = not self.target.ever_ran and self.source.status not in POSTCOPY_STATES
+        return (self.source.alive and kept) or (self.target.alive and self.sent)
+
+    def check(self) -> None:
+        assert not (self.source.running and self.target.running), "the guest runs twice"
+        assert not (self.source.running and self.target.ever_ran), "the guest went back in time"
+        if not self.was_running:
+            assert not (self.source.running or self.target.running), "a held guest runs"
+
+    def tick(self, fate: str) -> None:
+        """QEMU notices what was, then `fate` strikes."""
+        self._get_on()
+        source, target = self.source, self.target
+        match fate:
+            case "source dies":
+                source.alive = False
+            case "target dies":
+                target.alive = False
+            case "source silent" | "target silent":
+                (source if fate.startswith("source") else target).silent = True
+            case "both answer":
+                source.silent = target.silent = False
+            case "all is sent":
+                self._send_all()
+            case "all is sent, then the source dies":
+                self._send_all()
+                source.alive = False
+        self.check()
+
+    def _send_all(self) -> None:
+        source = self.source
+        free = source.alive and self.target.alive and not source.silent
+        if free and source.status in {"active", "device", "postcopy-active"}:
+            source.status, source.run, self.sent = "completed", "postmigrate", True
+
+    def _get_on(self) -> None:
+        """What QEMU does by itself with what has reached it."""
+        source, target = self.source, self.target
+        if source.status == "cancelling":
+            self._give_up("cancelled")
+        if self.sent and target.alive:
+            target.status = "completed"
+            target.run = "paused" if target.run == "inmigrate" else target.run
+        elif not source.alive and target.status == "active":
+            target.alive = False
+        elif not source.alive and target.status == "postcopy-active":
+            target.status = "postcopy-paused"
+        if not target.alive and source.status in {"active", "device", "setup"}:
+            self._give_up("failed")
+        elif not target.alive and source.status == "postcopy-active":
+            source.status = "postcopy-paused"
+
+    def _give_up(self, status: str) -> None:
+        self.source.status = status
+        self.source.run = "running" if self.was_running else "paused"
+        self.target.alive = self.target.alive and self.target.status != "active"
+
+    def act(self, move: Move) -> None:
+        source, target = self.source, self.target
+        stoppable = source.alive and source.status in {"setup", "active", "device"}
+        match move:
+            case Move.CANCEL if stoppable and not source.silent:
+                source.status = "cancelling"
+            case Move.YANK if stoppable:
+                self._give_up("failed")
+                source.silent = False
+            case Move.RUN_TARGET if target.alive and not target.silent:
+                target.set_running()
+            case Move.RUN_SOURCE if source.alive and not source.silent:
+                source.set_running()
+            case Move.KILL_TARGET:
+                target.alive = False
+        self.check()
+
+
+FATES = (
+    "nothing",
+    "all is sent",
+    "all is sent, then the source dies",
+    "source dies",
+    "target dies",
+    "source silent",
+    "target silent",
+    "both answer",
+)
+PHASES = ("none", "arrived", "setup", "active", "device", "completed", "postcopy-active")
+LIMIT = 30
+
+
+def settle(pair: Pair, fates: list[str], *, torn: bool) -> Move:
+    """As migrate.ends.settle does; after the last fate both answer and QEMU gets on."""
+    for fate in [*fates, "both answer", *["all is sent"] * LIMIT]:
+        source = pair.source.look()
+        if torn:
+            # Both ends are never looked at in the same instant.
+            pair.tick(fate)
+        view = View(source, pair.target.look(), pair.was_running)
+        move = decide(view)
+        if move in ENDINGS - {Move.UNKNOWN}:
+            return move
+        pair.act(move)
+        if not torn:
+            pair.tick(fate)
+    return Move.UNKNOWN
+
+
+@settings(max_examples=1000)
+@given(
+    st.sampled_from(PHASES),
+    st.lists(st.sampled_from(FATES), max_size=8),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_migration_ends_with_the_guest_in_one_place_or_honestly_lost(
+    phase: str, fates: list[str], was_running: bool, torn: bool
+) -> None:
+    pair = Pair(phase, was_running=was_running)
+    ending = settle(pair, fates, torn=torn)
+    match ending:
+        case Move.SOURCE_OWNS:
+            assert not pair.target.running
+            assert pair.source.running or not was_running or not pair.source.alive
+        case Move.TARGET_OWNS:
+            assert not pair.source.running
+            assert pair.target.running or not was_running or not pair.target.alive
+        case Move.LOST:
+            assert not pair.whole
+            assert not pair.source.running
+        case _:
+            # Only a post-copy that was cut in two waits for the operator.
+            assert pair.source.status == pair.target.status == "postcopy-paused"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("was_running", [True, False])
+def test_without_faults_no_guest_is_lost(phase: str, was_running: bool) -> None:
+    pair = Pair(phase, was_running=was_running)
+    ending = settle(pair, [], torn=False)
+    expected = (
+        {Move.TARGET_OWNS}
+        if phase in {"completed", "postcopy-active"}
+        else {
+            Move.SOURCE_OWNS,
+            Move.TARGET_OWNS,
+        }
+    )
+    assert ending in expected
+    assert (pair.source.running or pair.target.running) is was_running
+
+
+def test_a_target_that_dies_before_it_ran_gives_the_guest_back() -> None:
+    pair = Pair("completed", was_running=True)
+    assert settle(pair, ["target dies"], torn=True) is Move.SOURCE_OWNS
+    assert pair.source.running
+
+
+def test_a_stalled_source_is_freed() -> None:
+    pair = Pair("device", was_running=True)
+    assert settle(pair, ["source silent"], torn=True) is Move.SOURCE_OWNS
+    assert pair.source.running
+
+
+def test_a_source_that_dies_after_all_was_sent_loses_nothing() -> None:
+    pair = Pair("completed", was_running=True)
+    assert settle(pair, ["all is sent", "source dies"], torn=True) is Move.TARGET_OWNS
+    assert pair.target.running
+
+
+def test_a_source_that_dies_in_postcopy_loses_the_guest_and_says_so() -> None:
+    pair = Pair("postcopy-active", was_running=True)
+    assert settle(pair, ["nothing", "source dies"], torn=False) is Move.LOST
