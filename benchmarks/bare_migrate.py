@@ -24,7 +24,6 @@ from qemu.qmp import ConnectError, QMPClient, QMPError
 POLL_S = 0.002
 TIMEOUT_S = 60.0
 CAPABILITIES = ("return-path", "events", "auto-converge")
-PARAMETERS = {"max-bandwidth": 0, "downtime-limit": 300}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class Plan:
     target_monitor: str
     target_stderr: str
     target_address: str
+    downtime_limit_ms: int
     plug_argv: list[str]
 
 
@@ -48,9 +48,10 @@ async def move(plan: Plan) -> dict[str, Any]:
     )
     plug(plan)
     capabilities = [{"capability": name, "state": True} for name in CAPABILITIES]
+    parameters = {"max-bandwidth": 0, "downtime-limit": plan.downtime_limit_ms}
     for client in (source, target):
         await client.execute("migrate-set-capabilities", {"capabilities": capabilities})
-        await client.execute("migrate-set-parameters", PARAMETERS)
+        await client.execute("migrate-set-parameters", parameters)
     await target.execute("migrate-incoming", {"uri": f"tcp:{plan.target_address}:0"})
     listens = (await ask(target, "query-migrate"))["socket-address"][0]
     with source.listener("MIGRATION") as events:
