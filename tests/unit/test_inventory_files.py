@@ -1,0 +1,202 @@
+"""The inventory: which hosts and VMs there are, read from files that people also write."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import NotFoundError, OutcomeUnknownError, UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts, check_name, find_host, state_dir
+from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.journal import Journal, find_journal
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import find_vm, homes, read_vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu
+
+A = {
+    "kind": "local",
+    "state_dir": "/run/lab/a",
+    "migration_address": "10.77.1.1",
+    "enter": ["nsenter", "--net=/run/lab/a.net"],
+    "qemu": "/opt/qemu/bin/qemu-system-x86_64",
+    "bridge": "br0",
+    "heartbeats": "/run/lab/observer.sock",
+}
+JOURNAL = Journal("r1", "web", "a", "b", "0123abcd", "fedcba98", "/dev/shm", True, "transfer")
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    (tmp_path / "hosts").mkdir()
+    return tmp_path
+
+
+def add_host(state: Path, name: str, **changed: Any) -> Path:
+    path = state / "hosts" / f"{name}.json"
+    path.write_text(json.dumps(A | {"state_dir": str(state / name)} | changed))
+    return path
+
+
+def add_vm(host: Host, name: str) -> Qemu:
+    directory = vm_dir(host.state_dir, name)
+    host.make_dir(directory.path)
+    qemu = Qemu(directory.qemu("0123abcd"), ProcessId(1, 0), Platform("q35", "tcg", "qemu64"))
+    host.write_text(directory.spec, f'name = "{name}"\nmemory = "64M"\n')
+    host.write_text(directory.current, qemu.to_json())
+    return qemu
+
+
+def test_this_machine_is_always_a_host(state: Path) -> None:
+    assert all_hosts() == [Host("local", state, "127.0.0.1")]
+
+
+def test_hosts_are_read_whole_local_first_then_by_name(state: Path) -> None:
+    add_host(state, "lab-b", enter=[], bridge=None, heartbeats=None)
+    add_host(state, "lab-a", state_dir="/run/lab/a")
+    assert [host.name for host in all_hosts()] == ["local", "lab-a", "lab-b"]
+    assert find_host("lab-a") == Host(
+        name="lab-a",
+        state_dir=Path("/run/lab/a"),
+        migration_address="10.77.1.1",
+        enter=("nsenter", "--net=/run/lab/a.net"),
+        qemu="/opt/qemu/bin/qemu-system-x86_64",
+        bridge="br0",
+        heartbeats=Path("/run/lab/observer.sock"),
+    )
+    assert find_host("lab-b").bridge is None
+
+
+def test_a_file_may_say_how_local_is_reached(state: Path) -> None:
+    add_host(state, "local", migration_address="192.0.2.7")
+    assert [(host.name, host.migration_address) for host in all_hosts()] == [("local", "192.0.2.7")]
+
+
+def test_two_keys_are_enough_for_a_host(state: Path) -> None:
+    (state / "hosts/b.json").write_text('{"state_dir": "/b", "migration_address": "10.0.0.2"}')
+    assert find_host("b") == Host("b", Path("/b"), "10.0.0.2")
+
+
+def test_an_unknown_host_is_not_found_and_the_known_are_named(state: Path) -> None:
+    add_host(state, "lab-a")
+    with pytest.raises(NotFoundError, match="there is no host 'lab-x'") as caught:
+        find_host("lab-x")
+    assert "local, lab-a" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ("{}", "state_dir"),
+        ('{"state_dir": "/a"}', "migration_address"),
+        ('{"state_dir": 7, "migration_address": "x"}', "7 has to be text"),
+        ('{"state_dir": "a", "migration_address": "x"}', "absolute"),
+        ('{"state_dir": "/a", "migration_address": 7}', "7 has to be text"),
+        ('{"state_dir": "/a", "migration_address": "x", "enter": "nsenter -t 1"}', "a list"),
+        ('{"state_dir": "/a", "migration_address": "x", "enter": [1]}', "1 has to be text"),
+        ('{"state_dir": "/a", "migration_address": "x", "qemu": null}', "None has to be text"),
+        ('{"state_dir": "/a", "migration_address": "x", "heartbeats": "h"}', "absolute"),
+    ],
+)
+def test_a_malformed_inventory_file_is_named(state: Path, text: str, reason: str) -> None:
+    path = state / "hosts" / "odd.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=f"{path} is malformed") as caught:
+        all_hosts()
+    assert reason in caught.value.why
+
+
+def test_a_host_has_a_name_as_a_vm_has(state: Path) -> None:
+    add_host(state, "Lab A")
+    with pytest.raises(UsageError, match="'Lab A' is no name for a host"):
+        all_hosts()
+
+
+@pytest.mark.parametrize("name", ["a", "0", "web-1.prod_x", "x" * 40])
+def test_good_names_are_taken(name: str) -> None:
+    assert check_name(name, "VM") == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", ".a", "..", "_a", "A", "a/b", "a b", "a\n", "ä", "x" * 41, "a\0"]
+)
+def test_bad_names_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is no name for a VM"):
+        check_name(name, "VM")
+
+
+def test_the_state_directory_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VMCKPT_STATE_DIR", "here")
+    assert state_dir() == tmp_path / "here"
+
+
+def test_a_vm_is_found_where_it_is_at_home(state: Path) -> None:
+    add_host(state, "lab-a")
+    host = find_host("lab-a")
+    qemu = add_vm(host, "web")
+    vm = find_vm("web")
+    assert (vm.name, vm.host, vm.qemu) == ("web", host, qemu)
+    assert vm.spec.memory_bytes == 64 << 20
+
+
+def test_a_vm_that_is_not_there_yet_is_not_at_home(state: Path) -> None:
+    # A target has the spec before it has the guest.
+    add_host(state, "lab-a")
+    host = find_host("lab-a")
+    add_vm(host, "web")
+    host.remove(vm_dir(host.state_dir, "web").current)
+    assert read_vm(host, "web") is None
+    with pytest.raises(NotFoundError, match="there is no VM 'web'"):
+        find_vm("web")
+
+
+def test_a_vm_at_home_twice_is_said_to_be_and_not_guessed(state: Path) -> None:
+    for name in ("lab-a", "lab-b"):
+        add_host(state, name)
+        add_vm(find_host(name), "web")
+    assert [vm.host.name for vm in homes("web")] == ["lab-a", "lab-b"]
+    with pytest.raises(OutcomeUnknownError, match="lab-a and lab-b"):
+        find_vm("web")
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b'{"pid": 1}', b"[]", b"\xff\xfe"])
+def test_a_damaged_vm_file_is_named(state: Path, content: bytes) -> None:
+    add_host(state, "lab-a")
+    host = find_host("lab-a")
+    add_vm(host, "web")
+    current = vm_dir(host.state_dir, "web").current
+    current.write_bytes(content)
+    with pytest.raises(UsageError, match=f"{current} is damaged"):
+        read_vm(host, "web")
+
+
+def test_a_journal_is_read_back_from_whichever_host_has_it(state: Path) -> None:
+    for name in ("a", "b"):
+        add_host(state, name)
+    a, b = find_host("a"), find_host("b")
+    assert find_journal("web", (a, b)) is None
+    JOURNAL.write((a, b))
+    assert Journal.read(a, "web") == Journal.read(b, "web") == JOURNAL
+    JOURNAL.remove((a,))
+    assert find_journal("web", (a, b)) == JOURNAL
+    JOURNAL.remove((a, b))
+    assert find_journal("web", (a, b)) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "run": "x"}'])
+def test_a_damaged_journal_is_named(state: Path, text: str) -> None:
+    add_host(state, "a")
+    host = find_host("a")
+    path = vm_dir(host.state_dir, "web").journal
+    host.make_dir(path.parent)
+    path.write_text(text)
+    with pytest.raises(UsageError, match=f"{path} on a is damaged"):
+        Journal.read(host, "web")

@@ -1,0 +1,267 @@
+"""What a migration asks for, and every reason against it, found before anything is changed."""
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.options import Method, OnTimeout, Options
+from vmckpt.migrate.preflight import Check, Preflight, preflight, resolve_method
+from vmckpt.qemu.abilities import Abilities, Agreement, Wish
+from vmckpt.qemu.replies import QemuVersion
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+NEW = Abilities(
+    version=QemuVersion(10, 0, 2),
+    machines={"q35": "pc-q35-10.0", "pc-q35-10.0": "pc-q35-10.0", "pc-q35-7.2": "pc-q35-7.2"},
+    cpu_models=frozenset({"qemu64", "max"}),
+    capabilities=frozenset(
+        {"events", "return-path", "postcopy-ram", "multifd", "auto-converge", "postcopy-blocktime"}
+    ),
+    parameters=frozenset({"downtime-limit"}),
+    compressions=frozenset({"none", "zstd"}),
+    commands=frozenset({"migrate"}),
+)
+OLD = dataclasses.replace(
+    NEW,
+    version=QemuVersion(7, 2, 22),
+    machines={"q35": "pc-q35-7.2", "pc-q35-7.2": "pc-q35-7.2"},
+    compressions=frozenset({"none"}),
+)
+AGREEMENT = Agreement({}, {}, {})
+
+
+def host(root: Path, name: str, abilities: Abilities, *, bridge: str | None = "br0") -> Host:
+    """A host whose QEMU has been asked already: its answers stand in the cache."""
+    state = root / name
+    binary = state / "qemu"
+    cache = state / "cache"
+    cache.mkdir(parents=True)
+    binary.touch(mode=0o755)
+    stat = binary.stat()
+    key = hashlib.sha256(f"{binary}:{stat.st_mtime_ns}:{stat.st_size}".encode()).hexdigest()[:16]
+    (cache / f"qemu-{key}.json").write_text(json.dumps(abilities.to_json()))
+    return Host(name, state, "127.0.0.1", qemu=str(binary), bridge=bridge)
+
+
+def stopped_vm(
+    where: Host, *, machine: str = "pc-q35-7.2", cpu: str = "qemu64", more: str = ""
+) -> Vm:
+    text = f'name = "web"\nmemory = "16M"\nram_dir = "{where.state_dir}"\n{more}'
+    directory = vm_dir(where.state_dir, "web")
+    files = directory.qemu("0123abcd")
+    qemu = Qemu(files, ProcessId(0, 0), Platform(machine, "tcg", cpu))
+    return Vm(parse_spec(text, "web.toml", where.state_dir), where, directory, qemu)
+
+
+def checked(vm: Vm, target: Host, options: Options | None = None) -> dict[str, Check]:
+    found = asyncio.run(preflight(vm, target, options or Options(method=Method.PRECOPY)))
+    return {check.code: check for check in found.checks}
+
+
+def refusals(vm: Vm, target: Host, options: Options | None = None) -> set[str]:
+    # The VM of these tests is stopped: a process is no unit test's business.
+    found = checked(vm, target, options)
+    assert found["running"].verdict == "refuse"
+    return {code for code, check in found.items() if check.verdict == "refuse"} - {"running"}
+
+
+@pytest.mark.parametrize(
+    ("options", "wish"),
+    [
+        (Options(), Wish()),
+        (Options(method=Method.PRECOPY, max_downtime_ms=50), Wish(max_downtime_ms=50)),
+        (Options(auto_converge=True), Wish(auto_converge=True)),
+        (Options(method=Method.HYBRID), Wish(postcopy=True)),
+        (Options(method=Method.POSTCOPY), Wish(postcopy=True, max_downtime_ms=1)),
+        (
+            Options(timeout_s=9, on_timeout=OnTimeout.POSTCOPY),
+            Wish(postcopy=True),
+        ),
+        (Options(on_timeout=OnTimeout.POSTCOPY), Wish()),
+        (Options(timeout_s=9), Wish()),
+        (Options(channels=4), Wish(channels=4)),
+        (Options(compression="zstd"), Wish(channels=2, compression="zstd")),
+        (Options(compression="zstd", channels=8), Wish(channels=8, compression="zstd")),
+        (Options(bandwidth_bytes_per_s=1 << 30), Wish(max_bandwidth_bytes_per_s=1 << 30)),
+    ],
+)
+def test_options_ask_for_what_they_say(options: Options, wish: Wish) -> None:
+    assert options.wish() == wish
+
+
+@given(
+    st.builds(
+        Options,
+        method=st.sampled_from(Method),
+        timeout_s=st.none() | st.floats(0.1, 1e4),
+        on_timeout=st.sampled_from(OnTimeout),
+        compression=st.sampled_from([None, "zstd"]),
+        channels=st.none() | st.integers(1, 64),
+    )
+)
+def test_postcopy_is_asked_for_exactly_when_it_may_come_to_it(options: Options) -> None:
+    wish = options.wish()
+    assert wish.postcopy is options.may_postcopy
+    if options.method in (Method.POSTCOPY, Method.HYBRID):
+        assert options.may_postcopy
+    # A compression without channels would be dropped without a word.
+    assert wish.compression is None or wish.channels is not None
+
+
+def test_auto_is_precopy_that_slows_a_guest_that_dirties_too_fast(tmp_path: Path) -> None:
+    vm = stopped_vm(host(tmp_path, "a", NEW))
+    assert asyncio.run(resolve_method(vm, Options(max_downtime_ms=70))) == Options(
+        method=Method.PRECOPY, auto_converge=True, max_downtime_ms=70
+    )
+
+
+def test_auto_avoids_what_loses_pages(tmp_path: Path) -> None:
+    vm = stopped_vm(host(tmp_path, "a", OLD))
+    assert asyncio.run(resolve_method(vm, Options())).method is Method.STOP
+
+
+@pytest.mark.parametrize("method", [m for m in Method if m is not Method.AUTO])
+def test_a_method_that_is_named_is_kept(tmp_path: Path, method: Method) -> None:
+    options = Options(method=method)
+    vm = stopped_vm(host(tmp_path, "a", OLD))
+    assert asyncio.run(resolve_method(vm, options)) is options
+
+
+def test_a_pair_that_fits_has_nothing_against_it(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", OLD)
+    vm = stopped_vm(source)
+    assert refusals(vm, target) == set()
+    found = asyncio.run(preflight(vm, target, Options(method=Method.PRECOPY)))
+    assert found.agreement is not None
+    assert checked(vm, target)["qemu-pair"].reason == "QEMU 10.0.2 -> 7.2.22"
+
+
+def test_a_vm_stays_where_it_is(tmp_path: Path) -> None:
+    source = host(tmp_path, "a", NEW)
+    assert set(checked(stopped_vm(source), source)) == {"same-host"}
+    # Another name for the same state is the same host.
+    assert set(checked(stopped_vm(source), dataclasses.replace(source, name="b"))) == {"same-host"}
+
+
+def test_a_machine_type_that_the_target_lacks(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", OLD)
+    vm = stopped_vm(source, machine="pc-q35-10.0")
+    assert refusals(vm, target) == {"machine-type"}
+    check = checked(vm, target)["machine-type"]
+    assert check.reason == "QEMU 7.2.22 on b has no machine type pc-q35-10.0"
+    assert "pc-q35-7.2" in check.remedy
+
+
+def test_a_cpu_model_that_the_target_lacks(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
+    assert refusals(stopped_vm(source, cpu="EPYC,-sse4a"), target) == {"cpu-model"}
+    assert refusals(stopped_vm(source, cpu="qemu64,+aes"), target) == set()
+
+
+def test_a_name_that_the_target_has(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
+    other = stopped_vm(target)
+    target.make_dir(other.directory.path)
+    target.write_text(other.directory.spec, other.spec.text)
+    target.write_text(other.directory.current, other.qemu.to_json())
+    assert refusals(stopped_vm(source), target) == {"name-free"}
+
+
+def test_files_that_the_target_cannot_read(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
+    here = tmp_path / "here.qcow2"
+    here.touch()
+    more = f'[[disks]]\npath = "{here}"\n[boot]\nkernel = "/gone/vmlinuz"\n'
+    vm = stopped_vm(source, more=more)
+    assert refusals(vm, target) == {"files"}
+    reason = checked(vm, target)["files"].reason
+    assert "/gone/vmlinuz" in reason
+    assert "here.qcow2" not in reason
+
+
+def test_a_bridge_that_the_target_has_not(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW, bridge=None)
+    assert refusals(stopped_vm(source, more="[[nics]]\n"), target) == {"bridge"}
+
+
+def test_user_mode_nat_is_warned_about(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW, bridge=None)
+    vm = stopped_vm(source, more='[[nics]]\nnetwork = "user"\n')
+    assert refusals(vm, target) == set()
+    assert checked(vm, target)["user-network"].verdict == "warn"
+
+
+def test_memory_that_the_target_has_no_room_for(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
+    vm = stopped_vm(source)
+    huge = dataclasses.replace(vm, spec=dataclasses.replace(vm.spec, memory_bytes=1 << 60))
+    assert refusals(huge, target) == {"memory"}
+    nowhere = dataclasses.replace(vm, spec=dataclasses.replace(vm.spec, ram_dir=Path("/gone")))
+    assert refusals(nowhere, target) == {"memory"}
+
+
+def test_an_option_that_the_pair_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", OLD)
+    options = Options(method=Method.PRECOPY, compression="zstd")
+    assert refusals(stopped_vm(source), target, options) == {"qemu-option"}
+    assert "--compress" in checked(stopped_vm(source), target, options)["qemu-option"].reason
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict"),
+    [
+        (Options(method=Method.PRECOPY), "warn"),
+        (Options(method=Method.HYBRID), "refuse"),
+        (Options(method=Method.POSTCOPY), "refuse"),
+        (Options(method=Method.STOP), None),
+    ],
+)
+def test_a_source_that_loses_pages_is_named(
+    tmp_path: Path, options: Options, verdict: str | None
+) -> None:
+    source, target = host(tmp_path, "a", OLD), host(tmp_path, "b", NEW)
+    check = checked(stopped_vm(source), target, options).get("tcg-dirty-log")
+    assert (check.verdict if check else None) == verdict
+    assert check is None or "7.2.22" in check.reason
+    # As a target it is as good as any.
+    assert "tcg-dirty-log" not in checked(stopped_vm(target), source, options)
+
+
+def test_a_host_without_qemu_is_refused(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
+    with pytest.raises(RefusedError, match="b has no QEMU"):
+        checked(stopped_vm(source), dataclasses.replace(target, qemu="/gone/qemu"))
+
+
+def test_every_refusal_is_named_at_once_with_its_code() -> None:
+    checks = (
+        Check("running", "ok", "it runs"),
+        Check("memory", "refuse", "no room", "free some"),
+        Check("tcg-dirty-log", "warn", "beware"),
+        Check("bridge", "refuse", "no bridge", "name it"),
+    )
+    with pytest.raises(RefusedError) as caught:
+        Preflight(checks, AGREEMENT).require("web", "b")
+    assert caught.value.what == "'web' cannot migrate to b"
+    assert caught.value.why == "[memory] no room; [bridge] no bridge"
+    assert caught.value.remedy == "free some; name it"
+
+
+def test_warnings_do_not_refuse() -> None:
+    checks = (Check("tcg-dirty-log", "warn", "beware"),)
+    assert Preflight(checks, AGREEMENT).require("web", "b") is AGREEMENT
+    with pytest.raises(RefusedError):
+        Preflight(checks, None).require("web", "b")
