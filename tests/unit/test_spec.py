@@ -240,3 +240,16 @@ def test_a_spec_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes
         file.write_bytes(content)
     with pytest.raises(UsageError, match=f"cannot read {file}"):
         read_spec(file)
+
+
+def test_an_image_is_a_file_of_each_hosts_own() -> None:
+    text = 'name = "web"\nmemory = "64M"\n[[disks]]\nimage = "root.qcow2"\n[[disks]]\npath = "d"\n'
+    own, given = parse_spec(text, "web.toml", BASE).disks
+    assert own.on(Path("/state/a")) == Path("/state/a/images/root.qcow2")
+    assert given.on(Path("/state/a")) == BASE / "d"
+
+
+@pytest.mark.parametrize("line", ['image = "../x"', 'image = ".x"', 'image = "a"\npath = "b"'])
+def test_an_image_is_a_plain_name_and_no_path(line: str) -> None:
+    with pytest.raises(UsageError, match="line 4: 'disks.0.image' is wrong"):
+        parse_spec(f'name = "web"\nmemory = "64M"\n[[disks]]\n{line}\n', "web.toml", BASE)

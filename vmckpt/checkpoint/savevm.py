@@ -113,7 +113,11 @@ def _snapshot_nodes(vm: Vm) -> list[str]:
     """The disks' nodes; the first takes the memory too. Raises RefusedError with the reason."""
     why = None
     writable = [n for n, disk in enumerate(vm.spec.disks) if not disk.read_only]
-    raw = [str(vm.spec.disks[n].path) for n in writable if vm.spec.disks[n].format == "raw"]
+    raw = [
+        str(vm.spec.disks[n].on(vm.host.state_dir))
+        for n in writable
+        if vm.spec.disks[n].format == "raw"
+    ]
     if vm.spec.firmware:
         why = f"its UEFI variable store {vm.spec.firmware.vars} is a raw image on pflash"
     elif raw:

@@ -103,7 +103,7 @@ def rm(name: Name, json: Json = False) -> None:
 
     vm = settled(name)
     run(remove_vm(vm))
-    disks = [str(disk.path) for disk in vm.spec.disks]
+    disks = [str(disk.on(vm.host.state_dir)) for disk in vm.spec.disks]
     kept = f"; its disks stay: {', '.join(disks)}" if disks else ""
     show({"vm": name, "removed": True, "disks": disks}, f"{name} is removed{kept}", as_json=json)
 
@@ -151,7 +151,7 @@ def _facts(look: "Look") -> dict[str, Any]:
         "accel": platform.accel,
         "cpu": platform.cpu,
         "pid": vm.qemu.process.pid if look.state != "stopped" else None,
-        "disks": [str(disk.path) for disk in vm.spec.disks],
+        "disks": [str(disk.on(vm.host.state_dir)) for disk in vm.spec.disks],
         "console_log": str(vm.qemu.files.console_log),
         "qmp_socket": str(vm.qemu.files.onlooker),
     }

@@ -61,7 +61,7 @@ def qemu_argv(
     ]
     slot = FIRST_SLOT
     for number, disk in enumerate(spec.disks):
-        argv += _disk(number, disk, slot)
+        argv += _disk(number, disk, disk.on(files.state_dir), slot)
         slot += 1
     for number, nic in enumerate(spec.nics):
         netdev: dict[str, Any] = {"type": "user", "id": f"net{number}"}
@@ -163,11 +163,11 @@ def _boot(spec: Spec) -> list[str]:
     return argv
 
 
-def _disk(number: int, disk: Disk, slot: int) -> list[str]:
+def _disk(number: int, disk: Disk, image: Path, slot: int) -> list[str]:
     protocol = {
         "driver": "file",
         "node-name": f"disk{number}-file",
-        "filename": str(disk.path),
+        "filename": str(image),
         "cache": {"direct": disk.cache == "none"},
         "discard": "unmap",
     }

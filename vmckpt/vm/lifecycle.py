@@ -15,7 +15,7 @@ from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.probe import abilities, choose_accel
-from vmckpt.vm.spec import Disk, Spec, anchored, parse_spec
+from vmckpt.vm.spec import Spec, anchored, parse_spec
 from vmckpt.vm.start import end_qemu, new_qemu_id, open_monitor, remove_qemu_files, start_qemu
 
 STOP_POLL_S = 0.05
@@ -139,28 +139,32 @@ async def _platform(spec: Spec, host: Host) -> Platform:
 async def _create_disks(host: Host, spec: Spec) -> list[Path]:
     created: list[Path] = []
     for disk in spec.disks:
-        if host.exists(disk.path):
+        path = disk.on(host.state_dir)
+        if host.exists(path):
             continue
         if disk.size_bytes is None:
             raise RefusedError(
-                f"disk image {disk.path} is not on {host.name}",
+                f"disk image {path} is not on {host.name}",
                 why="and the spec gives no size to create it with",
                 remedy='create it, mend the path, or add size = "10G"',
             )
-        await _create_image(host, disk)
-        created.append(disk.path)
+        if not disk.path.is_absolute():
+            host.make_dir(path.parent)
+        await create_image(host, path, disk.format, disk.size_bytes)
+        created.append(path)
     return created
 
 
-async def _create_image(host: Host, disk: Disk) -> None:
+async def create_image(host: Host, path: Path, image_format: str, size_bytes: int) -> None:
+    """An empty disk image; nothing may stand at `path`. Raises OperationFailedError."""
     qemu_img = Path(host.qemu).parent / "qemu-img" if "/" in host.qemu else Path("qemu-img")
     done = await host.run(
-        [str(qemu_img), "create", "-q", "-f", disk.format, str(disk.path), str(disk.size_bytes)]
+        [str(qemu_img), "create", "-q", "-f", image_format, str(path), str(size_bytes)]
     )
     if done.returncode:
-        host.remove(disk.path)
+        host.remove(path)
         raise OperationFailedError(
-            f"cannot create disk image {disk.path}",
+            f"cannot create disk image {path} on {host.name}",
             why=done.stderr.strip(),
             remedy="check the path and free space",
         )

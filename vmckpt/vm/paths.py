@@ -43,6 +43,11 @@ class QemuDir:
     qemu_id: str
 
     @property
+    def state_dir(self) -> Path:
+        """The state directory of the host it is on."""
+        return self.path.parents[2]
+
+    @property
     def operator(self) -> Path:
         """QMP, for the operation that holds the VM's lock."""
         return self.path / "qmp.sock"
@@ -94,6 +99,9 @@ class QemuDir:
     def tap(self, number: int) -> str:
         """The name of NIC `number`'s tap (15 characters at most)."""
         return f"vk{self.qemu_id}{number}"
+
+
+IMAGES = "images"
 
 
 def vms_dir(state_dir: Path) -> Path:

@@ -9,9 +9,11 @@ from typing import Any
 
 from vmckpt.errors import UsageError
 from vmckpt.units import MIB
+from vmckpt.vm.paths import IMAGES
 from vmckpt.vm.toml_table import Source, Table
 
 MIN_MEMORY_BYTES = 16 * MIB
+_IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,20 @@ class Firmware:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """One virtio disk. `size_bytes` is set when vmckpt shall create a missing image."""
+    """One virtio disk. `size_bytes` is set when vmckpt shall create a missing image.
+
+    `path` is absolute, or relative to a host's state directory: an image of the host's own.
+    """
 
     path: Path
     format: str
     size_bytes: int | None
     read_only: bool
     cache: str
+
+    def on(self, state_dir: Path) -> Path:
+        """Where its image stands on the host with that state directory."""
+        return state_dir / self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,7 @@ def _firmware(table: Table | None) -> Firmware | None:
 
 def _disk(table: Table) -> Disk:
     disk = Disk(
-        path=table.path("path"),
+        path=_image(table),
         format=table.choice("format", ("qcow2", "raw"), "qcow2"),
         size_bytes=table.size("size") if table.has("size") else None,
         read_only=table.boolean("read_only", False),
@@ -142,6 +151,17 @@ def _disk(table: Table) -> Disk:
     )
     table.no_more_keys()
     return disk
+
+
+def _image(table: Table) -> Path:
+    if not table.has("image"):
+        return table.path("path")
+    name = table.text("image")
+    if table.has("path"):
+        raise table.wrong("image", "a disk has a path or an image, not both", "leave out one")
+    if not _IMAGE_NAME.fullmatch(name):
+        raise table.wrong("image", "it is the name of a file", "write letters, digits and . _ -")
+    return Path(IMAGES) / name
 
 
 def _nic(table: Table) -> Nic:
