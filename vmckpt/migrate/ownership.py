@@ -49,6 +49,7 @@ class Move(Enum):
     WAIT = "wait: QEMU is about to settle it"
     CANCEL = "cancel the migration"
     YANK = "cut the connection between the two QEMUs"
+    RECONNECT = "rejoin the two ends of a post-copy"
     RUN_TARGET = "let the target run"
     KILL_TARGET = "make sure that the target never runs"
     RUN_SOURCE = "let the source run"
@@ -116,7 +117,7 @@ def _in_postcopy(view: View, migration: MigrationStatus) -> Move:
     if not view.target.alive:
         return Move.LOST
     if migration.status == "postcopy-paused":
-        return Move.UNKNOWN
+        return Move.RECONNECT
     if view.target.run is None:
         return Move.WAIT
     waits = view.target.running or view.target.run.status == "inmigrate" or not view.was_running

@@ -11,10 +11,11 @@ from vmckpt.errors import BusyError, OutcomeUnknownError, VmLostError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate.ends import End, Pair, discard, kill, settle
+from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import Journal, find_journal
 from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.settle import settle
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir

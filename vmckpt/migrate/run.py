@@ -24,14 +24,16 @@ from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.migrate.compare import differences
-from vmckpt.migrate.ends import End, Pair, settle
+from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.options import Method, Options
-from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.ownership import Move, decide
 from vmckpt.migrate.preflight import WARN, preflight, resolve_method
+from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, locked, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
+from vmckpt.migrate.settle import settle
 from vmckpt.migrate.transfer import Ending, Transfer, wait_for_setup
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Agreement
@@ -42,6 +44,8 @@ from vmckpt.vm.start import Qemu, last_words, new_qemu_id, start_qemu
 
 HEARTBEAT_WAIT_S = 2.0
 RESUME_TIMEOUT_S = 5.0
+# How long post-copy tries to mend a broken link by itself, and how often.
+RECONNECT_S, RECONNECT_FIRST_S, RECONNECT_LAST_S = 300.0, 0.5, 10.0
 
 
 async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
@@ -208,8 +212,11 @@ class _Migration:
         self._target_qemu = await start_qemu(
             host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
         )
-        source, target = await asyncio.gather(
-            self._pair.source.monitor(), self._pair.target.monitor()
+        source, target, *_ = await asyncio.gather(
+            self._pair.source.monitor(),
+            self._pair.target.monitor(),
+            self._pair.source.rescue(),
+            self._pair.target.rescue(),
         )
         if found := await differences(source, target):
             raise RefusedError(
@@ -303,13 +310,29 @@ class _Migration:
     async def drain(self) -> None:
         """Post-copy: until the target has every page and needs the source no more."""
         if self._transfer and self._ending is Ending.POSTCOPY:
-            try:
-                await self._transfer.drain()
-            except (OperationFailedError, HostDownError):
-                await self._settle()
+            await self._drain(self._transfer)
             target = await self._pair.target.monitor()
             self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
         self._transfer_ended_s = time.monotonic()
+
+    async def _drain(self, transfer: Transfer) -> None:
+        """Until every page is there, rejoining both ends as often as the link breaks."""
+        given_up_s, wait_s = time.monotonic() + RECONNECT_S, RECONNECT_FIRST_S
+        while True:
+            sent_bytes = transfer.last.transferred_bytes
+            try:
+                return await transfer.drain()
+            except (OperationFailedError, HostDownError) as exc:
+                if transfer.last.transferred_bytes > sent_bytes:
+                    given_up_s, wait_s = time.monotonic() + RECONNECT_S, RECONNECT_FIRST_S
+                rejoined = decide(await self._pair.view()) in (Move.RECONNECT, Move.WAIT)
+                if not rejoined or time.monotonic() > given_up_s:
+                    await self._settle()
+                    return None
+                self._note("link", f"{exc.what}; the guest waits for its pages: rejoining")
+            if not await reconnect(self._pair):
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, RECONNECT_LAST_S)
 
     async def handover(self) -> None:
         """The target is the VM's home."""

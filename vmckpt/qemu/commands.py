@@ -137,6 +137,27 @@ async def query_migrate(monitor: Monitor, timeout_s: float = 10.0) -> MigrationS
     return MigrationStatus.parse(await monitor.ask("query-migrate", timeout_s=timeout_s))
 
 
+async def migrate_pause(monitor: Monitor) -> None:
+    """Out of band: tell a post-copy that its link is broken, which it does not notice by itself."""
+    await monitor.tell("migrate-pause", timeout_s=5.0, oob=True)
+
+
+async def migrate_recover(monitor: Monitor, uri: str) -> None:
+    """Out of band, on a paused post-copy's target: listen at `uri` for the source to come back."""
+    await monitor.tell("migrate-recover", {"uri": uri}, timeout_s=5.0, oob=True)
+
+
+async def migrate_resume(monitor: Monitor, uri: str) -> None:
+    """On a paused post-copy's source: go on by way of `uri`."""
+    await monitor.tell("migrate", {"uri": uri, "resume": True})
+
+
+async def announce_self(monitor: Monitor) -> None:
+    """Tell the network, ten times within 3 s, where the guest's NICs are now."""
+    rounds = {"initial": 50, "max": 550, "rounds": 10, "step": 50}
+    await monitor.tell("announce-self", rounds)
+
+
 async def query_yank(monitor: Monitor, timeout_s: float = 5.0) -> list[dict[str, Any]]:
     """What can be yanked now; works out of band while the main loop is stuck."""
     return list(await monitor.tell("query-yank", timeout_s=timeout_s, oob=True))
@@ -211,3 +232,19 @@ async def query_named_block_nodes(monitor: Monitor) -> list[BlockNode]:
 def _snapshot(item: Mapping[str, Any]) -> Snapshot:
     clock_s = item["vm-clock-sec"] + item["vm-clock-nsec"] / 1e9
     return Snapshot(item["name"], item["id"], item["vm-state-size"], item["date-sec"], clock_s)
+
+
+async def object_add(monitor: Monitor, kind: str, name: str, values: Mapping[str, Any]) -> None:
+    """Make a user-creatable object of QOM type `kind` with the id `name`."""
+    await monitor.tell("object-add", {"qom-type": kind, "id": name, **values})
+
+
+async def object_del(monitor: Monitor, name: str) -> None:
+    """Remove an object made by `object_add`; refused while something uses it."""
+    await monitor.tell("object-del", {"id": name})
+
+
+async def query_objects(monitor: Monitor) -> list[str]:
+    """The ids of all user-creatable objects."""
+    children = await monitor.ask("qom-list", {"path": "/objects"})
+    return [item["name"] for item in children if item["type"].startswith("child<")]

@@ -1,0 +1,188 @@
+"""Which disks of a VM have to be copied, and which are on storage that both hosts share."""
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import StorageError
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.options import Disks
+from vmckpt.qemu.block import DiskImage, query_disk_images
+from vmckpt.units import format_size
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.spec import Disk
+from vmckpt.vm.start import open_monitor
+
+EXPLICIT = "say which it is: --disks shared, or --disks copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why the disks cannot move."""
+
+    code: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCopy:
+    """A disk to copy: node `diskN` of the source's QEMU to a new file on the target."""
+
+    number: int
+    format: str
+    read_only: bool
+    size_bytes: int
+    allocated_bytes: int
+    source: Path
+    target: Path
+
+    @property
+    def node(self) -> str:
+        """Its node in both QEMUs."""
+        return f"disk{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPlan:
+    """What becomes of every disk. With an obstacle nothing may be begun."""
+
+    shared: tuple[Path, ...]
+    copies: tuple[DiskCopy, ...]
+    obstacles: tuple[Obstacle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a disk is on both hosts. `shared` is None when that could not be found out: `why`."""
+
+    number: int
+    source: Path
+    target: Path
+    shared: bool | None
+    why: str = ""
+    target_taken: bool = False
+    target_has_directory: bool = True
+
+
+async def plan_disks(vm: Vm, target: Host, how: Disks) -> DiskPlan:
+    """Look at every disk on both hosts; a marker file shows what they share, and is gone again."""
+    places = await asyncio.gather(
+        *(_place(vm.host, target, number, disk, how) for number, disk in enumerate(vm.spec.disks))
+    )
+    images: Mapping[str, DiskImage] = {}
+    if vm.is_alive and not all(place.shared for place in places):
+        monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker)
+        try:
+            images = await query_disk_images(monitor)
+        finally:
+            await monitor.close()
+    plan = decide_disks(vm.spec.disks, places, images)
+    full = tuple(_room(plan.copies, target))
+    return DiskPlan(plan.shared, plan.copies, plan.obstacles + full)
+
+
+def decide_disks(
+    disks: Iterable[Disk], places: Iterable[Place], images: Mapping[str, DiskImage]
+) -> DiskPlan:
+    """What becomes of every disk. Pure; `images` has the nodes of the running QEMU."""
+    shared: list[Path] = []
+    copies: list[DiskCopy] = []
+    obstacles: list[Obstacle] = []
+    for disk, place in zip(disks, places, strict=True):
+        if place.shared:
+            shared.append(place.target)
+        elif obstacle := _obstacle(place, images.get(f"disk{place.number}")):
+            obstacles.append(obstacle)
+        elif image := images.get(f"disk{place.number}"):
+            copies.append(
+                DiskCopy(
+                    place.number,
+                    disk.format,
+                    disk.read_only,
+                    image.virtual_size_bytes,
+                    image.allocated_bytes,
+                    place.source,
+                    place.target,
+                )
+            )
+    return DiskPlan(tuple(shared), tuple(copies), tuple(obstacles))
+
+
+def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
+    if place.shared is None:
+        reason = f"nobody knows whether {place.source} is shared: {place.why}"
+        return Obstacle("disk-shared", reason, EXPLICIT)
+    if place.target_taken:
+        return Obstacle(
+            "disk-target",
+            f"{place.target} exists on the target already, and is never written over",
+            "remove or rename it there; for shared storage: --disks shared",
+        )
+    if not place.target_has_directory:
+        reason = f"the target has no directory {place.target.parent}"
+        return Obstacle("disk-target", reason, "create it there")
+    if image and image.snapshots:
+        return Obstacle(
+            "disk-snapshots",
+            f"{place.source} holds snapshots, which a copy loses: {', '.join(image.snapshots)}",
+            "delete them (vmckpt snapshot delete), or put the disk on shared storage",
+        )
+    return None
+
+
+async def _place(source: Host, target: Host, number: int, disk: Disk, how: Disks) -> Place:
+    here, there = disk.on(source.state_dir), disk.on(target.state_dir)
+    if how is Disks.SHARED:
+        return Place(number, here, there, shared=True)
+    shared: bool | None = False
+    why = ""
+    if how is Disks.AUTO:
+        shared, why = await _proof(source, target, here, there)
+    return Place(
+        number,
+        here,
+        there,
+        shared,
+        why,
+        target_taken=target.exists(there),
+        # An images directory is made when it is needed.
+        target_has_directory=not disk.path.is_absolute() or target.exists(there.parent),
+    )
+
+
+async def _proof(source: Host, target: Host, here: Path, there: Path) -> tuple[bool | None, str]:
+    """Whether what is written beside the disk through one host is read through the other."""
+    real_here, real_there = await asyncio.gather(_real(source, here), _real(target, there))
+    if real_here.is_relative_to("/dev"):
+        return None, "it is a device, and nothing can be written beside it"
+    marker, token = f".vmckpt-{secrets.token_hex(8)}", secrets.token_hex(8)
+    written = real_here.parent / marker
+    try:
+        source.write_text(written, token)
+        return target.read_text(real_there.parent / marker) == token, ""
+    except StorageError as exc:
+        return None, f"no marker can be written beside it ({exc.why})"
+    finally:
+        source.remove(written)
+
+
+async def _real(host: Host, path: Path) -> Path:
+    done = await host.run(["readlink", "-m", str(path)])
+    return Path(done.stdout.removesuffix("\n")) if done.returncode == 0 else path
+
+
+def _room(copies: Iterable[DiskCopy], target: Host) -> Iterable[Obstacle]:
+    needed: dict[Path, int] = {}
+    for copy in copies:
+        directory = copy.target.parent
+        while not target.exists(directory):
+            directory = directory.parent
+        needed[directory] = needed.get(directory, 0) + copy.allocated_bytes
+    for directory, need in needed.items():
+        free = target.free_bytes(directory)
+        if free < need:
+            text = f"the copies need {format_size(need)} in {directory}, {format_size(free)} free"
+            yield Obstacle("disk-room", text, "free space on the target, or choose another host")

@@ -1,0 +1,193 @@
+"""Whether a migration is encrypted, how both ends prove who they are, and telling both QEMUs so.
+
+QEMU sends in clear whenever its parameter `tls-creds` is empty, also after a refused call that
+should have set it: so every answer is read, and the parameters are asked for again at the end.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from vmckpt.errors import OperationFailedError, RefusedError, UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.pki.identity import Identity, Obstacle, obstacles, pki_dir, read_identity
+from vmckpt.migrate.ends import End
+from vmckpt.migrate.options import Tls
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+
+PREFIX = "vmckpt-tls-"
+AUTHZ_PREFIX = "vmckpt-peer-"
+# Both kinds of credentials are 0600 files in this directory of each QEMU (PSK), or in the host's.
+PSK_DIR = "tls"
+PSK_USER = "vmckpt"
+_CLEAR = {"tls-creds": "", "tls-hostname": "", "tls-authz": ""}
+
+
+class Scheme(Enum):
+    """How the ends prove themselves; the value is the word for it in reports."""
+
+    CLEAR = "none"
+    CERTIFICATES = "x509"
+    ONE_TIME_KEY = "psk"
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """What was decided for one migration, and why.
+
+    `peer` is the distinguished name that the source's certificate has to show to the target.
+    """
+
+    scheme: Scheme
+    reason: str
+    peer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What both QEMUs call their credentials: for RAM, and for disk streams from source to target.
+
+    The source connects with `source` (its peer has to be `hostname`), the target listens with
+    `target` and lets in whom `authz` allows. The same values are NBD's `tls-creds`,
+    `tls-hostname` and `tls-authz`; None: not checked, since only both ends have the key.
+    """
+
+    source: str
+    target: str
+    hostname: str | None
+    authz: str | None
+
+
+def choose(tls: Tls, source: Host, target: Host, now_unix_s: float | None = None) -> Encryption:
+    """The way that `tls` comes to between these hosts. Raises RefusedError, with what mends it.
+
+    AUTO: certificates where the hosts have any; in clear only between hosts that are one machine
+    and have none. It never falls back to clear because certificates are bad.
+    """
+    if tls is Tls.OFF:
+        return Encryption(Scheme.CLEAR, "not encrypted, as asked for")
+    if tls is Tls.PSK:
+        return Encryption(Scheme.ONE_TIME_KEY, "encrypted, by a key made for this migration alone")
+    ours, theirs = _identity(source), _identity(target)
+    if ours and theirs:
+        now = time.time() if now_unix_s is None else now_unix_s
+        if found := obstacles((source, ours), (target, theirs), now):
+            raise _refused(found)
+        reason = f"encrypted; {source.name} and {target.name} prove themselves by certificates"
+        return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject)
+    one_machine = source.is_this_machine and target.is_this_machine
+    if tls is Tls.AUTO and one_machine and not (ours or theirs):
+        return Encryption(
+            Scheme.CLEAR, "not encrypted: both hosts are this machine and have no certificates"
+        )
+    without = [host.name for host, has in ((source, ours), (target, theirs)) if not has]
+    reason = f"{' and '.join(without)} cannot encrypt: no certificates"
+    raise _refused([Obstacle(reason, f"vmckpt pki issue {' '.join(without)}")])
+
+
+async def arm(source: End, target: End, encryption: Encryption, run: str) -> Credentials | None:
+    """Both QEMUs encrypt what migrates next between them, or (Scheme.CLEAR, None) do not.
+
+    Nothing of an earlier migration's stays. After an error call `disarm` on whichever end goes on.
+    Raises OperationFailedError (a QEMU refused, or has not taken it over), HostDownError,
+    StorageError, OutcomeUnknownError.
+    """
+    await disarm(source)
+    await disarm(target)
+    if encryption.scheme is Scheme.CLEAR:
+        return None
+    name = PREFIX + run
+    by_certificate = encryption.scheme is Scheme.CERTIFICATES
+    credentials = Credentials(
+        source=name,
+        target=name,
+        hostname=target.host.migration_address if by_certificate else None,
+        authz=AUTHZ_PREFIX + run if by_certificate else None,
+    )
+    try:
+        if by_certificate:
+            await _load_certificates(source, target, credentials, encryption.peer)
+        else:
+            await _load_key(source, target, name)
+        await _use(await source.monitor(), {"tls-creds": name, "tls-hostname": credentials.hostname})
+        await _use(await target.monitor(), {"tls-creds": name, "tls-authz": credentials.authz})
+    except CommandRefusedError as exc:
+        raise OperationFailedError(
+            "the migration cannot be encrypted",
+            why=str(exc.why),
+            remedy=f"vmckpt pki issue {source.host.name} {target.host.name}"
+            if by_certificate
+            else "use --tls auto",
+        ) from exc
+    return credentials
+
+
+async def disarm(end: End) -> None:
+    """This QEMU has no credentials any more, of whichever migration, and the next is in clear.
+
+    Not to be called while one is under way. Raises what the commands raise.
+    """
+    monitor = await end.monitor()
+    await _use(monitor, dict.fromkeys(_CLEAR))
+    for name in await commands.query_objects(monitor):
+        if name.startswith((PREFIX, AUTHZ_PREFIX)):
+            await commands.object_del(monitor, name)
+    end.host.remove(end.files.path / PSK_DIR)
+
+
+async def _load_certificates(
+    source: End, target: End, credentials: Credentials, peer: str
+) -> None:
+    monitor = await target.monitor()
+    # Any certificate of the authority would do otherwise, and no other host has business here.
+    await commands.object_add(monitor, "authz-simple", str(credentials.authz), {"identity": peer})
+    for end, endpoint in ((target, "server"), (source, "client")):
+        values = {"dir": str(pki_dir(end.host)), "endpoint": endpoint, "verify-peer": True}
+        name = credentials.target if end is target else credentials.source
+        await commands.object_add(await end.monitor(), "tls-creds-x509", name, values)
+
+
+async def _load_key(source: End, target: End, name: str) -> None:
+    line = f"{PSK_USER}:{secrets.token_hex(32)}\n"
+    for end, values in (
+        (target, {"endpoint": "server"}),
+        (source, {"endpoint": "client", "username": PSK_USER}),
+    ):
+        directory = end.files.path / PSK_DIR
+        end.host.make_dir(directory)
+        # The server reads the file at every handshake: it stays until `disarm`.
+        end.host.write_text(directory / "keys.psk", line)
+        values = values | {"dir": str(directory)}
+        await commands.object_add(await end.monitor(), "tls-creds-psk", name, values)
+
+
+async def _use(monitor: Monitor, wanted: dict[str, str | None]) -> None:
+    values = {name: value or "" for name, value in wanted.items()}
+    await commands.migrate_set_parameters(monitor, values)
+    found: dict[str, Any] = await commands.query_migrate_parameters(monitor)
+    different = [name for name, value in values.items() if found.get(name, "") != value]
+    if different:
+        raise OperationFailedError(
+            f"{monitor.label} has not taken over {', '.join(different)}",
+            why="it answered without an error, and keeps another value",
+            remedy="report this; the migration would not be encrypted as it should",
+        )
+
+
+def _identity(host: Host) -> Identity | None:
+    try:
+        return read_identity(host)
+    except UsageError as exc:
+        raise RefusedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+
+
+def _refused(found: list[Obstacle]) -> RefusedError:
+    return RefusedError(
+        "the migration cannot be encrypted",
+        why="; ".join(obstacle.reason for obstacle in found),
+        remedy="; ".join(dict.fromkeys(obstacle.remedy for obstacle in found))
+        + "; or use --tls psk, or in a network that you trust --tls off",
+    )

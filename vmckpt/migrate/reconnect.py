@@ -1,0 +1,54 @@
+"""Post-copy after a broken link: the guest waits for pages until both QEMUs are rejoined."""
+
+import asyncio
+import random
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.migrate.ends import End, Pair
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError
+
+# A port is chosen here: a target whose main loop waits for a page could not be asked for one.
+PORTS = range(49152, 65536)
+PAUSE_TIMEOUT_S = 5.0
+POLL_S = 0.02
+
+
+async def reconnect(pair: Pair) -> bool:
+    """One attempt to rejoin a post-copy that was cut off; True when pages flow again.
+
+    The target is spoken to out of band: its main loop may itself wait for a missing page.
+    """
+    address = f"tcp:{pair.target.host.migration_address}:{random.choice(PORTS)}"
+    try:
+        await _pause(pair)
+        await commands.migrate_recover(await pair.target.rescue(), address)
+        source = await pair.source.monitor()
+        await commands.migrate_resume(source, address)
+        while True:
+            status = await commands.query_migrate(source)
+            if status.status in ("postcopy-active", "completed"):
+                return True
+            if status.status == "postcopy-paused":
+                return False
+            await asyncio.sleep(POLL_S)
+    except (CommandRefusedError, OutcomeUnknownError, HostDownError):
+        return False
+
+
+async def _pause(pair: Pair) -> None:
+    """Both ends know that the link is broken; a silent stall neither of them notices."""
+    await asyncio.gather(_pause_end(pair.source), _pause_end(pair.target))
+    source = await pair.source.monitor()
+    deadline = asyncio.get_running_loop().time() + PAUSE_TIMEOUT_S
+    while (await commands.query_migrate(source)).status == "postcopy-active":
+        if asyncio.get_running_loop().time() > deadline:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def _pause_end(end: End) -> None:
+    try:
+        await commands.migrate_pause(await end.rescue())
+    except (CommandRefusedError, OutcomeUnknownError):
+        return  # it waits already
