@@ -115,7 +115,11 @@ network = "bridge"
 
 
 async def run(*argv: str | Path) -> Process:
-    """Run a process to its end, timed. One that fails ends the benchmark, its words shown."""
+    """Run a process to its end, timed. One that fails ends the benchmark, its words shown.
+
+    Python may cache bytecode, as it does in an installation, whatever this process's environment
+    says: else every command is compiled anew each time.
+    """
     began_unix_s, began_ns = time.time(), time.monotonic_ns()
     child = await asyncio.create_subprocess_exec(
         *argv,
@@ -123,6 +127,7 @@ async def run(*argv: str | Path) -> Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=REPOSITORY,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
     )
     try:
         async with asyncio.timeout(_COMMAND_TIMEOUT_S):
