@@ -63,6 +63,10 @@ def migrate(
     parallel: Annotated[
         int | None, typer.Option(help="Send memory over so many channels.", min=1, max=64)
     ] = None,
+    never_risk_postcopy: Annotated[
+        bool,
+        typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
     recover: Annotated[
         bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
@@ -91,6 +95,7 @@ def migrate(
         auto_converge=auto_converge,
         compression=None if compress is CompressWord.none else compress.value,
         channels=parallel,
+        never_risk_postcopy=never_risk_postcopy,
     )
     from vmckpt.cli.vm import settled
 

@@ -33,6 +33,28 @@ class OnTimeout(StrEnum):
     PAUSE = "pause"
 
 
+class Tls(StrEnum):
+    """Whether memory and disks travel encrypted.
+
+    auto: by the hosts' certificates; in clear only between hosts of one machine that have none.
+    require: by certificates or not at all. psk: by a key made for this migration alone, which goes
+    to both hosts the way commands do. off: in clear.
+    """
+
+    AUTO = "auto"
+    REQUIRE = "require"
+    PSK = "psk"
+    OFF = "off"
+
+
+class Disks(StrEnum):
+    """What the disks are: auto finds out which both hosts share, and copies the others."""
+
+    AUTO = "auto"
+    SHARED = "shared"
+    COPY = "copy"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """A migration's request. `bandwidth_bytes_per_s` 0 means no limit."""
@@ -45,6 +67,9 @@ class Options:
     auto_converge: bool = False
     compression: str | None = None
     channels: int | None = None
+    disks: Disks = Disks.AUTO
+    tls: Tls = Tls.AUTO
+    never_risk_postcopy: bool = False
 
     @property
     def may_postcopy(self) -> bool:

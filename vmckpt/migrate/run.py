@@ -23,6 +23,7 @@ from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
+from vmckpt.migrate.arrival import announce, prove_alive, set_clock
 from vmckpt.migrate.compare import differences
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
@@ -165,6 +166,7 @@ class _Migration:
             Step("transfer", self.transfer),
             Step("switchover", self.switchover, commits=True),
             Step("drain", self.drain),
+            Step("verify", self.verify),
             Step("handover", self.handover),
             Step("release", self.release),
         )
@@ -334,6 +336,12 @@ class _Migration:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RECONNECT_LAST_S)
 
+    async def verify(self) -> None:
+        """The guest gets on at the target, and the network knows where it is."""
+        if self._pair.was_running:
+            await announce(self._pair.target)
+            await prove_alive(self._pair.target)
+
     async def handover(self) -> None:
         """The target is the VM's home."""
         if self._target_qemu is None:
@@ -343,8 +351,11 @@ class _Migration:
         settle_on_target(self._pair.target, self._target_qemu, self._vm.host)
 
     async def release(self) -> None:
-        """Nothing of the VM stays on the source."""
-        await release(self._pair.source, self._pair.ram_dir)
+        """Nothing of the VM stays on the source; the guest's clock is put right meanwhile."""
+        work = [release(self._pair.source, self._pair.ram_dir)]
+        if self._vm.spec.guest_agent and self._pair.was_running:
+            work.append(set_clock(self._pair.target, self._note))
+        await asyncio.gather(*work)
 
     async def _report(self) -> Report:
         last = self._transfer.last if self._transfer else None

@@ -15,6 +15,7 @@ PHASES = {
     "transfer": "sending memory",
     "switchover": "switching over",
     "drain": "fetching the rest",
+    "verify": "proving that it runs",
     "handover": "handing over",
     "release": "releasing the source",
 }

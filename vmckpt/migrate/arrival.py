@@ -1,0 +1,51 @@
+"""After the switch: the guest is proved alive, the network told, and its clock put right."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from vmckpt.errors import OutcomeUnknownError, VmckptError
+from vmckpt.migrate.ends import End
+from vmckpt.qemu import commands
+from vmckpt.qemu.agent import GuestAgent
+
+PROGRESS_TIMEOUT_S = 5.0
+POLL_S = 0.005
+
+
+async def prove_alive(target: End) -> None:
+    """Return when a vCPU has got on since this was called.
+
+    Raises OutcomeUnknownError when none does for 5 s: then the source must not be let go.
+    """
+    monitor = await target.monitor()
+    pid = next((process.pid for process in target.host.find_processes(target.files.mark)), 0)
+    threads = [cpu.thread_id for cpu in await commands.query_cpus(monitor)]
+    paths = [Path(f"/proc/{pid}/task/{thread}/schedstat") for thread in threads]
+    before = [target.host.read_text(path) for path in paths]
+    deadline = asyncio.get_running_loop().time() + PROGRESS_TIMEOUT_S
+    while [target.host.read_text(path) for path in paths] == before:
+        if asyncio.get_running_loop().time() > deadline:
+            raise OutcomeUnknownError(
+                f"'{target.files.vm_name}' does not get on at {target.host.name}",
+                why=f"QEMU says that it runs, but no vCPU has moved for {PROGRESS_TIMEOUT_S:g} s",
+                remedy="look at its console; the source still holds its state from the switchover",
+            )
+        await asyncio.sleep(POLL_S)
+
+
+async def announce(target: End) -> None:
+    """Have the target tell the network for 3 s where the guest's NICs are now."""
+    await commands.announce_self(await target.monitor())
+
+
+async def set_clock(target: End, note: Callable[[str, str], None]) -> None:
+    """Put the guest's clock right, which stood still with the guest; a failure is only noted."""
+    try:
+        agent = await GuestAgent.connect(await target.host.connect(target.files.agent))
+        try:
+            await agent.set_time()
+        finally:
+            await agent.close()
+    except VmckptError as exc:
+        note("clock", f"the guest's clock was not put right: {exc.what}: {exc.why}")

@@ -1,0 +1,77 @@
+"""The QEMU guest agent: JSON lines over a virtio serial port, answered by a daemon in the guest."""
+
+import asyncio
+import json
+import random
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+from vmckpt.errors import HostDownError, OperationFailedError
+
+SYNC_TIMEOUT_S = 2.0
+
+
+class AgentSilentError(HostDownError):
+    """No agent runs in the guest, or it does not answer now."""
+
+
+class GuestAgent:
+    """A session with the agent. One at a time: the port has one reader."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def connect(cls, sock: socket.socket, timeout_s: float = SYNC_TIMEOUT_S) -> Self:
+        """A session on the agent's connected socket, which this takes over.
+
+        Raises AgentSilentError when nobody answers within `timeout_s`.
+        """
+        agent = cls(*await asyncio.open_unix_connection(sock=sock))
+        try:
+            # What an earlier client left half-read ends at our own number.
+            number = random.getrandbits(31)
+            while await agent._ask("guest-sync", {"id": number}, timeout_s) != number:
+                pass
+        except BaseException:
+            await agent.close()
+            raise
+        return agent
+
+    async def set_time(self, timeout_s: float = 5.0) -> None:
+        """Set the guest's clock to this machine's.
+
+        Raises AgentSilentError, OperationFailedError (the guest refused).
+        """
+        await self._ask("guest-set-time", {"time": time.time_ns()}, timeout_s)
+
+    async def _ask(self, command: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+        request = {"execute": command, "arguments": arguments}
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(json.dumps(request).encode() + b"\n")
+                await self._writer.drain()
+                reply = json.loads(await self._reader.readline())
+        except (TimeoutError, OSError, ValueError) as exc:
+            raise AgentSilentError(
+                "the guest agent does not answer",
+                why=str(exc) or f"nothing within {timeout_s:g} s",
+                remedy="check that qemu-guest-agent runs in the guest",
+            ) from exc
+        if "error" in reply:
+            raise OperationFailedError(
+                f"the guest agent refused {command}",
+                why=str(reply["error"].get("desc", reply["error"])),
+                remedy="see the guest agent's log in the guest",
+            )
+        return reply.get("return")
+
+    async def close(self) -> None:
+        """End the session."""
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except OSError:
+            return  # QEMU has gone first
