@@ -1,0 +1,545 @@
+"""A monitor against scripted servers: greeting, replies, errors, silence, hang-up, garbage."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import Abilities, learn
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError, session
+from vmckpt.qemu.replies import (
+    BlockNode,
+    Cpu,
+    Job,
+    MigrationStatus,
+    QemuVersion,
+    RunState,
+    Snapshot,
+)
+
+GREETING = {
+    "QMP": {
+        "version": {"qemu": {"micro": 2, "minor": 0, "major": 10}, "package": ""},
+        "capabilities": ["oob"],
+    }
+}
+SHORT_S = 0.1
+
+
+def reply_to(command: dict[str, Any], reply: dict[str, object]) -> dict[str, object]:
+    # A reply has an id when the command has.
+    return reply | ({"id": command["id"]} if "id" in command else {})
+
+
+class Server:
+    """The other end of a QMP connection. Reads descriptors too."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._buffer = sock, ""
+        self._sock.setblocking(False)
+        self.fds: list[int] = []
+
+    async def send(self, *messages: object) -> None:
+        data = b"".join(json.dumps(message).encode() + b"\r\n" for message in messages)
+        await self.send_bytes(data)
+
+    async def send_bytes(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    async def command(self) -> dict[str, Any]:
+        """The next command; EOFError when the client has gone."""
+        # QMP has no separator between commands, and needs none.
+        while True:
+            try:
+                command, end = json.JSONDecoder().raw_decode(self._buffer.lstrip())
+            except ValueError:
+                self._buffer += (await self._receive()).decode()
+            else:
+                self._buffer = self._buffer.lstrip()[end:]
+                return dict(command)
+
+    async def _receive(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self._sock, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._sock)
+        data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 4)
+        self.fds += fds
+        if not data:
+            raise EOFError
+        return data
+
+    async def greet(self) -> None:
+        await self.send(GREETING)
+        negotiation = await self.command()
+        assert negotiation["execute"] == "qmp_capabilities"
+        await self.answer(negotiation, {})
+
+    async def answer(self, command: dict[str, Any], value: object) -> None:
+        await self.send(reply_to(command, {"return": value}))
+
+    async def refuse(self, command: dict[str, Any], description: str) -> None:
+        error = {"class": "GenericError", "desc": description}
+        await self.send(reply_to(command, {"error": error}))
+
+    def hang_up(self) -> None:
+        self._sock.close()
+
+
+Script = Callable[[Server], Awaitable[None]]
+Client = Callable[[Monitor], Awaitable[None]]
+
+
+def play(script: Script, client: Client, *, greets: bool = True) -> None:
+    """Run a server's script and a client against each other; both have to end well."""
+
+    async def both() -> None:
+        ours, theirs = socket.socketpair()
+        server = Server(theirs)
+
+        async def serve() -> None:
+            if greets:
+                await server.greet()
+            await script(server)
+
+        async def act() -> None:
+            async with session(ours, "web on a", timeout_s=5.0) as monitor:
+                await client(monitor)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(serve())
+                group.create_task(act())
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from None
+        finally:
+            server.hang_up()
+            for fd in server.fds:
+                os.close(fd)
+
+    asyncio.run(asyncio.wait_for(both(), 20))
+
+
+async def nothing(_: Server) -> None:
+    pass
+
+
+def answering(**replies: object) -> Script:
+    """A server that gives each command its reply, again and again, until the client goes."""
+
+    async def script(server: Server) -> None:
+        try:
+            while True:
+                command = await server.command()
+                await server.answer(command, replies[command["execute"].replace("-", "_")])
+        except EOFError:
+            return
+
+    return script
+
+
+async def connect_to(script: Script) -> None:
+    ours, theirs = socket.socketpair()
+    server = Server(theirs)
+    serving = asyncio.ensure_future(script(server))
+    try:
+        async with asyncio.timeout(10):
+            await Monitor.connect(ours, "web on a", SHORT_S)
+    finally:
+        serving.cancel()
+        server.hang_up()
+        # This takes the socket over, whatever comes of it.
+        assert ours.fileno() == -1
+
+
+def test_a_silent_peer_is_given_up_in_time() -> None:
+    with pytest.raises(MonitorLostError, match="is silent") as caught:
+        asyncio.run(connect_to(nothing))
+    assert "another client holds it" in caught.value.why
+    assert isinstance(caught.value, HostDownError)
+
+
+def test_a_peer_that_greets_and_then_says_nothing_is_given_up_in_time() -> None:
+    async def script(server: Server) -> None:
+        await server.send(GREETING)
+
+    with pytest.raises(MonitorLostError, match="is silent"):
+        asyncio.run(connect_to(script))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b'{"hello": "world"}\r\n',
+        b'{"QMP": 7}\r\n',
+        b"[]\r\n",
+        b"\xff\xfe\x00\r\n",
+        b"\x00" * 100_000 + b"\n",
+    ],
+    ids=["ssh", "other-json", "odd-greeting", "array", "binary", "long-zeros"],
+)
+def test_what_is_no_qmp_is_said_to_be_none(said: bytes) -> None:
+    async def script(server: Server) -> None:
+        await server.send_bytes(said)
+
+    with pytest.raises(MonitorLostError, match="does not speak QMP") as caught:
+        asyncio.run(connect_to(script))
+    assert caught.value.why
+
+
+def test_a_peer_that_hangs_up_is_no_monitor() -> None:
+    async def script(server: Server) -> None:
+        server.hang_up()
+
+    with pytest.raises(MonitorLostError):
+        asyncio.run(connect_to(script))
+
+
+def test_a_question_is_answered() -> None:
+    async def script(server: Server) -> None:
+        command = await server.command()
+        assert (command["execute"], command["arguments"]) == ("qom-get", {"path": "/machine"})
+        await server.answer(command, "pc")
+
+    async def client(monitor: Monitor) -> None:
+        assert monitor.is_open
+        assert await monitor.ask("qom-get", {"path": "/machine"}) == "pc"
+
+    play(script, client)
+
+
+@pytest.mark.parametrize("verb", ["ask", "tell"])
+def test_a_refusal_carries_qemus_words(verb: str) -> None:
+    async def script(server: Server) -> None:
+        await server.refuse(await server.command(), "Migration is not finalized yet")
+
+    async def client(monitor: Monitor) -> None:
+        with pytest.raises(CommandRefusedError, match="web on a refused cont") as caught:
+            await getattr(monitor, verb)("cont")
+        assert caught.value.description == "Migration is not finalized yet"
+        assert monitor.is_open
+
+    play(script, client)
+
+
+async def swallow(server: Server) -> None:
+    await server.command()
+
+
+async def hang_up_on_command(server: Server) -> None:
+    await server.command()
+    server.hang_up()
+
+
+async def garble(server: Server) -> None:
+    await server.command()
+    await server.send_bytes(b"Segmentation fault\r\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [(swallow, "no answer within 0.1 s"), (hang_up_on_command, ""), (garble, "")],
+)
+def test_a_question_without_an_answer_means_that_nothing_was_asked(
+    script: Script, reason: str
+) -> None:
+    async def client(monitor: Monitor) -> None:
+        with pytest.raises(MonitorLostError, match="did not answer query-status") as caught:
+            await monitor.ask("query-status", timeout_s=SHORT_S)
+        assert reason in caught.value.why
+
+    play(script, client)
+
+
+@pytest.mark.parametrize("script", [swallow, hang_up_on_command, garble])
+def test_an_order_without_an_answer_may_have_taken_effect(script: Script) -> None:
+    async def client(monitor: Monitor) -> None:
+        with pytest.raises(OutcomeUnknownError, match="did not answer cont") as caught:
+            await monitor.tell("cont", timeout_s=SHORT_S)
+        assert "nobody knows" in caught.value.why
+
+    play(script, client)
+
+
+def test_a_monitor_that_was_lost_is_closed_for_good() -> None:
+    async def client(monitor: Monitor) -> None:
+        with pytest.raises(MonitorLostError):
+            await monitor.ask("query-status")
+        assert not monitor.is_open
+        with pytest.raises(MonitorLostError, match="did not answer"):
+            await monitor.ask("query-status")
+        with pytest.raises(OutcomeUnknownError):
+            await monitor.tell("cont")
+        await monitor.close()
+
+    play(hang_up_on_command, client)
+
+
+def test_a_late_answer_is_not_taken_for_the_next_ones() -> None:
+    async def script(server: Server) -> None:
+        late = await server.command()
+        following = await server.command()
+        await server.answer(late, {"status": "late", "running": False})
+        await server.answer(following, {"status": "running", "running": True})
+
+    async def client(monitor: Monitor) -> None:
+        with pytest.raises(MonitorLostError):
+            await monitor.ask("query-status", timeout_s=SHORT_S)
+        assert await commands.query_status(monitor) == RunState("running", True)
+
+    play(script, client)
+
+
+def test_answers_find_their_questions_in_any_order() -> None:
+    async def script(server: Server) -> None:
+        first, second = await server.command(), await server.command()
+        await server.answer(second, second["execute"])
+        await server.answer(first, first["execute"])
+
+    async def client(monitor: Monitor) -> None:
+        answers = await asyncio.gather(monitor.ask("query-a"), monitor.ask("query-b"))
+        assert list(answers) == ["query-a", "query-b"]
+
+    play(script, client)
+
+
+def test_a_cancelled_question_leaves_the_monitor_usable() -> None:
+    async def script(server: Server) -> None:
+        await server.command()
+        await server.answer(await server.command(), {"status": "paused", "running": False})
+
+    async def client(monitor: Monitor) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(monitor.ask("query-status"), SHORT_S)
+        assert not (await commands.query_status(monitor)).running
+
+    play(script, client)
+
+
+def test_a_very_long_answer_is_read_whole() -> None:
+    long = ["x" * 1000] * 1000
+
+    async def client(monitor: Monitor) -> None:
+        assert await monitor.ask("query-qmp-schema") == long
+
+    play(answering(query_qmp_schema=long), client)
+
+
+def event(name: str, **data: object) -> dict[str, object]:
+    return {"event": name, "data": data, "timestamp": {"seconds": 1, "microseconds": 2}}
+
+
+def test_events_are_those_asked_for_in_order_from_the_block_on() -> None:
+    async def script(server: Server) -> None:
+        await server.send(event("MIGRATION", status="before"))
+        await server.answer(await server.command(), {})
+        second = await server.command()
+        await server.send(
+            event("MIGRATION", status="setup"), event("STOP"), event("MIGRATION", status="active")
+        )
+        await server.answer(second, {})
+
+    async def client(monitor: Monitor) -> None:
+        await monitor.ask("query-migrate")
+        with monitor.events("MIGRATION") as events:
+            await monitor.ask("query-migrate")
+            first = await events.next(5.0)
+            assert first is not None
+            assert first["data"] == {"status": "setup"}
+            assert [message["data"] for message in events.drain()] == [{"status": "active"}]
+            assert events.drain() == []
+            assert await events.next(SHORT_S) is None
+
+    play(script, client)
+
+
+def test_a_descriptor_reaches_qemu_under_its_name() -> None:
+    read_end, write_end = os.pipe()
+    arrived: list[bytes] = []
+
+    async def script(server: Server) -> None:
+        command = await server.command()
+        assert (command["execute"], command["arguments"]) == ("getfd", {"fdname": "mig"})
+        os.write(server.fds[0], b"through it")
+        await server.answer(command, {})
+
+    async def client(monitor: Monitor) -> None:
+        await monitor.give_fd(write_end, "mig")
+        arrived.append(os.read(read_end, 100))
+
+    try:
+        play(script, client)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert arrived == [b"through it"]
+
+
+def test_a_rescue_goes_out_of_band() -> None:
+    async def script(server: Server) -> None:
+        yank = await server.command()
+        assert yank["exec-oob"] == "yank"
+        assert yank["arguments"] == {"instances": [{"type": "migration"}]}
+        await server.answer(yank, {})
+        await server.refuse(await server.command(), "Instance not found")
+
+    async def client(monitor: Monitor) -> None:
+        assert await commands.yank_migration(monitor)
+        assert not await commands.yank_migration(monitor)
+
+    play(script, client)
+
+
+def test_closing_tells_qemu_nothing() -> None:
+    async def script(server: Server) -> None:
+        with pytest.raises(EOFError):
+            await server.command()
+
+    async def client(monitor: Monitor) -> None:
+        await monitor.close()
+        await monitor.close()
+
+    play(script, client)
+
+
+def test_a_session_is_closed_when_its_block_fails(tmp_path: Path) -> None:
+    async def play_it() -> None:
+        gone = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(json.dumps(GREETING).encode() + b"\n")
+            while not (await reader.read(1000)).endswith(b"}"):
+                pass
+            writer.write(b'{"return": {}}\n')
+            assert await reader.read() == b""
+            writer.close()
+            gone.set()
+
+        path = tmp_path / "qmp.sock"
+        async with await asyncio.start_unix_server(serve, path):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(str(path))
+            with pytest.raises(ZeroDivisionError):
+                async with session(sock, "web on a"):
+                    raise ZeroDivisionError
+            await asyncio.wait_for(gone.wait(), 5)
+
+    asyncio.run(play_it())
+
+
+# What QEMU 10.0.2 answered, shortened.
+REPLIES: dict[str, object] = {
+    "query_version": {"qemu": {"micro": 2, "minor": 0, "major": 10}, "package": "Debian"},
+    "query_status": {"status": "running", "running": True},
+    "query_cpus_fast": [
+        {
+            "thread-id": 4711,
+            "props": {"core-id": 0},
+            "qom-path": "/machine/unattached/device[0]",
+            "cpu-index": 0,
+            "target": "x86_64",
+        }
+    ],
+    "query_machines": [
+        {"name": "pc-q35-10.0", "alias": "q35", "cpu-max": 4096, "deprecated": False},
+        {"name": "none", "cpu-max": 1},
+    ],
+    "query_cpu_definitions": [{"name": "qemu64", "typename": "x"}, {"name": "max"}],
+    "query_migrate_capabilities": [
+        {"state": False, "capability": "multifd"},
+        {"state": True, "capability": "return-path"},
+    ],
+    "query_qmp_schema": [
+        {"name": "migrate-set-parameters", "meta-type": "command", "arg-type": "7"},
+        {"name": "cont", "meta-type": "command", "arg-type": "0"},
+        {
+            "name": "7",
+            "meta-type": "object",
+            "members": [
+                {"name": "downtime-limit", "type": "int", "default": None},
+                {"name": "multifd-compression", "type": "12", "default": None},
+            ],
+        },
+        {"name": "12", "meta-type": "enum", "values": ["none", "zlib", "zstd"]},
+        {"name": "0", "meta-type": "object", "members": []},
+    ],
+    "query_kvm": {"enabled": False, "present": True},
+    "query_migrate": {},
+    "query_jobs": [
+        {
+            "id": "vmckpt-save-1",
+            "type": "snapshot-save",
+            "status": "concluded",
+            "current-progress": 1,
+            "total-progress": 1,
+            "error": "No space left on device",
+        }
+    ],
+    "query_named_block_nodes": [
+        {
+            "node-name": "disk0",
+            "drv": "qcow2",
+            "file": "/images/root.qcow2",
+            "ro": False,
+            "image": {
+                "snapshots": [
+                    {
+                        "name": "one",
+                        "id": "1",
+                        "vm-state-size": 140000000,
+                        "date-sec": 1700000000,
+                        "date-nsec": 1,
+                        "vm-clock-sec": 12,
+                        "vm-clock-nsec": 500000000,
+                    }
+                ]
+            },
+        },
+        {"node-name": "f", "drv": "file", "file": "/images/root.qcow2", "ro": False, "image": {}},
+    ],
+}
+
+
+def test_answers_become_values() -> None:
+    async def client(monitor: Monitor) -> None:
+        assert await commands.query_version(monitor) == QemuVersion(10, 0, 2)
+        assert await commands.query_status(monitor) == RunState("running", True)
+        assert await commands.query_cpus(monitor) == [Cpu(0, 4711, "/machine/unattached/device[0]")]
+        assert await commands.query_migrate(monitor) == MigrationStatus("none")
+        assert await commands.query_kvm(monitor) is False
+        assert await commands.query_jobs(monitor) == [
+            Job("vmckpt-save-1", "snapshot-save", "concluded", 1, 1, "No space left on device")
+        ]
+        snapshot = Snapshot("one", "1", 140000000, 1700000000, 12.5)
+        assert await commands.query_named_block_nodes(monitor) == [
+            BlockNode("disk0", "qcow2", "/images/root.qcow2", False, (snapshot,)),
+            BlockNode("f", "file", "/images/root.qcow2", False, ()),
+        ]
+
+    play(answering(**REPLIES), client)
+
+
+def test_a_qemu_says_itself_what_it_can_do() -> None:
+    async def client(monitor: Monitor) -> None:
+        assert await learn(monitor) == Abilities(
+            version=QemuVersion(10, 0, 2),
+            machines={"pc-q35-10.0": "pc-q35-10.0", "q35": "pc-q35-10.0", "none": "none"},
+            cpu_models=frozenset({"qemu64", "max"}),
+            capabilities=frozenset({"multifd", "return-path"}),
+            parameters=frozenset({"downtime-limit", "multifd-compression"}),
+            compressions=frozenset({"none", "zlib", "zstd"}),
+            commands=frozenset({"migrate-set-parameters", "cont"}),
+        )
+
+    play(answering(**REPLIES), client)
