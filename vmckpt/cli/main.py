@@ -7,7 +7,7 @@ import click
 import typer
 
 from vmckpt import __version__
-from vmckpt.cli import host, lab, migrate, runs, snapshot, vm
+from vmckpt.cli import host, lab, migrate, pki, runs, snapshot, vm
 from vmckpt.cli.output import print_error
 from vmckpt.errors import CancelledByUserError, StorageError, VmckptError
 
@@ -27,6 +27,7 @@ app.add_typer(vm.app, name="vm")
 app.add_typer(host.app, name="host")
 app.command("migrate")(migrate.migrate)
 app.add_typer(snapshot.app, name="snapshot")
+app.add_typer(pki.app, name="pki")
 app.add_typer(runs.app, name="runs")
 app.add_typer(lab.app, name="lab")
 

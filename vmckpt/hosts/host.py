@@ -15,6 +15,7 @@ from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
 
 COMMAND_TIMEOUT_S = 30.0
+LOCAL_KIND = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ class Host:
     """A host and how to reach it. Paths are the host's own; all of its state is under `state_dir`.
 
     `enter` is put before every command's argv; `bridge` is where guests' taps go, `heartbeats` the
-    socket of an observer of guests' heartbeats: None where the host has none.
+    socket of an observer of guests' heartbeats: None where the host has none. Migrations come in on
+    a port of `migration_ports`, first and last (the kernel's choice when None), and only on
+    `migration_address`. A host whose `kind` is "local" is this machine or a part of it.
     """
 
     name: str
@@ -41,6 +44,13 @@ class Host:
     qemu: str = "qemu-system-x86_64"
     bridge: str | None = None
     heartbeats: Path | None = None
+    migration_ports: tuple[int, int] | None = None
+    kind: str = LOCAL_KIND
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether what is sent to the host never leaves this machine."""
+        return self.kind == LOCAL_KIND
 
     async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
         """Run a command to its end.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from vmckpt.errors import NotFoundError, UsageError
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import LOCAL_KIND, Host
 
 LOCAL = "local"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -69,6 +69,8 @@ def _read(path: Path) -> Host:
             qemu=_text(data.get("qemu", "qemu-system-x86_64")),
             bridge=_text(data["bridge"]) if data.get("bridge") else None,
             heartbeats=_absolute(data["heartbeats"]) if data.get("heartbeats") else None,
+            migration_ports=_ports(data.get("migration_ports")),
+            kind=_kind(data.get("kind", LOCAL_KIND)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise UsageError(
@@ -95,3 +97,19 @@ def _absolute(value: object) -> Path:
     if not path.is_absolute():
         raise ValueError(f"{value!r} has to be an absolute path")
     return path
+
+
+def _kind(value: object) -> str:
+    if value != LOCAL_KIND:
+        raise ValueError(f"{value!r} is no kind of host: '{LOCAL_KIND}' is")
+    return LOCAL_KIND
+
+
+def _ports(value: object) -> tuple[int, int] | None:
+    match value:
+        case None:
+            return None
+        # bool is an int to Python, and no port.
+        case [int(first), int(last)] if not isinstance(first, bool) and 0 < first <= last < 65536:
+            return first, last
+    raise ValueError(f"migration_ports {value!r} has to be [first, last], 1 to 65535")

@@ -12,6 +12,7 @@ from typing import Any
 
 from vmckpt.errors import OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.pki.dh_group import DH_PARAMS, DH_PARAMS_FILE
 from vmckpt.hosts.pki.identity import Identity, Obstacle, obstacles, pki_dir, read_identity
 from vmckpt.migrate.ends import End
 from vmckpt.migrate.options import Tls
@@ -23,7 +24,7 @@ AUTHZ_PREFIX = "vmckpt-peer-"
 # Both kinds of credentials are 0600 files in this directory of each QEMU (PSK), or in the host's.
 PSK_DIR = "tls"
 PSK_USER = "vmckpt"
-_CLEAR = {"tls-creds": "", "tls-hostname": "", "tls-authz": ""}
+_PARAMETERS = ("tls-creds", "tls-hostname", "tls-authz")
 
 
 class Scheme(Enum):
@@ -112,7 +113,9 @@ async def arm(source: End, target: End, encryption: Encryption, run: str) -> Cre
             await _load_certificates(source, target, credentials, encryption.peer)
         else:
             await _load_key(source, target, name)
-        await _use(await source.monitor(), {"tls-creds": name, "tls-hostname": credentials.hostname})
+        await _use(
+            await source.monitor(), {"tls-creds": name, "tls-hostname": credentials.hostname}
+        )
         await _use(await target.monitor(), {"tls-creds": name, "tls-authz": credentials.authz})
     except CommandRefusedError as exc:
         raise OperationFailedError(
@@ -131,16 +134,14 @@ async def disarm(end: End) -> None:
     Not to be called while one is under way. Raises what the commands raise.
     """
     monitor = await end.monitor()
-    await _use(monitor, dict.fromkeys(_CLEAR))
+    await _use(monitor, dict.fromkeys(_PARAMETERS))
     for name in await commands.query_objects(monitor):
         if name.startswith((PREFIX, AUTHZ_PREFIX)):
             await commands.object_del(monitor, name)
     end.host.remove(end.files.path / PSK_DIR)
 
 
-async def _load_certificates(
-    source: End, target: End, credentials: Credentials, peer: str
-) -> None:
+async def _load_certificates(source: End, target: End, credentials: Credentials, peer: str) -> None:
     monitor = await target.monitor()
     # Any certificate of the authority would do otherwise, and no other host has business here.
     await commands.object_add(monitor, "authz-simple", str(credentials.authz), {"identity": peer})
@@ -152,15 +153,16 @@ async def _load_certificates(
 
 async def _load_key(source: End, target: End, name: str) -> None:
     line = f"{PSK_USER}:{secrets.token_hex(32)}\n"
-    for end, values in (
+    for end, role in (
         (target, {"endpoint": "server"}),
         (source, {"endpoint": "client", "username": PSK_USER}),
     ):
         directory = end.files.path / PSK_DIR
         end.host.make_dir(directory)
+        end.host.write_text(directory / DH_PARAMS_FILE, DH_PARAMS)
         # The server reads the file at every handshake: it stays until `disarm`.
         end.host.write_text(directory / "keys.psk", line)
-        values = values | {"dir": str(directory)}
+        values = {"dir": str(directory), **role}
         await commands.object_add(await end.monitor(), "tls-creds-psk", name, values)
 
 

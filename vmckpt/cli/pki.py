@@ -1,0 +1,130 @@
+"""vmckpt pki: init, issue, show."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vmckpt.cli.output import Json, run, show
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.host import Host
+    from vmckpt.hosts.pki.certificate import Certificate
+
+app = typer.Typer(
+    help="Certificates, by which hosts encrypt migrations and know one another.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+# Below this many days `show` says that a certificate ends soon.
+SOON_DAYS = 30
+MOST_DAYS = 36_500
+
+
+@app.command()
+def init(
+    days: Annotated[
+        int, typer.Option(help="How long the authority holds.", min=1, max=MOST_DAYS)
+    ] = 3650,
+    json: Json = False,
+) -> None:
+    """Make a certificate authority; its key never leaves this machine."""
+    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.hosts.pki.authority import make_authority
+
+    authority = make_authority(state_dir(), days=days)
+    text = f"made the authority '{authority.subject}', fingerprint {authority.fingerprint}"
+    text += "\nnow give every host its certificates: vmckpt pki issue HOST ..."
+    show(_facts(authority), text, as_json=json)
+
+
+@app.command()
+def issue(
+    hosts: Annotated[list[str], typer.Argument(help="The hosts' names.")],
+    days: Annotated[
+        int, typer.Option(help="How long the certificates hold.", min=1, max=MOST_DAYS)
+    ] = 365,
+    json: Json = False,
+) -> None:
+    """Give hosts new certificates, in place of any they have."""
+    from vmckpt.hosts.inventory import find_host, state_dir
+    from vmckpt.hosts.pki.authority import issue as issue_to
+
+    issued, lines = [], []
+    for host in [find_host(name) for name in hosts]:
+        run(host.require_up())
+        facts = _facts(issue_to(state_dir(), host, days=days).server)
+        issued.append({"host": host.name, **facts})
+        lines.append(f"{host.name}: for {', '.join(facts['names'])}, until {facts['not_after']}")
+    show({"hosts": issued}, "\n".join(lines), as_json=json)
+
+
+@app.command("show")
+def show_(json: Json = False) -> None:
+    """List the authority and every host's certificates: whom they name and how long they hold."""
+    from vmckpt.hosts.inventory import all_hosts, state_dir
+    from vmckpt.hosts.pki.authority import read_authority
+    from vmckpt.ui.tables import table
+
+    authority = read_authority(state_dir())
+    hosts = [_host_facts(host, authority) for host in all_hosts()]
+    header = ("host", "state", "days left", "names", "fingerprint")
+    rows = [_row("(authority)", _state(authority), _facts(authority))] if authority else []
+    rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in hosts]
+    text = table(header, rows)
+    if authority is None:
+        text += "\nthere is no authority here; make one: vmckpt pki init"
+    result = {"authority": _facts(authority) if authority else None, "hosts": hosts}
+    show(result, text, as_json=json)
+
+
+def _host_facts(host: "Host", authority: "Certificate | None") -> dict[str, Any]:
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.pki.certificate import is_issued_by
+    from vmckpt.hosts.pki.identity import read_identity
+
+    try:
+        identity = read_identity(host)
+    except UsageError as exc:
+        return {"host": host.name, "state": "damaged", "why": exc.why}
+    if identity is None:
+        return {"host": host.name, "state": "none"}
+    state = _state(min(identity.server, identity.client, key=lambda c: c.not_after_unix_s))
+    if authority and not is_issued_by(identity.server, authority):
+        state = "other authority"
+    elif not identity.server.is_for(host.migration_address):
+        state = "other address"
+    return {
+        "host": host.name,
+        "state": state,
+        "server": _facts(identity.server),
+        "client": _facts(identity.client),
+        "authority": identity.authority.fingerprint,
+    }
+
+
+def _state(certificate: "Certificate") -> str:
+    if certificate.fault(time.time()):
+        return "expired" if _days(certificate) < 0 else "not yet valid"
+    return "ends soon" if _days(certificate) < SOON_DAYS else "ok"
+
+
+def _days(certificate: "Certificate") -> int:
+    return certificate.days_left(time.time())
+
+
+def _row(name: str, state: str, facts: dict[str, Any] | None) -> tuple[str, ...]:
+    if facts is None:
+        return name, state, "", "", ""
+    return name, state, str(facts["days_left"]), " ".join(facts["names"]), facts["fingerprint"]
+
+
+def _facts(certificate: "Certificate") -> dict[str, Any]:
+    return {
+        "subject": certificate.subject,
+        "names": sorted(certificate.names),
+        "not_after": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(certificate.not_after_unix_s)),
+        "days_left": _days(certificate),
+        "fingerprint": certificate.fingerprint,
+    }

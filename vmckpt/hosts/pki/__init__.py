@@ -1,0 +1,1 @@
+"""Who is who between hosts: a certificate authority, and the certificates of hosts."""

@@ -1,0 +1,83 @@
+"""What a certificate says. The one module that reads X.509; `cryptography` is imported on use."""
+
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """One certificate. Times are Unix seconds; `fingerprint` is the SHA-256 of its DER, hex.
+
+    `subject` is the distinguished name as QEMU's authorization objects compare it (RFC 4514);
+    `names` are the DNS names and IP addresses it holds for.
+    """
+
+    subject: str
+    names: frozenset[str]
+    not_before_unix_s: float
+    not_after_unix_s: float
+    fingerprint: str
+    pem: str = field(repr=False)
+
+    def days_left(self, now_unix_s: float) -> int:
+        """Whole days until it expires; negative when it has."""
+        return int((self.not_after_unix_s - now_unix_s) // DAY_S)
+
+    def fault(self, now_unix_s: float) -> str | None:
+        """Why it does not hold now, None when it does."""
+        if now_unix_s >= self.not_after_unix_s:
+            return f"it expired {-self.days_left(now_unix_s)} days ago"
+        if now_unix_s < self.not_before_unix_s:
+            return "it is not valid yet: compare the clocks"
+        return None
+
+    def is_for(self, address: str) -> bool:
+        """Whether it names this IP address or DNS name."""
+        return canonical(address) in self.names
+
+
+def parse_certificate(pem: str) -> Certificate:
+    """The first certificate of a PEM text. Raises ValueError on anything else."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    found = x509.load_pem_x509_certificate(pem.encode())
+    names: set[str] = set()
+    try:
+        alternatives = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names |= {canonical(name) for name in alternatives.get_values_for_type(x509.DNSName)}
+        names |= {str(address) for address in alternatives.get_values_for_type(x509.IPAddress)}
+    except x509.ExtensionNotFound:
+        pass  # An authority names no host.
+    return Certificate(
+        subject=found.subject.rfc4514_string(),
+        names=frozenset(names),
+        not_before_unix_s=found.not_valid_before_utc.timestamp(),
+        not_after_unix_s=found.not_valid_after_utc.timestamp(),
+        fingerprint=found.fingerprint(SHA256()).hex(),
+        pem=pem,
+    )
+
+
+def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
+    """Whether the authority's key signed the certificate."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    issued = x509.load_pem_x509_certificate(certificate.pem.encode())
+    issuer = x509.load_pem_x509_certificate(authority.pem.encode())
+    try:
+        issued.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def canonical(name: str) -> str:
+    """An IP address in its one spelling, a DNS name in lower case."""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        return name.lower()

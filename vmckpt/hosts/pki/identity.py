@@ -1,0 +1,91 @@
+"""What a host can prove itself with, and why a pair of hosts cannot trust one another."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.pki.certificate import Certificate, is_issued_by, parse_certificate
+
+FILES = ("ca-cert.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A host's certificates: `authority` is the one it trusts, itself its `server` and `client`."""
+
+    authority: Certificate
+    server: Certificate
+    client: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One reason why two hosts cannot have a TLS connection, and what mends it."""
+
+    reason: str
+    remedy: str
+
+
+def pki_dir(host: Host) -> Path:
+    """The directory that QEMU's tls-creds-x509 takes on this host."""
+    return host.state_dir / "pki"
+
+
+def read_identity(host: Host) -> Identity | None:
+    """The host's certificates; None when it has none at all.
+
+    Raises UsageError when some of the files are missing or damaged.
+    """
+    directory = pki_dir(host)
+    there = [name for name in FILES if host.exists(directory / name)]
+    if not there:
+        return None
+    if missing := sorted(set(FILES) - set(there)):
+        raise _unusable(host, f"{', '.join(missing)} missing in {directory}")
+    try:
+        return Identity(
+            *(
+                parse_certificate(host.read_text(directory / f"{name}-cert.pem") or "")
+                for name in ("ca", "server", "client")
+            )
+        )
+    except (OSError, ValueError) as exc:
+        raise _unusable(host, f"in {directory}: {exc}") from exc
+
+
+def obstacles(
+    source: tuple[Host, Identity], target: tuple[Host, Identity], now_unix_s: float
+) -> list[Obstacle]:
+    """Every reason why `source` cannot connect to `target` with TLS, both proving themselves."""
+    (from_host, ours), (to_host, theirs) = source, target
+    found = []
+    for host, kind, certificate, judge in (
+        (from_host, "client", ours.client, theirs.authority),
+        (to_host, "server", theirs.server, ours.authority),
+    ):
+        again = f"vmckpt pki issue {host.name}"
+        if fault := certificate.fault(now_unix_s):
+            reason = f"the {kind} certificate of {host.name} does not hold: {fault}"
+            found.append(Obstacle(reason, again))
+        if not is_issued_by(certificate, judge):
+            other = to_host if host is from_host else from_host
+            reason = f"{other.name} does not trust the authority that vouches for {host.name}"
+            both = f"vmckpt pki issue {from_host.name} {to_host.name}"
+            found.append(Obstacle(reason, f"give both certificates of one authority: {both}"))
+        elif fault := judge.fault(now_unix_s):
+            anew = "make a new authority and issue every host's certificates again"
+            found.append(Obstacle(f"the authority of {host.name} does not hold: {fault}", anew))
+    if not theirs.server.is_for(to_host.migration_address):
+        address = to_host.migration_address
+        reason = f"the certificate of {to_host.name} does not name its address {address}"
+        found.append(Obstacle(reason, f"vmckpt pki issue {to_host.name}"))
+    return found
+
+
+def _unusable(host: Host, why: str) -> UsageError:
+    return UsageError(
+        f"the certificates of {host.name} cannot be used",
+        why=why,
+        remedy=f"vmckpt pki issue {host.name}",
+    )
