@@ -9,8 +9,8 @@ round is a warm-up and not counted: in it vmckpt asks each QEMU binary what it c
 good.
 
 Both ways are timed by the same outsider. The process's wall time is this process's clock. The
-transfer is from the source QEMU's first MIGRATION event to `completed`, by QEMU's timestamps, heard
-on a monitor that neither way uses. Guest-visible downtime is the longest silence of the guest's
+transfer is from the source QEMU's migration state `setup` to `completed`, by the trace in its log,
+switched on beforehand. Guest-visible downtime is the longest silence of the guest's
 1 kHz heartbeats, at an observer outside of it, within the time of the process and 0.3 s more. It
 is measured at two downtime limits: at 300 ms, the default, it is mostly QEMU's choice of the moment
 to stop the guest, at 30 ms what the command adds can be seen.

@@ -5,19 +5,20 @@ See benchmarks/overhead.py for what is measured and why so.
 
 import asyncio
 import json
+import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from benchmarks import setting
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.ends import End
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
-from vmckpt.qemu.monitor import Events, session
+from vmckpt.qemu.monitor import session
 from vmckpt.vm.argv import qemu_argv
 from vmckpt.vm.inventory import Vm, find_vm
 from vmckpt.vm.paths import vm_dir
@@ -30,7 +31,8 @@ BARE, VMCKPT = "bare", "vmckpt"
 DOWNTIME_LIMITS_MS = (300, 30)
 SETTLE_S = 2.5
 AFTER_S = 0.3
-EVENT_TIMEOUT_S = 60.0
+STATE = re.compile(r"@(\d+\.\d+):migrate_set_state new state ([\w-]+)")
+STOPPED = re.compile(r"@(\d+\.\d+):vm_state_notify running 0")
 RAN = re.compile(r"@(\d+\.\d+):vm_state_notify running 1")
 
 
@@ -69,29 +71,22 @@ class Sample:
         return (self.wall_s - self.transfer_s) * 1e3
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Referee:
     """When the source's migration began, stopped the guest and was completed (Unix seconds)."""
 
-    began_s: float = 0.0
-    stopped_s: float = 0.0
-    completed_s: float = 0.0
+    began_s: float
+    stopped_s: float
+    completed_s: float
 
-    async def listen(self, events: Events) -> None:
-        """Until the migration is completed."""
-        while not self.completed_s:
-            event = await events.next(EVENT_TIMEOUT_S)
-            if event is None:
-                raise SystemExit("no migration was completed")
-            stamp: Any = event["timestamp"]
-            data: Any = event.get("data", {})
-            at_s = stamp["seconds"] + stamp["microseconds"] / 1e6
-            if event["event"] == "STOP":
-                self.stopped_s = at_s
-            elif data.get("status") == "completed":
-                self.completed_s = at_s
-            elif not self.began_s:
-                self.began_s = at_s
+    @classmethod
+    def read(cls, log: str) -> Self:
+        """From the source's trace of the move."""
+        states = [(match[2], float(match[1])) for match in STATE.finditer(log)]
+        if not states or states[-1][0] != "completed":
+            raise SystemExit(f"no migration was completed: {log}")
+        stops = [float(at) for at in STOPPED.findall(log)]
+        return cls(began_s=states[0][1], stopped_s=stops[0], completed_s=states[-1][1])
 
 
 async def move(way: str, number: int, limit_ms: int, hosts: Sequence[Host]) -> Sample:
@@ -99,25 +94,20 @@ async def move(way: str, number: int, limit_ms: int, hosts: Sequence[Host]) -> S
     await asyncio.sleep(SETTLE_S)
     vm = find_vm(NAME)
     target = next(host for host in hosts if host.name != vm.host.name)
-    referee = Referee()
-    async with (
-        session(await vm.host.connect(vm.qemu.files.rescue), "the referee's source") as monitor,
-        _moving(way, limit_ms, vm, target) as argv,
-    ):
-        with monitor.events("MIGRATION", "STOP") as events:
-            listening = asyncio.ensure_future(referee.listen(events))
-            try:
-                process = await setting.run(*argv)
-                await asyncio.wait_for(listening, 1.0)
-            finally:
-                listening.cancel()
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), "the source") as monitor:
+        await monitor.tell("trace-event-set-state", {"name": "migrate_set_state", "enable": True})
+    # Both ways remove the source's files: what is open stays readable.
+    with vm.qemu.files.stderr.open() as log:
+        log.seek(0, os.SEEK_END)
+        async with _moving(way, limit_ms, vm, target) as argv:
+            process = await setting.run(*argv)
+        referee = Referee.read(log.read())
     until_ns = process.ended_ns + int(AFTER_S * 1e9)
     await asyncio.sleep(AFTER_S + 0.05)
     heard = await setting.heard(target, NUMBER, process.began_ns, until_ns)
     quiet = await setting.heard(target, NUMBER, process.began_ns - 10**9, process.began_ns)
-    log = find_vm(NAME).qemu.files.stderr.read_text()
+    ran_s = max(float(at) for at in RAN.findall(find_vm(NAME).qemu.files.stderr.read_text()))
     result = json.loads(process.stdout)
-    ran_s = max(float(at) for at in RAN.findall(log))
     return Sample(
         way=way,
         round=number,
