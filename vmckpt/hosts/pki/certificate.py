@@ -1,5 +1,6 @@
 """What a certificate says. The one module that reads X.509; `cryptography` is imported on use."""
 
+import time
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -28,7 +29,7 @@ class Certificate:
     def fault(self, now_unix_s: float) -> str | None:
         """Why it does not hold now, None when it does."""
         if now_unix_s >= self.not_after_unix_s:
-            return f"it expired {-self.days_left(now_unix_s)} days ago"
+            return f"it expired on {time.strftime('%Y-%m-%d', time.gmtime(self.not_after_unix_s))}"
         if now_unix_s < self.not_before_unix_s:
             return "it is not valid yet: compare the clocks"
         return None
