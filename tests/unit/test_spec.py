@@ -251,5 +251,5 @@ def test_an_image_is_a_file_of_each_hosts_own() -> None:
 
 @pytest.mark.parametrize("line", ['image = "../x"', 'image = ".x"', 'image = "a"\npath = "b"'])
 def test_an_image_is_a_plain_name_and_no_path(line: str) -> None:
-    with pytest.raises(UsageError, match="line 4: 'disks.0.image' is wrong"):
+    with pytest.raises(UsageError, match=r"line 4: 'disks\.0\.image' is wrong"):
         parse_spec(f'name = "web"\nmemory = "64M"\n[[disks]]\n{line}\n', "web.toml", BASE)

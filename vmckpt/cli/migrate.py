@@ -33,6 +33,14 @@ class TimeoutWord(StrEnum):
     pause = "pause"
 
 
+class DisksWord(StrEnum):
+    """--disks; means what migrate.options.Disks says."""
+
+    auto = "auto"
+    shared = "shared"
+    copy = "copy"
+
+
 class CompressWord(StrEnum):
     """--compress."""
 
@@ -67,6 +75,10 @@ def migrate(
         bool,
         typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy."),
     ] = False,
+    disks: Annotated[
+        DisksWord,
+        typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
+    ] = DisksWord.auto,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
     recover: Annotated[
         bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
@@ -76,7 +88,7 @@ def migrate(
     """Move a running VM to another host."""
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.migrate.options import Method, OnTimeout, Options
+    from vmckpt.migrate.options import Disks, Method, OnTimeout, Options
     from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
 
     if recover:
@@ -95,6 +107,7 @@ def migrate(
         auto_converge=auto_converge,
         compression=None if compress is CompressWord.none else compress.value,
         channels=parallel,
+        disks=Disks(disks),
         never_risk_postcopy=never_risk_postcopy,
     )
     from vmckpt.cli.vm import settled

@@ -8,6 +8,7 @@ from typing import Self
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.host import Host
+from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.vm.paths import vm_dir
 
 FORMAT = 1
@@ -17,8 +18,8 @@ FORMAT = 1
 class Journal:
     """One migration of one VM.
 
-    Everything it creates stands in the target's `target_qemu` directory. `step` is the last one
-    begun; `was_running` whether the guest ran when it began.
+    What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
+    `step` is the last one begun; `was_running` whether the guest ran when it began.
     """
 
     run: str
@@ -30,6 +31,7 @@ class Journal:
     ram_dir: str
     was_running: bool
     step: str
+    disks: tuple[CopiedDisk, ...] = ()
 
     def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
@@ -55,7 +57,8 @@ class Journal:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise ValueError("written by another version of vmckpt")
-            return cls(**data)
+            disks = tuple(CopiedDisk(**disk) for disk in data.pop("disks", ()))
+            return cls(**data, disks=disks)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise UsageError(
                 f"{path} on {host.name} is damaged",

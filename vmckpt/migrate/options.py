@@ -8,6 +8,8 @@ from vmckpt.qemu.abilities import Wish
 # The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
 UNLIMITED_DOWNTIME_MS = 2_000_000
 DEFAULT_CHANNELS = 2
+# Of the bandwidth the disks being copied keep this part, together, while memory moves too.
+DISKS_SHARE = 4
 
 
 class Method(StrEnum):
@@ -77,16 +79,18 @@ class Options:
         wants = self.method in (Method.POSTCOPY, Method.HYBRID)
         return wants or (self.timeout_s is not None and self.on_timeout is OnTimeout.POSTCOPY)
 
-    def wish(self) -> Wish:
+    def wish(self, *, copies_disks: bool = False) -> Wish:
         """What this asks of the pair of QEMUs."""
         channels = self.channels or (DEFAULT_CHANNELS if self.compression else None)
         # With more than the least downtime pre-copy is done before post-copy can begin.
         downtime_ms = 1 if self.method is Method.POSTCOPY else self.max_downtime_ms
+        share = self.bandwidth_bytes_per_s // DISKS_SHARE
         return Wish(
             postcopy=self.may_postcopy,
             auto_converge=self.auto_converge,
             channels=channels,
             compression=self.compression,
             max_downtime_ms=downtime_ms,
-            max_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            max_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s - (share if copies_disks else 0),
+            pause_before_switchover=copies_disks,
         )

@@ -11,6 +11,8 @@ from vmckpt.errors import BusyError, OutcomeUnknownError, VmLostError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.disk_files import hand_over_files, remove_files
+from vmckpt.migrate.disks import drop_mirrors
 from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import Journal, find_journal
@@ -73,12 +75,15 @@ async def _recover(
         match move:
             case Move.TARGET_OWNS:
                 await _finish(pair, home, arrived)
+                hand_over_files(source, target, journal.run, journal.disks)
                 where, outcome = target, "finished: the VM is on the target"
             case Move.SOURCE_OWNS:
+                await drop_mirrors(pair.source, journal.run)
                 await undo_target(pair)
+                await remove_files(target, journal.run, journal.disks)
                 where, outcome = source, "undone: the VM is on the source"
             case Move.LOST:
-                await bury(pair, home)
+                await bury(pair, home, journal)
                 journal.remove((source, target))
                 raise lost(pair)
             case _:
@@ -103,16 +108,18 @@ async def undo_target(pair: Pair) -> None:
     pair.target.host.remove(vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path)
 
 
-async def bury(pair: Pair, home: Vm | None) -> None:
+async def bury(pair: Pair, home: Vm | None, journal: Journal) -> None:
     """The guest's memory is gone: the VM becomes a stopped one where its QEMU ran last."""
     if not pair.target.ever_ran or home is None:
         await kill(pair.source)
         await undo_target(pair)
+        await remove_files(pair.target.host, journal.run, journal.disks)
         return
     await kill(pair.target)
     ended = Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
     settle_on_target(pair.target, ended, pair.source.host)
     await release(pair.source, pair.ram_dir)
+    hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks)
 
 
 def lost(pair: Pair) -> VmLostError:

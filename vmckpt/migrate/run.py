@@ -25,19 +25,20 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.migrate.arrival import announce, prove_alive, set_clock
 from vmckpt.migrate.compare import differences
+from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
+from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.ownership import Move, decide
-from vmckpt.migrate.preflight import WARN, preflight, resolve_method
+from vmckpt.migrate.preflight import WARN, Preflight, preflight, resolve_method
 from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, locked, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.settle import settle
 from vmckpt.migrate.transfer import Ending, Transfer, wait_for_setup
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import Agreement
 from vmckpt.sequence.steps import Step, UndoFailure, finish, run_steps
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -69,14 +70,14 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
         requested_method = options.method
         options = await resolve_method(vm, options)
         checked = await preflight(vm, target, options)
-        agreement = checked.require(vm.name, target.name)
+        checked.require(vm.name, target.name)
         for check in checked.checks:
             if check.verdict == WARN:
                 tell(Note(time.monotonic() - began_s, check.code, check.reason))
         warnings = tuple(check.reason for check in checked.checks if check.verdict == WARN)
         with locked(vm.name, (vm.host, target), f"migrate to {target.name}", run):
             migration = _Migration(
-                vm, target, options, agreement=agreement, run=run, began_s=began_s, emit=tell
+                vm, target, options, checked=checked, run=run, began_s=began_s, emit=tell
             )
             report = await migration.run()
     except asyncio.CancelledError as exc:
@@ -121,12 +122,13 @@ class _Migration:
         target: Host,
         options: Options,
         *,
-        agreement: Agreement,
+        checked: Preflight,
         run: str,
         began_s: float,
         emit: Emit,
     ) -> None:
-        self._vm, self._target_host, self._options, self._agreement = vm, target, options, agreement
+        self._vm, self._target_host, self._options = vm, target, options
+        self._agreement = checked.require(vm.name, target.name)
         self._run, self._began_s, self._emit = run, began_s, emit
         directory = vm_dir(target.state_dir, vm.name)
         self._pair = Pair(
@@ -145,6 +147,17 @@ class _Migration:
             ram_dir=str(vm.spec.ram_dir),
             was_running=True,
             step="begin",
+            disks=tuple(CopiedDisk(str(disk.source), str(disk.target)) for disk in checked.copies),
+        )
+        self._copies = checked.copies
+        self._mirrors = DiskMirrors(
+            self._pair,
+            checked.copies,
+            run=run,
+            bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
+            clock=self._elapsed_s,
+            emit=emit,
+            note=self._note,
         )
         self._target_qemu: Qemu | None = None
         self._transfer: Transfer | None = None
@@ -163,6 +176,7 @@ class _Migration:
         steps = (
             Step("prepare", self.prepare, self.undo_prepare),
             Step("agree", self.agree),
+            *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
             Step("transfer", self.transfer),
             Step("switchover", self.switchover, commits=True),
             Step("drain", self.drain),
@@ -197,7 +211,7 @@ class _Migration:
         try:
             self._journal.write((self._vm.host, self._target_host))
         except StorageError as exc:
-            if step.name in ("prepare", "agree", "transfer"):
+            if step.name in ("prepare", "agree", "mirror", "transfer"):
                 raise
             # The guest may be on the target: what stands in the journal is enough to recover.
             self._note("journal", str(exc))
@@ -211,6 +225,7 @@ class _Migration:
         """The target's QEMU, waiting, the same machine to the guest as the source's."""
         host, files = self._target_host, self._pair.target.files
         host.write_text(vm_dir(host.state_dir, self._vm.name).spec, self._vm.spec.text)
+        await create_files(host, self._run, self._copies)
         self._target_qemu = await start_qemu(
             host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
         )
@@ -230,6 +245,7 @@ class _Migration:
     async def undo_prepare(self) -> None:
         """Nothing of the migration stays, on either host."""
         await undo_target(self._pair)
+        await remove_files(self._target_host, self._run, self._journal.disks)
         self._journal.remove((self._vm.host, self._target_host))
 
     async def agree(self) -> None:
@@ -243,13 +259,27 @@ class _Migration:
             if parameters:
                 await commands.migrate_set_parameters(monitor, parameters)
 
+    async def mirror(self) -> None:
+        """Local disks: copied, and from then on every write goes to both sides."""
+        try:
+            await self._mirrors.mirror(None)
+        except VmckptError as exc:
+            raise self._explained(exc) from exc
+
     async def transfer(self) -> None:
         """RAM and devices go over, until only letting the target run is left."""
         target = await self._pair.target.monitor()
         await commands.migrate_incoming(target, f"tcp:{self._target_host.migration_address}:0")
         port = await wait_for_setup(target)
         source = await self._pair.source.monitor()
-        self._transfer = Transfer(source, self._options, self._elapsed_s, self._emit, self._note)
+        self._transfer = Transfer(
+            source,
+            self._options,
+            self._elapsed_s,
+            self._emit,
+            self._note,
+            disks=self._mirrors,
+        )
         self._transfer_began_s = time.monotonic()
         uri = f"tcp:{self._target_host.migration_address}:{port}"
         try:
@@ -279,7 +309,7 @@ class _Migration:
         """
         move = await settle(self._pair, lambda text: self._note("rescue", text))
         if move is Move.LOST:
-            await bury(self._pair, self._vm)
+            await bury(self._pair, self._vm, self._journal)
             self._journal.remove((self._vm.host, self._target_host))
             raise lost(self._pair)
         if move is Move.UNKNOWN:
@@ -352,10 +382,14 @@ class _Migration:
 
     async def release(self) -> None:
         """Nothing of the VM stays on the source; the guest's clock is put right meanwhile."""
-        work = [release(self._pair.source, self._pair.ram_dir)]
+        work = [self._release_source()]
         if self._vm.spec.guest_agent and self._pair.was_running:
             work.append(set_clock(self._pair.target, self._note))
         await asyncio.gather(*work)
+
+    async def _release_source(self) -> None:
+        await release(self._pair.source, self._pair.ram_dir)
+        hand_over_files(self._vm.host, self._target_host, self._run, self._journal.disks)
 
     async def _report(self) -> Report:
         last = self._transfer.last if self._transfer else None

@@ -7,9 +7,11 @@ from enum import Enum
 
 from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.events.types import Progress
+from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, OnTimeout, Options
 from vmckpt.plan.convergence import eta_s, has_stalled
 from vmckpt.qemu import commands
+from vmckpt.qemu.block import migrate_continue
 from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.qemu.replies import MigrationStatus
 from vmckpt.units import format_duration, format_rate, format_size
@@ -42,8 +44,10 @@ class Transfer:
         clock: Callable[[], float],
         emit: Callable[[Progress], None],
         note: Callable[[str, str], None],
+        *,
+        disks: DiskMirrors,
     ) -> None:
-        self._source, self._options = source, options
+        self._source, self._options, self._disks = source, options, disks
         self._clock, self._emit, self._note = clock, emit, note
         self._began_s = time.monotonic()
         self._round_bytes: list[int] = []
@@ -89,6 +93,11 @@ class Transfer:
                     why="the link between the hosts broke while the guest ran on the target",
                     remedy="mend the link; the guest waits for its pages",
                 )
+            if status.status == "pre-switchover":
+                # The guest is stopped, and nothing of it writes any more.
+                await self._disks.hand_over()
+                await migrate_continue(self._source)
+                continue
             if not status.in_postcopy:
                 await self._steer(status)
             self._check_silence(status)
@@ -130,6 +139,8 @@ class Transfer:
         return status
 
     async def _steer(self, status: MigrationStatus) -> None:
+        if status.status == "active":
+            await self._disks.check()
         options = self._options
         if options.timeout_s is not None and not self._time_is_up:
             self._time_is_up = time.monotonic() - self._began_s > options.timeout_s

@@ -86,6 +86,7 @@ class Wish:
     compression: str | None = None
     max_downtime_ms: int = 300
     max_bandwidth_bytes_per_s: int = 0
+    pause_before_switchover: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
             wish.channels is not None,
         ),
         "auto-converge": ("--auto-converge", wish.auto_converge),
+        "pause-before-switchover": ("--disks copy", wish.pause_before_switchover),
     }
     refusals = [
         Refusal(

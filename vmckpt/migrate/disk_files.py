@@ -1,0 +1,62 @@
+"""The target's new disk files: made with the run's id, removed only when they carry it.
+
+Until the commit a file has two names, PATH and PATH.vmckpt-RUN; the second is the proof that the
+first is this run's. Every function may be repeated after it was cut off anywhere.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.disk_plan import DiskCopy
+from vmckpt.vm.lifecycle import create_image
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedDisk:
+    """Where a copied disk stands on source and target, as the journal keeps it."""
+
+    source: str
+    target: str
+
+
+async def create_files(host: Host, run: str, copies: Iterable[DiskCopy]) -> None:
+    """An empty image for every copy, never over an existing file. Raises OperationFailedError."""
+    for copy in copies:
+        proof = _proof(copy.target, run)
+        if not host.exists(copy.target.parent):
+            host.make_dir(copy.target.parent)
+        await create_image(host, proof, copy.format, copy.size_bytes)
+        # A link fails where something has come to stand meanwhile; a rename would replace it.
+        done = await host.run(["ln", "-T", "--", str(proof), str(copy.target)])
+        if done.returncode:
+            raise OperationFailedError(
+                f"cannot create {copy.target} on {host.name}",
+                why=done.stderr.strip(),
+                remedy="remove or rename what stands there",
+            )
+
+
+async def remove_files(host: Host, run: str, disks: Iterable[CopiedDisk]) -> None:
+    """Undo `create_files`; what is not provably this run's stays."""
+    for path in (Path(disk.target) for disk in disks):
+        proof = _proof(path, run)
+        if not host.exists(proof):
+            continue
+        same = await host.run(["test", str(path), "-ef", str(proof)])
+        if same.returncode == 0:
+            host.remove(path)
+        host.remove(proof)
+
+
+def hand_over_files(source: Host, target: Host, run: str, disks: Iterable[CopiedDisk]) -> None:
+    """The VM is the target's: so are its files, which no undo removes now; the source's go."""
+    for disk in disks:
+        target.remove(_proof(Path(disk.target), run))
+        source.remove(Path(disk.source))
+
+
+def _proof(path: Path, run: str) -> Path:
+    return path.with_name(f"{path.name}.vmckpt-{run}")

@@ -1,0 +1,296 @@
+"""Local disks, copied while the guest writes to them, and alike on both sides at the switchover."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.events.types import JobProgress
+from vmckpt.migrate.disk_plan import DiskCopy
+from vmckpt.migrate.encryption import Credentials
+from vmckpt.migrate.ends import End, Pair
+from vmckpt.migrate.options import DISKS_SHARE
+from vmckpt.qemu import block, commands
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.replies import Job
+
+PORTS = (49152, 65535)
+PORT_ATTEMPTS = 20
+SAMPLE_S = 0.1
+# Nothing copied for this long: the link is silent, or the target's storage.
+SILENCE_S = 30.0
+# A guest that writes as fast as the copy goes keeps it from ever catching up.
+STALL_S = 10.0
+# The guest stands still while the last writes go over.
+HAND_OVER_S = 20.0
+DROP_TIMEOUT_S = 10.0
+
+
+class DiskMirrors:
+    """The copies of one migration: mirrors in the source's QEMU, exports in the target's.
+
+    All they make carries the run's id in its name. Without copies every method does nothing.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        copies: Sequence[DiskCopy],
+        *,
+        run: str,
+        bandwidth_bytes_per_s: int,
+        clock: Callable[[], float],
+        emit: Callable[[JobProgress], None],
+        note: Callable[[str, str], None],
+    ) -> None:
+        self._source, self._target, self._copies, self._run = pair.source, pair.target, copies, run
+        self._bandwidth = bandwidth_bytes_per_s
+        self._clock, self._emit, self._note = clock, emit, note
+
+    async def mirror(self, credentials: Credentials | None) -> None:
+        """Copy every disk; when it returns the copies only follow the guest's writes.
+
+        Encrypted by `credentials`, which both QEMUs have already; in clear without. Raises
+        OperationFailedError (no room, a broken link, nothing moves): `drop` what there is.
+        """
+        if not self._copies:
+            return
+        target, source = await self._target.monitor(), await self._source.monitor()
+        port = await self._serve(target, credentials)
+        for copy in self._copies:
+            await self._export(target, copy)
+            await self._connect(source, copy, port, credentials)
+        with source.events("JOB_STATUS_CHANGE") as events:
+            for copy in self._copies:
+                name, speed = self._name(copy), self._bandwidth // len(self._copies)
+                await block.blockdev_mirror(source, name, copy.node, name, speed)
+            watch = _Watch(time.monotonic())
+            while True:
+                jobs = await self._jobs(source)
+                self._report(jobs)
+                if all(job.status == "ready" for job in jobs):
+                    break
+                if watch.stalls(sum(job.done for job in jobs), _left(jobs), time.monotonic()):
+                    await self._write_through(source)
+                await events.next(SAMPLE_S)
+        for copy in self._copies if self._bandwidth else ():
+            speed = self._bandwidth // DISKS_SHARE // len(self._copies)
+            await block.block_job_set_speed(source, self._name(copy), max(speed, 1))
+
+    async def check(self) -> None:
+        """Raises OperationFailedError when a copy no longer follows the guest's writes."""
+        if self._copies:
+            await self._jobs(await self._source.monitor())
+
+    async def hand_over(self) -> None:
+        """With the guest stopped: the copies have every write, and the target owns them.
+
+        Raises OperationFailedError; then the source's disks are the only whole ones.
+        """
+        if not self._copies:
+            return
+        source = await self._source.monitor()
+        deadline = time.monotonic() + HAND_OVER_S
+        with source.events("JOB_STATUS_CHANGE") as events:
+            for copy in self._copies:
+                if self._bandwidth:
+                    await block.block_job_set_speed(source, self._name(copy), 0)
+                await block.block_job_cancel(source, self._name(copy), force=False)
+            while not all(job.concluded for job in await self._jobs(source, ending=True)):
+                if time.monotonic() > deadline:
+                    raise OperationFailedError(
+                        "the last writes did not reach the target",
+                        why=f"the copies were not alike within {HAND_OVER_S:g} s",
+                        remedy="check the link and the target's storage",
+                    )
+                await events.next(SAMPLE_S)
+        # The export writes too, and the target cannot take its disks over beside it.
+        target = await self._target.monitor()
+        await block.nbd_server_stop(target)
+        for copy in self._copies:
+            if copy.read_only:
+                await block.blockdev_del(target, self._name(copy))
+
+    async def drop(self) -> None:
+        """Undo `mirror` on the source. Its guest goes on with its own disks."""
+        if self._copies:
+            await drop_mirrors(self._source, self._run)
+
+    async def _serve(self, target: Monitor, credentials: Credentials | None) -> int:
+        # QEMU does not say which port it got for 0.
+        host, tls = self._target.host, {}
+        if credentials:
+            tls["tls-creds"] = credentials.target
+            if credentials.authz:
+                tls["tls-authz"] = credentials.authz
+        first, last = host.migration_ports or PORTS
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            port = random.randint(first, last)
+            try:
+                await block.nbd_server_start(target, host.migration_address, port, tls)
+            except CommandRefusedError as exc:
+                if "in use" not in exc.description or attempt == PORT_ATTEMPTS:
+                    raise
+            else:
+                break
+        return port
+
+    async def _export(self, target: Monitor, copy: DiskCopy) -> None:
+        node = copy.node
+        if copy.read_only:
+            # The guest's own node cannot be written; this one goes before the guest comes.
+            node = self._name(copy)
+            file = {"driver": "file", "filename": str(copy.target), "discard": "unmap"}
+            options = {"driver": copy.format, "node-name": node, "discard": "unmap", "file": file}
+            await block.blockdev_add(target, options)
+        await block.block_export_add(target, self._name(copy), node)
+
+    async def _connect(
+        self, source: Monitor, copy: DiskCopy, port: int, credentials: Credentials | None
+    ) -> None:
+        address = self._target.host.migration_address
+        options: dict[str, Any] = {
+            "driver": "nbd",
+            "node-name": self._name(copy),
+            "server": {"type": "inet", "host": address, "port": str(port)},
+            "export": self._name(copy),
+            # Zeroes become holes, so that sparse stays sparse.
+            "discard": "unmap",
+            "detect-zeroes": "unmap",
+        }
+        if credentials:
+            options["tls-creds"] = credentials.source
+            if credentials.hostname:
+                options["tls-hostname"] = credentials.hostname
+        await block.blockdev_add(source, options)
+
+    async def _jobs(self, source: Monitor, *, ending: bool = False) -> list[Job]:
+        """The mirrors, none of which has failed; `ending` ones may have concluded well."""
+        jobs = await _mirrors(source, self._run)
+        failed = [job for job in jobs if job.error or (job.concluded and not ending)]
+        if failed or len(jobs) < len(self._copies):
+            raise OperationFailedError(
+                "copying the disks failed",
+                why="; ".join(job.error or "a copy ended early" for job in failed)
+                or "a copy was ended by somebody else",
+                remedy="check the target's free space and the link between the hosts",
+            )
+        return jobs
+
+    async def _write_through(self, source: Monitor) -> None:
+        self._note(
+            "disk-write-through",
+            "the guest writes as fast as its disks are copied: its writes now wait for the target",
+        )
+        for copy in self._copies:
+            try:
+                await block.block_job_write_through(source, self._name(copy))
+            except CommandRefusedError as exc:
+                raise OperationFailedError(
+                    "the copy does not catch up with the guest",
+                    why=f"it writes as fast as its disks are copied, and {exc.description}",
+                    remedy="allow more bandwidth, or let the guest write less",
+                ) from exc
+
+    def _report(self, jobs: Sequence[Job]) -> None:
+        done, total = sum(job.done for job in jobs), sum(job.total for job in jobs)
+        self._emit(JobProgress(self._clock(), "copying disks", done, total))
+
+    def _name(self, copy: DiskCopy) -> str:
+        return f"{_prefix(self._run)}{copy.number}"
+
+
+class _Watch:
+    """Whether copying moves, and whether it gets anywhere."""
+
+    def __init__(self, now_s: float) -> None:
+        self._done, self._moved_s = -1, now_s
+        self._least_left: int | None = None
+        self._nearer_s = now_s
+
+    def stalls(self, done: int, left: int, now_s: float) -> bool:
+        """True once when it moves but comes no nearer to its end.
+
+        Raises OperationFailedError when nothing moves.
+        """
+        if done != self._done:
+            self._done, self._moved_s = done, now_s
+        elif now_s - self._moved_s > SILENCE_S:
+            raise OperationFailedError(
+                "copying the disks stands still",
+                why=f"no byte has moved for {SILENCE_S:g} s",
+                remedy="check the network between the hosts and the target's storage",
+            )
+        if self._least_left is None or left < self._least_left:
+            self._least_left, self._nearer_s = left, now_s
+        elif now_s - self._nearer_s > STALL_S:
+            self._nearer_s = float("inf")
+            return True
+        return False
+
+
+async def drop_mirrors(source: End, run: str) -> None:
+    """End every mirror of the run in the source's QEMU, in whatever state, and close its nodes.
+
+    Connections are cut first: a QEMU that waits for a silent target then answers again. A QEMU
+    that has ended has none. Raises OperationFailedError when a mirror does not end.
+    """
+    if not source.alive:
+        return
+    try:
+        await _cut(source, run)
+        monitor = await source.monitor()
+        await _end_jobs(monitor, run)
+        for node in await commands.query_named_block_nodes(monitor):
+            if node.node_name.startswith(_prefix(run)):
+                await block.blockdev_del(monitor, node.node_name)
+    except HostDownError:
+        if source.alive:
+            raise
+
+
+async def _cut(source: End, run: str) -> None:
+    rescue = await source.rescue()
+    for node in await block.query_yankable_nodes(rescue):
+        if node.startswith(_prefix(run)):
+            try:
+                await block.yank_node(rescue, node)
+            except CommandRefusedError:
+                continue  # it has closed meanwhile
+
+
+async def _end_jobs(monitor: Monitor, run: str) -> None:
+    deadline = time.monotonic() + DROP_TIMEOUT_S
+    with monitor.events("JOB_STATUS_CHANGE") as events:
+        for job in await _mirrors(monitor, run):
+            if not job.concluded:
+                try:
+                    await block.block_job_cancel(monitor, job.id, force=True)
+                except CommandRefusedError:
+                    continue  # it is ending already
+        while jobs := await _mirrors(monitor, run):
+            for job in jobs:
+                if job.concluded:
+                    await commands.job_dismiss(monitor, job.id)
+            if time.monotonic() > deadline:
+                raise OperationFailedError(
+                    "a copy of a disk does not end on the source",
+                    why=f"{jobs[0].id} is '{jobs[0].status}'",
+                    remedy="the guest goes on; its QEMU has to be restarted before the next move",
+                )
+            if any(not job.concluded for job in jobs):
+                await events.next(SAMPLE_S)
+
+
+async def _mirrors(monitor: Monitor, run: str) -> list[Job]:
+    return [job for job in await commands.query_jobs(monitor) if job.id.startswith(_prefix(run))]
+
+
+def _left(jobs: Sequence[Job]) -> int:
+    return sum(job.total - job.done for job in jobs)
+
+
+def _prefix(run: str) -> str:
+    # A node's name has at most 31 characters; the run's id has 20.
+    return f"copy-{run}-"

@@ -1,0 +1,125 @@
+"""QMP commands that copy disks between two QEMUs: NBD exports and mirrors (qapi/block*.json)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.qemu.monitor import Monitor
+
+
+@dataclass(frozen=True, slots=True)
+class DiskImage:
+    """The image of one block node. `allocated_bytes` counts its backing files too."""
+
+    node_name: str
+    virtual_size_bytes: int
+    allocated_bytes: int
+    snapshots: tuple[str, ...]
+
+
+async def query_disk_images(monitor: Monitor) -> dict[str, DiskImage]:
+    """The images of all named nodes, by node name."""
+    return {
+        item["node-name"]: DiskImage(
+            item["node-name"],
+            item["image"]["virtual-size"],
+            _allocated_bytes(item["image"]),
+            tuple(snapshot["name"] for snapshot in item["image"].get("snapshots", ())),
+        )
+        for item in await monitor.ask("query-named-block-nodes")
+    }
+
+
+def _allocated_bytes(image: Mapping[str, Any]) -> int:
+    below = image.get("backing-image")
+    return int(image.get("actual-size", 0)) + (_allocated_bytes(below) if below else 0)
+
+
+async def blockdev_add(monitor: Monitor, options: Mapping[str, Any]) -> None:
+    """Open a block node."""
+    await monitor.tell("blockdev-add", options)
+
+
+async def blockdev_del(monitor: Monitor, node: str) -> None:
+    """Close a block node that nothing uses."""
+    await monitor.tell("blockdev-del", {"node-name": node})
+
+
+async def nbd_server_start(
+    monitor: Monitor, host: str, port: int, tls: Mapping[str, str] | None = None
+) -> None:
+    """Serve exports at an address; `tls` has tls-creds and tls-authz. A QEMU has one server."""
+    address = {"type": "inet", "data": {"host": host, "port": str(port)}}
+    await monitor.tell("nbd-server-start", {"addr": address} | dict(tls or {}))
+
+
+async def nbd_server_stop(monitor: Monitor) -> None:
+    """Close the server and every export, clients or none, with all they wrote flushed."""
+    await monitor.tell("nbd-server-stop")
+
+
+async def block_export_add(monitor: Monitor, export: str, node: str) -> None:
+    """Let NBD clients write `node` under the name `export`."""
+    await monitor.tell(
+        "block-export-add",
+        {"type": "nbd", "id": export, "name": export, "node-name": node, "writable": True},
+    )
+
+
+async def blockdev_mirror(
+    monitor: Monitor, job: str, device: str, target: str, speed_bytes_per_s: int
+) -> None:
+    """Copy all of `device` to the node `target`, and every write to it from then on.
+
+    The job waits to be dismissed when it ends. 4 KiB of granularity: with 64 KiB a guest that
+    writes at random is never caught up with.
+    """
+    await monitor.tell(
+        "blockdev-mirror",
+        {
+            "job-id": job,
+            "device": device,
+            "target": target,
+            "sync": "full",
+            "granularity": 4096,
+            "speed": speed_bytes_per_s,
+            "auto-dismiss": False,
+        },
+    )
+
+
+async def block_job_set_speed(monitor: Monitor, job: str, speed_bytes_per_s: int) -> None:
+    """Limit a block job; 0 means no limit."""
+    await monitor.tell("block-job-set-speed", {"device": job, "speed": speed_bytes_per_s})
+
+
+async def block_job_write_through(monitor: Monitor, job: str) -> None:
+    """From now on a mirror lets a guest's write end only when it is on both sides (QEMU >= 8.2)."""
+    await monitor.tell(
+        "block-job-change", {"id": job, "type": "mirror", "copy-mode": "write-blocking"}
+    )
+
+
+async def block_job_cancel(monitor: Monitor, job: str, *, force: bool) -> None:
+    """End a mirror: not forced and ready, with both sides alike; forced, at once."""
+    await monitor.tell("block-job-cancel", {"device": job, "force": force})
+
+
+async def migrate_continue(monitor: Monitor) -> None:
+    """Go on with a migration that waits before its switchover."""
+    await monitor.tell("migrate-continue", {"state": "pre-switchover"})
+
+
+async def query_yankable_nodes(monitor: Monitor) -> list[str]:
+    """Block nodes whose connection can be cut."""
+    return [
+        item["node-name"]
+        for item in await monitor.tell("query-yank", timeout_s=5.0, oob=True)
+        if item["type"] == "block-node"
+    ]
+
+
+async def yank_node(monitor: Monitor, node: str) -> None:
+    """Cut the connection of a block node, out of band: it works while the main loop is stuck."""
+    instance = {"type": "block-node", "node-name": node}
+    await monitor.tell("yank", {"instances": [instance]}, timeout_s=5.0, oob=True)
