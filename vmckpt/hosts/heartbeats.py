@@ -31,12 +31,12 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
     try:
         async with asyncio.timeout(2.0):
             reader, writer = await asyncio.open_unix_connection(str(host.heartbeats))
-            writer.write(
-                json.dumps({"id": guest_id, "since_ns": since_ns, "until_ns": until_ns}).encode()
-                + b"\n"
-            )
-            reply = json.loads(await reader.readline())
-            writer.close()
+            question = {"id": guest_id, "since_ns": since_ns, "until_ns": until_ns}
+            try:
+                writer.write(json.dumps(question).encode() + b"\n")
+                reply = json.loads(await reader.readline())
+            finally:
+                writer.close()
     except (OSError, ValueError, TimeoutError) as exc:
         raise HostDownError(
             f"the heartbeat observer of {host.name} does not answer",

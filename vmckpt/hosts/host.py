@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
@@ -15,6 +16,7 @@ from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
 
 COMMAND_TIMEOUT_S = 30.0
+KILL_TIMEOUT_S = 5.0
 LOCAL_KIND = "local"
 
 
@@ -64,6 +66,7 @@ class Host:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
             )
         except OSError as exc:
             raise self._cannot_run(argv[0], str(exc)) from exc
@@ -71,9 +74,11 @@ class Host:
             async with asyncio.timeout(timeout_s):
                 stdout, stderr = await child.communicate()
         except (TimeoutError, asyncio.CancelledError) as exc:
+            # All of its session: a child of the command's would hold our ends of its pipes.
             with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+                os.killpg(child.pid, signal.SIGKILL)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), KILL_TIMEOUT_S)
             if isinstance(exc, TimeoutError):
                 raise self._cannot_run(argv[0], f"no end within {timeout_s:g} s") from exc
             raise

@@ -22,19 +22,30 @@ class ProcessId:
 def spawn(argv: list[str], stderr_path: Path) -> ProcessId:
     """Start a process in a session of its own, its output appended to a file (mode 0600).
 
-    It is reaped if it ends while this process lives. Raises OSError.
+    It gets no other descriptor: one that this process inherited could be somebody's lock. It is
+    reaped if it ends while this process lives. Raises OSError.
     """
     log_fd = os.open(stderr_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     streams = [(os.POSIX_SPAWN_DUP2, *pair) for pair in ((null_fd, 0), (log_fd, 1), (log_fd, 2))]
+    closed = [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()]
     try:
-        pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=streams, setsid=True)
+        pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=closed + streams, setsid=True)
     finally:
         os.close(null_fd)
         os.close(log_fd)
     spawned = identify(pid) or ProcessId(pid, 0)
     threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
     return spawned
+
+
+def _inheritable() -> list[int]:
+    fds = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own descriptor is closed by now
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                fds.append(int(name))
+    return fds
 
 
 def identify(pid: int) -> ProcessId | None:

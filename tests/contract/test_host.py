@@ -1,0 +1,316 @@
+"""A host: commands run to their end, files are written whole, errors say which host and why."""
+
+import asyncio
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import HostDownError, StorageError
+from vmckpt.hosts import process
+from vmckpt.hosts.heartbeats import Silence, silence
+from vmckpt.hosts.host import Completed, Host
+from vmckpt.hosts.lock import Owner
+
+PYTHON = (sys.executable, "-I", "-S", "-c")
+
+
+@pytest.fixture(params=["direct", "entered"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
+    """A host of each kind: reached directly, and through a prefix that execs."""
+    enter = ("env", "ENTERED=yes") if request.param == "entered" else ()
+    return Host("a", tmp_path, "127.0.0.1", enter=enter)
+
+
+def run(host: Host, *argv: str, timeout_s: float = 30.0) -> Completed:
+    return asyncio.run(host.run(argv, timeout_s))
+
+
+def test_a_command_ends_with_its_status_and_words(host: Host) -> None:
+    code = "import os; os.write(1, b'out'); os.write(2, b'err \\xff'); os._exit(3)"
+    assert run(host, *PYTHON, code) == Completed(3, "out", "err \ufffd")
+
+
+def test_arguments_arrive_as_they_are(host: Host) -> None:
+    odd = ("a b", "$HOME", "`id`", "; exit 1", "", "*", "ü\n")
+    done = run(host, *PYTHON, "import sys; print(ascii(sys.argv[1:]))", *odd)
+    assert done.stdout.strip() == ascii(list(odd))
+
+
+def test_a_command_reads_nothing_of_ours(host: Host) -> None:
+    assert run(host, "cat") == Completed(0, "", "")
+
+
+def test_a_command_that_outlasts_its_time_is_ended(host: Host, tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    mark = str(tmp_path / "mark")
+    with pytest.raises(HostDownError, match=r"on a: no end within 0\.2 s"):
+        run(host, *PYTHON, "import signal; signal.pause()", mark, timeout_s=0.2)
+    assert time.monotonic() - began_s < 5
+    assert process.find_by_argument(mark) == []
+
+
+def test_a_command_whose_child_keeps_its_output_open_is_given_up_in_time(
+    host: Host, tmp_path: Path
+) -> None:
+    mark = str(tmp_path / "mark")
+    code = "import os, time; os.fork(); time.sleep(60)"
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(HostDownError, match="no end within"):
+            run(host, *PYTHON, code, mark, timeout_s=0.3)
+        assert time.monotonic() - began_s < 5
+    finally:
+        for left in process.find_by_argument(mark):
+            process.kill(left)
+
+
+def test_a_cancelled_command_is_ended(host: Host, tmp_path: Path) -> None:
+    mark = str(tmp_path / "mark")
+
+    async def play() -> None:
+        task = asyncio.create_task(host.run([*PYTHON, "import signal; signal.pause()", mark]))
+        async with asyncio.timeout(10):
+            while not process.find_by_argument(mark):  # noqa: ASYNC110 - nobody tells of a process
+                await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert process.find_by_argument(mark) == []
+
+    asyncio.run(play())
+
+
+def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(HostDownError, match="cannot run /gone/tool on a") as caught:
+        run(Host("a", tmp_path, "127.0.0.1"), "/gone/tool")
+    assert "vmckpt host check a" in caught.value.remedy
+
+
+def test_a_prefix_that_is_not_there_is_a_host_that_is_down(tmp_path: Path) -> None:
+    gone = Host("a", tmp_path, "127.0.0.1", enter=("/gone/nsenter",))
+    with pytest.raises(HostDownError, match="on a"):
+        run(gone, "true")
+    with pytest.raises(HostDownError, match="on a"):
+        asyncio.run(gone.spawn(["true"], tmp_path / "log"))
+
+
+def test_a_spawned_process_has_the_pid_that_is_said_and_can_be_found_and_killed(
+    host: Host, tmp_path: Path
+) -> None:
+    async def play() -> None:
+        mark = str(tmp_path / "mark")
+        log = tmp_path / "log"
+        code = "import os, signal; print(os.environ.get('ENTERED'), flush=True); signal.pause()"
+        spawned = await host.spawn([*PYTHON, code, mark], log)
+        assert host.is_alive(spawned)
+        async with asyncio.timeout(10):
+            while not log.read_text().endswith("\n"):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+        assert log.read_text() == ("yes\n" if host.enter else "None\n")
+        assert host.find_processes(mark) == [spawned]
+        assert await host.kill(spawned)
+        assert not host.is_alive(spawned)
+
+    asyncio.run(play())
+
+
+def test_a_file_is_written_whole_and_private(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "vm.json"
+    for text in ("first, and longer", "second ü"):
+        host.write_text(path, text)
+        assert host.read_text(path) == text
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in tmp_path.iterdir()] == ["vm.json"]
+
+
+WRITER = """
+import resource, sys
+from pathlib import Path
+from vmckpt.errors import StorageError
+from vmckpt.hosts.host import Host
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+try:
+    Host("a", Path("/"), "x").write_text(Path(sys.argv[1]), "x" * 10_000)
+except StorageError as exc:
+    print(exc.what, exc.why, sep="; ")
+"""
+
+
+def test_a_file_that_has_no_room_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    # A limit on a file's size stops the write half-way, as a full disk does.
+    path = tmp_path / "vm.json"
+    path.write_text("old")
+    done = subprocess.run(
+        [sys.executable, "-c", WRITER, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"cannot write {path} on a; File too large\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["vm.json"]
+    assert path.read_text() == "old"
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_what_cannot_be_written_says_where_and_why(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"cannot write .*/gone/x on a: No such file"):
+        host.write_text(tmp_path / "gone/x", "")
+    with pytest.raises(StorageError, match=r"cannot write .*/file/x on a: Not a directory"):
+        host.make_dir(tmp_path / "file/x")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(StorageError, match=r"cannot write .*/directory on a: Is a directory"):
+        host.write_text(tmp_path / "directory", "")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["directory", "file"]
+
+
+def test_reading_what_is_not_there_gives_none(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert host.read_text(tmp_path / "gone") is None
+    assert host.read_text(tmp_path / "file/below") is None
+    assert host.read_text(tmp_path / "file") == ""
+
+
+def test_odd_bytes_in_a_log_do_not_hide_the_rest(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "stderr.log").write_bytes(b"\xff\xfe broken\nvm_state_notify running 1\n")
+    assert "vm_state_notify running 1" in (host.read_text(tmp_path / "stderr.log") or "")
+
+
+def test_directories_are_private_listed_and_removed(host: Host, tmp_path: Path) -> None:
+    directory = tmp_path / "vms/web/qemu-1"
+    host.make_dir(directory)
+    host.make_dir(directory)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    for name in ("b", "a"):
+        host.write_text(directory / name, "")
+    assert host.list_dir(directory) == ["a", "b"]
+    assert host.list_dir(tmp_path / "gone") == []
+    host.remove(tmp_path / "vms")
+    host.remove(tmp_path / "vms")
+    assert not host.exists(tmp_path / "vms")
+
+
+def test_removing_a_link_leaves_what_it_points_to(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/root.qcow2").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    host.remove(tmp_path / "link")
+    assert not host.exists(tmp_path / "link")
+    assert host.exists(tmp_path / "images/root.qcow2")
+
+
+def test_a_connection_reaches_the_listener(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "qmp.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        async def play() -> bytes:
+            sock = await host.connect(path)
+            with sock, listener.accept()[0] as peer:
+                peer.sendall(b"hello")
+                return await asyncio.get_running_loop().sock_recv(sock, 10)
+
+        assert asyncio.run(play()) == b"hello"
+
+
+def test_a_connection_that_fails_says_where_and_why(host: Host, tmp_path: Path) -> None:
+    def connect(path: Path) -> None:
+        asyncio.run(host.connect(path))
+
+    with pytest.raises(HostDownError, match=r"gone\.sock on a: No such file"):
+        connect(tmp_path / "gone.sock")
+    (tmp_path / "file").touch()
+    with pytest.raises(HostDownError, match="Connection refused"):
+        connect(tmp_path / "file")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
+    with pytest.raises(HostDownError, match="Connection refused"):
+        connect(tmp_path / "dead.sock")
+    with pytest.raises(HostDownError, match="too long"):
+        connect(tmp_path / ("x" * 200))
+
+
+def test_a_monitor_with_a_queue_of_clients_is_not_waited_for(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "qmp.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+
+        async def play() -> None:
+            full = pytest.raises(HostDownError, match="temporarily unavailable")
+            with full, ExitStack() as waiting:
+                for _ in range(10):
+                    waiting.enter_context(await host.connect(path))
+
+        asyncio.run(asyncio.wait_for(play(), 5))
+
+
+def test_a_host_locks_below_a_directory_that_it_makes(host: Host, tmp_path: Path) -> None:
+    path, owner = tmp_path / "locks/web", Owner("r", "vm run", os.getpid(), 1.0)
+    assert host.lock_owner(path) is None
+    with host.lock(path, owner):
+        assert host.lock_owner(path) == owner
+    assert host.lock_owner(path) is None
+
+
+def test_a_host_knows_its_room(host: Host, tmp_path: Path) -> None:
+    assert host.free_bytes(tmp_path) > 0
+    assert 0 < host.available_memory_bytes() < 1 << 50
+    assert host.cpu_flags()
+    assert host.readable(tmp_path)
+    assert not host.readable(tmp_path / "gone")
+
+
+def test_a_host_is_up_when_its_prefix_works(host: Host, tmp_path: Path) -> None:
+    asyncio.run(host.require_up())
+    down = Host("a", tmp_path, "127.0.0.1", enter=("false",))
+    with pytest.raises(HostDownError, match="host a is down"):
+        asyncio.run(down.require_up())
+
+
+def ask_observer(tmp_path: Path, reply: bytes) -> Silence | None:
+    """What is made of an observer that answers `reply`."""
+    path = tmp_path / "observer.sock"
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(reply)
+        writer.close()
+
+    async def play() -> Silence | None:
+        async with await asyncio.start_unix_server(serve, path):
+            return await silence(Host("a", tmp_path, "x", heartbeats=path), 7, 1000, 2000)
+
+    found = asyncio.run(play())
+    assert asked == [b'{"id": 7, "since_ns": 1000, "until_ns": 2000}\n']
+    return found
+
+
+def test_an_observers_answer_becomes_a_silence(tmp_path: Path) -> None:
+    reply = (
+        b'{"received": 900, "lost": 3, "longest_gap_ms": 61.5, "last_ns": 1990,'
+        b' "gaps_over_20ms": [[1100, 61.5], [1500, 25.0]]}\n'
+    )
+    assert ask_observer(tmp_path, reply) == Silence(900, 3, 61.5, 86.5, 1990)
+
+
+def test_an_observer_that_heard_nothing_measured_nothing(tmp_path: Path) -> None:
+    assert ask_observer(tmp_path, b'{"received": 0}\n') is None
+
+
+@pytest.mark.parametrize("reply", [b"", b"nonsense\n"])
+def test_an_observer_that_answers_badly_is_said_to(tmp_path: Path, reply: bytes) -> None:
+    with pytest.raises(HostDownError, match="the heartbeat observer of a does not answer"):
+        ask_observer(tmp_path, reply)
+
+
+def test_a_missing_observer_is_said_to_be(tmp_path: Path) -> None:
+    assert asyncio.run(silence(Host("a", tmp_path, "x"), 7, 0, 1)) is None
+    with pytest.raises(HostDownError, match="heartbeat observer"):
+        asyncio.run(silence(Host("a", tmp_path, "x", heartbeats=tmp_path / "gone"), 7, 0, 1))

@@ -1,0 +1,231 @@
+"""Processes that outlive their starter, are never mistaken for others, and a dead-man's switch."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from vmckpt.hosts import process
+from vmckpt.hosts.deadman import armed
+from vmckpt.hosts.process import ProcessId
+
+PATIENCE_S = 10.0
+
+
+def eventually(holds: Callable[[], object]) -> bool:
+    """Whether `holds` comes true within PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@contextmanager
+def spawned(tmp_path: Path, *argv: str) -> Iterator[ProcessId]:
+    """A process for the block."""
+    started = process.spawn(list(argv), tmp_path / "log")
+    try:
+        yield started
+    finally:
+        process.kill(started)
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", "-c", code)
+
+
+def test_a_process_is_alive_until_it_is_killed(tmp_path: Path) -> None:
+    with spawned(tmp_path, "sleep", "60") as sleeper:
+        assert process.is_alive(sleeper)
+        assert process.identify(sleeper.pid) == sleeper
+        assert process.kill(sleeper)
+        assert not process.is_alive(sleeper)
+        assert process.kill(sleeper)
+
+
+def test_a_process_that_ends_by_itself_is_not_alive(tmp_path: Path) -> None:
+    with spawned(tmp_path, "true") as short:
+        assert eventually(lambda: not process.is_alive(short))
+        # Reaped, not only ended.
+        assert eventually(lambda: not Path(f"/proc/{short.pid}").exists())
+
+
+def test_a_process_has_a_session_of_its_own_and_no_terminal(tmp_path: Path) -> None:
+    with spawned(tmp_path, "sleep", "60") as sleeper:
+        assert os.getsid(sleeper.pid) == sleeper.pid != os.getsid(0)
+        assert Path(f"/proc/{sleeper.pid}/fd/0").readlink() == Path(os.devnull)
+
+
+def test_a_process_gets_no_descriptor_of_its_starter(tmp_path: Path) -> None:
+    # One that a shell passed on (`flock 9`), and one of ours.
+    with (tmp_path / "a").open("w") as passed_on, (tmp_path / "b").open("w"):
+        os.set_inheritable(passed_on.fileno(), True)
+        with spawned(tmp_path, "sleep", "60") as sleeper:
+            assert sorted(os.listdir(f"/proc/{sleeper.pid}/fd")) == ["0", "1", "2"]
+
+
+def test_output_is_appended_to_a_private_file(tmp_path: Path) -> None:
+    log = tmp_path / "stderr.log"
+    code = "import os; os.write(1, b'out;'); os.write(2, b'err;')"
+    for text in ("out;err;", "out;err;out;err;"):
+        process.spawn(list(python(code)), log)
+        assert eventually(lambda text=text: log.read_text() == text)  # type: ignore[misc]
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        process.spawn(["/gone/qemu"], tmp_path / "log")
+    (tmp_path / "script").touch(mode=0o600)
+    with pytest.raises(PermissionError):
+        process.spawn([str(tmp_path / "script")], tmp_path / "log")
+
+
+def test_a_reused_pid_is_another_process(tmp_path: Path) -> None:
+    with spawned(tmp_path, "sleep", "60") as sleeper:
+        before = ProcessId(sleeper.pid, sleeper.start_ticks - 1)
+        assert not process.is_alive(before)
+        # It is gone, which is what was wanted; and the new one is left alone.
+        assert process.kill(before)
+        assert process.is_alive(sleeper)
+
+
+def test_a_zombie_has_ended() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        running = process.identify(child.pid)
+        assert running is not None
+        child.kill()
+        assert eventually(lambda: process.identify(child.pid) is None)
+        # Nobody has reaped it: the pid is still there.
+        assert Path(f"/proc/{child.pid}").exists()
+        assert not process.is_alive(running)
+        assert process.kill(running)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_name_with_brackets_and_spaces_does_not_confuse(tmp_path: Path) -> None:
+    odd = tmp_path / "a) Z 1 (b"
+    odd.symlink_to("/bin/sleep")
+    with spawned(tmp_path, str(odd), "60") as sleeper:
+        ours = process.identify(os.getpid())
+        assert ours is not None
+        assert process.is_alive(sleeper)
+        assert sleeper.start_ticks >= ours.start_ticks > 0
+
+
+def test_no_such_process() -> None:
+    assert process.identify(0) is None
+    assert process.identify(1 << 30) is None
+    assert process.kill(ProcessId(1 << 30, 5))
+
+
+def test_a_process_that_does_not_end_is_said_not_to(tmp_path: Path) -> None:
+    code = "import signal, sys; signal.signal(15, 1); print(flush=True); signal.pause()"
+    with spawned(tmp_path, *python(code)) as stubborn:
+        assert eventually((tmp_path / "log").read_text)
+        assert not process.kill(stubborn, signal.SIGTERM, wait_s=0.05)
+        assert process.is_alive(stubborn)
+
+
+def test_processes_are_found_by_what_only_they_were_given(tmp_path: Path) -> None:
+    mark = f"-pidfile\0{tmp_path}/pid"
+    with spawned(tmp_path, *python("input = 1; import signal; signal.pause()"), *mark.split("\0")):
+        # The kernel shows a new program's arguments a moment after it has begun.
+        assert eventually(lambda: process.find_by_argument(mark))
+        assert process.find_by_argument(f"-pidfile\0{tmp_path}/pidx") == []
+        (found,) = process.find_by_argument(mark)
+        assert process.kill(found)
+        assert process.find_by_argument(mark) == []
+
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from vmckpt.hosts.deadman import armed
+from vmckpt.hosts.process import spawn
+log, done = Path(sys.argv[1]), sys.argv[2]
+with armed([sys.executable, "-I", "-S", "-c", f"open({done!r}, 'x'); print('rescued')"], log):
+    # What it starts outlives it, and must not hold the switch open.
+    print(spawn(["sleep", "60"], log.with_name("sleeper")).pid, flush=True)
+    time.sleep(float(sys.argv[3]))
+print("released", flush=True)
+"""
+
+
+@contextmanager
+def starter(tmp_path: Path, sleep_s: str) -> "Iterator[tuple[subprocess.Popen[str], Path]]":
+    """A process with an armed switch that makes the file `done`."""
+    done = tmp_path / "done"
+    child = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path / "log"), str(done), sleep_s],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    sleeper = 0
+    try:
+        sleeper = int(child.stdout.readline())
+        yield child, done
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        with suppress(ProcessLookupError):
+            os.kill(sleeper or child.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_the_switch_acts_when_its_starter_dies(tmp_path: Path, number: signal.Signals) -> None:
+    with starter(tmp_path, "60") as (child, done):
+        assert not done.exists()
+        child.send_signal(number)
+        assert eventually(done.exists)
+        assert eventually(lambda: "rescued" in (tmp_path / "log").read_text())
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_switch_outlives_its_starters_process_group(tmp_path: Path) -> None:
+    # Ctrl-\\ and a closed terminal reach the whole group.
+    with starter(tmp_path, "60") as (child, done):
+        os.killpg(child.pid, signal.SIGKILL)
+        assert eventually(done.exists)
+
+
+def test_a_released_switch_does_nothing(tmp_path: Path) -> None:
+    with starter(tmp_path, "0") as (child, done):
+        assert child.stdout is not None
+        assert child.stdout.readline() == "released\n"
+        assert child.wait() == 0
+        # The watcher has been waited for: nothing can come any more.
+        assert not done.exists()
+
+
+def test_a_switch_is_released_by_an_error_too(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with (
+        pytest.raises(ZeroDivisionError),
+        armed(["/usr/bin/touch", str(done)], tmp_path / "log"),
+    ):
+        raise ZeroDivisionError
+    assert not done.exists()
+
+
+def test_a_watcher_that_was_killed_does_no_harm(tmp_path: Path) -> None:
+    log = tmp_path / "the-log-of-this-test"
+    with armed(["/usr/bin/touch", str(tmp_path / "done")], log):
+        assert eventually(lambda: process.find_by_argument(str(log)))
+        for watcher in process.find_by_argument(str(log)):
+            process.kill(watcher)
+    assert not (tmp_path / "done").exists()
