@@ -1,15 +1,20 @@
 """Local disks move with the guest that writes to them: nothing is lost, nothing is left."""
 
 import asyncio
+import hashlib
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
+from vmckpt.hosts import process
 from vmckpt.hosts.host import Host
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import commands
@@ -94,3 +99,199 @@ def test_a_local_disk_moves_there_and_back(made: World, way: str) -> None:
 
     asyncio.run(there_and_back())
     stands_whole(made, "lab-a")
+
+
+# A process that dies of SIGKILL when it is about to call the named function.
+DIES_AT = """
+import importlib, os, signal, sys
+module, name = sys.argv.pop(1).split(":")
+async def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(importlib.import_module(module), name, die)
+from vmckpt.cli.main import main
+main()
+"""
+MOMENTS = {
+    "nothing mirrors yet": "vmckpt.qemu.block:blockdev_mirror",
+    "the copies follow": "vmckpt.qemu.commands:migrate_incoming",
+    "stopped, the copies follow": "vmckpt.qemu.block:block_job_cancel",
+    "stopped, the copies are whole": "vmckpt.qemu.block:nbd_server_stop",
+    "stopped, the target has the disks": "vmckpt.migrate.transfer:migrate_continue",
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_command_killed_while_it_copies(made: World, moment: str) -> None:
+    async def killed() -> None:
+        async with loaded(made, LabGuest("mover", 1, image(), disk="128M")) as control:
+            await asyncio.to_thread(die_at, made, MOMENTS[moment])
+            # Its dead-man's switch, or this next command, puts everything back.
+            await asyncio.to_thread(stands_whole, made, "lab-a")
+            await control.ping()
+
+    asyncio.run(killed())
+
+
+def die_at(made: World, function: str) -> None:
+    words = ["-c", DIES_AT, function, "migrate", "mover", "lab-b", "--json"]
+    done = subprocess.run([sys.executable, *words], env=made.environment, check=False, timeout=30)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_kill_9_in_the_middle_of_the_copy(made: World) -> None:
+    async def killed() -> None:
+        async with loaded(made, LabGuest("mover", 1, image(), disk="128M")) as control:
+            for wait_s in (0.3, 0.6, 1.0):
+                command = made.begin("migrate", "mover", "lab-b", "--bandwidth", "5MB")
+                eventually(lambda: images(made, "lab-b") != [], 10, "the copy is begun")
+                await asyncio.sleep(wait_s)
+                kill(command)
+                await asyncio.to_thread(stands_whole, made, "lab-a")
+                await control.ping()
+
+    asyncio.run(killed())
+
+
+def test_a_target_that_dies_while_it_is_copied_to(made: World) -> None:
+    (before,) = made.qemus("mover")
+    command = made.begin("migrate", "mover", "lab-b", "--bandwidth", "5MB")
+    eventually(lambda: len(made.qemus("mover")) == 2, 10, "the target's QEMU is there")
+    time.sleep(1.0)
+    (target,) = (one for one in made.qemus("mover") if one != before)
+    assert process.kill(target)
+    out, err = command.communicate(timeout=30)
+    assert command.returncode == 7, (out, err)
+    stands_whole(made, "lab-a")
+
+
+def test_a_cancelled_copy_leaves_nothing(made: World) -> None:
+    command = made.begin("migrate", "mover", "lab-b", "--bandwidth", "5MB")
+    eventually(lambda: images(made, "lab-b") != [], 10, "the copy is begun")
+    time.sleep(0.5)
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=20)
+    assert command.returncode == 130
+    stands_whole(made, "lab-a")
+
+
+def test_a_file_on_the_target_is_never_written_over(made: World) -> None:
+    taken = made.lab.host("lab-b").state_dir / "images/mover.qcow2"
+    taken.parent.mkdir(exist_ok=True)
+    taken.write_text("precious")
+    try:
+        for words in ([], ["--disks", "copy"]):
+            done = made.vmckpt("migrate", "mover", "lab-b", *words)
+            assert (done.code, "[disk-target]" in done.error["why"]) == (4, True)
+        assert taken.read_text() == "precious"
+    finally:
+        taken.unlink()
+    stands_whole(made, "lab-a")
+
+
+def test_a_target_without_room_is_refused_and_one_that_fills_up_is_undone(made: World) -> None:
+    directory = made.lab.host("lab-b").state_dir / "images"
+    directory.mkdir(exist_ok=True)
+
+    async def fills() -> None:
+        async with loaded(made, LabGuest("mover", 1, image(), disk="128M")) as control:
+            await asyncio.sleep(0.5)
+            with small(directory, 1 * MIB):
+                done = await asyncio.to_thread(made.vmckpt, "migrate", "mover", "lab-b")
+                assert (done.code, "[disk-room]" in done.error["why"]) == (4, True)
+            with small(directory, 64 * MIB):
+                command = made.begin("migrate", "mover", "lab-b", "--bandwidth", "5MB")
+                await asyncio.to_thread(
+                    eventually, lambda: images(made, "lab-b") != [], 20, "the copy is begun"
+                )
+                fill(directory / "filler")
+                out, err = await asyncio.to_thread(command.communicate, timeout=60)
+                assert command.returncode == 7, (out, err)
+                assert "No space left" in out
+                assert images(made, "lab-b") == ["filler"]
+            await control.ping()
+
+    asyncio.run(fills())
+    stands_whole(made, "lab-a")
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(MIB)):
+            pass
+
+
+@contextmanager
+def small(directory: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of so many bytes at `directory`, for the block."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "small", str(directory)]
+    subprocess.run(mount, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_a_marker_shows_what_is_shared() -> None:
+    guest = LabGuest("sharer", 2, image(), disk="64M")
+    with world(qemu("10.0"), qemu("10.0")) as one:
+        one.run_guest(guest, "lab-a")
+        shared = one.state_dir / "sharer.qcow2"
+        assert shared.exists()
+        inode = shared.stat().st_ino
+        checked = one.ok("migrate", "sharer", "lab-b", "--dry-run")
+        reasons = {check["code"]: check["reason"] for check in checked["checks"]}
+        assert reasons["disks"] == "1 shared"
+        one.ok("migrate", "sharer", "lab-b")
+        assert shared.stat().st_ino == inode
+        refused = one.vmckpt("migrate", "sharer", "lab-a", "--disks", "copy")
+        assert (refused.code, "[disk-target]" in refused.error["why"]) == (4, True)
+        assert [path.name for path in one.state_dir.iterdir() if ".vmckpt-" in path.name] == []
+
+
+def test_every_kind_of_image_moves_and_stays_sparse() -> None:
+    guest = LabGuest("kinds", 3, image(), disk="64M", disk_format="raw")
+    with world(qemu("10.0"), qemu("7.2")) as one:
+        own = one.lab.host("lab-a").state_dir / "images"
+        own.mkdir()
+        base = one.state_dir / "base.raw"
+        with base.open("wb") as file:
+            file.truncate(32 * MIB)
+            file.seek(20 * MIB)
+            file.write(b"base" * 4096)
+            file.write(bytes(4 * MIB))
+        qemu_img(
+            "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(base), str(own / "top.qcow2")
+        )
+        qemu_img("convert", "-q", "-O", "qcow2", str(base), str(own / "fixed.qcow2"))
+        digest = content(own / "top.qcow2")
+        more = "".join(
+            f'\n[[disks]]\nimage = "{name}"\n{option}'
+            for name, option in (("top.qcow2", ""), ("fixed.qcow2", "read_only = true\n"))
+        )
+        run_guest(one, replace(guest, machine="pc-q35-7.2"), more)
+
+        async def there_and_back() -> None:
+            async with loaded(one, guest) as control:
+                await asyncio.sleep(0.5)
+                for target in ("lab-b", "lab-a"):
+                    await asyncio.to_thread(one.ok, "migrate", "kinds", target)
+                    await control.ping()
+
+        asyncio.run(there_and_back())
+        stands_whole(one, "lab-a", "kinds")
+        one.ok("vm", "stop", "kinds", "--force")
+        assert images(one, "lab-b") == []
+        for name in ("top.qcow2", "fixed.qcow2"):
+            assert content(own / name) == digest, name
+            assert allocated_bytes(own / name) < 2 * MIB, name
+        assert allocated_bytes(own / "kinds.raw") < 48 * MIB
+
+
+def content(path: Path) -> str:
+    """A digest of what a guest reads."""
+    raw = path.with_suffix(".check")
+    qemu_img("convert", "-q", "-O", "raw", str(path), str(raw))
+    digest = hashlib.sha256(raw.read_bytes()).hexdigest()
+    raw.unlink()
+    return digest

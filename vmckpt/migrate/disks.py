@@ -65,7 +65,7 @@ class DiskMirrors:
             for copy in self._copies:
                 name, speed = self._name(copy), self._bandwidth // len(self._copies)
                 await block.blockdev_mirror(source, name, copy.node, name, speed)
-            watch = _Watch(time.monotonic())
+            watch = CopyWatch(time.monotonic())
             while True:
                 jobs = await self._jobs(source)
                 self._report(jobs)
@@ -201,7 +201,7 @@ class DiskMirrors:
         return f"{_prefix(self._run)}{copy.number}"
 
 
-class _Watch:
+class CopyWatch:
     """Whether copying moves, and whether it gets anywhere."""
 
     def __init__(self, now_s: float) -> None:

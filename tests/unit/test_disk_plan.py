@@ -1,0 +1,81 @@
+"""Which disks are copied: decided from what was found on both hosts."""
+
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.migrate.disk_plan import DiskCopy, Place, decide_disks
+from vmckpt.migrate.disks import SILENCE_S, STALL_S, CopyWatch
+from vmckpt.qemu.block import DiskImage
+from vmckpt.vm.spec import Disk
+
+HERE, THERE = Path("/a/images/root.qcow2"), Path("/b/images/root.qcow2")
+DISK = Disk(Path("images/root.qcow2"), "qcow2", None, False, "none")
+IMAGES = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, ())}
+
+
+def place(
+    *, shared: bool | None = False, why: str = "", taken: bool = False, directory: bool = True
+) -> Place:
+    return Place(0, HERE, THERE, shared, why, target_taken=taken, target_has_directory=directory)
+
+
+def test_a_disk_that_is_not_shared_is_copied() -> None:
+    plan = decide_disks([DISK], [place()], IMAGES)
+    assert plan.copies == (DiskCopy(0, "qcow2", False, 1 << 30, 5 << 20, HERE, THERE),)
+    assert plan.copies[0].node == "disk0"
+    assert (plan.shared, plan.obstacles) == ((), ())
+
+
+def test_a_shared_disk_stays_where_it_is() -> None:
+    # On shared storage the file is on the target too, of course.
+    plan = decide_disks([DISK], [place(shared=True, taken=True)], {})
+    assert (plan.shared, plan.copies, plan.obstacles) == ((THERE,), (), ())
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "words"),
+    [
+        (place(shared=None, why="read-only"), "disk-shared", "read-only"),
+        (place(taken=True), "disk-target", "never written over"),
+        (place(directory=False), "disk-target", "no directory /b/images"),
+    ],
+)
+def test_what_cannot_be_copied_is_an_obstacle(found: Place, code: str, words: str) -> None:
+    plan = decide_disks([DISK], [found], IMAGES)
+    (obstacle,) = plan.obstacles
+    assert (obstacle.code, words in obstacle.reason, plan.copies) == (code, True, ())
+    assert obstacle.remedy
+
+
+def test_snapshots_that_a_copy_would_lose_are_named() -> None:
+    images = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, ("before", "after"))}
+    (obstacle,) = decide_disks([DISK], [place()], images).obstacles
+    assert obstacle.code == "disk-snapshots"
+    assert "before, after" in obstacle.reason
+
+
+def test_a_stopped_vm_has_nothing_to_copy() -> None:
+    plan = decide_disks([DISK], [place()], {})
+    assert (plan.copies, plan.obstacles) == ((), ())
+
+
+def test_a_copy_that_moves_but_comes_no_nearer_is_told_once() -> None:
+    watch = CopyWatch(0.0)
+    said = [watch.stalls(second, 100, float(second)) for second in range(60)]
+    assert said.index(True) == STALL_S + 1
+    assert said.count(True) == 1
+
+
+def test_a_copy_that_comes_nearer_does_not_stall() -> None:
+    watch = CopyWatch(0.0)
+    assert not any(watch.stalls(second, 1000 - second, float(second)) for second in range(200))
+
+
+def test_a_copy_in_which_nothing_moves_fails() -> None:
+    watch = CopyWatch(0.0)
+    watch.stalls(5, 100, 1.0)
+    watch.stalls(5, 100, 1.0 + SILENCE_S)
+    with pytest.raises(OperationFailedError, match="stands still"):
+        watch.stalls(5, 100, 1.1 + SILENCE_S)
