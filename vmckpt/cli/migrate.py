@@ -41,6 +41,15 @@ class DisksWord(StrEnum):
     copy = "copy"
 
 
+class TlsWord(StrEnum):
+    """--tls; means what migrate.options.Tls says."""
+
+    auto = "auto"
+    require = "require"
+    psk = "psk"
+    off = "off"
+
+
 class CompressWord(StrEnum):
     """--compress."""
 
@@ -79,6 +88,13 @@ def migrate(
         DisksWord,
         typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
     ] = DisksWord.auto,
+    tls: Annotated[
+        TlsWord,
+        typer.Option(
+            help="auto: by the hosts' certificates (`vmckpt pki`), in clear only between hosts of "
+            "one machine that have none; psk: by a key made for this migration."
+        ),
+    ] = TlsWord.auto,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
     recover: Annotated[
         bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
@@ -88,7 +104,7 @@ def migrate(
     """Move a running VM to another host."""
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.migrate.options import Disks, Method, OnTimeout, Options
+    from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
     from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
 
     if recover:
@@ -108,6 +124,7 @@ def migrate(
         compression=None if compress is CompressWord.none else compress.value,
         channels=parallel,
         disks=Disks(disks),
+        tls=Tls(tls),
         never_risk_postcopy=never_risk_postcopy,
     )
     from vmckpt.cli.vm import settled
@@ -145,6 +162,7 @@ def _text(report: "Report") -> str:
         f"{format_duration(report.transfer_time_s)}",
         f"  sent      {format_size(report.transferred_bytes)} in {report.rounds} rounds",
         f"  downtime  {downtime}",
+        f"  encrypted {'no' if report.encryption == 'off' else f'yes ({report.encryption})'}",
         f"  record    {report.run_record}",
     ]
     return "\n".join([*lines, *(f"  warning   {text}" for text in report.warnings)])

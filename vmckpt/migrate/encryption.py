@@ -6,11 +6,18 @@ should have set it: so every answer is read, and the parameters are asked for ag
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from vmckpt.errors import OperationFailedError, RefusedError, UsageError
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    UsageError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.dh_group import DH_PARAMS, DH_PARAMS_FILE
 from vmckpt.hosts.pki.identity import Identity, Obstacle, obstacles, pki_dir, read_identity
@@ -30,7 +37,7 @@ _PARAMETERS = ("tls-creds", "tls-hostname", "tls-authz")
 class Scheme(Enum):
     """How the ends prove themselves; the value is the word for it in reports."""
 
-    CLEAR = "none"
+    CLEAR = "off"
     CERTIFICATES = "x509"
     ONE_TIME_KEY = "psk"
 
@@ -45,6 +52,9 @@ class Encryption:
     scheme: Scheme
     reason: str
     peer: str = ""
+
+
+IN_CLEAR = Encryption(Scheme.CLEAR, "not encrypted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +139,30 @@ async def arm(source: End, target: End, encryption: Encryption, run: str) -> Cre
 
 
 async def disarm(end: End) -> None:
-    """This QEMU has no credentials any more, of whichever migration, and the next is in clear.
+    """This QEMU has no credentials any more, of whichever migration.
 
-    Not to be called while one is under way. Raises what the commands raise.
+    Not to be called while one is under way. A QEMU that has ended has none. Raises what the
+    commands raise.
     """
-    monitor = await end.monitor()
+    try:
+        monitor = await end.monitor()
+    except HostDownError:
+        if end.alive:
+            raise
+        return
     await _use(monitor, dict.fromkeys(_PARAMETERS))
     for name in await commands.query_objects(monitor):
         if name.startswith((PREFIX, AUTHZ_PREFIX)):
             await commands.object_del(monitor, name)
     end.host.remove(end.files.path / PSK_DIR)
+
+
+async def disarm_if_possible(end: End, note: Callable[[str], None]) -> None:
+    """The same where nothing hangs on it: what stays is said, and swept away by the next `arm`."""
+    try:
+        await disarm(end)
+    except (CommandRefusedError, HostDownError, OutcomeUnknownError, OperationFailedError) as exc:
+        note(f"{end.label} keeps credentials that nothing uses any more: {exc}")
 
 
 async def _load_certificates(source: End, target: End, credentials: Credentials, peer: str) -> None:

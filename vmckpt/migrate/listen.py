@@ -1,10 +1,13 @@
 """Where a migration comes in: the target's address, on a port of the range its host allows."""
 
+import asyncio
+
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.transfer import wait_for_setup
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+
+SETUP_TIMEOUT_S = 5.0
 
 
 async def listen(target: Monitor, host: Host) -> str:
@@ -13,22 +16,39 @@ async def listen(target: Monitor, host: Host) -> str:
     Raises OperationFailedError, naming the range when all of its ports are taken.
     """
     first, last = host.migration_ports or (0, 0)
-    address = host.migration_address
-    # An IPv6 address has colons of its own.
-    place = f"tcp:[{address}]" if ":" in address else f"tcp:{address}"
     try:
         # QEMU itself tries one port after the other up to "to".
-        await commands.migrate_incoming(target, f"{place}:{first},to={last}")
-        port = await wait_for_setup(target)
+        await commands.migrate_incoming(target, f"{uri(host, first)},to={last}")
     except CommandRefusedError as exc:
+        if not first:
+            why, remedy = exc.description, "check that its migration address is one of its own"
+        else:
+            why = f"no port from {first} to {last} can be had: {exc.description}"
+            remedy = "let other migrations to it end, or widen migration_ports in its inventory"
         raise OperationFailedError(
-            f"{host.name} cannot receive a migration at {address}",
-            why=f"no port from {first} to {last} can be had: {exc.description}"
-            if first
-            else exc.description,
-            remedy=f"wait for other migrations to {host.name} to end, or widen migration_ports in "
-            "its inventory entry"
-            if first
-            else "check that the target's migration address is one of its own",
+            f"{host.name} cannot receive a migration at {host.migration_address}",
+            why=why,
+            remedy=remedy,
         ) from exc
-    return f"{place}:{port}"
+    return uri(host, await _port(target))
+
+
+def uri(host: Host, port: int) -> str:
+    """QEMU's name for a port of the host's migration address."""
+    address = host.migration_address
+    # An IPv6 address has colons of its own.
+    return f"tcp:[{address}]:{port}" if ":" in address else f"tcp:{address}:{port}"
+
+
+async def _port(target: Monitor) -> int:
+    """The port it listens on, once `migrate-incoming` has taken effect."""
+    deadline = asyncio.get_running_loop().time() + SETUP_TIMEOUT_S
+    while (status := await commands.query_migrate(target)).port is None:
+        if asyncio.get_running_loop().time() > deadline:
+            raise OperationFailedError(
+                "the target does not listen",
+                why=status.error or f"no port within {SETUP_TIMEOUT_S:g} s",
+                remedy="check that the target's migration address is one of its own",
+            )
+        await asyncio.sleep(0.005)
+    return status.port

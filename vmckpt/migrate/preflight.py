@@ -7,6 +7,7 @@ from pathlib import Path
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_plan import DiskCopy, DiskPlan, plan_disks
+from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.options import Method, Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, agree
@@ -30,11 +31,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """All checks, the settings for both QEMUs when they agree, and the disks to copy."""
+    """All checks; the settings for both QEMUs when they agree, the disks to copy, encryption."""
 
     checks: tuple[Check, ...]
     agreement: Agreement | None
     copies: tuple[DiskCopy, ...] = ()
+    encryption: Encryption = IN_CLEAR
 
     def require(self, vm_name: str, target: str) -> Agreement:
         """The agreed settings. Raises RefusedError naming every refusal."""
@@ -64,13 +66,15 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     checks += _disks(disks)
     checks += _files(vm, target, disks)
     checks += _network(vm, target)
+    encryption, check = _encryption(vm, target, options)
+    checks.append(check)
     checks += await _source_state(vm)
     checks += _postcopy_risk(options)
     checks += _known_bugs(vm, ours, options)
     agreed = agree(ours, theirs, options.wish(copies_disks=bool(disks.copies)))
     if isinstance(agreed, Agreement):
         checks.append(Check("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
-        return Preflight(tuple(checks), agreed, disks.copies)
+        return Preflight(tuple(checks), agreed, disks.copies, encryption)
     checks += [_option(refusal) for refusal in agreed]
     return Preflight(tuple(checks), None)
 
@@ -172,6 +176,18 @@ def _network(vm: Vm, target: Host) -> Iterator[Check]:
     if "user" in networks:
         reason = "connections through user-mode NAT break: they end at the source's QEMU"
         yield Check("user-network", WARN, reason, 'use network = "bridge" for what must stay open')
+
+
+def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Check]:
+    try:
+        found = choose(options.tls, vm.host, target)
+    except RefusedError as exc:
+        return IN_CLEAR, Check("tls", REFUSE, exc.why, exc.remedy)
+    one_machine = vm.host.is_this_machine and target.is_this_machine
+    if found.scheme is Scheme.CLEAR and not one_machine:
+        remedy = "leave out --tls off: whoever sees the network sees the guest's memory"
+        return found, Check("tls", WARN, found.reason, remedy)
+    return found, Check("tls", OK, found.reason)
 
 
 async def _source_state(vm: Vm) -> list[Check]:

@@ -5,11 +5,12 @@ import random
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.migrate.ends import End, Pair
+from vmckpt.migrate.listen import uri
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError
 
 # A port is chosen here: a target whose main loop waits for a page could not be asked for one.
-PORTS = range(49152, 65536)
+PORTS = (49152, 65535)
 PAUSE_TIMEOUT_S = 5.0
 POLL_S = 0.02
 
@@ -19,7 +20,8 @@ async def reconnect(pair: Pair) -> bool:
 
     The target is spoken to out of band: its main loop may itself wait for a missing page.
     """
-    address = f"tcp:{pair.target.host.migration_address}:{random.choice(PORTS)}"
+    host = pair.target.host
+    address = uri(host, random.randint(*(host.migration_ports or PORTS)))
     try:
         await _pause(pair)
         await commands.migrate_recover(await pair.target.rescue(), address)

@@ -13,6 +13,7 @@ from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.disk_files import hand_over_files, remove_files
 from vmckpt.migrate.disks import drop_mirrors
+from vmckpt.migrate.encryption import disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import Journal, find_journal
@@ -75,10 +76,12 @@ async def _recover(
         match move:
             case Move.TARGET_OWNS:
                 await _finish(pair, home, arrived)
+                await disarm_if_possible(pair.target, note)
                 hand_over_files(source, target, journal.run, journal.disks)
                 where, outcome = target, "finished: the VM is on the target"
             case Move.SOURCE_OWNS:
                 await drop_mirrors(pair.source, journal.run)
+                await disarm_if_possible(pair.source, note)
                 await undo_target(pair)
                 await remove_files(target, journal.run, journal.disks)
                 where, outcome = source, "undone: the VM is on the source"

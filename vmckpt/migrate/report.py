@@ -10,6 +10,7 @@ class Report:
 
     `downtime_ms` is QEMU's own figure; `guest_downtime_ms` the longest silence of the guest as seen
     from outside, `guest_silent_ms` the sum of silences over 20 ms: None where nobody listened.
+    `encryption` is "x509", "psk" or "off".
     `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the target.
     """
 
@@ -19,6 +20,7 @@ class Report:
     target: str
     requested_method: str
     method: str
+    encryption: str
     outcome: str
     total_time_s: float
     transfer_time_s: float

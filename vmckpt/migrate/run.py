@@ -27,9 +27,11 @@ from vmckpt.migrate.arrival import announce, prove_alive, set_clock
 from vmckpt.migrate.compare import differences
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
 from vmckpt.migrate.disks import DiskMirrors
+from vmckpt.migrate.encryption import Credentials, arm, disarm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
 from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.listen import listen
 from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.ownership import Move, decide
 from vmckpt.migrate.preflight import WARN, Preflight, preflight, resolve_method
@@ -37,7 +39,7 @@ from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, locked, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.settle import settle
-from vmckpt.migrate.transfer import Ending, Transfer, wait_for_setup
+from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
 from vmckpt.sequence.steps import Step, UndoFailure, finish, run_steps
 from vmckpt.vm.inventory import Vm
@@ -149,6 +151,8 @@ class _Migration:
             step="begin",
             disks=tuple(CopiedDisk(str(disk.source), str(disk.target)) for disk in checked.copies),
         )
+        self._encryption = checked.encryption
+        self._credentials: Credentials | None = None
         self._copies = checked.copies
         self._mirrors = DiskMirrors(
             self._pair,
@@ -175,7 +179,7 @@ class _Migration:
         """All steps; see `migrate`."""
         steps = (
             Step("prepare", self.prepare, self.undo_prepare),
-            Step("agree", self.agree),
+            Step("agree", self.agree, self.undo_agree),
             *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
             Step("transfer", self.transfer),
             Step("switchover", self.switchover, commits=True),
@@ -258,19 +262,23 @@ class _Migration:
             await commands.migrate_set_capabilities(monitor, self._agreement.capabilities)
             if parameters:
                 await commands.migrate_set_parameters(monitor, parameters)
+        ends = self._pair.source, self._pair.target
+        self._credentials = await arm(*ends, self._encryption, self._run)
+
+    async def undo_agree(self) -> None:
+        """The source has no credentials any more; the target's go with its QEMU."""
+        await disarm(self._pair.source)
 
     async def mirror(self) -> None:
         """Local disks: copied, and from then on every write goes to both sides."""
         try:
-            await self._mirrors.mirror(None)
+            await self._mirrors.mirror(self._credentials)
         except VmckptError as exc:
             raise self._explained(exc) from exc
 
     async def transfer(self) -> None:
         """RAM and devices go over, until only letting the target run is left."""
-        target = await self._pair.target.monitor()
-        await commands.migrate_incoming(target, f"tcp:{self._target_host.migration_address}:0")
-        port = await wait_for_setup(target)
+        uri = await listen(await self._pair.target.monitor(), self._target_host)
         source = await self._pair.source.monitor()
         self._transfer = Transfer(
             source,
@@ -281,7 +289,6 @@ class _Migration:
             disks=self._mirrors,
         )
         self._transfer_began_s = time.monotonic()
-        uri = f"tcp:{self._target_host.migration_address}:{port}"
         try:
             if self._options.method is Method.STOP:
                 await commands.stop(source)
@@ -388,6 +395,8 @@ class _Migration:
         await asyncio.gather(*work)
 
     async def _release_source(self) -> None:
+        target = self._pair.target
+        await disarm_if_possible(target, lambda text: self._note("tls", text))
         await release(self._pair.source, self._pair.ram_dir)
         hand_over_files(self._vm.host, self._target_host, self._run, self._journal.disks)
 
@@ -405,6 +414,7 @@ class _Migration:
             target=self._target_host.name,
             requested_method=self._options.method,
             method=method,
+            encryption=self._encryption.scheme.value,
             outcome="completed",
             total_time_s=round(total_time_s, 4),
             transfer_time_s=round(self._transfer_ended_s - self._transfer_began_s, 4),

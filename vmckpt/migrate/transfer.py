@@ -1,6 +1,5 @@
 """Sending RAM: start, watch, switch method when asked to, and say how it ended."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -193,20 +192,3 @@ class Transfer:
                 why=f"no byte has moved for {SILENCE_S:g} s, and QEMU never notices by itself",
                 remedy="check the network between the hosts and the target's load",
             )
-
-
-async def wait_for_setup(target: Monitor, timeout_s: float = 5.0) -> int:
-    """The port a target listens on, once `migrate-incoming` has taken effect.
-
-    Raises OperationFailedError.
-    """
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while (status := await commands.query_migrate(target)).port is None:
-        if asyncio.get_running_loop().time() > deadline:
-            raise OperationFailedError(
-                "the target does not listen",
-                why=status.error or f"no port within {timeout_s:g} s",
-                remedy="check that the target's migration address is one of its own",
-            )
-        await asyncio.sleep(0.005)
-    return status.port
