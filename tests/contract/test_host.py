@@ -109,13 +109,15 @@ def test_a_spawned_process_has_the_pid_that_is_said_and_can_be_found_and_killed(
         log = tmp_path / "log"
         code = "import os, signal; print(os.environ.get('ENTERED'), flush=True); signal.pause()"
         spawned = await host.spawn([*PYTHON, code, mark], log)
-        assert host.is_alive(spawned)
-        async with asyncio.timeout(10):
-            while not log.read_text().endswith("\n"):  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.01)
-        assert log.read_text() == ("yes\n" if host.enter else "None\n")
-        assert host.find_processes(mark) == [spawned]
-        assert await host.kill(spawned)
+        try:
+            assert host.is_alive(spawned)
+            async with asyncio.timeout(10):
+                while not log.read_text().endswith("\n"):  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.01)
+            assert log.read_text() == ("yes\n" if host.enter else "None\n")
+            assert host.find_processes(mark) == [spawned]
+        finally:
+            assert await host.kill(spawned)
         assert not host.is_alive(spawned)
 
     asyncio.run(play())

@@ -41,7 +41,7 @@ from vmckpt.migrate.report import Report
 from vmckpt.migrate.settle import settle
 from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
-from vmckpt.sequence.steps import Step, UndoFailure, finish, run_steps
+from vmckpt.sequence.steps import Step, UndoFailure, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id, start_qemu
@@ -206,9 +206,10 @@ class _Migration:
             with armed(command, runs_dir() / f"{self._run}.recovery.log"):
                 await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
         finally:
-            await finish(self._pair.close())
+            await to_the_end(self._pair.close())
         self._journal.remove((self._vm.host, self._target_host))
-        return await self._report()
+        # The VM has moved: a cancellation now must not say that it has not.
+        return await to_the_end(self._report())
 
     async def _started(self, step: Step) -> None:
         self._journal = replace(self._journal, step=step.name)
@@ -294,7 +295,8 @@ class _Migration:
                 await commands.stop(source)
             self._ending = await self._transfer.run(uri)
         except BaseException as exc:
-            if await finish(self._settle()) is not Move.TARGET_OWNS:
+            # A second Ctrl-C must not undo the target before it is known who has the guest.
+            if await to_the_end(self._settle()) is not Move.TARGET_OWNS:
                 raise self._explained(exc) from exc
             self._note("too-late", "it was too late to go back: the VM is on the target")
 
