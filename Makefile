@@ -19,7 +19,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test check bench lock clean always
+.PHONY: help setup packages demo test faults check bench lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -32,6 +32,9 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 
 test: setup build/image build/qemu-7.2 build/qemu-10.0 ## All tests, with real QEMUs and guests
 	$(TEST_ENV) $(BIN)/pytest
+
+faults: setup build/image build/qemu-10.0 build/qemu-7.2 ## Every fault at every step of every method (long)
+	$(TEST_ENV) VMCKPT_FAULTS=all $(BIN)/pytest -s -q tests/qemu/test_faults.py
 
 check: setup ## Style, types, layers and the tests that need no QEMU
 	$(BIN)/ruff check .

@@ -132,7 +132,6 @@ def test_every_reason_is_given_at_once() -> None:
         "--method postcopy",
         "--compress",
         "--auto-converge",
-        "--parallel",
         "migrate",
     }
 

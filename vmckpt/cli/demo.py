@@ -53,7 +53,7 @@ async def _move_under_load(lab: Lab, guest: LabGuest) -> None:
     _say("a client outside holds a TCP connection to it and checks every answer.")
     client = await guest.key_value(lab)
     asking = asyncio.ensure_future(_keep_asking(client))
-    for target, method in (("lab-b", "precopy"), ("lab-a", "postcopy")):
+    for target, method in (("lab-b", "auto"), ("lab-a", "postcopy")):
         words = ["migrate", "demo", target, "--method", method]
         if not await asyncio.to_thread(_command, *words, "--dry-run", may_fail=True):
             _say("That is refused, for the reason above; let it choose a method by itself.")

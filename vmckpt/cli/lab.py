@@ -16,7 +16,7 @@ app = typer.Typer(
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=26)] = 2,
+    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=16)] = 2,
     qemu: Annotated[
         list[Path] | None, typer.Option(help="QEMU of the first, second, ... host (repeatable).")
     ] = None,

@@ -9,7 +9,7 @@ import typer
 from vmckpt import __version__
 from vmckpt.cli import host, lab, migrate, pki, runs, snapshot, vm
 from vmckpt.cli.output import print_error
-from vmckpt.errors import CancelledByUserError, StorageError, VmckptError
+from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
 
 EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refused, nothing
 changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9 outcome unknown;
@@ -50,6 +50,8 @@ def _root(
 def main() -> None:
     """Run the command line and exit; every error ends as what / why / what to do."""
     as_json = "--json" in sys.argv
+    # Guests' memory, disks, consoles and monitors are nobody else's.
+    os.umask(0o077)
     try:
         code = app(standalone_mode=False)
     except VmckptError as exc:
@@ -60,8 +62,11 @@ def main() -> None:
         )
         code = print_error(cancelled, as_json=as_json)
     except click.ClickException as exc:
+        usage = UsageError(
+            exc.format_message(), why="see above", remedy="add --help to the command"
+        )
         exc.show()
-        code = exc.exit_code
+        code = print_error(usage, as_json=True) if as_json else exc.exit_code
     except BrokenPipeError:
         # Whoever read the output has gone; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

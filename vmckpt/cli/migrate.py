@@ -107,9 +107,21 @@ def migrate(
     from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
     from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
 
+    if recover and host:
+        raise UsageError(
+            "--recover takes no host",
+            why="both ends of the migration stand in its journal",
+            remedy=f"vmckpt migrate --recover {vm}",
+        )
     if recover:
         _recover(vm, as_json=json)
         return
+    if timeout is None and on_timeout is not TimeoutWord.abort:
+        raise UsageError(
+            "--on-timeout has no --timeout",
+            why="without one the time is never up",
+            remedy="add e.g. --timeout 5m",
+        )
     if host is None:
         raise UsageError(
             "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"

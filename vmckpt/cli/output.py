@@ -40,7 +40,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         loop = asyncio.get_running_loop()
 
         def cancel() -> None:
-            print("cancelling: a moment, please", file=sys.stderr, flush=True)
+            warn("asked to stop: going back, unless it is too late for that")
             task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -112,9 +112,9 @@ def settled(name: str) -> "Vm":
     """The VM, after ending what a migration that was cut off left of it."""
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal
-    from vmckpt.vm.inventory import find_vm
+    from vmckpt.vm.inventory import find_vm, is_worked_on
 
-    if find_journal(name, all_hosts()) is None:
+    if find_journal(name, all_hosts()) is None or is_worked_on(name):
         return find_vm(name)
     from vmckpt.migrate.recover import recover
 

@@ -73,6 +73,9 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
         options = await resolve_method(vm, options)
         checked = await preflight(vm, target, options)
         checked.require(vm.name, target.name)
+        _save(record, None)
+        if requested_method != options.method:
+            tell(Note(time.monotonic() - began_s, "method", f"auto comes to {options.method} here"))
         for check in checked.checks:
             if check.verdict == WARN:
                 tell(Note(time.monotonic() - began_s, check.code, check.reason))
@@ -110,7 +113,7 @@ def _plain(options: Options) -> dict[str, object]:
     return {name: getattr(options, name) for name in options.__slots__}
 
 
-def _save(record: RunRecord, result: dict[str, object]) -> None:
+def _save(record: RunRecord, result: dict[str, object] | None) -> None:
     record.result = result
     record.save(runs_dir())
 
@@ -279,7 +282,6 @@ class _Migration:
 
     async def transfer(self) -> None:
         """RAM and devices go over, until only letting the target run is left."""
-        uri = await listen(await self._pair.target.monitor(), self._target_host)
         source = await self._pair.source.monitor()
         self._transfer = Transfer(
             source,
@@ -291,6 +293,7 @@ class _Migration:
         )
         self._transfer_began_s = time.monotonic()
         try:
+            uri = await listen(await self._pair.target.monitor(), self._target_host)
             if self._options.method is Method.STOP:
                 await commands.stop(source)
             self._ending = await self._transfer.run(uri)
@@ -442,6 +445,8 @@ class _Migration:
         deadline = time.monotonic() + HEARTBEAT_WAIT_S
         while True:
             try:
+                if not await silence(self._target_host, guest, since_ns - 10**9, since_ns):
+                    return None  # not heard before the switch: nothing to compare with
                 after = await silence(self._target_host, guest, ended_ns, time.monotonic_ns())
                 if after or time.monotonic() > deadline:
                     until_ns = after.last_ns if after else time.monotonic_ns()

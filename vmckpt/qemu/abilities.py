@@ -141,7 +141,10 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
     ]
     if wish.postcopy and wish.channels is not None:
         refusals.append(
-            Refusal("--parallel", "QEMU cannot combine post-copy with parallel channels (multifd)")
+            Refusal(
+                wanted["multifd"][0],
+                "QEMU cannot combine post-copy with parallel channels (multifd)",
+            )
         )
     if wish.compression and wish.compression not in source.compressions & target.compressions:
         refusals.append(Refusal("--compress", f"no '{wish.compression}' compression in both QEMUs"))

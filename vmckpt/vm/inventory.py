@@ -114,6 +114,11 @@ async def look_all(hosts: Iterable[Host]) -> list[Look]:
     return list(await asyncio.gather(*(look(vm) for vm in vms)))
 
 
+def is_worked_on(name: str) -> bool:
+    """Whether an operation holds the VM's lock on any host at this moment."""
+    return any(host.lock_owner(lock_path(host.state_dir, name)) for host in all_hosts())
+
+
 def require_alive(vm: Vm) -> None:
     """Raises RefusedError when the VM's QEMU does not run."""
     if not vm.is_alive:
