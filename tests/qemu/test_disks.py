@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import signal
 import subprocess
 import sys
@@ -295,3 +296,32 @@ def content(path: Path) -> str:
     digest = hashlib.sha256(raw.read_bytes()).hexdigest()
     raw.unlink()
     return digest
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("step", "bandwidth"), [("mirror", "2MB"), ("transfer", "30MB")])
+def test_a_target_that_falls_silent_is_given_up(made: World, step: str, bandwidth: str) -> None:
+    journal = made.lab.host("lab-a").state_dir / "vms/mover/migration.json"
+
+    async def silenced() -> None:
+        async with loaded(made, LabGuest("mover", 1, image(), disk="128M")) as control:
+            (before,) = made.qemus("mover")
+            command = made.begin("migrate", "mover", "lab-b", "--bandwidth", bandwidth)
+            await asyncio.to_thread(eventually, lambda: step_of(journal) == step, 30, step)
+            await asyncio.sleep(0.5)
+            (target,) = (one for one in made.qemus("mover") if one != before)
+            process.kill(target, signal.SIGSTOP, wait_s=0)
+            out, err = await asyncio.to_thread(command.communicate, timeout=80)
+            assert command.returncode == 7, (out, err)
+            assert "stand" in out
+            await asyncio.to_thread(stands_whole, made, "lab-a")
+            await control.ping()
+
+    asyncio.run(silenced())
+
+
+def step_of(journal: Path) -> str | None:
+    try:
+        return str(json.loads(journal.read_text())["step"])
+    except FileNotFoundError:
+        return None

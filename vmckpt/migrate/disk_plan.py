@@ -15,6 +15,8 @@ from vmckpt.vm.inventory import Vm
 from vmckpt.vm.spec import Disk
 from vmckpt.vm.start import open_monitor
 
+# The names of all jobs, nodes and exports of copies begin so.
+COPY_PREFIX = "copy-"
 EXPLICIT = "say which it is: --disks shared, or --disks copy"
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.events.types import JobProgress
-from vmckpt.migrate.disk_plan import DiskCopy
+from vmckpt.migrate.disk_plan import COPY_PREFIX, DiskCopy
 from vmckpt.migrate.encryption import Credentials
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.options import DISKS_SHARE
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.replies import Job
+from vmckpt.units import format_duration
 
 PORTS = (49152, 65535)
 PORT_ATTEMPTS = 20
@@ -22,8 +23,8 @@ SAMPLE_S = 0.1
 SILENCE_S = 30.0
 # A guest that writes as fast as the copy goes keeps it from ever catching up.
 STALL_S = 10.0
-# The guest stands still while the last writes go over.
-HAND_OVER_S = 20.0
+# The same while the guest stands still and waits for its last writes to go over.
+HAND_OVER_SILENCE_S = 5.0
 DROP_TIMEOUT_S = 10.0
 
 
@@ -91,19 +92,18 @@ class DiskMirrors:
         if not self._copies:
             return
         source = await self._source.monitor()
-        deadline = time.monotonic() + HAND_OVER_S
+        began_s = time.monotonic()
         with source.events("JOB_STATUS_CHANGE") as events:
             for copy in self._copies:
                 if self._bandwidth:
                     await block.block_job_set_speed(source, self._name(copy), 0)
                 await block.block_job_cancel(source, self._name(copy), force=False)
-            while not all(job.concluded for job in await self._jobs(source, ending=True)):
-                if time.monotonic() > deadline:
-                    raise OperationFailedError(
-                        "the last writes did not reach the target",
-                        why=f"the copies were not alike within {HAND_OVER_S:g} s",
-                        remedy="check the link and the target's storage",
-                    )
+            watch = CopyWatch(began_s, silence_s=HAND_OVER_SILENCE_S)
+            while True:
+                jobs = await self._jobs(source, ending=True)
+                if all(job.concluded for job in jobs):
+                    break
+                watch.stalls(sum(job.done for job in jobs), _left(jobs), time.monotonic())
                 await events.next(SAMPLE_S)
         # The export writes too, and the target cannot take its disks over beside it.
         target = await self._target.monitor()
@@ -111,6 +111,10 @@ class DiskMirrors:
         for copy in self._copies:
             if copy.read_only:
                 await block.blockdev_del(target, self._name(copy))
+        took = format_duration(time.monotonic() - began_s)
+        self._note(
+            "disk-hand-over", f"the guest stood still for {took} while its disks changed hands"
+        )
 
     async def drop(self) -> None:
         """Undo `mirror` on the source. Its guest goes on with its own disks."""
@@ -204,7 +208,8 @@ class DiskMirrors:
 class CopyWatch:
     """Whether copying moves, and whether it gets anywhere."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
         self._done, self._moved_s = -1, now_s
         self._least_left: int | None = None
         self._nearer_s = now_s
@@ -216,10 +221,10 @@ class CopyWatch:
         """
         if done != self._done:
             self._done, self._moved_s = done, now_s
-        elif now_s - self._moved_s > SILENCE_S:
+        elif now_s - self._moved_s > self._silence_s:
             raise OperationFailedError(
                 "copying the disks stands still",
-                why=f"no byte has moved for {SILENCE_S:g} s",
+                why=f"no byte has moved for {self._silence_s:g} s",
                 remedy="check the network between the hosts and the target's storage",
             )
         if self._least_left is None or left < self._least_left:
@@ -239,7 +244,7 @@ async def drop_mirrors(source: End, run: str) -> None:
     if not source.alive:
         return
     try:
-        await _cut(source, run)
+        await block.yank_nodes(await source.rescue(), _prefix(run))
         monitor = await source.monitor()
         await _end_jobs(monitor, run)
         for node in await commands.query_named_block_nodes(monitor):
@@ -248,16 +253,6 @@ async def drop_mirrors(source: End, run: str) -> None:
     except HostDownError:
         if source.alive:
             raise
-
-
-async def _cut(source: End, run: str) -> None:
-    rescue = await source.rescue()
-    for node in await block.query_yankable_nodes(rescue):
-        if node.startswith(_prefix(run)):
-            try:
-                await block.yank_node(rescue, node)
-            except CommandRefusedError:
-                continue  # it has closed meanwhile
 
 
 async def _end_jobs(monitor: Monitor, run: str) -> None:
@@ -293,4 +288,4 @@ def _left(jobs: Sequence[Job]) -> int:
 
 def _prefix(run: str) -> str:
     # A node's name has at most 31 characters; the run's id has 20.
-    return f"copy-{run}-"
+    return f"{COPY_PREFIX}{run}-"

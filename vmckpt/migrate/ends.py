@@ -6,8 +6,9 @@ from pathlib import Path
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.hosts.host import Host
+from vmckpt.migrate.disk_plan import COPY_PREFIX
 from vmckpt.migrate.ownership import Side, View
-from vmckpt.qemu import commands
+from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import end_qemu
@@ -82,9 +83,15 @@ class End:
         return self._rescue
 
     async def yank(self) -> bool:
-        """Cut the migration's sockets; False when there are none, or nobody answers."""
+        """Cut the sockets of the migration and its disks.
+
+        False when there is no migration, or nobody answers.
+        """
         try:
-            return await commands.yank_migration(await self.rescue())
+            rescue = await self.rescue()
+            # A QEMU that stops its guest waits for writes on their way to a silent target too.
+            await block.yank_nodes(rescue, COPY_PREFIX)
+            return await commands.yank_migration(rescue)
         except (HostDownError, OutcomeUnknownError):
             return False
 

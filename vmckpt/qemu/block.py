@@ -1,10 +1,12 @@
 """QMP commands that copy disks between two QEMUs: NBD exports and mirrors (qapi/block*.json)."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.commands import query_yank
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +112,9 @@ async def migrate_continue(monitor: Monitor) -> None:
     await monitor.tell("migrate-continue", {"state": "pre-switchover"})
 
 
-async def query_yankable_nodes(monitor: Monitor) -> list[str]:
-    """Block nodes whose connection can be cut."""
-    return [
-        item["node-name"]
-        for item in await monitor.tell("query-yank", timeout_s=5.0, oob=True)
-        if item["type"] == "block-node"
-    ]
-
-
-async def yank_node(monitor: Monitor, node: str) -> None:
-    """Cut the connection of a block node, out of band: it works while the main loop is stuck."""
-    instance = {"type": "block-node", "node-name": node}
-    await monitor.tell("yank", {"instances": [instance]}, timeout_s=5.0, oob=True)
+async def yank_nodes(monitor: Monitor, prefix: str) -> None:
+    """Cut the connections of all block nodes named so, out of band: also of a stuck QEMU."""
+    for item in await query_yank(monitor):
+        if item["type"] == "block-node" and item["node-name"].startswith(prefix):
+            with suppress(CommandRefusedError):  # it has closed meanwhile
+                await monitor.tell("yank", {"instances": [item]}, timeout_s=5.0, oob=True)
