@@ -130,8 +130,8 @@ async def run_case(made: World, case: Case, home: str) -> None:
 async def reach(made: World, step: str, command: "subprocess.Popen[str]", home: str) -> None:
     """Return when the migration has begun `step`, at some moment of it; or has ended."""
     journal = made.lab.host(home).state_dir / "vms/mover/migration.json"
-    while command.poll() is None and f'"step": "{step}"' not in read(journal):
-        await asyncio.sleep(0.0005)  # noqa: ASYNC110 - a file of another process
+    while command.poll() is None and f'"step": "{step}"' not in read(journal):  # noqa: ASYNC110
+        await asyncio.sleep(0.0005)
     if step == "transfer":
         await asyncio.sleep(random.uniform(0.0, 1.5))
 
