@@ -3,17 +3,17 @@
 One guest, moved between two hosts of a lab, in turns by `vmckpt migrate` and by the script in
 bare_migrate.py: the same RAM, load and QEMUs for both, nothing else running. Of the two moves of a
 round the first one alternates, so that each way of moving goes equally often in each direction.
-Between turns the guest settles until its caches of translated code are warm again. After a bare
-move the files by which vmckpt finds the VM are put right, outside the measured time. The first
-round is a warm-up and not counted: in it vmckpt asks each QEMU binary what it can do, once for
-good.
+Between turns the guest settles until its caches of translated code are warm again, and what else
+uses the machine is waited for, within limits. After a bare move the files by which vmckpt finds the
+VM are put right, outside the measured time. The first round is a warm-up and not counted: in it
+vmckpt asks each QEMU binary what it can do, once for good.
 
 Both ways are timed by the same outsider. The process's wall time is this process's clock. The
 transfer is from the source QEMU's migration state `setup` to `completed`, by the trace in its log,
-switched on beforehand. Guest-visible downtime is the longest silence of the guest's
-1 kHz heartbeats, at an observer outside of it, within the time of the process and 0.3 s more. It
-is measured at two downtime limits: at 300 ms, the default, it is mostly QEMU's choice of the moment
-to stop the guest, at 30 ms what the command adds can be seen.
+switched on beforehand. Guest-visible downtime is the longest silence of the guest's 1 kHz
+heartbeats, at an observer outside of it, within the time of the process and 0.3 s more. It is
+measured at two downtime limits: at 300 ms, the default, it is mostly QEMU's choice of the moment to
+stop the guest, at 30 ms what the command adds can be seen.
 Fixed cost is wall time less transfer: before the transfer, and after it.
 """
 
@@ -31,6 +31,7 @@ from benchmarks.overhead_moves import (
     DOWNTIME_LIMITS_MS,
     NAME,
     NUMBER,
+    PATIENCE_S,
     VMCKPT,
     Sample,
     moves,
@@ -74,7 +75,7 @@ async def run_vm(host: Host, name: str, number: int, load: str = "") -> None:
 
 async def measure(rounds: int, start_count: int) -> dict[str, Any]:
     """Everything, as the results file has it."""
-    busy = await setting.busy_percent()
+    busy = await setting.await_quiet(10.0, PATIENCE_S)
     if busy > 10.0:
         print(f"note: others use {busy:.0f} % of this machine; the figures will be noisy")
     async with setting.lab() as hosts:
@@ -114,6 +115,7 @@ COLUMNS: dict[str, Callable[[Sample], float]] = {
     "after_ms": lambda s: s.after_s * 1e3,
     "resume_lag_ms": lambda s: s.resume_lag_ms,
     "quiet_gap_ms": lambda s: s.quiet_gap_ms,
+    "busy_percent": lambda s: s.busy_percent,
 }
 DOWNTIMES: dict[str, Callable[[Sample], float]] = {
     "qemu_downtime_ms": lambda s: float(s.qemu_downtime_ms),

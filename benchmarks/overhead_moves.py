@@ -29,7 +29,10 @@ BARE, VMCKPT = "bare", "vmckpt"
 # Without a tight limit QEMU may stop the guest with 0.2 s of sending left, or with none, as it
 # happens: what the command adds is lost in that. The rounds take turns with both.
 DOWNTIME_LIMITS_MS = (300, 30)
-SETTLE_S = 2.5
+SETTLE_S = 1.5
+# The guest's own load is about 25 % of two cores.
+QUIET_PERCENT = 40.0
+PATIENCE_S = 10.0
 AFTER_S = 0.3
 STATE = re.compile(r"@(\d+\.\d+):migrate_set_state new state ([\w-]+)")
 STOPPED = re.compile(r"@(\d+\.\d+):vm_state_notify running 0")
@@ -43,6 +46,7 @@ class Sample:
     `stopped_ms` is from the source's vCPUs stopping to the target's starting, by both QEMUs' words,
     `resume_lag_ms` the part of it after the source said `completed` (negative: it ran before that);
     `quiet_gap_ms` the longest silence in the second before the move: the noise of this machine.
+    `busy_percent` is how much of the machine was in use just before it, the guest's load included.
     `phases_s` says when vmckpt's phases began, by its run record, whose clock starts with the
     migration, not with the process.
     """
@@ -63,6 +67,7 @@ class Sample:
     heartbeats_lost: int
     transferred_bytes: int
     rounds: int
+    busy_percent: float
     phases_s: Mapping[str, float]
 
     @property
@@ -92,6 +97,7 @@ class Referee:
 async def move(way: str, number: int, limit_ms: int, hosts: Sequence[Host]) -> Sample:
     """Move the guest to the other host, one way or the other, and measure it."""
     await asyncio.sleep(SETTLE_S)
+    busy = await setting.await_quiet(QUIET_PERCENT, PATIENCE_S)
     vm = find_vm(NAME)
     target = next(host for host in hosts if host.name != vm.host.name)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), "the source") as monitor:
@@ -125,6 +131,7 @@ async def move(way: str, number: int, limit_ms: int, hosts: Sequence[Host]) -> S
         heartbeats_lost=heard["lost"],
         transferred_bytes=result["transferred_bytes"],
         rounds=result["rounds"],
+        busy_percent=round(busy, 1),
         phases_s=_phases_s(result.get("run_record")),
     )
 

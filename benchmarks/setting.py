@@ -30,7 +30,7 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 VMCKPT = Path(sys.executable).parent / "vmckpt"
 PYTHON = Path(sys.executable)
 _COMMAND_TIMEOUT_S = 120.0
-_QUIET_LOOK_S = 2.0
+_QUIET_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +165,25 @@ async def await_beats(host: Host, guest: int, timeout_s: float = 60.0) -> None:
     raise SystemExit(f"guest {guest} does not beat within {timeout_s:g} s")
 
 
-async def busy_percent() -> float:
-    """How much of the machine others use: look before starting anything."""
+async def busy_percent(during_s: float) -> float:
+    """How much of the machine's processors is in use, looked at for `during_s`."""
     before = _processor_ticks()
-    await asyncio.sleep(_QUIET_LOOK_S)
+    await asyncio.sleep(during_s)
     after = _processor_ticks()
     idle, total = (now - then for now, then in zip(after, before, strict=True))
     return 100.0 * (1.0 - idle / total)
+
+
+async def await_quiet(below_percent: float, patience_s: float) -> float:
+    """Return when less of the machine is in use, or patience has ended; how much is, in percent.
+
+    What else runs here disturbs a measurement: it is waited for, and its share goes on record.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while (busy := await busy_percent(_QUIET_LOOK_S)) > below_percent:
+        if time.monotonic() > deadline_s:
+            break
+    return busy
 
 
 def _processor_ticks() -> tuple[int, int]:
