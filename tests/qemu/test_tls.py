@@ -30,6 +30,8 @@ from vmckpt.vm.start import new_qemu_id, start_qemu
 
 # Words that a guest with content=text holds by the ten thousand (images/guest/content.c).
 WORDS = ("machine ", "fenced, ", "dirtied ")
+# What each record on a guest's disk begins with (images/guest/records.c).
+RECORD = "VKRECORD"
 X509 = Encryption(Scheme.CERTIFICATES, "", peer="CN=lab-a")
 # Connects as a source would; says whether the target let it in, or hung up.
 CLIENT = """
@@ -50,10 +52,15 @@ except OSError as exc:
 """
 
 
-@pytest.fixture(scope="module", params=["10.0 10.0", "10.0 7.2"])
+NEW, OLD = "10.0 10.0", "10.0 7.2"
+BOTH = pytest.mark.parametrize("pair", [NEW, OLD], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def pair(request: pytest.FixtureRequest) -> Iterator[World]:
-    first, second = request.param.split()
-    machine = "pc-q35-7.2" if "7.2" in request.param else "q35"
+    """A guest on the first QEMU, which can move to the second."""
+    first, second = (asked := getattr(request, "param", NEW)).split()
+    machine = "pc-q35-7.2" if asked == OLD else "q35"
     with world(qemu(first), qemu(second)) as made:
         made.run_guest(LabGuest("mover", 1, image(), machine=machine, memory="192M"), "lab-a")
         yield made
@@ -146,6 +153,7 @@ async def answer(host: Host, uri: str, identity: tuple[str, str]) -> str:
     return said.stdout.split()[0]
 
 
+@BOTH
 @pytest.mark.parametrize(
     "kind", ["rightful", "none", "another authority", "expired", "another host"]
 )
@@ -165,6 +173,7 @@ def test_the_target_lets_only_the_source_in(certified: World, tmp_path: Path, ki
     asyncio.run(knock())
 
 
+@BOTH
 def test_a_source_that_would_send_in_clear_is_not_let_in(certified: World) -> None:
     async def knock() -> None:
         async with waiting() as (source, target):
@@ -177,6 +186,7 @@ def test_a_source_that_would_send_in_clear_is_not_let_in(certified: World) -> No
     assert certified.ok("vm", "show", "mover")["state"] == "running"
 
 
+@BOTH
 @pytest.mark.parametrize("wrong", ["authority", "address"])
 def test_the_source_sends_nothing_to_a_target_it_does_not_know(
     certified: World, tmp_path: Path, wrong: str
@@ -223,6 +233,7 @@ async def armed(end: End) -> dict[str, str]:
     return found | dict.fromkeys(objects, "object")
 
 
+@BOTH
 def test_what_an_earlier_migration_left_is_swept_away(certified: World) -> None:
     async def twice() -> None:
         async with waiting() as (source, target):
@@ -280,7 +291,11 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("way", MOVES)
+@pytest.mark.parametrize(
+    ("pair", "way"),
+    [*((NEW, way) for way in MOVES), (OLD, "precopy"), (OLD, "postcopy")],
+    indirect=["pair"],
+)
 def test_nothing_of_the_guest_is_seen_on_the_wire(certified: World, way: str) -> None:
     guest = LabGuest("mover", 1, image())
     link = certified.lab.host("lab-a")
@@ -288,7 +303,7 @@ def test_nothing_of_the_guest_is_seen_on_the_wire(certified: World, way: str) ->
 
     async def there_and_back() -> None:
         async with loaded(certified, guest) as control:
-            await control.load_memory("rate=20M set=48M content=text")
+            await control.load_memory("rate=10M set=32M content=text")
             for source, target in (("lab-a", "lab-b"), ("lab-b", "lab-a")):
                 # QEMU 7.2 under TCG cannot track dirty pages.
                 old = "7.2" in str(certified.lab.host(source).qemu)
@@ -420,3 +435,28 @@ def test_the_commands_of_pki(pair: World) -> None:
         assert pair.vmckpt("pki", "issue", "nobody").code == 3
     finally:
         forget(pair)
+
+
+def test_local_disks_travel_encrypted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = LabGuest("local", 2, image(), disk="64M")
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        monkeypatch.setenv("VMCKPT_STATE_DIR", str(made.state_dir))
+        spec = made.state_dir / "local.toml"
+        spec.write_text(guest.spec().replace('path = "local.', 'image = "local.'))
+        made.ok("vm", "run", str(spec), "--host", "lab-a")
+        made.ok("pki", "init")
+        made.ok("pki", "issue", "lab-a", "lab-b")
+
+        async def there_and_back() -> None:
+            async with loaded(made, guest):
+                await asyncio.sleep(3.0)
+                seen = []
+                for target, tls in (("lab-b", "require"), ("lab-a", "off")):
+                    with captured(made.lab.host("lab-a"), RECORD) as wire:
+                        words = ["migrate", "local", target, "--tls", tls, "--disks", "copy"]
+                        await asyncio.to_thread(made.ok, *words)
+                    seen.append(wire.in_clear)
+                assert seen[0] == 0
+                assert seen[1] > 500
+
+        asyncio.run(there_and_back())
