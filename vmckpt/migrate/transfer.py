@@ -54,6 +54,7 @@ class Transfer:
         self._time_is_up = False
         self._asked_postcopy = False
         self._postcopy_began = False
+        self._handed_over = False
         self.rounds = 0
         self.last = MigrationStatus("none")
 
@@ -92,11 +93,12 @@ class Transfer:
                     why="the link between the hosts broke while the guest ran on the target",
                     remedy="mend the link; the guest waits for its pages",
                 )
-            if status.status == "pre-switchover":
-                # The guest is stopped, and nothing of it writes any more.
+            if status.status == "pre-switchover" and not self._handed_over:
+                # The guest is stopped, and nothing of it writes any more. QEMU may say so again
+                # for a moment after it was told to go on.
+                self._handed_over = True
                 await self._disks.hand_over()
                 await migrate_continue(self._source)
-                continue
             if not status.in_postcopy:
                 await self._steer(status)
             self._check_silence(status)
