@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.qemu.wire import captured
-from tests.qemu.world import World, image, loaded, qemu, world
+from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
@@ -24,6 +24,7 @@ from vmckpt.migrate.encryption import Encryption, Scheme, arm, disarm
 from vmckpt.migrate.ends import End, discard
 from vmckpt.migrate.listen import listen
 from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import new_qemu_id, start_qemu
@@ -460,3 +461,29 @@ def test_local_disks_travel_encrypted_too(monkeypatch: pytest.MonkeyPatch) -> No
                 assert seen[1] > 500
 
         asyncio.run(there_and_back())
+
+
+def test_recovery_takes_the_credentials_away(certified: World) -> None:
+    journal = certified.lab.host("lab-a").state_dir / "vms/mover/migration.json"
+    command = certified.begin("migrate", "mover", "lab-b", "--bandwidth", "5MB")
+    began = '"step": "transfer"'
+    eventually(lambda: journal.exists() and began in journal.read_text(), 30, "memory moves")
+    used = asyncio.run(creds_in_use(find_host("lab-a")))
+    kill(command)
+    # The command's dead-man's switch may have been quicker.
+    certified.vmckpt("migrate", "--recover", "mover")
+    assert used.startswith("vmckpt-tls-")
+    assert certified.ok("vm", "show", "mover")["host"] == "lab-a"
+    assert asyncio.run(left_on("lab-a")) == {}
+    assert certified.files("lab-b") == []
+
+
+async def creds_in_use(host: Host) -> str:
+    """The VM's QEMU's `tls-creds`, asked beside the command that works with it."""
+    vm = read_vm(host, "mover")
+    assert vm is not None
+    monitor = await Monitor.connect(await host.connect(vm.qemu.files.onlooker), "mover")
+    try:
+        return str((await commands.query_migrate_parameters(monitor))["tls-creds"])
+    finally:
+        await monitor.close()
