@@ -19,7 +19,7 @@ from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import Journal, find_journal
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.settle import settle
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import RECOVERY, Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.start import Qemu
@@ -163,11 +163,11 @@ async def _locks(journal: Journal, hosts: tuple[Host, Host]) -> ExitStack:
     while True:
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(journal.vm, hosts, "migrate --recover", journal.run))
+                stack.enter_context(locked(journal.vm, hosts, RECOVERY, journal.run))
                 return stack.pop_all()
             except BusyError as exc:
                 # A lock just taken has no name on it yet.
-                passing = "recover" in exc.why or "another operation" in exc.why
+                passing = RECOVERY in exc.why or "another operation" in exc.why
                 if not passing or time.monotonic() > deadline:
                     raise
         await asyncio.sleep(0.05)

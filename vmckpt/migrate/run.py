@@ -100,7 +100,10 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
     report = replace(
         report, requested_method=requested_method, warnings=warnings, run_record=record_path
     )
-    _save(record, report.to_json())
+    try:
+        _save(record, report.to_json())
+    except OSError as exc:
+        emit(Note(time.monotonic() - began_s, "record", f"the run record was not written: {exc}"))
     return report
 
 

@@ -14,6 +14,8 @@ from vmckpt.vm.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, open_monitor
 
 LOOK_TIMEOUT_S = 2.0
+# What the holder of a VM's lock says while it ends a migration that was cut off.
+RECOVERY = "migrate --recover"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,9 @@ async def look_all(hosts: Iterable[Host]) -> list[Look]:
 
 
 def is_worked_on(name: str) -> bool:
-    """Whether an operation holds the VM's lock on any host at this moment."""
-    return any(host.lock_owner(lock_path(host.state_dir, name)) for host in all_hosts())
+    """Whether an operation, recovery not counted, holds the VM's lock on any host now."""
+    owners = [host.lock_owner(lock_path(host.state_dir, name)) for host in all_hosts()]
+    return any(owner is not None and owner.action != RECOVERY for owner in owners)
 
 
 def require_alive(vm: Vm) -> None:
