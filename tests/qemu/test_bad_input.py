@@ -130,7 +130,9 @@ def test_a_target_whose_disk_is_full(made: World, room_kib: int) -> None:
         assert done.code in (6, 7, 11), done.stderr
         assert done.error["what"]
         filler.unlink()
-        assert [path for path in target.rglob("*") if path.is_file()] == []
+        # What was learnt of its QEMU may stay; nothing of the VM does.
+        left = [path for path in target.rglob("*") if path.is_file()]
+        assert [path for path in left if path.parent.name != "cache"] == []
     finally:
         subprocess.run(["umount", str(target)], check=True)
     unchanged(made)

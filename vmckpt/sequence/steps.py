@@ -42,8 +42,8 @@ async def run_steps(
     a committing step has returned: from then on only forward, errors are raised as they are, and
     a cancellation comes too late and is dropped: whoever sees one knows that all was undone. An
     undo may itself find that the matter ended otherwise and raise OutcomeUnknownError or
-    VmLostError: then nothing older is undone. After OutcomeUnknownError nothing is undone at all:
-    whoever asks both ends decides.
+    VmLostError: then nothing older is undone. After these two from a step nothing is undone at all:
+    whoever raised them has left things as they have to be.
     """
     undos: list[Step] = []
     for number, step in enumerate(steps):
@@ -54,7 +54,7 @@ async def run_steps(
                 await step.do()
                 continue
             await to_the_end(step.do())
-        except OutcomeUnknownError:
+        except (OutcomeUnknownError, VmLostError):
             raise
         except BaseException:
             await finish(_undo(undos, undo_failed))
