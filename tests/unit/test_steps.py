@@ -126,9 +126,12 @@ def test_an_error_after_the_commit_undoes_nothing(moment: str, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_unknown_outcome_undoes_nothing(name: str) -> None:
-    play = Play({f"do {name}": unknown()})
-    with pytest.raises(OutcomeUnknownError):
+@pytest.mark.parametrize("ending", [unknown(), lost()])
+def test_an_unknown_outcome_and_a_settled_loss_undo_nothing(
+    name: str, ending: OutcomeUnknownError | VmLostError
+) -> None:
+    play = Play({f"do {name}": ending})
+    with pytest.raises(type(ending)):
         asyncio.run(play.run())
     assert play.undone == []
     assert play.done == list(NAMES[: NAMES.index(name) + 1])
