@@ -78,7 +78,25 @@ def main() -> None:
             remedy="check that it is there, its rights, and free space",
         )
         code = print_error(storage, as_json=as_json)
+    except Exception as exc:  # noqa: BLE001 - whatever is left is a bug of ours, told as one
+        code = print_error(_bug(exc), as_json=as_json)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _bug(exc: Exception) -> VmckptError:
+    """The error for an exception that nobody foresaw; its traceback goes to a file."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="vmckpt-bug-", suffix=".txt", delete=False
+    ) as file:
+        traceback.print_exception(exc, file=file)
+    return VmckptError(
+        "vmckpt has a bug",
+        why=f"{type(exc).__name__}: {exc}",
+        remedy=f"report it with {file.name}; `vmckpt vm list` shows how the VMs are",
+    )
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ def list_(json: Json = False) -> None:
     from vmckpt.events.record import load_all
     from vmckpt.migrate.run import runs_dir
     from vmckpt.ui.tables import table
+    from vmckpt.vm.inventory import running_operations
 
+    busy = running_operations()
     rows = []
     for record in load_all(runs_dir()):
         when = datetime.fromtimestamp(record.began_unix_s, UTC).astimezone()
-        result = record.result or {"outcome": "cut off"}
+        result = record.result or {"outcome": "running" if record.run in busy else "cut off"}
         target = f"{record.request.get('source')} -> {record.request.get('target')}"
         total = f"{result['total_time_s']:.2f} s" if "total_time_s" in result else "-"
         what = (record.operation, str(record.request.get("vm")), target)
@@ -41,6 +43,7 @@ def show_(
     from vmckpt.hosts.inventory import check_name
     from vmckpt.migrate.run import runs_dir
     from vmckpt.ui.tables import fields
+    from vmckpt.vm.inventory import running_operations
 
     record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
     facts = {name: getattr(record, name) for name in record.__slots__}
@@ -49,5 +52,6 @@ def show_(
         words = event.get("text") or event.get("phase", "")
         pairs.append((f"{event['at_s']:.3f} s", f"{event['event']}: {words}"))
     pairs.append(("samples", str(len(record.samples))))
-    pairs += [(key, str(value)) for key, value in (record.result or {"outcome": "cut off"}).items()]
+    unfinished = {"outcome": "running" if record.run in running_operations() else "cut off"}
+    pairs += [(key, str(value)) for key, value in (record.result or unfinished).items()]
     show(facts, fields(pairs), as_json=json)

@@ -122,6 +122,16 @@ def is_worked_on(name: str) -> bool:
     return any(owner is not None and owner.action != RECOVERY for owner in owners)
 
 
+def running_operations() -> set[str]:
+    """The ids of the runs that hold a VM's lock somewhere at this moment."""
+    found = set()
+    for host in all_hosts():
+        for name in host.list_dir(host.state_dir / "locks"):
+            if owner := host.lock_owner(lock_path(host.state_dir, name)):
+                found.add(owner.run)
+    return found
+
+
 def require_alive(vm: Vm) -> None:
     """Raises RefusedError when the VM's QEMU does not run."""
     if not vm.is_alive:
