@@ -172,6 +172,7 @@ class _Migration:
         self._target_qemu: Qemu | None = None
         self._transfer: Transfer | None = None
         self._ending = Ending.COMPLETED
+        self._silence: Silence | None = None
         self._blocktime_ms: int | None = None
         self._transfer_began_s = self._transfer_ended_s = began_s
 
@@ -396,11 +397,17 @@ class _Migration:
         settle_on_target(self._pair.target, self._target_qemu, self._vm.host)
 
     async def release(self) -> None:
-        """Nothing of the VM stays on the source; the guest's clock is put right meanwhile."""
-        work = [self._release_source()]
+        """Nothing of the VM stays on the source.
+
+        Meanwhile the guest's clock is put right, and it is heard from outside.
+        """
+        work = [self._release_source(), self._listen()]
         if self._vm.spec.guest_agent and self._pair.was_running:
             work.append(set_clock(self._pair.target, self._note))
         await asyncio.gather(*work)
+
+    async def _listen(self) -> None:
+        self._silence = await self._heard()
 
     async def _release_source(self) -> None:
         target = self._pair.target
@@ -411,7 +418,7 @@ class _Migration:
     async def _report(self) -> Report:
         last = self._transfer.last if self._transfer else None
         total_time_s = self._elapsed_s()
-        heard = await self._heard()
+        heard = self._silence
         method = "postcopy" if self._ending is Ending.POSTCOPY else "precopy"
         if self._options.method is Method.STOP:
             method = "stop"
