@@ -15,7 +15,7 @@ import pytest
 from tests.qemu.small_lab import PROGRAM, REPOSITORY, a_lab, a_state_dir, left
 from vmckpt.errors import RefusedError
 from vmckpt.lab import lab as labs
-from vmckpt.lab.processes import run, tool
+from vmckpt.lab.processes import tool
 from vmckpt.lab.state import read
 
 
@@ -97,13 +97,13 @@ def test_a_qemu_of_the_lab_gets_a_tap_and_goes_with_it(state_dir: Path) -> None:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
+        plug = [*lab.hosts[0].enter, tool("ip"), "link", "set", "vm1", "master", "br0", "up"]
         async with asyncio.timeout(10):
-            while not (run_dir / "pid").exists() or not (run_dir / "pid").read_text().strip():
+            # The pid file comes before the tap.
+            while await (await asyncio.create_subprocess_exec(*plug)).wait():
                 assert process.returncode is None
                 await asyncio.sleep(0.02)
         assert int((run_dir / "pid").read_text()) == process.pid
-        plug = [*lab.hosts[0].enter, tool("ip"), "link", "set", "vm1", "master", "br0", "up"]
-        await run(plug, lab.directory)
         assert ram.exists()
         await labs.down(state_dir)
         await process.wait()
