@@ -223,9 +223,10 @@ def test_a_switch_is_released_by_an_error_too(tmp_path: Path) -> None:
 
 
 def test_a_watcher_that_was_killed_does_no_harm(tmp_path: Path) -> None:
-    log = tmp_path / "the-log-of-this-test"
-    with armed(["/usr/bin/touch", str(tmp_path / "done")], log):
-        assert eventually(lambda: process.find_by_argument(str(log)))
-        for watcher in process.find_by_argument(str(log)):
+    done = tmp_path / "done"
+    with armed(["/usr/bin/touch", str(done)], tmp_path / "log"):
+        assert eventually(lambda: process.find_by_argument(str(done)))
+        for watcher in process.find_by_argument(str(done)):
             process.kill(watcher)
-    assert not (tmp_path / "done").exists()
+    assert not done.exists()
+    assert not (tmp_path / "log").exists()

@@ -21,7 +21,7 @@ from vmckpt.lab.guest import GuestControl, KvClient
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.lab.state import Lab
 
-COMMAND = [sys.executable, "-m", "vmckpt.cli.main"]
+COMMAND = [sys.executable, "-m", "vmckpt.cli.entry"]
 COMMAND_TIMEOUT_S = 90
 
 

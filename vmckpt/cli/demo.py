@@ -95,7 +95,7 @@ async def _keep_asking(client: KvClient) -> tuple[int, float]:
 def _command(*words: str, may_fail: bool = False) -> bool:
     """Run a command as a person would; whether it succeeded."""
     print(f"\n$ vmckpt {shlex.join(words)}", flush=True)
-    done = subprocess.run([sys.executable, "-m", "vmckpt.cli.main", *words], check=False)
+    done = subprocess.run([sys.executable, "-m", "vmckpt.cli.entry", *words], check=False)
     if done.returncode and not may_fail:
         raise OperationFailedError(
             f"vmckpt {words[0]} ended with {done.returncode}",

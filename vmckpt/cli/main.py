@@ -47,8 +47,8 @@ def _root(
     pass
 
 
-def main() -> None:
-    """Run the command line and exit; every error ends as what / why / what to do."""
+def main() -> int:
+    """Run the command line; the exit code. Every error ends as what / why / what to do."""
     as_json = "--json" in sys.argv
     # Guests' memory, disks, consoles and monitors are nobody else's.
     os.umask(0o077)
@@ -80,7 +80,7 @@ def main() -> None:
         code = print_error(storage, as_json=as_json)
     except Exception as exc:  # noqa: BLE001 - whatever is left is a bug of ours, told as one
         code = print_error(_bug(exc), as_json=as_json)
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _bug(exc: Exception) -> VmckptError:
@@ -97,7 +97,3 @@ def _bug(exc: Exception) -> VmckptError:
         why=f"{type(exc).__name__}: {exc}",
         remedy=f"report it with {file.name}; `vmckpt vm list` shows how the VMs are",
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -117,6 +117,10 @@ class Host:
         """SIGKILL exactly this process and wait for its end; True when it is gone."""
         return await asyncio.to_thread(process.kill, which, wait_s=wait_s)
 
+    async def stop_for_good(self, which: ProcessId) -> bool:
+        """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
+        return await asyncio.to_thread(process.stop_for_good, which)
+
     def find_processes(self, argument: str) -> list[ProcessId]:
         """Processes on the host whose command line holds `argument`."""
         return process.find_by_argument(argument)

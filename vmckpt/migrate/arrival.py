@@ -10,7 +10,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.agent import GuestAgent
 
 PROGRESS_TIMEOUT_S = 5.0
-POLL_S = 0.005
+POLL_S = 0.001
 
 
 async def prove_alive(target: End) -> None:

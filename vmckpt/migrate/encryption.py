@@ -4,6 +4,7 @@ QEMU sends in clear whenever its parameter `tls-creds` is empty, also after a re
 should have set it: so every answer is read, and the parameters are asked for again at the end.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -106,8 +107,7 @@ async def arm(source: End, target: End, encryption: Encryption, run: str) -> Cre
     Raises OperationFailedError (a QEMU refused, or has not taken it over), HostDownError,
     StorageError, OutcomeUnknownError.
     """
-    await disarm(source)
-    await disarm(target)
+    await asyncio.gather(disarm(source), disarm(target))
     if encryption.scheme is Scheme.CLEAR:
         return None
     name = PREFIX + run

@@ -122,6 +122,6 @@ async def kill(end: End) -> None:
 
 
 async def discard(end: End, ram_dir: Path) -> None:
-    """End a QEMU and remove its files."""
+    """End a QEMU whose guest is elsewhere, and remove its files."""
     await end.close()
-    await end_qemu(end.host, ram_dir, end.files)
+    await end_qemu(end.host, ram_dir, end.files, await_freed=False)

@@ -1,5 +1,6 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +57,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if vm.host.name == target.name or vm.host.state_dir == target.state_dir:
         reason = f"the VM is on {target.name} already"
         return Preflight((Check("same-host", REFUSE, reason, "name another host"),), None)
-    await target.require_up()
+    source_state, _ = await asyncio.gather(_source_state(vm), target.require_up())
     ours, theirs = await abilities(vm.host), await abilities(target)
     checks += _name(vm, target)
     checks += _machine(vm, target, theirs)
@@ -68,7 +69,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     checks += _network(vm, target)
     encryption, check = _encryption(vm, target, options)
     checks.append(check)
-    checks += await _source_state(vm)
+    checks += source_state
     checks += _postcopy_risk(options)
     checks += _known_bugs(vm, ours, options)
     agreed = agree(ours, theirs, options.wish(copies_disks=bool(disks.copies)))

@@ -4,8 +4,11 @@ import asyncio
 import secrets
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vmckpt.errors import (
     CancelledByUserError,
@@ -44,9 +47,9 @@ from vmckpt.qemu import commands
 from vmckpt.sequence.steps import Step, UndoFailure, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu, last_words, new_qemu_id, start_qemu
+from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
 
-HEARTBEAT_WAIT_S = 2.0
+HEARTBEAT_WAIT_S, HEARTBEAT_POLL_S = 2.0, 0.005
 RESUME_TIMEOUT_S = 5.0
 # How long post-copy tries to mend a broken link by itself, and how often.
 RECONNECT_S, RECONNECT_FIRST_S, RECONNECT_LAST_S = 300.0, 0.5, 10.0
@@ -68,23 +71,24 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
         record.add(event)
         emit(event)
 
+    requested_method = options.method
     try:
-        requested_method = options.method
-        options = await resolve_method(vm, options)
-        checked = await preflight(vm, target, options)
-        checked.require(vm.name, target.name)
-        _save(record, None)
-        if requested_method != options.method:
-            tell(Note(time.monotonic() - began_s, "method", f"auto comes to {options.method} here"))
-        for check in checked.checks:
-            if check.verdict == WARN:
-                tell(Note(time.monotonic() - began_s, check.code, check.reason))
-        warnings = tuple(check.reason for check in checked.checks if check.verdict == WARN)
-        with locked(vm.name, (vm.host, target), f"migrate to {target.name}", run):
-            migration = _Migration(
-                vm, target, options, checked=checked, run=run, began_s=began_s, emit=tell
-            )
-            report = await migration.run()
+        with _dead_mans_switch(vm.name, run):
+            options = await resolve_method(vm, options)
+            checked = await preflight(vm, target, options)
+            checked.require(vm.name, target.name)
+            _save(record, None)
+            if requested_method != options.method:
+                words = f"auto comes to {options.method} here"
+                tell(Note(time.monotonic() - began_s, "method", words))
+            for check in checked.checks:
+                if check.verdict == WARN:
+                    tell(Note(time.monotonic() - began_s, check.code, check.reason))
+            with locked(vm.name, (vm.host, target), f"migrate to {target.name}", run):
+                migration = _Migration(
+                    vm, target, options, checked=checked, run=run, began_s=began_s, emit=tell
+                )
+                report = await migration.run()
     except asyncio.CancelledError as exc:
         error = CancelledByUserError(
             "the migration was cancelled",
@@ -96,6 +100,7 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
     except VmckptError as exc:
         _save(record, {"outcome": exc.kind, "what": exc.what, "why": exc.why, "remedy": exc.remedy})
         raise
+    warnings = tuple(check.reason for check in checked.checks if check.verdict == WARN)
     record_path = str(runs_dir() / f"{run}.json")
     report = replace(
         report, requested_method=requested_method, warnings=warnings, run_record=record_path
@@ -105,6 +110,15 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
     except OSError as exc:
         emit(Note(time.monotonic() - began_s, "record", f"the run record was not written: {exc}"))
     return report
+
+
+def _dead_mans_switch(name: str, run: str) -> AbstractContextManager[None]:
+    """For the block: if this process dies in it, another one recovers the VM at once."""
+    runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = ["migrate", "--recover", name, "--json"]
+    return armed(
+        [sys.executable, "-m", "vmckpt.cli.entry", *command], runs_dir() / f"{run}.recovery.log"
+    )
 
 
 def runs_dir() -> Path:
@@ -172,7 +186,7 @@ class _Migration:
         self._target_qemu: Qemu | None = None
         self._transfer: Transfer | None = None
         self._ending = Ending.COMPLETED
-        self._silence: Silence | None = None
+        self._hearing: asyncio.Task[Silence | None] | None = None
         self._blocktime_ms: int | None = None
         self._transfer_began_s = self._transfer_ended_s = began_s
 
@@ -199,19 +213,12 @@ class _Migration:
         was_running = (await commands.query_status(monitor)).running
         self._pair = replace(self._pair, was_running=was_running)
         self._journal = replace(self._journal, was_running=was_running)
-        command = [
-            sys.executable,
-            "-m",
-            "vmckpt.cli.main",
-            "migrate",
-            "--recover",
-            self._vm.name,
-            "--json",
-        ]
-        runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            with armed(command, runs_dir() / f"{self._run}.recovery.log"):
-                await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
+            await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
+        except BaseException:
+            if self._hearing:
+                self._hearing.cancel()
+            raise
         finally:
             await to_the_end(self._pair.close())
         self._journal.remove((self._vm.host, self._target_host))
@@ -219,6 +226,13 @@ class _Migration:
         return await to_the_end(self._report())
 
     async def _started(self, step: Step) -> None:
+        # At the switchover the guest stands still, and what stands in the journal is enough.
+        if not step.commits:
+            self._write_journal(step)
+        if step.name != "drain" or self._ending is Ending.POSTCOPY:
+            self._emit(PhaseBegan(self._elapsed_s(), step.name))
+
+    def _write_journal(self, step: Step) -> None:
         self._journal = replace(self._journal, step=step.name)
         try:
             self._journal.write((self._vm.host, self._target_host))
@@ -227,8 +241,6 @@ class _Migration:
                 raise
             # The guest may be on the target: what stands in the journal is enough to recover.
             self._note("journal", str(exc))
-        if step.name != "drain" or self._ending is Ending.POSTCOPY:
-            self._emit(PhaseBegan(self._elapsed_s(), step.name))
 
     def _undo_failed(self, failure: UndoFailure) -> None:
         self._note("undo-failed", f"undoing '{failure.step}' failed: {failure.error}")
@@ -241,6 +253,9 @@ class _Migration:
         self._target_qemu = await start_qemu(
             host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
         )
+        await asyncio.gather(plug_taps(host, self._vm.spec, files), self._compare())
+
+    async def _compare(self) -> None:
         source, target, *_ = await asyncio.gather(
             self._pair.source.monitor(),
             self._pair.target.monitor(),
@@ -249,7 +264,7 @@ class _Migration:
         )
         if found := await differences(source, target):
             raise RefusedError(
-                f"the QEMU on {host.name} would be another machine to the guest",
+                f"the QEMU on {self._target_host.name} would be another machine to the guest",
                 why="; ".join(found),
                 remedy="run the VM with a CPU model and machine type that are the same on both",
             )
@@ -262,16 +277,18 @@ class _Migration:
 
     async def agree(self) -> None:
         """Both sides set alike; every answer is read, since a refused call leaves old settings."""
-        source, target = await self._pair.source.monitor(), await self._pair.target.monitor()
-        for monitor, parameters in (
-            (source, self._agreement.source_parameters),
-            (target, self._agreement.target_parameters),
-        ):
-            await commands.migrate_set_capabilities(monitor, self._agreement.capabilities)
-            if parameters:
-                await commands.migrate_set_parameters(monitor, parameters)
-        ends = self._pair.source, self._pair.target
-        self._credentials = await arm(*ends, self._encryption, self._run)
+        source, target = self._pair.source, self._pair.target
+        await asyncio.gather(
+            self._set(source, self._agreement.source_parameters),
+            self._set(target, self._agreement.target_parameters),
+        )
+        self._credentials = await arm(source, target, self._encryption, self._run)
+
+    async def _set(self, end: End, parameters: Mapping[str, Any]) -> None:
+        monitor = await end.monitor()
+        await commands.migrate_set_capabilities(monitor, self._agreement.capabilities)
+        if parameters:
+            await commands.migrate_set_parameters(monitor, parameters)
 
     async def undo_agree(self) -> None:
         """The source has no credentials any more; the target's go with its QEMU."""
@@ -362,6 +379,11 @@ class _Migration:
             target = await self._pair.target.monitor()
             self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
         self._transfer_ended_s = time.monotonic()
+        if self._transfer and self._ending is Ending.COMPLETED:
+            try:
+                await self._transfer.account()
+            except HostDownError as exc:
+                self._note("figures", f"the last figures are missing: {exc.what}")
 
     async def _drain(self, transfer: Transfer) -> None:
         """Until every page is there, rejoining both ends as often as the link breaks."""
@@ -383,7 +405,11 @@ class _Migration:
                 wait_s = min(2 * wait_s, RECONNECT_LAST_S)
 
     async def verify(self) -> None:
-        """The guest gets on at the target, and the network knows where it is."""
+        """The guest gets on at the target, and the network knows where it is.
+
+        From here on it is listened for from outside.
+        """
+        self._hearing = asyncio.create_task(self._heard())
         if self._pair.was_running:
             await announce(self._pair.target)
             await prove_alive(self._pair.target)
@@ -399,15 +425,12 @@ class _Migration:
     async def release(self) -> None:
         """Nothing of the VM stays on the source.
 
-        Meanwhile the guest's clock is put right, and it is heard from outside.
+        Meanwhile the guest's clock is put right.
         """
-        work = [self._release_source(), self._listen()]
+        work = [self._release_source()]
         if self._vm.spec.guest_agent and self._pair.was_running:
             work.append(set_clock(self._pair.target, self._note))
         await asyncio.gather(*work)
-
-    async def _listen(self) -> None:
-        self._silence = await self._heard()
 
     async def _release_source(self) -> None:
         target = self._pair.target
@@ -418,7 +441,7 @@ class _Migration:
     async def _report(self) -> Report:
         last = self._transfer.last if self._transfer else None
         total_time_s = self._elapsed_s()
-        heard = self._silence
+        heard = await self._hearing if self._hearing else None
         method = "postcopy" if self._ending is Ending.POSTCOPY else "precopy"
         if self._options.method is Method.STOP:
             method = "stop"
@@ -453,15 +476,15 @@ class _Migration:
             int(t * 1e9) for t in (self._transfer_began_s, self._transfer_ended_s)
         )
         deadline = time.monotonic() + HEARTBEAT_WAIT_S
-        while True:
-            try:
-                if not await silence(self._target_host, guest, since_ns - 10**9, since_ns):
-                    return None  # not heard before the switch: nothing to compare with
+        try:
+            if not await silence(self._target_host, guest, since_ns - 10**9, since_ns):
+                return None  # not heard before the switch: nothing to compare with
+            while True:
                 after = await silence(self._target_host, guest, ended_ns, time.monotonic_ns())
                 if after or time.monotonic() > deadline:
                     until_ns = after.last_ns if after else time.monotonic_ns()
                     return await silence(self._target_host, guest, since_ns, until_ns)
-            except HostDownError as exc:
-                self._note("heartbeats", str(exc))
-                return None
-            await asyncio.sleep(0.02)
+                await asyncio.sleep(HEARTBEAT_POLL_S)
+        except HostDownError as exc:
+            self._note("heartbeats", str(exc))
+            return None

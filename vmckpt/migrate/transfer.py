@@ -102,15 +102,22 @@ class Transfer:
             if not status.in_postcopy:
                 await self._steer(status)
             self._check_silence(status)
-            await self._await_news(events)
+            if await self._news_of_the_end(events) and not self._postcopy_began:
+                return Ending.COMPLETED  # the guest stands still: it is accounted for later
 
-    async def _await_news(self, events: Events) -> None:
-        """Until QEMU tells of a change, 0.1 s at most."""
+    async def account(self) -> None:
+        """The figures of a transfer that is over."""
+        await self._sample()
+
+    async def _news_of_the_end(self, events: Events) -> bool:
+        """Wait until QEMU tells of a change, 0.1 s at most; whether it has completed."""
         event = await events.next(SAMPLE_S)
+        completed = False
         for news in [event, *events.drain()] if event else []:
             # A short post-copy is over before a query sees it.
-            if news.get("data") == {"status": "postcopy-active"}:
-                self._postcopy_began = True
+            self._postcopy_began |= news.get("data") == {"status": "postcopy-active"}
+            completed |= news.get("data") == {"status": "completed"}
+        return completed
 
     async def _sample(self) -> MigrationStatus:
         status = await commands.query_migrate(self._source)

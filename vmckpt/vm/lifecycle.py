@@ -16,7 +16,14 @@ from vmckpt.vm.inventory import Vm, homes
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec import Spec, anchored, parse_spec
-from vmckpt.vm.start import end_qemu, new_qemu_id, open_monitor, remove_qemu_files, start_qemu
+from vmckpt.vm.start import (
+    end_qemu,
+    new_qemu_id,
+    open_monitor,
+    plug_taps,
+    remove_qemu_files,
+    start_qemu,
+)
 
 STOP_POLL_S = 0.05
 # Runs everywhere TCG does and is the same in every QEMU, unlike "max".
@@ -112,6 +119,7 @@ async def _boot(spec: Spec, host: Host) -> Vm:
     directory = vm_dir(host.state_dir, spec.name)
     qemu = await start_qemu(host, spec, platform, directory.qemu(new_qemu_id()), incoming=False)
     try:
+        await plug_taps(host, spec, qemu.files)
         host.write_text(directory.current, qemu.to_json())
         monitor = await open_monitor(host, qemu, qemu.files.operator)
         await commands.cont(monitor)

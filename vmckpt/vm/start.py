@@ -65,8 +65,8 @@ async def start_qemu(
 ) -> Qemu:
     """A QEMU with the VM's devices, waiting for `cont` or (`incoming`) for a migration.
 
-    Its taps are on the bridge. On an error nothing of it is left. Raises RefusedError (no memory,
-    no bridge), OperationFailedError (QEMU's own words), HostDownError.
+    Its taps are still to be plugged. On an error nothing of it is left. Raises RefusedError (no
+    memory), OperationFailedError (QEMU's own words), HostDownError.
     """
     _check_room(host, spec, files)
     host.make_dir(files.path)
@@ -78,7 +78,6 @@ async def start_qemu(
         monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
         await monitor.close()
         qemu = Qemu(files, process, platform)
-        await _plug_taps(host, spec, files)
     except BaseException:
         if process:
             await asyncio.shield(host.kill(process))
@@ -87,13 +86,16 @@ async def start_qemu(
     return qemu
 
 
-async def end_qemu(host: Host, ram_dir: Path, files: QemuDir) -> None:
+async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bool = True) -> None:
     """Kill the QEMU of `files`, recorded anywhere or not, and remove its files.
 
-    Raises OperationFailedError when the process does not end.
+    Without `await_freed` nothing of it runs any more when this returns, but for a moment the kernel
+    may still be freeing its memory and the locks on its disks. Raises OperationFailedError when the
+    process does not end.
     """
     for process in host.find_processes(files.mark):
-        if not await host.kill(process):
+        end = host.kill if await_freed else host.stop_for_good
+        if not await end(process):
             raise OperationFailedError(
                 f"QEMU {process.pid} on {host.name} does not end",
                 why="it survived SIGKILL for 5 s",
@@ -174,7 +176,11 @@ def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
         )
 
 
-async def _plug_taps(host: Host, spec: Spec, files: QemuDir) -> None:
+async def plug_taps(host: Host, spec: Spec, files: QemuDir) -> None:
+    """Put the taps of a QEMU that runs on the host's bridge.
+
+    Raises RefusedError (no bridge), OperationFailedError.
+    """
     for number, nic in enumerate(spec.nics):
         if nic.network != "bridge":
             continue
