@@ -515,7 +515,7 @@ def test_answers_become_values() -> None:
     async def client(monitor: Monitor) -> None:
         assert await commands.query_version(monitor) == QemuVersion(10, 0, 2)
         assert await commands.query_status(monitor) == RunState("running", True)
-        assert await commands.query_cpus(monitor) == [Cpu(0, 4711, "/machine/unattached/device[0]")]
+        assert await commands.query_cpus(monitor) == [Cpu(4711, "/machine/unattached/device[0]")]
         assert await commands.query_migrate(monitor) == MigrationStatus("none")
         assert await commands.query_kvm(monitor) is False
         assert await commands.query_jobs(monitor) == [

@@ -1,6 +1,5 @@
 """What a pair of QEMUs agrees on: all of what is wished, or every reason why not."""
 
-import dataclasses
 import json
 
 import pytest
@@ -32,8 +31,7 @@ NEW = Abilities(
     compressions=frozenset({"none", "zlib", "zstd"}),
     commands=frozenset({"migrate"}),
 )
-OLD = dataclasses.replace(
-    NEW,
+OLD = NEW._replace(
     version=QemuVersion(7, 2, 22),
     capabilities=CAPABILITIES | {"compress"},
     compressions=frozenset({"none", "zlib"}),
@@ -51,7 +49,7 @@ wishes = st.builds(
 
 
 def able(capabilities: frozenset[str], compressions: frozenset[str]) -> Abilities:
-    return dataclasses.replace(NEW, capabilities=capabilities, compressions=compressions)
+    return NEW._replace(capabilities=capabilities, compressions=compressions)
 
 
 qemus = st.builds(
@@ -102,7 +100,7 @@ def test_channels_without_compression_switch_an_old_one_off() -> None:
 
 
 def test_a_refusal_names_the_option_the_side_and_its_version() -> None:
-    bare = dataclasses.replace(OLD, capabilities=OLD.capabilities - {"postcopy-ram"})
+    bare = OLD._replace(capabilities=OLD.capabilities - {"postcopy-ram"})
     assert refused(NEW, bare, Wish(postcopy=True)) == [
         Refusal(
             "--method postcopy",
@@ -138,7 +136,7 @@ def test_every_reason_is_given_at_once() -> None:
 
 @pytest.mark.parametrize("always", ["return-path", "events"])
 def test_no_migration_goes_without_a_return_path(always: str) -> None:
-    lacking = dataclasses.replace(NEW, capabilities=NEW.capabilities - {always})
+    lacking = NEW._replace(capabilities=NEW.capabilities - {always})
     assert [r.option for r in refused(NEW, lacking, Wish())] == ["migrate"]
 
 

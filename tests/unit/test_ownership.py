@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -42,8 +42,8 @@ def every_source() -> Iterator[Side]:
 
 def every_target() -> Iterator[Side]:
     for ever_ran in (False, True):
-        yield replace(DEAD, ever_ran=ever_ran)
-        yield replace(SILENT, ever_ran=ever_ran)
+        yield DEAD._replace(ever_ran=ever_ran)
+        yield SILENT._replace(ever_ran=ever_ran)
         for run, status in itertools.product(TARGET_RUNS, STATUSES):
             yield side(run, status, ever_ran=ever_ran)
 

@@ -155,8 +155,7 @@ def test_an_expired_authority_vouches_for_nobody(tmp_path: Path, hosts: tuple[Ho
     a, b = issued(tmp_path / "s", *hosts)
     forever = time.time() + 400 * DAY_S
     a, b = (
-        replace(
-            identity,
+        identity._replace(
             client=replace(identity.client, not_after_unix_s=forever),
             server=replace(identity.server, not_after_unix_s=forever),
         )

@@ -34,8 +34,7 @@ NEW = Abilities(
     compressions=frozenset({"none", "zstd"}),
     commands=frozenset({"migrate"}),
 )
-OLD = dataclasses.replace(
-    NEW,
+OLD = NEW._replace(
     version=QemuVersion(7, 2, 22),
     machines={"q35": "pc-q35-7.2", "pc-q35-7.2": "pc-q35-7.2"},
     compressions=frozenset({"none"}),
@@ -207,9 +206,9 @@ def test_user_mode_nat_is_warned_about(tmp_path: Path) -> None:
 def test_memory_that_the_target_has_no_room_for(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
     vm = stopped_vm(source)
-    huge = dataclasses.replace(vm, spec=dataclasses.replace(vm.spec, memory_bytes=1 << 60))
+    huge = dataclasses.replace(vm, spec=vm.spec._replace(memory_bytes=1 << 60))
     assert refusals(huge, target) == {"memory"}
-    nowhere = dataclasses.replace(vm, spec=dataclasses.replace(vm.spec, ram_dir=Path("/gone")))
+    nowhere = dataclasses.replace(vm, spec=vm.spec._replace(ram_dir=Path("/gone")))
     assert refusals(nowhere, target) == {"memory"}
 
 

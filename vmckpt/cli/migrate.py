@@ -181,8 +181,6 @@ def _text(report: "Report") -> str:
 
 
 def _dry_run(vm: "Vm", target: "Host", options: "Options", *, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from vmckpt.migrate.preflight import preflight, resolve_method
     from vmckpt.ui.tables import table
 
@@ -197,7 +195,7 @@ def _dry_run(vm: "Vm", target: "Host", options: "Options", *, as_json: bool) -> 
         "target": target.name,
         "possible": checked.agreement is not None
         and all(c.verdict != "refuse" for c in checked.checks),
-        "checks": [asdict(check) for check in checked.checks],
+        "checks": [check._asdict() for check in checked.checks],
     }
     show(result, table(("verdict", "check", "reason", "remedy"), rows), as_json=as_json)
     if not result["possible"]:

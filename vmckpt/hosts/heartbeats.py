@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.host import Host
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(NamedTuple):
     """Heartbeats of one guest that arrived in a window of this machine's monotonic clock."""
 
     received: int

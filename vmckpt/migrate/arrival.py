@@ -5,23 +5,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vmckpt.errors import OutcomeUnknownError, VmckptError
+from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.ends import End
 from vmckpt.qemu import commands
 from vmckpt.qemu.agent import GuestAgent
 
 PROGRESS_TIMEOUT_S = 5.0
-POLL_S = 0.001
+POLL_S = 0.003
 
 
-async def prove_alive(target: End) -> None:
+async def prove_alive(target: End, process: ProcessId) -> None:
     """Return when a vCPU has got on since this was called.
 
     Raises OutcomeUnknownError when none does for 5 s: then the source must not be let go.
     """
     monitor = await target.monitor()
-    pid = next((process.pid for process in target.host.find_processes(target.files.mark)), 0)
     threads = [cpu.thread_id for cpu in await commands.query_cpus(monitor)]
-    paths = [Path(f"/proc/{pid}/task/{thread}/schedstat") for thread in threads]
+    paths = [Path(f"/proc/{process.pid}/task/{thread}/schedstat") for thread in threads]
     before = [target.host.read_text(path) for path in paths]
     deadline = asyncio.get_running_loop().time() + PROGRESS_TIMEOUT_S
     while [target.host.read_text(path) for path in paths] == before:

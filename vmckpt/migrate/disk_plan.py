@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import StorageError
 from vmckpt.hosts.host import Host
@@ -20,8 +20,7 @@ COPY_PREFIX = "copy-"
 EXPLICIT = "say which it is: --disks shared, or --disks copy"
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """Why the disks cannot move."""
 
     code: str
@@ -29,8 +28,7 @@ class Obstacle:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
-class DiskCopy:
+class DiskCopy(NamedTuple):
     """A disk to copy: node `diskN` of the source's QEMU to a new file on the target."""
 
     number: int
@@ -47,8 +45,7 @@ class DiskCopy:
         return f"disk{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class DiskPlan:
+class DiskPlan(NamedTuple):
     """What becomes of every disk. With an obstacle nothing may be begun."""
 
     shared: tuple[Path, ...]
@@ -56,8 +53,7 @@ class DiskPlan:
     obstacles: tuple[Obstacle, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a disk is on both hosts. `shared` is None when that could not be found out: `why`."""
 
     number: int

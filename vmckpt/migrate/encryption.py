@@ -8,9 +8,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.errors import (
     HostDownError,
@@ -43,8 +42,7 @@ class Scheme(Enum):
     ONE_TIME_KEY = "psk"
 
 
-@dataclass(frozen=True, slots=True)
-class Encryption:
+class Encryption(NamedTuple):
     """What was decided for one migration, and why.
 
     `peer` is the distinguished name that the source's certificate has to show to the target.
@@ -58,8 +56,7 @@ class Encryption:
 IN_CLEAR = Encryption(Scheme.CLEAR, "not encrypted")
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(NamedTuple):
     """What both QEMUs call their credentials: for RAM, and for disk streams from source to target.
 
     The source connects with `source` (its peer has to be `hostname`), the target listens with

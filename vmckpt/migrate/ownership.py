@@ -1,13 +1,12 @@
 """Who owns the guest? One pure decision, for migrations that go wrong and that were cut off."""
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from vmckpt.qemu.replies import MigrationStatus, RunState
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(NamedTuple):
     """One end as it is now. `run` and `migration` are None while its monitor gives no answer.
 
     `ever_ran` is the target's own record that its vCPUs have run (it outlives the process).
@@ -29,8 +28,7 @@ class Side:
         return self.migration is not None and self.migration.in_postcopy
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Both ends. `was_running`: the guest ran when the migration began."""
 
     source: Side

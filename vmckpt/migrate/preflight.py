@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
@@ -20,8 +21,7 @@ from vmckpt.vm.start import open_monitor
 OK, WARN, REFUSE = "ok", "warn", "refuse"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One thing looked at. `verdict` is ok, warn or refuse; `remedy` is empty when all is well."""
 
     code: str
@@ -30,8 +30,7 @@ class Check:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Preflight:
+class Preflight(NamedTuple):
     """All checks; the settings for both QEMUs when they agree, the disks to copy, encryption."""
 
     checks: tuple[Check, ...]

@@ -226,11 +226,12 @@ class _Migration:
         return await to_the_end(self._report())
 
     async def _started(self, step: Step) -> None:
+        if step.name == "drain" and self._ending is not Ending.POSTCOPY:
+            return  # there is nothing to wait for
         # At the switchover the guest stands still, and what stands in the journal is enough.
         if not step.commits:
             self._write_journal(step)
-        if step.name != "drain" or self._ending is Ending.POSTCOPY:
-            self._emit(PhaseBegan(self._elapsed_s(), step.name))
+        self._emit(PhaseBegan(self._elapsed_s(), step.name))
 
     def _write_journal(self, step: Step) -> None:
         self._journal = replace(self._journal, step=step.name)
@@ -404,6 +405,14 @@ class _Migration:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RECONNECT_LAST_S)
 
+    @property
+    def _arrived(self) -> Qemu:
+        if self._target_qemu is None:
+            raise OutcomeUnknownError(
+                "the target's QEMU is not known", why="it was not prepared", remedy="report this"
+            )
+        return self._target_qemu
+
     async def verify(self) -> None:
         """The guest gets on at the target, and the network knows where it is.
 
@@ -412,15 +421,11 @@ class _Migration:
         self._hearing = asyncio.create_task(self._heard())
         if self._pair.was_running:
             await announce(self._pair.target)
-            await prove_alive(self._pair.target)
+            await prove_alive(self._pair.target, self._arrived.process)
 
     async def handover(self) -> None:
         """The target is the VM's home."""
-        if self._target_qemu is None:
-            raise OutcomeUnknownError(
-                "the target's QEMU is not known", why="it was not prepared", remedy="report this"
-            )
-        settle_on_target(self._pair.target, self._target_qemu, self._vm.host)
+        settle_on_target(self._pair.target, self._arrived, self._vm.host)
 
     async def release(self) -> None:
         """Nothing of the VM stays on the source.

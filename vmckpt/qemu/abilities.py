@@ -1,16 +1,14 @@
 """What a QEMU can do, and what a pair of them can do together."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import QemuVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
+class Abilities(NamedTuple):
     """What one QEMU binary offers, as it says itself. Holds for the binary, not for one VM.
 
     `machines` maps every machine name to itself and every alias to its name;
@@ -28,7 +26,7 @@ class Abilities:
     def to_json(self) -> dict[str, Any]:
         """Plain lists and dicts, for a cache file."""
         return {
-            "version": asdict(self.version),
+            "version": self.version._asdict(),
             "machines": dict(self.machines),
             **{name: sorted(getattr(self, name)) for name in _SETS},
         }
@@ -76,8 +74,7 @@ def _enum_values(schema: Mapping[str, Any], command: str, argument: str) -> froz
     return frozenset(schema[type_name]["values"]) if type_name else frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What a migration wants of the pair. None and False want nothing."""
 
     postcopy: bool = False
@@ -89,16 +86,14 @@ class Wish:
     pause_before_switchover: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Something wished that this pair cannot do; `option` is the command-line word for it."""
 
     option: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(NamedTuple):
     """Settings for both sides, complete: what is not wished is switched off."""
 
     capabilities: Mapping[str, bool]

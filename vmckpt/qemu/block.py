@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.qemu.commands import query_yank
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 
 
-@dataclass(frozen=True, slots=True)
-class DiskImage:
+class DiskImage(NamedTuple):
     """The image of one block node. `allocated_bytes` counts its backing files too."""
 
     node_name: str

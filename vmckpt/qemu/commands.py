@@ -50,10 +50,7 @@ async def system_powerdown(monitor: Monitor) -> None:
 
 async def query_cpus(monitor: Monitor) -> list[Cpu]:
     """The vCPUs, by index."""
-    return [
-        Cpu(cpu["cpu-index"], cpu["thread-id"], cpu["qom-path"])
-        for cpu in await monitor.ask("query-cpus-fast")
-    ]
+    return [Cpu(cpu["thread-id"], cpu["qom-path"]) for cpu in await monitor.ask("query-cpus-fast")]
 
 
 async def qom_get(monitor: Monitor, path: str, name: str) -> Any:

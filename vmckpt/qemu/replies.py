@@ -1,8 +1,7 @@
 """What QEMU answers, as values. Dicts stop here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 ENDED_STATES = frozenset({"completed", "failed", "cancelled"})
 POSTCOPY_STATES = frozenset(
@@ -10,8 +9,7 @@ POSTCOPY_STATES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QemuVersion:
+class QemuVersion(NamedTuple):
     """QEMU's own version, e.g. 10.0.2."""
 
     major: int
@@ -22,16 +20,14 @@ class QemuVersion:
         return f"{self.major}.{self.minor}.{self.micro}"
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(NamedTuple):
     """query-status: `status` is QEMU's RunState word; `running` is true when vCPUs run."""
 
     status: str
     running: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationStatus:
+class MigrationStatus(NamedTuple):
     """query-migrate on either side. Absent fields are zero.
 
     `status` is "none" before the first migration.
@@ -106,17 +102,14 @@ def _port(addresses: list[dict[str, Any]]) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(NamedTuple):
     """One vCPU: its QOM path and host thread."""
 
-    index: int
     thread_id: int
     qom_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """A machine type this QEMU offers; `alias` is its short name ("q35") where it has one."""
 
     name: str
@@ -125,8 +118,7 @@ class Machine:
     deprecated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """query-jobs: a snapshot or block job. `error` is set only when it ended badly."""
 
     id: str
@@ -142,8 +134,7 @@ class Job:
         return self.status == "concluded"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """One internal snapshot in a qcow2 image. `state_bytes` > 0 when the VM's memory is in it."""
 
     name: str
@@ -153,8 +144,7 @@ class Snapshot:
     guest_clock_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class BlockNode:
+class BlockNode(NamedTuple):
     """One block node that the VM opened by name."""
 
     node_name: str

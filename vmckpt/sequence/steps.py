@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vmckpt.errors import OutcomeUnknownError, VmLostError
 
@@ -11,8 +10,7 @@ T = TypeVar("T")
 Action = Callable[[], Coroutine[Any, Any, None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One step. `undo` is idempotent: it may follow a half-finished `do`."""
 
     name: str
@@ -22,8 +20,7 @@ class Step:
     commits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UndoFailure:
+class UndoFailure(NamedTuple):
     """An undo that raised; the others were run all the same."""
 
     step: str

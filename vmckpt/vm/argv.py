@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec import Disk, Spec
@@ -12,8 +11,7 @@ from vmckpt.vm.spec import Disk, Spec
 FIRST_SLOT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
+class Platform(NamedTuple):
     """What "auto" in a spec came to on the host where the VM was first started; it moves along."""
 
     machine: str

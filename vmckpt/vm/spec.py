@@ -3,9 +3,8 @@
 import json
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.errors import UsageError
 from vmckpt.units import MIB
@@ -16,8 +15,7 @@ MIN_MEMORY_BYTES = 16 * MIB
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
+class Boot(NamedTuple):
     """Direct kernel boot. Paths on the host."""
 
     kernel: Path
@@ -25,16 +23,14 @@ class Boot:
     cmdline: str
 
 
-@dataclass(frozen=True, slots=True)
-class Firmware:
+class Firmware(NamedTuple):
     """UEFI: read-only code and the VM's own variable store. Paths on the host."""
 
     code: Path
     vars: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(NamedTuple):
     """One virtio disk. `size_bytes` is set when vmckpt shall create a missing image.
 
     `path` is absolute, or relative to a host's state directory: an image of the host's own.
@@ -51,16 +47,14 @@ class Disk:
         return state_dir / self.path
 
 
-@dataclass(frozen=True, slots=True)
-class Nic:
+class Nic(NamedTuple):
     """One virtio NIC: on the host's bridge, or behind QEMU's user-mode NAT."""
 
     network: str
     mac: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(NamedTuple):
     """A VM as its owner describes it. `text` is the TOML it was read from."""
 
     name: str

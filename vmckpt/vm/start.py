@@ -36,7 +36,7 @@ class Qemu:
                 "format": 1,
                 "qemu_id": self.files.qemu_id,
                 **asdict(self.process),
-                "platform": asdict(self.platform),
+                "platform": self.platform._asdict(),
             }
         )
 

@@ -1,7 +1,7 @@
 """What a host can prove itself with, and why a pair of hosts cannot trust one another."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.host import Host
@@ -10,8 +10,7 @@ from vmckpt.hosts.pki.certificate import Certificate, is_issued_by, parse_certif
 FILES = ("ca-cert.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem")
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """A host's certificates: `authority` is the one it trusts, itself its `server` and `client`."""
 
     authority: Certificate
@@ -19,8 +18,7 @@ class Identity:
     client: Certificate
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """One reason why two hosts cannot have a TLS connection, and what mends it."""
 
     reason: str
