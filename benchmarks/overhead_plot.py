@@ -69,7 +69,7 @@ def _downtimes(axes: Axes, samples: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.02)
     axes.set_title(
-        "Guest-visible downtime (ms): share of moves with at most so much", fontsize=10, loc="left"
+        "Guest-visible downtime (ms), share of moves up to so much", fontsize=10, loc="left"
     )
     axes.legend(fontsize=8, loc="lower right")
 

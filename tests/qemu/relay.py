@@ -2,8 +2,9 @@
 
 Run as the host's "qemu": it moves the operator's monitor aside, leaves a relay process at its
 place, and becomes the real QEMU (same pid). The relay reads `rules.json` beside this lab host's
-state directory before each command: {"command": NAME, "do": "error" | "silent"}; one rule, used
-once. Run with `--relay PUBLIC REAL RULES PARENT`, it is the relay.
+state directory before each command: {"command": NAME, "do": "error" | "silent" | "lie"}; one rule,
+used once. "lie" answers that it is done, and does nothing. Run with
+`--relay PUBLIC REAL RULES PARENT`, it is the relay.
 """
 
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 OPERATOR = "qmp.sock"
+SPEAKS = threading.Lock()
 
 
 def become_qemu() -> None:
@@ -66,8 +68,9 @@ def end_with(parent: int) -> None:
 
 def copy(source: socket.socket, sink: socket.socket) -> None:
     with suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
+        for line in source.makefile("rb"):
+            with SPEAKS:  # whole lines only: what `spoil` says must not come amid one
+                sink.sendall(line)
     hang_up(source, sink)
 
 
@@ -94,9 +97,11 @@ def spoil(message: dict[str, Any], client: socket.socket, rules: Path) -> bool:
     if rule.get("command") != (message.get("execute") or message.get("exec-oob")):
         return False
     rules.unlink()
-    if rule["do"] == "error":
-        error = {"class": "GenericError", "desc": "spoilt by the test"}
-        client.sendall(json.dumps({"error": error, "id": message.get("id")}).encode() + b"\r\n")
+    error = {"class": "GenericError", "desc": "spoilt by the test"}
+    answers: dict[str, Any] = {"error": {"error": error}, "lie": {"return": {}}}
+    if answer := answers.get(rule["do"]):
+        with SPEAKS:
+            client.sendall(json.dumps(answer | {"id": message.get("id")}).encode() + b"\r\n")
     return True
 
 

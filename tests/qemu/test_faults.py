@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, image, kill, qemu, world
+from tests.qemu.world import World, image, kill, spoilable, world
 from vmckpt.hosts.process import ProcessId
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
@@ -103,16 +102,7 @@ def chosen() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    wrapper = tmp_path_factory.mktemp("q") / "qemu-system-x86_64"
-    rules = wrapper.with_name("rules.json")
-    real = qemu("10.0")
-    (wrapper.parent / "qemu-img").symlink_to(real.parent / "qemu-img")
-    relay = Path(__file__).with_name("relay.py")
-    python = sys.executable
-    wrapper.write_text(
-        f'#!/bin/sh\nVK_RULES={rules} VK_QEMU={real} exec {python} -I -S {relay} "$@"\n'
-    )
-    wrapper.chmod(0o755)
+    wrapper = spoilable("10.0", tmp_path_factory.mktemp("q"))
     with world(wrapper, wrapper) as one:
         yield one
     total = sum(MATRIX.values())

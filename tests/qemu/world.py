@@ -33,6 +33,17 @@ def qemu(version: str) -> Path:
     return Path(os.environ[f"VMCKPT_TEST_QEMU_{version.replace('.', '_')}"])
 
 
+def spoilable(version: str, directory: Path) -> Path:
+    """A QEMU in `directory` whose monitor obeys `rules.json` beside it (see relay.py)."""
+    wrapper, real = directory / "qemu-system-x86_64", qemu(version)
+    (directory / "qemu-img").symlink_to(real.parent / "qemu-img")
+    rules, relay = directory / "rules.json", Path(__file__).with_name("relay.py")
+    words = f"VK_RULES={rules} VK_QEMU={real} exec {sys.executable} -I -S {relay}"
+    wrapper.write_text(f'#!/bin/sh\n{words} "$@"\n')
+    wrapper.chmod(0o755)
+    return wrapper
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """How a command ended; `result` is its one JSON object."""

@@ -10,8 +10,8 @@ Features = frozenset[tuple[tuple[str, str | int], ...]]
 
 async def differences(source: Monitor, target: Monitor) -> list[str]:
     """What the guest would find changed on the target: machine type, vCPUs, CPU model, features."""
-    (machine, cpus, model, features), theirs = await asyncio.gather(
-        _machine(source), _machine(target)
+    (machine, cpus, model, features), theirs, plugged, theirs_plugged = await asyncio.gather(
+        _machine(source), _machine(target), _devices(source), _devices(target)
     )
     found = []
     if machine != theirs[0]:
@@ -23,7 +23,23 @@ async def differences(source: Monitor, target: Monitor) -> list[str]:
     elif features != theirs[3]:
         changed = len(features ^ theirs[3]) // 2
         found.append(f"CPU features: {changed} CPUID words of {model} differ")
+    for name, kind in sorted(plugged.items() - theirs_plugged.items()):
+        found.append(f"device '{name}' ({kind}) is here and not there")
+    for name, kind in sorted(theirs_plugged.items() - plugged.items()):
+        found.append(f"device '{name}' ({kind}) is there and not here")
     return found
+
+
+async def _devices(monitor: Monitor) -> dict[str, str]:
+    """What was given on the command line or plugged later, by id, or by number where it has none.
+
+    Devices that belong to the machine type are the same when that is.
+    """
+    named, unnamed = await asyncio.gather(
+        commands.qom_children(monitor, "/machine/peripheral"),
+        commands.qom_children(monitor, "/machine/peripheral-anon"),
+    )
+    return named | unnamed
 
 
 async def _machine(monitor: Monitor) -> tuple[str, int, str, Features]:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from vmckpt.migrate.arrival import announce, prove_alive, set_clock
 from vmckpt.migrate.compare import differences
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
 from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.encryption import Credentials, arm, disarm, disarm_if_possible
+from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
 from vmckpt.migrate.journal import Journal
@@ -199,8 +199,8 @@ class _Migration:
     async def run(self) -> Report:
         """All steps; see `migrate`."""
         steps = (
-            Step("prepare", self.prepare, self.undo_prepare),
-            Step("agree", self.agree, self.undo_agree),
+            Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
+            Step("agree", lambda: self._undoable(self.agree()), self.undo_agree),
             *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
             Step("transfer", self.transfer),
             Step("switchover", self.switchover, commits=True),
@@ -246,6 +246,13 @@ class _Migration:
     def _undo_failed(self, failure: UndoFailure) -> None:
         self._note("undo-failed", f"undoing '{failure.step}' failed: {failure.error}")
 
+    async def _undoable(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work before memory moves: whatever its outcome, the guest is the source's."""
+        try:
+            await work
+        except OutcomeUnknownError as exc:
+            raise self._with_targets_words(exc) from exc
+
     async def prepare(self) -> None:
         """The target's QEMU, waiting, the same machine to the guest as the source's."""
         host, files = self._target_host, self._pair.target.files
@@ -286,14 +293,25 @@ class _Migration:
         self._credentials = await arm(source, target, self._encryption, self._run)
 
     async def _set(self, end: End, parameters: Mapping[str, Any]) -> None:
-        monitor = await end.monitor()
-        await commands.migrate_set_capabilities(monitor, self._agreement.capabilities)
+        capabilities, monitor = self._agreement.capabilities, await end.monitor()
+        await commands.migrate_set_capabilities(monitor, capabilities)
         if parameters:
             await commands.migrate_set_parameters(monitor, parameters)
+        # Other channel counts hang both QEMUs for ever, and without a return path a target that
+        # fails leaves the source "completed": neither would ever say so.
+        found = await commands.query_migrate_capabilities(monitor)
+        found |= await commands.query_migrate_parameters(monitor)
+        wanted = {**capabilities, **parameters}
+        if wrong := [name for name, value in wanted.items() if found.get(name) != value]:
+            raise OperationFailedError(
+                f"{end.label} has not taken over {', '.join(wrong)}",
+                why="it answered without an error, and keeps another value",
+                remedy="report this; the migration would not do what it should",
+            )
 
     async def undo_agree(self) -> None:
         """The source has no credentials any more; the target's go with its QEMU."""
-        await disarm(self._pair.source)
+        await disarm_if_possible(self._pair.source, lambda text: self._note("tls", text))
 
     async def mirror(self) -> None:
         """Local disks: copied, and from then on every write goes to both sides."""

@@ -53,6 +53,22 @@ async def query_cpus(monitor: Monitor) -> list[Cpu]:
     return [Cpu(cpu["thread-id"], cpu["qom-path"]) for cpu in await monitor.ask("query-cpus-fast")]
 
 
+async def qom_children(monitor: Monitor, path: str) -> dict[str, str]:
+    """The children of an object in QEMU's object tree, with their types; none if it is not there.
+
+    Types are as in `child<virtio-net-pci>`.
+    """
+    try:
+        listed = await monitor.ask("qom-list", {"path": path})
+    except CommandRefusedError:
+        return {}
+    return {
+        item["name"]: item["type"][len("child<") : -1]
+        for item in listed
+        if item["type"].startswith("child<")
+    }
+
+
 async def qom_get(monitor: Monitor, path: str, name: str) -> Any:
     """A property of an object in QEMU's object tree."""
     return await monitor.ask("qom-get", {"path": path, "property": name})
