@@ -93,10 +93,13 @@ def forward(client: socket.socket, qemu: socket.socket, rules: Path) -> None:
 
 def spoil(message: dict[str, Any], client: socket.socket, rules: Path) -> bool:
     """Whether this command is the rule's, and has been answered as the rule says."""
-    rule = json.loads(rules.read_text()) if rules.exists() else {}
-    if rule.get("command") != (message.get("execute") or message.get("exec-oob")):
+    try:
+        rule = json.loads(rules.read_text())
+        if rule["command"] != (message.get("execute") or message.get("exec-oob")):
+            return False
+        rules.unlink()
+    except FileNotFoundError:  # the other QEMU's relay may have been faster
         return False
-    rules.unlink()
     error = {"class": "GenericError", "desc": "spoilt by the test"}
     answers: dict[str, Any] = {"error": {"error": error}, "lie": {"return": {}}}
     if answer := answers.get(rule["do"]):

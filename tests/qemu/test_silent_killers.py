@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, kill, loaded, spoilable, world
+from tests.qemu.world import World, image, kill, loaded, spoilable, world
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import find_vm
 
-GUEST = LabGuest("mover", 1, image())
+
+def guest() -> LabGuest:
+    return LabGuest("mover", 1, image())
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     wrapper = spoilable("10.0", tmp_path_factory.mktemp("q"))
     with world(wrapper, wrapper) as one:
         spec = one.state_dir / "mover.toml"
-        spec.write_text(GUEST.spec() + '[[devices]]\ndriver = "pcie-root-port"\nid = "port1"\n')
+        spec.write_text(guest().spec() + '[[devices]]\ndriver = "pcie-root-port"\nid = "port1"\n')
         one.ok("vm", "run", str(spec), "--host", "lab-a")
         yield one
 
@@ -34,7 +36,7 @@ def refuses(made: World, code: int, *words: str) -> str:
     """The migration fails with this code, and the guest goes on at home, whole. What it said."""
 
     async def tried() -> str:
-        async with loaded(made, GUEST) as control:
+        async with loaded(made, guest()) as control:
             await asyncio.sleep(0.5)
             done = await asyncio.to_thread(made.vmckpt, "migrate", "mover", "lab-b", *words)
             assert done.code == code, done.stderr
@@ -144,14 +146,16 @@ def test_a_target_that_stops_for_good(made: World, moment: str) -> None:
         return source_stops(made) > stops
 
     async def stopped() -> None:
-        async with loaded(made, GUEST) as control:
+        async with loaded(made, guest()) as control:
             # More is left at the stop than sockets hold.
             await control.load_memory("rate=100M set=96M pattern=uniform content=random")
             (before,), stops = made.qemus("mover"), source_stops(made)
             words = ("--bandwidth", "300MB", "--max-downtime", "2s")
             command = made.begin("migrate", "mover", "lab-b", *words)
             try:
-                await asyncio.to_thread(eventually, lambda: reached(stops), 30, moment)
+                while not reached(stops):
+                    assert command.poll() is None
+                    await asyncio.sleep(0.0005)
                 for one in made.qemus("mover"):
                     if one != before:
                         os.kill(one.pid, signal.SIGSTOP)
