@@ -69,7 +69,9 @@ def test_a_process_gets_no_descriptor_of_its_starter(tmp_path: Path) -> None:
     with (tmp_path / "a").open("w") as passed_on, (tmp_path / "b").open("w"):
         os.set_inheritable(passed_on.fileno(), True)
         with spawned(tmp_path, "sleep", "60") as sleeper:
-            assert sorted(os.listdir(f"/proc/{sleeper.pid}/fd")) == ["0", "1", "2"]
+            fds = f"/proc/{sleeper.pid}/fd"
+            # While it is starting, the loader has its libraries open.
+            assert eventually(lambda: sorted(os.listdir(fds)) == ["0", "1", "2"])
 
 
 def test_output_is_appended_to_a_private_file(tmp_path: Path) -> None:

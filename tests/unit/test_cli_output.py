@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from vmckpt import __version__
-from vmckpt.cli.main import app
+from vmckpt.cli.main import command_line
 from vmckpt.cli.output import print_error, run, show
 from vmckpt.errors import (
     CancelledByUserError,
@@ -36,7 +36,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(*arguments: str) -> str:
     """What `vmckpt ARGUMENTS` prints on stdout; it has to end well. Raises what it raises."""
-    result = CliRunner().invoke(app, arguments, standalone_mode=False)
+    result = CliRunner().invoke(command_line(arguments), arguments, standalone_mode=False)
     if result.exception:
         raise result.exception
     assert result.exit_code == 0
@@ -113,7 +113,7 @@ def test_every_command_has_help() -> None:
             paths += walk(each, *path, name) if deeper else [(*path, name)]  # type: ignore[arg-type]
         return paths
 
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(command_line([]))
     assert isinstance(group, click.Group)
     paths = walk(group)
     assert ("migrate",) in paths

@@ -2,12 +2,13 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 
 import click
 import typer
 
 from vmckpt import __version__
-from vmckpt.cli import host, lab, migrate, pki, runs, snapshot, vm
 from vmckpt.cli.output import print_error
 from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
 
@@ -15,21 +16,31 @@ EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refu
 changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9 outcome unknown;
 10 VM lost; 11 file not readable or writable; 130 cancelled and undone."""
 
-app = typer.Typer(
-    name="vmckpt",
-    help="Move, protect and checkpoint whole virtual machines on stock QEMU.",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.add_typer(vm.app, name="vm")
-app.add_typer(host.app, name="host")
-app.command("migrate")(migrate.migrate)
-app.add_typer(snapshot.app, name="snapshot")
-app.add_typer(pki.app, name="pki")
-app.add_typer(runs.app, name="runs")
-app.add_typer(lab.app, name="lab")
+# A command imports its own noun alone: importing is most of what starting costs.
+NOUNS = {
+    name: f"vmckpt.cli.{name}"
+    for name in ("vm", "host", "migrate", "snapshot", "pki", "runs", "lab")
+}
+
+
+def command_line(words: Sequence[str]) -> typer.Typer:
+    """The command line with the noun that `words` begin with, or with all."""
+    app = typer.Typer(
+        name="vmckpt",
+        help="Move, protect and checkpoint whole virtual machines on stock QEMU.",
+        epilog=EXIT_CODES,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_root)
+    for name in [word for word in words[:1] if word in NOUNS] or NOUNS:
+        noun = import_module(f"vmckpt.cli.{name}")
+        if name == "migrate":
+            app.command(name)(noun.migrate)
+        else:
+            app.add_typer(noun.app, name=name)
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -38,7 +49,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
@@ -53,7 +63,7 @@ def main() -> int:
     # Guests' memory, disks, consoles and monitors are nobody else's.
     os.umask(0o077)
     try:
-        code = app(standalone_mode=False)
+        code = command_line(sys.argv[1:])(standalone_mode=False)
     except VmckptError as exc:
         code = print_error(exc, as_json=as_json)
     except click.exceptions.Abort:

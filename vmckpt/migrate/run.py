@@ -27,7 +27,7 @@ from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.migrate.arrival import announce, prove_alive, set_clock
-from vmckpt.migrate.compare import differences
+from vmckpt.migrate.compare import Machine, describe, differences
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
@@ -258,19 +258,25 @@ class _Migration:
         host, files = self._target_host, self._pair.target.files
         host.write_text(vm_dir(host.state_dir, self._vm.name).spec, self._vm.spec.text)
         await create_files(host, self._run, self._copies)
-        self._target_qemu = await start_qemu(
-            host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
-        )
-        await asyncio.gather(plug_taps(host, self._vm.spec, files), self._compare())
+        # The source is asked while the target's QEMU starts, which takes longer.
+        ours = asyncio.ensure_future(self._source_machine())
+        try:
+            self._target_qemu = await start_qemu(
+                host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
+            )
+        except BaseException:
+            ours.cancel()
+            await asyncio.wait([ours])
+            raise
+        await asyncio.gather(plug_taps(host, self._vm.spec, files), self._compare(await ours))
 
-    async def _compare(self) -> None:
-        source, target, *_ = await asyncio.gather(
-            self._pair.source.monitor(),
-            self._pair.target.monitor(),
-            self._pair.source.rescue(),
-            self._pair.target.rescue(),
-        )
-        if found := await differences(source, target):
+    async def _source_machine(self) -> Machine:
+        monitor, _ = await asyncio.gather(self._pair.source.monitor(), self._pair.source.rescue())
+        return await describe(monitor)
+
+    async def _compare(self, ours: Machine) -> None:
+        target, _ = await asyncio.gather(self._pair.target.monitor(), self._pair.target.rescue())
+        if found := differences(ours, await describe(target)):
             raise RefusedError(
                 f"the QEMU on {self._target_host.name} would be another machine to the guest",
                 why="; ".join(found),
@@ -450,14 +456,16 @@ class _Migration:
 
         Meanwhile the guest's clock is put right.
         """
-        work = [self._release_source()]
+        target = self._pair.target
+        work = [
+            self._release_source(),
+            disarm_if_possible(target, lambda text: self._note("tls", text)),
+        ]
         if self._vm.spec.guest_agent and self._pair.was_running:
-            work.append(set_clock(self._pair.target, self._note))
+            work.append(set_clock(target, self._note))
         await asyncio.gather(*work)
 
     async def _release_source(self) -> None:
-        target = self._pair.target
-        await disarm_if_possible(target, lambda text: self._note("tls", text))
         await release(self._pair.source, self._pair.ram_dir)
         hand_over_files(self._vm.host, self._target_host, self._run, self._journal.disks)
 
