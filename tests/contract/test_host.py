@@ -316,3 +316,27 @@ def test_a_missing_observer_is_said_to_be(tmp_path: Path) -> None:
     assert asyncio.run(silence(Host("a", tmp_path, "x"), 7, 0, 1)) is None
     with pytest.raises(HostDownError, match="heartbeat observer"):
         asyncio.run(silence(Host("a", tmp_path, "x", heartbeats=tmp_path / "gone"), 7, 0, 1))
+
+
+def test_what_listens_is_known(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("", 0)) as anywhere:
+        ports = {sock.getsockname()[1] for sock in (here, anywhere)}
+        assert ports <= asyncio.run(host.listening_ports("127.0.0.1"))
+        elsewhere = asyncio.run(host.listening_ports("127.0.0.2"))
+        assert anywhere.getsockname()[1] in elsewhere
+        assert here.getsockname()[1] not in elsewhere
+
+
+def test_files_are_told_apart(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "b").write_text("two")
+    found = [host.fingerprint(tmp_path / name) for name in ("a", "b")]
+    assert all(one is not None and one.size_bytes == 3 for one in found)
+    assert found[0] != found[1]
+    assert host.fingerprint(tmp_path / "gone") is None
+
+
+def test_what_may_be_written_to(host: Host, tmp_path: Path) -> None:
+    assert host.may_write_below(tmp_path / "not" / "yet")
+    (tmp_path / "file").touch()
+    assert not host.may_write_below(tmp_path / "file" / "below")

@@ -4,17 +4,20 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import Completed, Fingerprint, Host
 from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.check import Check
 from vmckpt.migrate.options import Method, OnTimeout, Options
-from vmckpt.migrate.preflight import Check, Preflight, preflight, resolve_method
+from vmckpt.migrate.preflight import Preflight, preflight, resolve_method
 from vmckpt.qemu.abilities import Abilities, Agreement, Wish
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
@@ -194,6 +197,104 @@ def test_files_that_the_target_cannot_read(tmp_path: Path) -> None:
 def test_a_bridge_that_the_target_has_not(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW, bridge=None)
     assert refusals(stopped_vm(source, more="[[nics]]\n"), target) == {"bridge"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Other(Host):
+    """Another machine: its bridge, ports, clock, files and rights are what the test says."""
+
+    shows: Completed | None = None
+    fast_by_s: float = 0.0
+    firmware: Fingerprint | None = None
+    closed: str = "/none"
+
+    async def run(self, argv: Sequence[str], timeout_s: float = 30.0) -> Completed:
+        assert self.shows is not None
+        return self.shows
+
+    def unix_time_s(self) -> float:
+        return super(Other, self).unix_time_s() + self.fast_by_s
+
+    def fingerprint(self, path: Path) -> Fingerprint | None:
+        return self.firmware
+
+    def may_write_below(self, directory: Path) -> bool:
+        return str(directory) != self.closed
+
+
+def other(root: Path, **facts: Any) -> Other:
+    like = host(root, "b", NEW)
+    fields = {field.name: getattr(like, field.name) for field in dataclasses.fields(like)}
+    return Other(**(fields | facts))
+
+
+@pytest.mark.parametrize(
+    ("shows", "expected"),
+    [
+        (Completed(0, "5: br0: <BROADCAST,UP> mtu 1500", ""), set()),
+        (Completed(1, "", 'Device "br0" does not exist.'), {"bridge"}),
+        (Completed(0, "", ""), {"bridge"}),
+    ],
+)
+def test_a_bridge_has_to_be_one(tmp_path: Path, shows: Completed, expected: set[str]) -> None:
+    vm = stopped_vm(host(tmp_path, "a", NEW), more="[[nics]]\n")
+    assert refusals(vm, other(tmp_path, shows=shows)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fast_by_s", "verdict"), [(0, "ok"), (-0.5, "ok"), (-90, "warn"), (90, "warn")]
+)
+def test_clocks_that_differ_are_named(tmp_path: Path, fast_by_s: float, verdict: str) -> None:
+    vm = stopped_vm(host(tmp_path, "a", NEW))
+    assert checked(vm, other(tmp_path, fast_by_s=fast_by_s))["clock"].verdict == verdict
+
+
+def test_a_range_of_ports_has_to_have_a_free_one(tmp_path: Path) -> None:
+    vm = stopped_vm(host(tmp_path, "a", NEW))
+    line = "   0: 0100007F:C350 00000000:0000 0A 0 0"
+    taken = other(tmp_path, migration_ports=(50000, 50000), shows=Completed(0, line, ""))
+    assert refusals(vm, taken) == {"ports"}
+    assert refusals(vm, dataclasses.replace(taken, migration_ports=(50000, 50001))) == set()
+
+
+@pytest.mark.parametrize("closed", ["state", "ram"])
+def test_a_target_that_this_user_may_not_write_to(tmp_path: Path, closed: str) -> None:
+    vm = stopped_vm(host(tmp_path, "a", NEW))
+    target = other(tmp_path)
+    place = target.state_dir if closed == "state" else vm.spec.ram_dir
+    assert refusals(vm, dataclasses.replace(target, closed=str(place))) == {"permissions"}
+
+
+def test_firmware_has_to_fit(tmp_path: Path) -> None:
+    code = tmp_path / "code.fd"
+    code.write_bytes(b"firmware")
+    source = host(tmp_path, "a", NEW)
+    vm = stopped_vm(source, more=f'[firmware]\ncode = "{code}"\nvars = "{code}"\n')
+    same = source.fingerprint(code)
+    assert same is not None
+    assert same.size_bytes == 8
+    target = other(tmp_path, firmware=same)
+    assert checked(vm, target)["firmware"].verdict == "ok"
+    rebuilt = dataclasses.replace(target, firmware=same._replace(sha256="0"))
+    assert checked(vm, rebuilt)["firmware"].verdict == "warn"
+    smaller = dataclasses.replace(target, firmware=same._replace(size_bytes=4))
+    assert refusals(vm, smaller) == {"firmware"}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "method", "verdict"),
+    [
+        (NEW, NEW, Method.PRECOPY, "ok"),
+        (NEW, OLD, Method.PRECOPY, "warn"),
+        (OLD, NEW, Method.STOP, "ok"),
+    ],
+)
+def test_the_way_back_is_looked_at(
+    tmp_path: Path, here: Abilities, there: Abilities, method: Method, verdict: str
+) -> None:
+    source, target = host(tmp_path, "a", here), host(tmp_path, "b", there)
+    found = checked(stopped_vm(source), target, Options(method=method))
+    assert found["way-back"].verdict == verdict
 
 
 def test_user_mode_nat_is_warned_about(tmp_path: Path) -> None:

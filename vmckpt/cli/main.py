@@ -16,15 +16,13 @@ EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refu
 changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9 outcome unknown;
 10 VM lost; 11 file not readable or writable; 130 cancelled and undone."""
 
-# A command imports its own noun alone: importing is most of what starting costs.
-NOUNS = {
-    name: f"vmckpt.cli.{name}"
-    for name in ("vm", "host", "migrate", "snapshot", "pki", "runs", "lab")
-}
+# One file each. A call imports its own alone: importing is most of what starting costs.
+COMMANDS = ("migrate", "check")
+NOUNS = ("vm", "host", "snapshot", "pki", "runs", "lab")
 
 
 def command_line(words: Sequence[str]) -> typer.Typer:
-    """The command line with the noun that `words` begin with, or with all."""
+    """The command line: the command or noun that `words` begin with, else all of them."""
     app = typer.Typer(
         name="vmckpt",
         help="Move, protect and checkpoint whole virtual machines on stock QEMU.",
@@ -34,12 +32,13 @@ def command_line(words: Sequence[str]) -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_root)
-    for name in [word for word in words[:1] if word in NOUNS] or NOUNS:
-        noun = import_module(f"vmckpt.cli.{name}")
-        if name == "migrate":
-            app.command(name)(noun.migrate)
+    names = (*COMMANDS, *NOUNS)
+    for name in [word for word in words[:1] if word in names] or names:
+        module = import_module(f"vmckpt.cli.{name}")
+        if name in COMMANDS:
+            app.command(name)(getattr(module, name))
         else:
-            app.add_typer(noun.app, name=name)
+            app.add_typer(module.app, name=name)
     return app
 
 

@@ -1,7 +1,7 @@
 """vmckpt migrate."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,6 @@ from vmckpt.cli.output import Json, run, show, warn
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.options import Options
-    from vmckpt.migrate.preflight import Preflight
     from vmckpt.migrate.report import Report
     from vmckpt.vm.inventory import Vm
 
@@ -143,7 +142,9 @@ def migrate(
 
     found, target = settled(vm), find_host(host)
     if dry_run:
-        _dry_run(found, target, options, as_json=json)
+        from vmckpt.cli import check
+
+        check.dry_run(found, target, options, as_json=json)
     else:
         _migrate(found, target, options, as_json=json)
 
@@ -178,28 +179,6 @@ def _text(report: "Report") -> str:
         f"  record    {report.run_record}",
     ]
     return "\n".join([*lines, *(f"  warning   {text}" for text in report.warnings)])
-
-
-def _dry_run(vm: "Vm", target: "Host", options: "Options", *, as_json: bool) -> None:
-    from vmckpt.migrate.preflight import preflight, resolve_method
-    from vmckpt.ui.tables import table
-
-    async def check() -> "Preflight":
-        return await preflight(vm, target, await resolve_method(vm, options))
-
-    checked = run(check())
-    rows = [(c.verdict, c.code, c.reason, c.remedy) for c in checked.checks]
-    result: dict[str, Any] = {
-        "vm": vm.name,
-        "source": vm.host.name,
-        "target": target.name,
-        "possible": checked.agreement is not None
-        and all(c.verdict != "refuse" for c in checked.checks),
-        "checks": [check._asdict() for check in checked.checks],
-    }
-    show(result, table(("verdict", "check", "reason", "remedy"), rows), as_json=as_json)
-    if not result["possible"]:
-        raise typer.Exit(4)
 
 
 def _recover(vm: str, *, as_json: bool) -> None:

@@ -1,14 +1,18 @@
 """A machine that VMs live on: this one, or one entered through a command prefix (a namespace)."""
 
 import asyncio
+import hashlib
+import ipaddress
 import os
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts import process
@@ -27,6 +31,13 @@ class Completed:
     returncode: int
     stdout: str
     stderr: str
+
+
+class Fingerprint(NamedTuple):
+    """What a file holds, for comparing: its size and its SHA-256, as hex digits."""
+
+    size_bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +169,21 @@ class Host:
         """Whether this user may read `path` on the host."""
         return os.access(path, os.R_OK)
 
+    def may_write_below(self, directory: Path) -> bool:
+        """Whether this user may make files in a directory, which need not be there yet."""
+        while not directory.exists():
+            directory = directory.parent
+        return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
+
+    def fingerprint(self, path: Path) -> Fingerprint | None:
+        """A file's size and content, for comparing; None when it cannot be read."""
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                return Fingerprint(file.tell(), digest)
+        except OSError:
+            return None
+
     def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
         try:
@@ -213,6 +239,16 @@ class Host:
                 return int(line.split()[1]) * 1024
         raise self._cannot_run("/proc/meminfo", "MemAvailable is missing")
 
+    def unix_time_s(self) -> float:
+        """What the host's clock says."""
+        return time.time()
+
+    async def listening_ports(self, address: str) -> frozenset[int]:
+        """TCP ports that somebody listens on at `address`. Raises HostDownError."""
+        tables = ["/proc/net/tcp", "/proc/net/tcp6"]
+        present = await self.run(["cat", *tables])
+        return listening_ports(present.stdout, address)
+
     def cpu_flags(self) -> frozenset[str]:
         """Flags of the host's first processor."""
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -233,3 +269,19 @@ class Host:
             why=why,
             remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
         )
+
+
+def listening_ports(tables: str, address: str) -> frozenset[int]:
+    """Ports with a listener at `address` or everywhere, by /proc/net/tcp and tcp6 (proc(5))."""
+    packed = ipaddress.ip_address(address).packed
+    # Words of four bytes in the machine's order, as hex digits.
+    here = "".join(packed[i : i + 4][::-1].hex() for i in range(0, len(packed), 4)).upper()
+    found = set()
+    for line in tables.splitlines():
+        fields = line.split()
+        if len(fields) < 4 or fields[3] != "0A":
+            continue
+        local, _, port = fields[1].partition(":")
+        if local == here or not local.strip("0"):
+            found.add(int(port, 16))
+    return frozenset(found)

@@ -27,6 +27,7 @@ from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.migrate.arrival import announce, prove_alive, set_clock
+from vmckpt.migrate.check import WARN
 from vmckpt.migrate.compare import Machine, describe, differences
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
 from vmckpt.migrate.disks import DiskMirrors
@@ -37,7 +38,7 @@ from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.listen import listen
 from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.ownership import Move, decide
-from vmckpt.migrate.preflight import WARN, Preflight, preflight, resolve_method
+from vmckpt.migrate.preflight import Preflight, preflight, resolve_method
 from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, locked, lost, undo_target, unknown
 from vmckpt.migrate.report import Report

@@ -1,6 +1,6 @@
 """One function per QMP command that vmckpt uses; names and meanings are QEMU's (qapi/*.json)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
@@ -51,6 +51,22 @@ async def system_powerdown(monitor: Monitor) -> None:
 async def query_cpus(monitor: Monitor) -> list[Cpu]:
     """The vCPUs, by index."""
     return [Cpu(cpu["thread-id"], cpu["qom-path"]) for cpu in await monitor.ask("query-cpus-fast")]
+
+
+async def query_pci_ids(monitor: Monitor) -> dict[str, str]:
+    """The ids of PCI functions, by address (`0000:00:03.0`); "" for those that got none."""
+    buses = await monitor.ask("query-pci")
+    return {
+        f"0000:{device['bus']:02x}:{device['slot']:02x}.{device['function']}": device["qdev_id"]
+        for bus in buses
+        for device in _pci_functions(bus["devices"])
+    }
+
+
+def _pci_functions(devices: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for device in devices:
+        yield device
+        yield from _pci_functions(device.get("pci_bridge", {}).get("devices", ()))
 
 
 async def qom_children(monitor: Monitor, path: str) -> dict[str, str]:

@@ -1,0 +1,34 @@
+"""Which devices keep QEMU from migrating, by the ids that people gave them."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from vmckpt.migrate.check import OK, REFUSE, Check
+
+# "non-migratable device: 0000:00:03.0/1/usb-mtp": the way to it, which begins at a PCI function
+# where there is one, and its kind (QEMU, migration/savevm.c).
+_DEVICE = re.compile(r"non-migratable device: (?:(?P<pci>[0-9a-f]{4}(?::[0-9a-f]{2}){2}\.[0-7])/)?"
+                     r"(?:(?P<below>.+)/)?(?P<kind>[^/]+)")  # fmt: skip
+
+
+def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterator[Check]:
+    """A check per blocker, by QEMU's words and the ids of its PCI functions. Pure."""
+    if not blockers:
+        yield Check("migratable", OK, "no device blocks migration")
+    for blocker in blockers:
+        found = _DEVICE.fullmatch(blocker)
+        if found is None:
+            reason, remedy = f"QEMU refuses to migrate it: {blocker}", "mend what it names"
+        else:
+            where = _place(found["pci"], found["below"], pci_ids)
+            reason = f"the {found['kind']} {where} cannot be migrated"
+            remedy = "unplug it, or take it out of the spec and start the VM anew"
+        yield Check("migratable", REFUSE, reason, remedy)
+
+
+def _place(pci: str | None, below: str | None, pci_ids: Mapping[str, str]) -> str:
+    if pci is None:
+        return f"at {below}" if below else "of the machine"
+    name = pci_ids.get(pci, "")
+    device = f"'{name}' (PCI {pci})" if name else f"without an id at PCI {pci}"
+    return f"at port {below} of the device {device}" if below else device

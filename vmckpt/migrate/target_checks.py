@@ -1,0 +1,177 @@
+"""What the target's host has to offer a VM that is to move there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.check import OK, REFUSE, WARN, Check
+from vmckpt.migrate.disk_plan import DiskPlan
+from vmckpt.qemu.abilities import Abilities
+from vmckpt.units import format_size
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.probe import choose_accel
+
+# Beyond it certificates, time-outs and what is written down no longer mean the same on both hosts.
+CLOCK_SKEW_S = 1.0
+
+
+def name(vm: Vm, target: Host) -> Iterator[Check]:
+    """No other VM of its name."""
+    if read_vm(target, vm.name):
+        reason = f"{target.name} has a VM '{vm.name}' already"
+        yield Check("name-free", REFUSE, reason, f"remove or rename the one on {target.name}")
+    else:
+        yield Check("name-free", OK, f"{target.name} has no other VM of that name")
+
+
+def machine(vm: Vm, target: Host, theirs: Abilities) -> Iterator[Check]:
+    """Its machine type and CPU model exist there."""
+    kind = vm.qemu.platform.machine
+    if kind not in theirs.machines:
+        yield Check(
+            "machine-type",
+            REFUSE,
+            f"QEMU {theirs.version} on {target.name} has no machine type {kind}",
+            f'run the VM with a machine type that both have (machine = "{_newest(theirs)}")',
+        )
+    else:
+        yield Check("machine-type", OK, f"{kind} on both sides")
+    model = vm.qemu.platform.cpu.partition(",")[0]
+    if model not in theirs.cpu_models:
+        reason = f"QEMU {theirs.version} on {target.name} has no CPU model '{model}'"
+        yield Check("cpu-model", REFUSE, reason, "run the VM with a CPU model that both have")
+    else:
+        yield Check("cpu-model", OK, f"{model}; the features are compared before memory is sent")
+
+
+def _newest(theirs: Abilities) -> str:
+    return theirs.machines.get("q35", "q35")
+
+
+async def accel(vm: Vm, target: Host) -> list[Check]:
+    """The same accelerator."""
+    needed = vm.qemu.platform.accel
+    try:
+        await choose_accel(target, needed)
+    except RefusedError as exc:
+        reason = f"the VM runs on {needed}, and {exc.what}: {exc.why}"
+        return [Check("accel", REFUSE, reason, "QEMU cannot move a VM between KVM and TCG")]
+    return [Check("accel", OK, f"{needed} on both sides")]
+
+
+def room(vm: Vm, target: Host) -> Iterator[Check]:
+    """Room for its memory, and the right to put it and its files there."""
+    need = vm.spec.memory_bytes
+    if not target.exists(vm.spec.ram_dir):
+        reason = f"{target.name} has no directory {vm.spec.ram_dir} for the VM's memory"
+        yield Check("memory", REFUSE, reason, "create it, or choose another ram_dir")
+        return
+    free = min(target.free_bytes(vm.spec.ram_dir), target.available_memory_bytes())
+    text = f"{format_size(need)} needed, {format_size(free)} free on {target.name}"
+    if free < need:
+        yield Check("memory", REFUSE, text, f"free memory on {target.name}, or choose another host")
+    else:
+        yield Check("memory", OK, text)
+    places = (vm.spec.ram_dir, target.state_dir)
+    if closed := [str(place) for place in places if not target.may_write_below(place)]:
+        reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
+        yield Check("permissions", REFUSE, reason, "give it the right to, or choose others")
+    else:
+        yield Check("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
+
+
+def disks(plan: DiskPlan) -> Iterator[Check]:
+    """What becomes of its disks."""
+    for obstacle in plan.obstacles:
+        yield Check(obstacle.code, REFUSE, obstacle.reason, obstacle.remedy)
+    if plan.copies and not plan.obstacles:
+        size = format_size(sum(copy.allocated_bytes for copy in plan.copies))
+        text = f"{len(plan.copies)} to copy ({size}), {len(plan.shared)} shared"
+        yield Check("disks", OK, text)
+    elif plan.shared and not plan.obstacles:
+        yield Check("disks", OK, f"{len(plan.shared)} shared")
+
+
+def files(vm: Vm, target: Host, plan: DiskPlan) -> Iterator[Check]:
+    """Everything that QEMU opens by path is there, and the firmware is the same."""
+    spec = vm.spec
+    wanted: list[Path] = list(plan.shared)
+    if spec.boot:
+        wanted += [path for path in (spec.boot.kernel, spec.boot.initrd) if path]
+    if spec.firmware:
+        wanted += [spec.firmware.code, spec.firmware.vars]
+    missing = [str(path) for path in wanted if not target.readable(path)]
+    if missing:
+        reason = f"{target.name} cannot read {', '.join(missing)}"
+        yield Check("files", REFUSE, reason, "put the VM's files on storage that both hosts share")
+    elif wanted:
+        yield Check("files", OK, f"{len(wanted)} files of the VM are readable on {target.name}")
+    if spec.firmware and not missing:
+        yield _firmware(spec.firmware.code, vm.host, target)
+
+
+def _firmware(code: Path, source: Host, target: Host) -> Check:
+    ours, theirs = source.fingerprint(code), target.fingerprint(code)
+    if ours is None or ours == theirs:
+        return Check("firmware", OK, f"{code} is the same on both sides")
+    remedy = f"install the same firmware package on {source.name} and {target.name}"
+    if theirs is None or ours.size_bytes != theirs.size_bytes:
+        reason = f"{code} has another size on {target.name}: QEMU cannot load the guest into it"
+        return Check("firmware", REFUSE, reason, remedy)
+    reason = f"{code} is another build on {target.name}; the guest meets it when it next boots"
+    return Check("firmware", WARN, reason, remedy)
+
+
+async def network(vm: Vm, target: Host) -> list[Check]:
+    """A bridge for its NICs, which is really there."""
+    networks = {nic.network for nic in vm.spec.nics}
+    checks = []
+    if "bridge" in networks:
+        obstacle = await _bridge_obstacle(target)
+        remedy = "create it, or name the host's bridge in its inventory entry"
+        if obstacle:
+            checks.append(Check("bridge", REFUSE, obstacle, remedy))
+        else:
+            checks.append(Check("bridge", OK, f"{target.bridge} on {target.name}"))
+    if "user" in networks:
+        reason = "connections through user-mode NAT break: they end at the source's QEMU"
+        remedy = 'use network = "bridge" for what must stay open'
+        checks.append(Check("user-network", WARN, reason, remedy))
+    return checks
+
+
+async def _bridge_obstacle(target: Host) -> str | None:
+    if target.bridge is None:
+        return f"{target.name} has no bridge for the VM's NICs"
+    done = await target.run(
+        ["ip", "-oneline", "link", "show", "dev", target.bridge, "type", "bridge"]
+    )
+    if done.returncode or not done.stdout.strip():
+        why = done.stderr.strip() or "it is no bridge"
+        return f"{target.name} has no bridge '{target.bridge}': {why}"
+    return None
+
+
+async def ports(target: Host, *, needed: int) -> list[Check]:
+    """Free ports for it to come in by, where the host has a range of them."""
+    if target.migration_ports is None:
+        return []
+    first, last = target.migration_ports
+    taken = await target.listening_ports(target.migration_address)
+    free = last - first + 1 - sum(first <= port <= last for port in taken)
+    text = f"{free} of the ports {first} to {last} of {target.name} are free, {needed} needed"
+    if free < needed:
+        remedy = "let other migrations to it end, or widen migration_ports in its inventory entry"
+        return [Check("ports", REFUSE, text, remedy)]
+    return [Check("ports", OK, text)]
+
+
+def clock(source: Host, target: Host) -> Check:
+    """Both hosts' clocks say the same, more or less."""
+    skew_s = abs(source.unix_time_s() - target.unix_time_s())
+    text = f"the clocks of {source.name} and {target.name} are {skew_s:.1f} s apart"
+    if skew_s > CLOCK_SKEW_S:
+        remedy = "run a time service (chrony) on both: certificates and the guest's clock need it"
+        return Check("clock", WARN, text, remedy)
+    return Check("clock", OK, text)
