@@ -111,13 +111,16 @@ class Transfer:
 
     async def _news_of_the_end(self, events: Events) -> bool:
         """Wait until QEMU tells of a change, 0.1 s at most; whether it has completed."""
-        event = await events.next(SAMPLE_S)
-        completed = False
-        for news in [event, *events.drain()] if event else []:
+        while event := await events.next(SAMPLE_S):
+            news = [one.get("data") for one in (event, *events.drain())]
             # A short post-copy is over before a query sees it.
-            self._postcopy_began |= news.get("data") == {"status": "postcopy-active"}
-            completed |= news.get("data") == {"status": "completed"}
-        return completed
+            self._postcopy_began |= {"status": "postcopy-active"} in news
+            if {"status": "completed"} in news:
+                return True
+            if news[-1] != {"status": "device"}:
+                return False
+            # The guest stands still while its devices are sent: no time for questions.
+        return False
 
     async def _sample(self) -> MigrationStatus:
         status = await commands.query_migrate(self._source)
