@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.setting import machine, write_result
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor
@@ -111,7 +112,9 @@ async def throughput(made: World, pairs: int) -> list[dict[str, float]]:
     control = await GUEST.control(made.lab)
     names = ("lab-a", "lab-b")
     hosts = [
-        Host(one.name, one.state_dir, one.migration_address, enter=one.enter, qemu=str(one.qemu))
+        LocalHost(
+            one.name, one.state_dir, one.migration_address, enter=one.enter, qemu=str(one.qemu)
+        )
         for one in (made.lab.host(name) for name in names)
     ]
     rows = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks import setting
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.ends import End
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.qemu.monitor import session
@@ -94,11 +94,11 @@ class Referee:
         return cls(began_s=states[0][1], stopped_s=stops[0], completed_s=states[-1][1])
 
 
-async def move(way: str, number: int, limit_ms: int, hosts: Sequence[Host]) -> Sample:
+async def move(way: str, number: int, limit_ms: int, hosts: Sequence[LocalHost]) -> Sample:
     """Move the guest to the other host, one way or the other, and measure it."""
     await asyncio.sleep(SETTLE_S)
     busy = await setting.await_quiet(QUIET_PERCENT, PATIENCE_S)
-    vm = find_vm(NAME)
+    vm = await find_vm(NAME)
     target = next(host for host in hosts if host.name != vm.host.name)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), "the source") as monitor:
         await monitor.tell("trace-event-set-state", {"name": "migrate_set_state", "enable": True})
@@ -112,7 +112,9 @@ async def move(way: str, number: int, limit_ms: int, hosts: Sequence[Host]) -> S
     await asyncio.sleep(AFTER_S + 0.05)
     heard = await setting.heard(target, NUMBER, process.began_ns, until_ns)
     quiet = await setting.heard(target, NUMBER, process.began_ns - 10**9, process.began_ns)
-    ran_s = max(float(at) for at in RAN.findall(find_vm(NAME).qemu.files.stderr.read_text()))
+    ran_s = max(
+        float(at) for at in RAN.findall((await find_vm(NAME)).qemu.files.stderr.read_text())
+    )
     result = json.loads(process.stdout)
     return Sample(
         way=way,
@@ -146,7 +148,7 @@ def _phases_s(run_record: str | None) -> dict[str, float]:
 
 @asynccontextmanager
 async def _moving(
-    way: str, limit_ms: int, vm: Vm, target: Host
+    way: str, limit_ms: int, vm: Vm, target: LocalHost
 ) -> AsyncIterator[tuple[str | Path, ...]]:
     """The command that moves `vm`. After the block vmckpt finds it on `target`, either way."""
     if way == VMCKPT:
@@ -155,8 +157,8 @@ async def _moving(
         return
     directory = vm_dir(target.state_dir, NAME)
     source, to = End(vm.host, vm.qemu.files), End(target, directory.qemu(new_qemu_id()))
-    target.make_dir(to.files.path)
-    target.write_text(directory.spec, vm.spec.text)
+    await target.make_dir(to.files.path)
+    await target.write_text(directory.spec, vm.spec.text)
     argv = qemu_argv(vm.spec, vm.qemu.platform, to.files, target.qemu, incoming=True)
     argv.remove("-S")
     tap, bridge = to.files.tap(0), str(target.bridge)
@@ -174,14 +176,14 @@ async def _moving(
         json.dump(plan, file)
         file.flush()
         yield setting.PYTHON, "-m", "benchmarks.bare_migrate", file.name
-    qemu = find_qemu(to, vm.qemu.platform)
+    qemu = await find_qemu(to, vm.qemu.platform)
     if qemu is None:
         raise SystemExit("the bare script's target QEMU has ended")
-    settle_on_target(to, qemu, vm.host)
+    await settle_on_target(to, qemu, vm.host)
     await release(source, vm.spec.ram_dir)
 
 
-async def moves(rounds: int, hosts: Sequence[Host]) -> list[Sample]:
+async def moves(rounds: int, hosts: Sequence[LocalHost]) -> list[Sample]:
     """The guest moved once each way per round; the counted rounds only, `rounds` at each limit.
 
     Both limits and both orders of the two ways come equally often with each other.

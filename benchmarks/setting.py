@@ -22,6 +22,7 @@ from typing import Any
 
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
+from vmckpt.hosts.local import LocalHost
 from vmckpt.lab import lab as labs
 from vmckpt.lab.network import CLIENT_ADDRESS
 
@@ -71,7 +72,7 @@ def _from_environment(name: str) -> Path:
 
 
 @asynccontextmanager
-async def lab(hosts: int = 2) -> AsyncIterator[tuple[Host, ...]]:
+async def lab(hosts: int = 2) -> AsyncIterator[tuple[LocalHost, ...]]:
     """A lab in a state directory of its own for the block; nothing of either is left after it.
 
     Commands started in the block use it too: VMCKPT_STATE_DIR names it.
@@ -81,7 +82,8 @@ async def lab(hosts: int = 2) -> AsyncIterator[tuple[Host, ...]]:
     os.environ["VMCKPT_STATE_DIR"] = str(state)
     try:
         made = await labs.up(state, hosts=hosts, qemus=[qemu()])
-        yield tuple(find_host(host.name) for host in made.hosts)
+        found = (find_host(host.name) for host in made.hosts)
+        yield tuple(host for host in found if isinstance(host, LocalHost))
     finally:
         await labs.down(state)
         shutil.rmtree(state)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
 from vmckpt.hosts import process
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import query_disk_images
@@ -51,7 +51,7 @@ def allocated_bytes(path: Path) -> int:
 async def traces(made: World, host: str, name: str) -> list[str]:
     """Jobs and nodes of copies that the QEMU on `host` still has."""
     home = made.lab.host(host)
-    vm = read_vm(Host(host, home.state_dir, home.migration_address), name)
+    vm = await read_vm(LocalHost(host, home.state_dir, home.migration_address), name)
     assert vm is not None
     monitor = await Monitor.connect(await vm.host.connect(vm.qemu.files.operator), name)
     jobs = [job.id for job in await commands.query_jobs(monitor)]

@@ -101,7 +101,7 @@ async def told(made: World, command: str, **arguments: object) -> None:
     """Somebody else's hand on the source's QEMU."""
     os.environ["VMCKPT_STATE_DIR"] = str(made.state_dir)
     try:
-        vm = find_vm("mover")
+        vm = await find_vm("mover")
     finally:
         del os.environ["VMCKPT_STATE_DIR"]
     async with session(await vm.host.connect(vm.qemu.files.onlooker), "mover") as monitor:

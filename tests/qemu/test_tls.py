@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import issue, make_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.lab.labguest import LabGuest
@@ -73,7 +73,7 @@ def certified(pair: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(pair.state_dir))
     make_authority(pair.state_dir)
     for name in ("lab-a", "lab-b"):
-        issue(pair.state_dir, find_host(name))
+        asyncio.run(issue(pair.state_dir, find_host(name)))
     yield pair
     forget(pair)
 
@@ -91,7 +91,7 @@ def forget(made: World) -> None:
 async def waiting() -> AsyncIterator[tuple[End, End]]:
     """The VM's QEMU on lab-a, and one on lab-b that waits for it; the VM stays where it is."""
     a, b = find_host("lab-a"), find_host("lab-b")
-    vm = read_vm(a, "mover")
+    vm = await read_vm(a, "mover")
     assert vm is not None
     source = End(a, vm.qemu.files)
     target = End(b, vm_dir(b.state_dir, "mover").qemu(new_qemu_id()))
@@ -101,12 +101,12 @@ async def waiting() -> AsyncIterator[tuple[End, End]]:
     try:
         yield source, target
         assert (await commands.query_status(await source.monitor())).running
-        assert not target.ever_ran
+        assert not await target.ever_ran()
     finally:
         await disarm(source)
         await source.close()
         await discard(target, vm.spec.ram_dir)
-        b.remove(vm_dir(b.state_dir, "mover").path)
+        await b.remove(vm_dir(b.state_dir, "mover").path)
 
 
 async def outcome(source: End, uri: str) -> str:
@@ -119,12 +119,12 @@ async def outcome(source: End, uri: str) -> str:
     return status.status
 
 
-def issue_expired(state: Path, host: Host) -> None:
-    issue(state, host, days=0)
-    time.sleep(1.1)
+async def issue_expired(state: Path, host: Host) -> None:
+    await issue(state, host, days=0)
+    await asyncio.sleep(1.1)
 
 
-def identity_of(kind: str, made: World, directory: Path) -> tuple[str, str]:
+async def identity_of(kind: str, made: World, directory: Path) -> tuple[str, str]:
     """Certificate and key of a stranger, or of the source itself."""
     state, address = made.state_dir, "10.77.1.1"
     if kind == "rightful":
@@ -136,11 +136,11 @@ def identity_of(kind: str, made: World, directory: Path) -> tuple[str, str]:
             state = directory / "other"
             make_authority(state)
         name = "lab-c" if kind == "another host" else "lab-a"
-        stranger = Host(name, directory, address)
+        stranger = LocalHost(name, directory, address)
         if kind == "expired":
-            issue_expired(state, stranger)
+            await issue_expired(state, stranger)
         else:
-            issue(state, stranger)
+            await issue(state, stranger)
         directory = pki_dir(stranger)
     return str(directory / "client-cert.pem"), str(directory / "client-key.pem")
 
@@ -163,12 +163,12 @@ def test_the_target_lets_only_the_source_in(certified: World, tmp_path: Path, ki
         async with waiting() as (source, target):
             await arm(source, target, X509, "r1")
             uri = await listen(await target.monitor(), target.host)
-            stranger = identity_of(kind, certified, tmp_path)
+            stranger = await identity_of(kind, certified, tmp_path)
             expected = "accepted" if kind == "rightful" else "refused"
             assert await answer(source.host, uri, stranger) == expected
             if kind != "rightful":
                 # The target goes on waiting for the source.
-                rightful = identity_of("rightful", certified, tmp_path)
+                rightful = await identity_of("rightful", certified, tmp_path)
                 assert await answer(source.host, uri, rightful) == "accepted"
 
     asyncio.run(knock())
@@ -197,7 +197,7 @@ def test_the_source_sends_nothing_to_a_target_it_does_not_know(
         state = tmp_path
         make_authority(state)
     address = "10.77.1.99" if wrong == "address" else target_host.migration_address
-    issue(state, Host("lab-b", target_host.state_dir, address))
+    asyncio.run(issue(state, LocalHost("lab-b", target_host.state_dir, address)))
 
     async def send() -> None:
         async with waiting() as (source, target):
@@ -212,7 +212,7 @@ def test_the_source_sends_nothing_to_a_target_it_does_not_know(
 
 
 def test_an_expired_certificate_is_not_even_loaded(certified: World) -> None:
-    issue_expired(certified.state_dir, find_host("lab-b"))
+    asyncio.run(issue_expired(certified.state_dir, find_host("lab-b")))
 
     async def try_it() -> None:
         async with waiting() as (source, target):
@@ -323,7 +323,7 @@ def test_nothing_of_the_guest_is_seen_on_the_wire(certified: World, way: str) ->
 
 async def left_on(host: str) -> dict[str, str]:
     """What the VM's QEMU still has of the encryption after it has come here."""
-    vm = read_vm(find_host(host), "mover")
+    vm = await read_vm(find_host(host), "mover")
     assert vm is not None
     end = End(vm.host, vm.qemu.files)
     try:
@@ -355,12 +355,13 @@ def spoil(made: World, how: str, directory: Path) -> None:
     host, directory_b = find_host("lab-b"), pki_dir(find_host("lab-b"))
     match how:
         case "expired":
-            issue_expired(made.state_dir, host)
+            asyncio.run(issue_expired(made.state_dir, host))
         case "another authority":
             make_authority(directory)
-            issue(directory, host)
+            asyncio.run(issue(directory, host))
         case "another address":
-            issue(made.state_dir, Host("lab-b", host.state_dir, "10.77.1.99"))
+            moved = LocalHost("lab-b", host.state_dir, "10.77.1.99")
+            asyncio.run(issue(made.state_dir, moved))
         case "missing":
             shutil.rmtree(directory_b)
         case "in pieces":
@@ -408,7 +409,7 @@ def test_a_move_that_fails_leaves_no_credentials(certified: World) -> None:
     # Not an address of lab-b: its QEMU cannot listen there, which shows when all is armed.
     entry.write_text(json.dumps(json.loads(before) | {"migration_address": "10.77.1.77"}))
     try:
-        issue(certified.state_dir, find_host("lab-b"))
+        asyncio.run(issue(certified.state_dir, find_host("lab-b")))
         failed = certified.vmckpt("migrate", "mover", "lab-b")
         assert failed.code == 7
         assert "10.77.1.77" in failed.error["what"]
@@ -480,7 +481,7 @@ def test_recovery_takes_the_credentials_away(certified: World) -> None:
 
 async def creds_in_use(host: Host) -> str:
     """The VM's QEMU's `tls-creds`, asked beside the command that works with it."""
-    vm = read_vm(host, "mover")
+    vm = await read_vm(host, "mover")
     assert vm is not None
     monitor = await Monitor.connect(await host.connect(vm.qemu.files.onlooker), "mover")
     try:

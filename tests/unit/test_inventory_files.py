@@ -1,5 +1,6 @@
 """The inventory: which hosts and VMs there are, read from files that people also write."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from vmckpt.errors import NotFoundError, OutcomeUnknownError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, check_name, find_host, state_dir
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.journal import Journal, find_journal
 from vmckpt.vm.argv import Platform
@@ -43,22 +45,22 @@ def add_host(state: Path, name: str, **changed: Any) -> Path:
 
 def add_vm(host: Host, name: str) -> Qemu:
     directory = vm_dir(host.state_dir, name)
-    host.make_dir(directory.path)
+    asyncio.run(host.make_dir(directory.path))
     qemu = Qemu(directory.qemu("0123abcd"), ProcessId(1, 0), Platform("q35", "tcg", "qemu64"))
-    host.write_text(directory.spec, f'name = "{name}"\nmemory = "64M"\n')
-    host.write_text(directory.current, qemu.to_json())
+    asyncio.run(host.write_text(directory.spec, f'name = "{name}"\nmemory = "64M"\n'))
+    asyncio.run(host.write_text(directory.current, qemu.to_json()))
     return qemu
 
 
 def test_this_machine_is_always_a_host(state: Path) -> None:
-    assert all_hosts() == [Host("local", state, "127.0.0.1")]
+    assert all_hosts() == [LocalHost("local", state, "127.0.0.1")]
 
 
 def test_hosts_are_read_whole_local_first_then_by_name(state: Path) -> None:
     add_host(state, "lab-b", enter=[], bridge=None, heartbeats=None)
     add_host(state, "lab-a", state_dir="/run/lab/a")
     assert [host.name for host in all_hosts()] == ["local", "lab-a", "lab-b"]
-    assert find_host("lab-a") == Host(
+    assert find_host("lab-a") == LocalHost(
         name="lab-a",
         state_dir=Path("/run/lab/a"),
         migration_address="10.77.1.1",
@@ -77,7 +79,7 @@ def test_a_file_may_say_how_local_is_reached(state: Path) -> None:
 
 def test_two_keys_are_enough_for_a_host(state: Path) -> None:
     (state / "hosts/b.json").write_text('{"state_dir": "/b", "migration_address": "10.0.0.2"}')
-    assert find_host("b") == Host("b", Path("/b"), "10.0.0.2")
+    assert find_host("b") == LocalHost("b", Path("/b"), "10.0.0.2")
 
 
 def test_an_unknown_host_is_not_found_and_the_known_are_named(state: Path) -> None:
@@ -142,7 +144,7 @@ def test_a_vm_is_found_where_it_is_at_home(state: Path) -> None:
     add_host(state, "lab-a")
     host = find_host("lab-a")
     qemu = add_vm(host, "web")
-    vm = find_vm("web")
+    vm = asyncio.run(find_vm("web"))
     assert (vm.name, vm.host, vm.qemu) == ("web", host, qemu)
     assert vm.spec.memory_bytes == 64 << 20
 
@@ -152,19 +154,19 @@ def test_a_vm_that_is_not_there_yet_is_not_at_home(state: Path) -> None:
     add_host(state, "lab-a")
     host = find_host("lab-a")
     add_vm(host, "web")
-    host.remove(vm_dir(host.state_dir, "web").current)
-    assert read_vm(host, "web") is None
+    asyncio.run(host.remove(vm_dir(host.state_dir, "web").current))
+    assert asyncio.run(read_vm(host, "web")) is None
     with pytest.raises(NotFoundError, match="there is no VM 'web'"):
-        find_vm("web")
+        asyncio.run(find_vm("web"))
 
 
 def test_a_vm_at_home_twice_is_said_to_be_and_not_guessed(state: Path) -> None:
     for name in ("lab-a", "lab-b"):
         add_host(state, name)
         add_vm(find_host(name), "web")
-    assert [vm.host.name for vm in homes("web")] == ["lab-a", "lab-b"]
+    assert [vm.host.name for vm in asyncio.run(homes("web"))] == ["lab-a", "lab-b"]
     with pytest.raises(OutcomeUnknownError, match="lab-a and lab-b"):
-        find_vm("web")
+        asyncio.run(find_vm("web"))
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}", b'{"pid": 1}', b"[]", b"\xff\xfe"])
@@ -175,20 +177,20 @@ def test_a_damaged_vm_file_is_named(state: Path, content: bytes) -> None:
     current = vm_dir(host.state_dir, "web").current
     current.write_bytes(content)
     with pytest.raises(UsageError, match=f"{current} is damaged"):
-        read_vm(host, "web")
+        asyncio.run(read_vm(host, "web"))
 
 
 def test_a_journal_is_read_back_from_whichever_host_has_it(state: Path) -> None:
     for name in ("a", "b"):
         add_host(state, name)
     a, b = find_host("a"), find_host("b")
-    assert find_journal("web", (a, b)) is None
-    JOURNAL.write((a, b))
-    assert Journal.read(a, "web") == Journal.read(b, "web") == JOURNAL
-    JOURNAL.remove((a,))
-    assert find_journal("web", (a, b)) == JOURNAL
-    JOURNAL.remove((a, b))
-    assert find_journal("web", (a, b)) is None
+    assert asyncio.run(find_journal("web", (a, b))) is None
+    asyncio.run(JOURNAL.write((a, b)))
+    assert asyncio.run(Journal.read(a, "web")) == asyncio.run(Journal.read(b, "web")) == JOURNAL
+    asyncio.run(JOURNAL.remove((a,)))
+    assert asyncio.run(find_journal("web", (a, b))) == JOURNAL
+    asyncio.run(JOURNAL.remove((a, b)))
+    assert asyncio.run(find_journal("web", (a, b))) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "run": "x"}'])
@@ -196,7 +198,7 @@ def test_a_damaged_journal_is_named(state: Path, text: str) -> None:
     add_host(state, "a")
     host = find_host("a")
     path = vm_dir(host.state_dir, "web").journal
-    host.make_dir(path.parent)
+    asyncio.run(host.make_dir(path.parent))
     path.write_text(text)
     with pytest.raises(UsageError, match=f"{path} on a is damaged"):
-        Journal.read(host, "web")
+        asyncio.run(Journal.read(host, "web"))

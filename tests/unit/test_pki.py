@@ -1,5 +1,6 @@
 """Certificates of hosts, and when a migration between two hosts is encrypted, refused or clear."""
 
+import asyncio
 import json
 import stat
 import time
@@ -11,6 +12,7 @@ import pytest
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import issue, make_authority, read_authority
 from vmckpt.hosts.pki.certificate import DAY_S, is_issued_by, parse_certificate
 from vmckpt.hosts.pki.identity import FILES, Identity, obstacles, pki_dir, read_identity
@@ -18,6 +20,17 @@ from vmckpt.migrate.encryption import Scheme, choose
 from vmckpt.migrate.options import Tls
 
 ADDRESSES = {"a": "10.77.1.1", "b": "fd00:0:0::B"}
+
+
+Two = tuple[LocalHost, LocalHost]
+
+
+class Far(LocalHost):
+    """Another machine."""
+
+    @property
+    def is_this_machine(self) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -28,13 +41,13 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> tuple[Host, Host]:
-    a, b = (Host(name, tmp_path / name, address) for name, address in ADDRESSES.items())
+def hosts(tmp_path: Path) -> Two:
+    a, b = (LocalHost(name, tmp_path / name, address) for name, address in ADDRESSES.items())
     return a, b
 
 
 def issued(state: Path, *hosts: Host) -> list[Identity]:
-    return [issue(state, host) for host in hosts]
+    return [asyncio.run(issue(state, host)) for host in hosts]
 
 
 def mode(path: Path) -> int:
@@ -54,23 +67,19 @@ def test_there_is_one_authority(state: Path) -> None:
     assert read_authority(state) == before
 
 
-def test_a_certificate_names_the_host_and_its_address(
-    state: Path, hosts: tuple[Host, Host]
-) -> None:
+def test_a_certificate_names_the_host_and_its_address(state: Path, hosts: Two) -> None:
     a, b = issued(state, *hosts)
     assert a.server.names == {"a", "10.77.1.1"}
     assert b.server.names == {"b", "fd00::b"}
     assert (a.server.subject, a.client.subject) == ("CN=a", "CN=a")
     assert b.server.is_for("FD00::b")
     assert not b.server.is_for("fd00::c")
-    named = Host("c", hosts[0].state_dir, "Host-C.example")
-    assert issue(state, named).server.names == {"c", "host-c.example"}
+    named = LocalHost("c", hosts[0].state_dir, "Host-C.example")
+    assert asyncio.run(issue(state, named)).server.names == {"c", "host-c.example"}
 
 
-def test_a_hosts_keys_are_private_and_the_authoritys_key_stays(
-    state: Path, hosts: tuple[Host, Host]
-) -> None:
-    issue(state, hosts[0])
+def test_a_hosts_keys_are_private_and_the_authoritys_key_stays(state: Path, hosts: Two) -> None:
+    asyncio.run(issue(state, hosts[0]))
     directory = pki_dir(hosts[0])
     assert mode(directory) == 0o700
     assert {mode(path) for path in directory.iterdir()} == {0o600}
@@ -78,13 +87,11 @@ def test_a_hosts_keys_are_private_and_the_authoritys_key_stays(
     assert all(path.read_text() != secret for path in directory.iterdir())
 
 
-def test_issuing_again_replaces_keys_and_certificates(
-    state: Path, hosts: tuple[Host, Host]
-) -> None:
-    before = issue(state, hosts[0])
+def test_issuing_again_replaces_keys_and_certificates(state: Path, hosts: Two) -> None:
+    before = asyncio.run(issue(state, hosts[0]))
     keys = [(pki_dir(hosts[0]) / name).read_text() for name in FILES if "key" in name]
-    after = issue(state, hosts[0])
-    assert after == read_identity(hosts[0])
+    after = asyncio.run(issue(state, hosts[0]))
+    assert after == asyncio.run(read_identity(hosts[0]))
     assert after.authority == before.authority
     assert {after.server.fingerprint, after.client.fingerprint}.isdisjoint(
         {before.server.fingerprint, before.client.fingerprint}
@@ -94,38 +101,38 @@ def test_issuing_again_replaces_keys_and_certificates(
 
 def test_a_certificate_never_outlives_its_authority(tmp_path: Path) -> None:
     authority = make_authority(tmp_path / "s", days=10)
-    identity = issue(tmp_path / "s", Host("a", tmp_path / "a", "10.0.0.1"), days=365)
+    identity = asyncio.run(
+        issue(tmp_path / "s", LocalHost("a", tmp_path / "a", "10.0.0.1"), days=365)
+    )
     assert identity.server.not_after_unix_s == authority.not_after_unix_s
 
 
 def test_without_an_authority_nothing_is_issued(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no certificate authority"):
-        issue(tmp_path / "s", Host("a", tmp_path / "a", "10.0.0.1"))
+        asyncio.run(issue(tmp_path / "s", LocalHost("a", tmp_path / "a", "10.0.0.1")))
     assert read_authority(tmp_path / "s") is None
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("name", ["ca-key.pem", "ca-cert.pem"])
-def test_a_damaged_authority_is_named(state: Path, hosts: tuple[Host, Host], name: str) -> None:
+def test_a_damaged_authority_is_named(state: Path, hosts: Two, name: str) -> None:
     path = state / "pki" / "ca" / name
     path.write_text("-----BEGIN NONSENSE-----")
     with pytest.raises(UsageError) as damaged:
-        issue(state, hosts[0])
+        asyncio.run(issue(state, hosts[0]))
     assert str(path) in damaged.value.what
-    assert read_identity(hosts[0]) is None
+    assert asyncio.run(read_identity(hosts[0])) is None
 
 
 @pytest.mark.parametrize("missing", FILES)
-def test_half_of_the_files_are_not_none_of_them(
-    state: Path, hosts: tuple[Host, Host], missing: str
-) -> None:
+def test_half_of_the_files_are_not_none_of_them(state: Path, hosts: Two, missing: str) -> None:
     issued(state, *hosts)
     (pki_dir(hosts[1]) / missing).unlink()
     with pytest.raises(UsageError) as unusable:
-        read_identity(hosts[1])
+        asyncio.run(read_identity(hosts[1]))
     assert missing in unusable.value.why
     with pytest.raises(RefusedError, match="b cannot be used"):
-        choose(Tls.AUTO, *hosts)
+        asyncio.run(choose(Tls.AUTO, *hosts))
 
 
 def test_no_certificate_is_an_error() -> None:
@@ -134,7 +141,7 @@ def test_no_certificate_is_an_error() -> None:
             parse_certificate(text)
 
 
-def test_hosts_of_one_authority_trust_one_another(state: Path, hosts: tuple[Host, Host]) -> None:
+def test_hosts_of_one_authority_trust_one_another(state: Path, hosts: Two) -> None:
     a, b = issued(state, *hosts)
     now = time.time()
     assert obstacles((hosts[0], a), (hosts[1], b), now) == []
@@ -142,15 +149,13 @@ def test_hosts_of_one_authority_trust_one_another(state: Path, hosts: tuple[Host
 
 
 @pytest.mark.parametrize("days", [-1, 366])
-def test_a_certificate_out_of_its_time_is_an_obstacle(
-    state: Path, hosts: tuple[Host, Host], days: int
-) -> None:
+def test_a_certificate_out_of_its_time_is_an_obstacle(state: Path, hosts: Two, days: int) -> None:
     a, b = issued(state, *hosts)
     found = obstacles((hosts[0], a), (hosts[1], b), time.time() + days * DAY_S)
     assert {o.remedy for o in found} >= {"vmckpt pki issue a", "vmckpt pki issue b"}
 
 
-def test_an_expired_authority_vouches_for_nobody(tmp_path: Path, hosts: tuple[Host, Host]) -> None:
+def test_an_expired_authority_vouches_for_nobody(tmp_path: Path, hosts: Two) -> None:
     make_authority(tmp_path / "s", days=1)
     a, b = issued(tmp_path / "s", *hosts)
     forever = time.time() + 400 * DAY_S
@@ -166,18 +171,16 @@ def test_an_expired_authority_vouches_for_nobody(tmp_path: Path, hosts: tuple[Ho
     assert all("authority" in o.reason for o in found)
 
 
-def test_another_authority_is_an_obstacle(
-    state: Path, tmp_path: Path, hosts: tuple[Host, Host]
-) -> None:
+def test_another_authority_is_an_obstacle(state: Path, tmp_path: Path, hosts: Two) -> None:
     make_authority(tmp_path / "other")
-    a, b = issue(state, hosts[0]), issue(tmp_path / "other", hosts[1])
+    a, b = asyncio.run(issue(state, hosts[0])), asyncio.run(issue(tmp_path / "other", hosts[1]))
     assert not is_issued_by(b.server, a.authority)
     found = obstacles((hosts[0], a), (hosts[1], b), time.time())
     assert len(found) == 2
     assert all("vmckpt pki issue a b" in o.remedy for o in found)
 
 
-def test_a_moved_hosts_certificate_is_an_obstacle(state: Path, hosts: tuple[Host, Host]) -> None:
+def test_a_moved_hosts_certificate_is_an_obstacle(state: Path, hosts: Two) -> None:
     a, b = issued(state, *hosts)
     moved = replace(hosts[1], migration_address="10.77.1.9")
     found = obstacles((hosts[0], a), (moved, b), time.time())
@@ -201,31 +204,33 @@ def test_a_moved_hosts_certificate_is_an_obstacle(state: Path, hosts: tuple[Host
     ],
 )
 def test_who_has_certificates_and_what_is_asked_decide(
-    state: Path, hosts: tuple[Host, Host], tls: Tls, certified: str, scheme: Scheme | None
+    state: Path, hosts: Two, tls: Tls, certified: str, scheme: Scheme | None
 ) -> None:
     issued(state, *(host for host in hosts if host.name in certified))
     if scheme is None:
         with pytest.raises(RefusedError) as refused:
-            choose(tls, *hosts)
+            asyncio.run(choose(tls, *hosts))
         without = [host.name for host in hosts if host.name not in certified]
         assert f"vmckpt pki issue {' '.join(without)};" in refused.value.remedy
         return
-    chosen = choose(tls, *hosts)
+    chosen = asyncio.run(choose(tls, *hosts))
     assert chosen.scheme is scheme
     assert chosen.peer == ("CN=a" if scheme is Scheme.CERTIFICATES else "")
 
 
-def test_nothing_goes_in_clear_to_another_machine_unasked(hosts: tuple[Host, Host]) -> None:
-    far = replace(hosts[1], kind="ssh")
+def test_nothing_goes_in_clear_to_another_machine_unasked(
+    hosts: Two,
+) -> None:
+    far = Far("b", hosts[1].state_dir, "10.0.0.2")
     with pytest.raises(RefusedError, match="cannot be encrypted"):
-        choose(Tls.AUTO, hosts[0], far)
-    assert choose(Tls.OFF, hosts[0], far).scheme is Scheme.CLEAR
+        asyncio.run(choose(Tls.AUTO, hosts[0], far))
+    assert asyncio.run(choose(Tls.OFF, hosts[0], far)).scheme is Scheme.CLEAR
 
 
-def test_bad_certificates_never_mean_in_clear(state: Path, hosts: tuple[Host, Host]) -> None:
+def test_bad_certificates_never_mean_in_clear(state: Path, hosts: Two) -> None:
     issued(state, *hosts)
     with pytest.raises(RefusedError) as refused:
-        choose(Tls.AUTO, *hosts, time.time() + 366 * DAY_S)
+        asyncio.run(choose(Tls.AUTO, *hosts, time.time() + 366 * DAY_S))
     assert "expired" in refused.value.why
 
 

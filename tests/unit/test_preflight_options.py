@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.host import Completed, Fingerprint, Host
+from vmckpt.hosts.host import Completed, Fingerprint
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.check import Check
 from vmckpt.migrate.options import Method, OnTimeout, Options
@@ -45,7 +46,7 @@ OLD = NEW._replace(
 AGREEMENT = Agreement({}, {}, {})
 
 
-def host(root: Path, name: str, abilities: Abilities, *, bridge: str | None = "br0") -> Host:
+def host(root: Path, name: str, abilities: Abilities, *, bridge: str | None = "br0") -> LocalHost:
     """A host whose QEMU has been asked already: its answers stand in the cache."""
     state = root / name
     binary = state / "qemu"
@@ -55,11 +56,11 @@ def host(root: Path, name: str, abilities: Abilities, *, bridge: str | None = "b
     stat = binary.stat()
     key = hashlib.sha256(f"{binary}:{stat.st_mtime_ns}:{stat.st_size}".encode()).hexdigest()[:16]
     (cache / f"qemu-{key}.json").write_text(json.dumps(abilities.to_json()))
-    return Host(name, state, "127.0.0.1", qemu=str(binary), bridge=bridge)
+    return LocalHost(name, state, "127.0.0.1", qemu=str(binary), bridge=bridge)
 
 
 def stopped_vm(
-    where: Host, *, machine: str = "pc-q35-7.2", cpu: str = "qemu64", more: str = ""
+    where: LocalHost, *, machine: str = "pc-q35-7.2", cpu: str = "qemu64", more: str = ""
 ) -> Vm:
     text = f'name = "web"\nmemory = "16M"\nram_dir = "{where.state_dir}"\n{more}'
     directory = vm_dir(where.state_dir, "web")
@@ -68,12 +69,12 @@ def stopped_vm(
     return Vm(parse_spec(text, "web.toml", where.state_dir), where, directory, qemu)
 
 
-def checked(vm: Vm, target: Host, options: Options | None = None) -> dict[str, Check]:
+def checked(vm: Vm, target: LocalHost, options: Options | None = None) -> dict[str, Check]:
     found = asyncio.run(preflight(vm, target, options or Options(method=Method.PRECOPY)))
     return {check.code: check for check in found.checks}
 
 
-def refusals(vm: Vm, target: Host, options: Options | None = None) -> set[str]:
+def refusals(vm: Vm, target: LocalHost, options: Options | None = None) -> set[str]:
     # The VM of these tests is stopped: a process is no unit test's business.
     found = checked(vm, target, options)
     assert found["running"].verdict == "refuse"
@@ -176,9 +177,9 @@ def test_a_cpu_model_that_the_target_lacks(tmp_path: Path) -> None:
 def test_a_name_that_the_target_has(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
     other = stopped_vm(target)
-    target.make_dir(other.directory.path)
-    target.write_text(other.directory.spec, other.spec.text)
-    target.write_text(other.directory.current, other.qemu.to_json())
+    asyncio.run(target.make_dir(other.directory.path))
+    asyncio.run(target.write_text(other.directory.spec, other.spec.text))
+    asyncio.run(target.write_text(other.directory.current, other.qemu.to_json()))
     assert refusals(stopped_vm(source), target) == {"name-free"}
 
 
@@ -200,7 +201,7 @@ def test_a_bridge_that_the_target_has_not(tmp_path: Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Other(Host):
+class Other(LocalHost):
     """Another machine: its bridge, ports, clock, files and rights are what the test says."""
 
     shows: Completed | None = None
@@ -212,13 +213,13 @@ class Other(Host):
         assert self.shows is not None
         return self.shows
 
-    def unix_time_s(self) -> float:
-        return super(Other, self).unix_time_s() + self.fast_by_s
+    async def unix_time_s(self) -> float:
+        return await super(Other, self).unix_time_s() + self.fast_by_s
 
-    def fingerprint(self, path: Path) -> Fingerprint | None:
+    async def fingerprint(self, path: Path) -> Fingerprint | None:
         return self.firmware
 
-    def may_write_below(self, directory: Path) -> bool:
+    async def may_write_below(self, directory: Path) -> bool:
         return str(directory) != self.closed
 
 
@@ -270,7 +271,7 @@ def test_firmware_has_to_fit(tmp_path: Path) -> None:
     code.write_bytes(b"firmware")
     source = host(tmp_path, "a", NEW)
     vm = stopped_vm(source, more=f'[firmware]\ncode = "{code}"\nvars = "{code}"\n')
-    same = source.fingerprint(code)
+    same = asyncio.run(source.fingerprint(code))
     assert same is not None
     assert same.size_bytes == 8
     target = other(tmp_path, firmware=same)

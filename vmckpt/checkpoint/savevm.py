@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress
@@ -27,7 +27,7 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
     Raises RefusedError, OperationFailedError (nothing of the snapshot stays), BusyError.
     """
     nodes = _snapshot_nodes(vm)
-    with _locked(vm, "snapshot save"):
+    async with _locked(vm, "snapshot save"):
         monitor = await _open(vm)
         try:
             if name in {snapshot.name for snapshot in await _snapshots(monitor, nodes)}:
@@ -54,7 +54,7 @@ async def load(vm: Vm, name: str, emit: Emit) -> Snapshot:
     and says so. Raises NotFoundError, OperationFailedError, BusyError.
     """
     nodes = _snapshot_nodes(vm)
-    with _locked(vm, "snapshot load"):
+    async with _locked(vm, "snapshot load"):
         monitor = await _open(vm)
         try:
             snapshot = await _find(vm, monitor, nodes, name)
@@ -68,7 +68,7 @@ async def load(vm: Vm, name: str, emit: Emit) -> Snapshot:
 async def list_all(vm: Vm) -> list[Snapshot]:
     """The snapshots of a running VM, oldest first."""
     nodes = _snapshot_nodes(vm)
-    require_alive(vm)
+    await require_alive(vm)
     monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker)
     try:
         found = await _snapshots(monitor, nodes)
@@ -80,7 +80,7 @@ async def list_all(vm: Vm) -> list[Snapshot]:
 async def delete(vm: Vm, name: str, emit: Emit) -> None:
     """Delete snapshot `name`. Raises NotFoundError (QEMU alone would say nothing), BusyError."""
     nodes = _snapshot_nodes(vm)
-    with _locked(vm, "snapshot delete"):
+    async with _locked(vm, "snapshot delete"):
         monitor = await _open(vm)
         try:
             await _find(vm, monitor, nodes, name)
@@ -133,12 +133,12 @@ def _snapshot_nodes(vm: Vm) -> list[str]:
     return [f"disk{n}" for n in writable]
 
 
-def _locked(vm: Vm, action: str) -> AbstractContextManager[None]:
+def _locked(vm: Vm, action: str) -> AbstractAsyncContextManager[None]:
     return vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action))
 
 
 async def _open(vm: Vm) -> Monitor:
-    require_alive(vm)
+    await require_alive(vm)
     return await open_monitor(vm.host, vm.qemu, vm.qemu.files.operator)
 
 

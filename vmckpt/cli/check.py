@@ -27,7 +27,7 @@ def check(
     from vmckpt.hosts.inventory import find_host
     from vmckpt.migrate.options import Options
 
-    found, targets = settled(vm), [find_host(host) for host in dict.fromkeys(hosts)]
+    found, targets = run(settled(vm)), [find_host(host) for host in dict.fromkeys(hosts)]
     answers = run(_ask_all(found, targets, Options()))
     facts = [_facts(target, answer) for target, answer in answers]
     tables = [f"{_headline(found, *answer)}\n{_table(answer[1])}" for answer in answers]
@@ -37,8 +37,11 @@ def check(
         raise typer.Exit(4)
 
 
-def dry_run(vm: "Vm", target: "Host", options: "Options", *, as_json: bool) -> None:
+def dry_run(name: str, target: "Host", options: "Options", *, as_json: bool) -> None:
     """Show what `migrate` with these options would find; exit code 4 when it would refuse."""
+    from vmckpt.cli.vm import settled
+
+    vm = run(settled(name))
     answer = run(_ask(vm, target, options))
     result = {"vm": vm.name, "source": vm.host.name, **_facts(target, answer)}
     show(result, _table(answer), as_json=as_json)

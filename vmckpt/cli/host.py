@@ -44,7 +44,7 @@ async def _check(host: "Host") -> dict[str, Any]:
     from vmckpt.vm.probe import abilities, kvm_obstacle
 
     await host.require_up()
-    host.make_dir(host.state_dir)
+    await host.make_dir(host.state_dir)
     found = await abilities(host)
     obstacle = await kvm_obstacle(host)
     return _facts(host) | {
@@ -55,8 +55,8 @@ async def _check(host: "Host") -> dict[str, Any]:
         "postcopy": "postcopy-ram" in found.capabilities,
         "parallel": "multifd" in found.capabilities,
         "compressions": sorted(found.compressions),
-        "memory_available_bytes": host.available_memory_bytes(),
-        "state_free_bytes": host.free_bytes(host.state_dir),
+        "memory_available_bytes": await host.available_memory_bytes(),
+        "state_free_bytes": await host.free_bytes(host.state_dir),
     }
 
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
-    from vmckpt.vm.inventory import Vm
 
 
 class MethodWord(StrEnum):
@@ -138,24 +137,24 @@ def migrate(
         tls=Tls(tls),
         never_risk_postcopy=never_risk_postcopy,
     )
-    from vmckpt.cli.vm import settled
-
-    found, target = settled(vm), find_host(host)
+    target = find_host(host)
     if dry_run:
         from vmckpt.cli import check
 
-        check.dry_run(found, target, options, as_json=json)
+        check.dry_run(vm, target, options, as_json=json)
     else:
-        _migrate(found, target, options, as_json=json)
+        report = run(_migrate(vm, target, options))
+        show(report.to_json(), _text(report), as_json=json)
 
 
-def _migrate(vm: "Vm", target: "Host", options: "Options", *, as_json: bool) -> None:
+async def _migrate(name: str, target: "Host", options: "Options") -> "Report":
+    from vmckpt.cli.vm import settled
     from vmckpt.migrate.run import migrate as migrate_vm
     from vmckpt.ui.progress import display
 
+    vm = await settled(name)
     with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
-        report = run(migrate_vm(vm, target, options, emit))
-    show(report.to_json(), _text(report), as_json=as_json)
+        return await migrate_vm(vm, target, options, emit)
 
 
 def _text(report: "Report") -> str:
@@ -189,7 +188,7 @@ def _recover(vm: str, *, as_json: bool) -> None:
 
     recovery = run(recover(vm, warn))
     if recovery is None:
-        where = find_vm(vm).host.name
+        where = run(find_vm(vm)).host.name
         text = f"no migration of {vm} was cut off; it is on {where}"
         show({"vm": vm, "host": where, "outcome": "nothing to recover"}, text, as_json=as_json)
     else:

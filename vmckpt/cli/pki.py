@@ -54,7 +54,7 @@ def issue(
     issued, lines = [], []
     for host in [find_host(name) for name in hosts]:
         run(host.require_up())
-        facts = _facts(issue_to(state_dir(), host, days=days).server)
+        facts = _facts(run(issue_to(state_dir(), host, days=days)).server)
         issued.append({"host": host.name, **facts})
         lines.append(f"{host.name}: for {', '.join(facts['names'])}, until {facts['not_after']}")
     show({"hosts": issued}, "\n".join(lines), as_json=json)
@@ -85,7 +85,7 @@ def _host_facts(host: "Host", authority: "Certificate | None") -> dict[str, Any]
     from vmckpt.hosts.pki.identity import read_identity
 
     try:
-        identity = read_identity(host)
+        identity = run(read_identity(host))
     except UsageError as exc:
         return {"host": host.name, "state": "damaged", "why": exc.why}
     if identity is None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from vmckpt.cli import output
 from vmckpt.cli.output import Json, show
 
 app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich_markup_mode=None)
@@ -18,7 +19,7 @@ def list_(json: Json = False) -> None:
     from vmckpt.ui.tables import table
     from vmckpt.vm.inventory import running_operations
 
-    busy = running_operations()
+    busy = output.run(running_operations())
     rows = []
     for record in load_all(runs_dir()):
         when = datetime.fromtimestamp(record.began_unix_s, UTC).astimezone()
@@ -52,6 +53,8 @@ def show_(
         words = event.get("text") or event.get("phase", "")
         pairs.append((f"{event['at_s']:.3f} s", f"{event['event']}: {words}"))
     pairs.append(("samples", str(len(record.samples))))
-    unfinished = {"outcome": "running" if record.run in running_operations() else "cut off"}
+    unfinished = {
+        "outcome": "running" if record.run in output.run(running_operations()) else "cut off"
+    }
     pairs += [(key, str(value)) for key, value in (record.result or unfinished).items()]
     show(facts, fields(pairs), as_json=json)

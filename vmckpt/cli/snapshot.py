@@ -25,7 +25,7 @@ def save(vm: Name, name: SnapshotName, json: Json = False) -> None:
     from vmckpt.ui.progress import display
     from vmckpt.units import format_size
 
-    found = settled(vm)
+    found = run(settled(vm))
     with display(f"saving {vm} as {name}") as emit:
         snapshot = run(savevm.save(found, check_name(name, "snapshot"), emit))
     text = f"{name} is saved, {format_size(snapshot.state_bytes)} of memory and devices"
@@ -40,7 +40,7 @@ def list_(vm: Name, json: Json = False) -> None:
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration, format_size
 
-    found = run(savevm.list_all(settled(vm)))
+    found = run(savevm.list_all(run(settled(vm))))
     rows = [
         (s.name, f"{datetime.fromtimestamp(s.taken_unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}",
          format_size(s.state_bytes), format_duration(s.guest_clock_s))
@@ -57,7 +57,7 @@ def load(vm: Name, name: SnapshotName, json: Json = False) -> None:
     from vmckpt.cli.vm import settled
     from vmckpt.ui.progress import display
 
-    found = settled(vm)
+    found = run(settled(vm))
     with display(f"putting {vm} back to {name}") as emit:
         snapshot = run(savevm.load(found, name, emit))
     show({"vm": vm, **_facts(snapshot)}, f"{vm} is back at {name}", as_json=json)
@@ -70,7 +70,7 @@ def delete(vm: Name, name: SnapshotName, json: Json = False) -> None:
     from vmckpt.cli.vm import settled
     from vmckpt.ui.progress import display
 
-    found = settled(vm)
+    found = run(settled(vm))
     with display(f"deleting {name} of {vm}") as emit:
         run(savevm.delete(found, name, emit))
     show({"vm": vm, "name": name, "deleted": True}, f"{name} is deleted", as_json=json)

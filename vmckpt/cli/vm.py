@@ -54,7 +54,7 @@ def show_(name: Name, json: Json = False) -> None:
     from vmckpt.ui.tables import fields
     from vmckpt.vm.inventory import look
 
-    facts = _facts(run(look(settled(name))))
+    facts = _facts(run(look(run(settled(name)))))
     text = fields([(key.replace("_", " "), str(value)) for key, value in facts.items()])
     show(facts, text, as_json=json)
 
@@ -65,8 +65,8 @@ def console(name: Name) -> None:
     from vmckpt.cli.terminal import attach
     from vmckpt.vm.inventory import require_alive
 
-    vm = settled(name)
-    require_alive(vm)
+    vm = run(settled(name))
+    run(require_alive(vm))
     run(attach(vm.host, vm.qemu.files.console))
 
 
@@ -75,7 +75,7 @@ def start(name: Name, json: Json = False) -> None:
     """Start a stopped VM where it is."""
     from vmckpt.vm.lifecycle import start_vm
 
-    _show_started(run(start_vm(settled(name))), as_json=json)
+    _show_started(run(start_vm(run(settled(name)))), as_json=json)
 
 
 @app.command()
@@ -91,7 +91,7 @@ def stop(
     from vmckpt.units import parse_duration_s
     from vmckpt.vm.lifecycle import stop_vm
 
-    vm = settled(name)
+    vm = run(settled(name))
     run(stop_vm(vm, force=force, timeout_s=parse_duration_s(timeout)))
     show({"vm": name, "host": vm.host.name, "state": "stopped"}, f"{name} is stopped", as_json=json)
 
@@ -101,26 +101,26 @@ def rm(name: Name, json: Json = False) -> None:
     """Forget a stopped VM; its disk images stay."""
     from vmckpt.vm.lifecycle import remove_vm
 
-    vm = settled(name)
+    vm = run(settled(name))
     run(remove_vm(vm))
     disks = [str(disk.on(vm.host.state_dir)) for disk in vm.spec.disks]
     kept = f"; its disks stay: {', '.join(disks)}" if disks else ""
     show({"vm": name, "removed": True, "disks": disks}, f"{name} is removed{kept}", as_json=json)
 
 
-def settled(name: str) -> "Vm":
+async def settled(name: str) -> "Vm":
     """The VM, after ending what a migration that was cut off left of it."""
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal
     from vmckpt.vm.inventory import find_vm, is_worked_on
 
-    if find_journal(name, all_hosts()) is None or is_worked_on(name):
-        return find_vm(name)
+    if await find_journal(name, all_hosts()) is None or await is_worked_on(name):
+        return await find_vm(name)
     from vmckpt.migrate.recover import recover
 
-    if (recovery := run(recover(name, warn))) is not None:
+    if (recovery := await recover(name, warn)) is not None:
         warn(f"migration {recovery.run} was cut off; {recovery.outcome} ({recovery.host})")
-    return find_vm(name)
+    return await find_vm(name)
 
 
 def _show_started(vm: "Vm", *, as_json: bool) -> None:

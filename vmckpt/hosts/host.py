@@ -1,27 +1,16 @@
-"""A machine that VMs live on: this one, or one entered through a command prefix (a namespace)."""
+"""A machine that VMs live on: what its inventory entry says, and what can be asked of it."""
 
-import asyncio
-import hashlib
-import ipaddress
-import os
-import shutil
-import signal
 import socket
-import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from vmckpt.errors import HostDownError, StorageError
-from vmckpt.hosts import process
-from vmckpt.hosts.lock import Owner, held, read_owner
+from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 
 COMMAND_TIMEOUT_S = 30.0
-KILL_TIMEOUT_S = 5.0
-LOCAL_KIND = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,248 +29,151 @@ class Fingerprint(NamedTuple):
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A host and how to reach it. Paths are the host's own; all of its state is under `state_dir`.
+class Executable(NamedTuple):
+    """A program on a host; another build of it has another time or size."""
 
-    `enter` is put before every command's argv; `bridge` is where guests' taps go, `heartbeats` the
+    path: Path
+    mtime_ns: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A host as the inventory has it. Paths are the host's own.
+
+    All of its state is under `state_dir`; `bridge` is where guests' taps go, `heartbeats` the
     socket of an observer of guests' heartbeats: None where the host has none. Migrations come in on
     a port of `migration_ports`, first and last (the kernel's choice when None), and only on
-    `migration_address`. A host whose `kind` is "local" is this machine or a part of it.
+    `migration_address`.
     """
 
     name: str
     state_dir: Path
     migration_address: str
-    enter: tuple[str, ...] = ()
     qemu: str = "qemu-system-x86_64"
     bridge: str | None = None
     heartbeats: Path | None = None
     migration_ports: tuple[int, int] | None = None
-    kind: str = LOCAL_KIND
+
+
+class Host(Protocol):
+    """A host that answers. Whatever it is asked, HostDownError means that it gave no answer."""
+
+    @property
+    def name(self) -> str:
+        """In the inventory."""
+
+    @property
+    def state_dir(self) -> Path:
+        """Where all of its state is."""
+
+    @property
+    def migration_address(self) -> str:
+        """The one address that migrations come in on."""
+
+    @property
+    def qemu(self) -> str:
+        """The QEMU to start there."""
+
+    @property
+    def bridge(self) -> str | None:
+        """Where guests' taps go."""
+
+    @property
+    def heartbeats(self) -> Path | None:
+        """The socket of an observer of guests' heartbeats."""
+
+    @property
+    def migration_ports(self) -> tuple[int, int] | None:
+        """First and last port that a migration may come in on; None: the kernel chooses."""
 
     @property
     def is_this_machine(self) -> bool:
         """Whether what is sent to the host never leaves this machine."""
-        return self.kind == LOCAL_KIND
+
+    async def require_up(self) -> None:
+        """Raises HostDownError unless commands can be run on the host."""
 
     async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
         """Run a command to its end.
 
         Raises HostDownError when it cannot be started or outlasts `timeout_s`.
         """
-        try:
-            child = await asyncio.create_subprocess_exec(
-                *self.enter,
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as exc:
-            raise self._cannot_run(argv[0], str(exc)) from exc
-        try:
-            async with asyncio.timeout(timeout_s):
-                stdout, stderr = await child.communicate()
-        except (TimeoutError, asyncio.CancelledError) as exc:
-            # All of its session: a child of the command's would hold our ends of its pipes.
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(child.wait(), KILL_TIMEOUT_S)
-            if isinstance(exc, TimeoutError):
-                raise self._cannot_run(argv[0], f"no end within {timeout_s:g} s") from exc
-            raise
-        return Completed(
-            child.returncode or 0, stdout.decode(errors="replace"), stderr.decode(errors="replace")
-        )
-
-    async def require_up(self) -> None:
-        """Raises HostDownError unless commands can be run on the host."""
-        if not self.enter:
-            return
-        done = await self.run(["true"])
-        if done.returncode:
-            raise HostDownError(
-                f"host {self.name} is down",
-                why=done.stderr.strip() or f"its prefix exited with {done.returncode}",
-                remedy="if it is a lab host: `vmckpt lab down`, then `vmckpt lab up`",
-            )
 
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
         """Start a process that outlives this one, in a session of its own.
 
-        Its output is appended to `stderr_path`. The prefix `enter` must exec, so that the pid is
-        the command's own.
+        Its output is appended to `stderr_path`.
         """
-        try:
-            return process.spawn([*self.enter, *argv], stderr_path)
-        except OSError as exc:
-            raise self._cannot_run(argv[0], exc.strerror or str(exc)) from exc
 
-    def is_alive(self, which: ProcessId) -> bool:
+    async def is_alive(self, which: ProcessId) -> bool:
         """Whether exactly this process still runs on the host."""
-        return process.is_alive(which)
 
     async def kill(self, which: ProcessId, *, wait_s: float = 5.0) -> bool:
         """SIGKILL exactly this process and wait for its end; True when it is gone."""
-        return await asyncio.to_thread(process.kill, which, wait_s=wait_s)
 
     async def stop_for_good(self, which: ProcessId) -> bool:
         """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
-        return await asyncio.to_thread(process.stop_for_good, which)
 
-    def find_processes(self, argument: str) -> list[ProcessId]:
+    async def find_processes(self, argument: str) -> list[ProcessId]:
         """Processes on the host whose command line holds `argument`."""
-        return process.find_by_argument(argument)
 
     async def connect(self, path: Path) -> socket.socket:
-        """A connected stream to a Unix socket on the host. Raises HostDownError."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        try:
-            # Never waits: a Unix socket whose queue is full says so at once.
-            sock.connect(str(path))
-        except OSError as exc:
-            sock.close()
-            raise HostDownError(
-                f"cannot connect to {path} on {self.name}",
-                why=exc.strerror or str(exc),
-                remedy="check that the process that owns the socket runs",
-            ) from exc
-        return sock
+        """A connected stream to a Unix socket on the host."""
 
-    def lock(self, path: Path, owner: Owner) -> AbstractContextManager[None]:
-        """Hold an exclusive lock for a block; see hosts.lock."""
-        self.make_dir(path.parent)
-        return held(path, owner)
+    def lock(self, path: Path, owner: Owner) -> AbstractAsyncContextManager[None]:
+        """Hold an exclusive lock for a block; see hosts.lock. Raises BusyError."""
 
-    def lock_owner(self, path: Path) -> Owner | None:
+    async def lock_owner(self, path: Path) -> Owner | None:
         """Who holds the lock, None when it is free."""
-        return read_owner(path)
 
-    def exists(self, path: Path) -> bool:
+    async def exists(self, path: Path) -> bool:
         """Whether there is something at `path`."""
-        return path.exists()
 
-    def readable(self, path: Path) -> bool:
-        """Whether this user may read `path` on the host."""
-        return os.access(path, os.R_OK)
+    async def readable(self, path: Path) -> bool:
+        """Whether this user may read `path`."""
 
-    def may_write_below(self, directory: Path) -> bool:
+    async def usable(self, path: Path) -> bool:
+        """Whether this user may read and write what is at `path`."""
+
+    async def may_write_below(self, directory: Path) -> bool:
         """Whether this user may make files in a directory, which need not be there yet."""
-        while not directory.exists():
-            directory = directory.parent
-        return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
 
-    def fingerprint(self, path: Path) -> Fingerprint | None:
+    async def find_executable(self, name: str) -> Executable | None:
+        """The file that a command's name stands for, found as the shell would; None: none."""
+
+    async def fingerprint(self, path: Path) -> Fingerprint | None:
         """A file's size and content, for comparing; None when it cannot be read."""
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                return Fingerprint(file.tell(), digest)
-        except OSError:
-            return None
 
-    def read_text(self, path: Path) -> str | None:
+    async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
-        try:
-            return path.read_text(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
-    def write_text(self, path: Path, text: str) -> None:
+    async def write_text(self, path: Path, text: str) -> None:
         """Replace a file (mode 0600) in one step: a reader sees the old one or the new one.
 
         Raises StorageError.
         """
-        part = path.with_name(f".{path.name}.part")
-        try:
-            with os.fdopen(os.open(part, process.PRIVATE_FILE, 0o600), "w") as file:
-                file.write(text)
-            part.rename(path)
-        except OSError as exc:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise self._cannot_write(path, exc) from exc
 
-    def make_dir(self, path: Path) -> None:
-        """A directory that only its owner may enter, parents included."""
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as exc:
-            raise self._cannot_write(path, exc) from exc
+    async def make_dir(self, path: Path) -> None:
+        """A directory that only its owner may enter, parents included. Raises StorageError."""
 
-    def list_dir(self, path: Path) -> list[str]:
+    async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
-        try:
-            return sorted(entry.name for entry in path.iterdir())
-        except FileNotFoundError:
-            return []
 
-    def remove(self, path: Path) -> None:
+    async def remove(self, path: Path) -> None:
         """Remove a file or a whole directory; nothing there is no error."""
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
-    def free_bytes(self, directory: Path) -> int:
+    async def free_bytes(self, directory: Path) -> int:
         """Bytes this user can still write below `directory`."""
-        stat = os.statvfs(directory)
-        return stat.f_bavail * stat.f_frsize
 
-    def available_memory_bytes(self) -> int:
+    async def available_memory_bytes(self) -> int:
         """The kernel's estimate of memory that new processes can take without swapping."""
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        raise self._cannot_run("/proc/meminfo", "MemAvailable is missing")
 
-    def unix_time_s(self) -> float:
+    async def unix_time_s(self) -> float:
         """What the host's clock says."""
-        return time.time()
 
     async def listening_ports(self, address: str) -> frozenset[int]:
-        """TCP ports that somebody listens on at `address`. Raises HostDownError."""
-        tables = ["/proc/net/tcp", "/proc/net/tcp6"]
-        present = await self.run(["cat", *tables])
-        return listening_ports(present.stdout, address)
+        """TCP ports that somebody listens on at `address`."""
 
-    def cpu_flags(self) -> frozenset[str]:
+    async def cpu_flags(self) -> frozenset[str]:
         """Flags of the host's first processor."""
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return frozenset(line.partition(":")[2].split())
-        return frozenset()
-
-    def _cannot_write(self, path: Path, exc: OSError) -> StorageError:
-        return StorageError(
-            f"cannot write {path} on {self.name}",
-            why=exc.strerror or str(exc),
-            remedy="free space there, or mend the rights of the directory",
-        )
-
-    def _cannot_run(self, what: str, why: str) -> HostDownError:
-        return HostDownError(
-            f"cannot run {what} on {self.name}",
-            why=why,
-            remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
-        )
-
-
-def listening_ports(tables: str, address: str) -> frozenset[int]:
-    """Ports with a listener at `address` or everywhere, by /proc/net/tcp and tcp6 (proc(5))."""
-    packed = ipaddress.ip_address(address).packed
-    # Words of four bytes in the machine's order, as hex digits.
-    here = "".join(packed[i : i + 4][::-1].hex() for i in range(0, len(packed), 4)).upper()
-    found = set()
-    for line in tables.splitlines():
-        fields = line.split()
-        if len(fields) < 4 or fields[3] != "0A":
-            continue
-        local, _, port = fields[1].partition(":")
-        if local == here or not local.strip("0"):
-            found.add(int(port, 16))
-    return frozenset(found)

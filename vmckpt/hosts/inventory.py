@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from vmckpt.errors import NotFoundError, UsageError
-from vmckpt.hosts.host import LOCAL_KIND, Host
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
 
 LOCAL = "local"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -55,13 +56,16 @@ def find_host(name: str) -> Host:
 
 
 def _local() -> Host:
-    return Host(LOCAL, state_dir(), "127.0.0.1")
+    return LocalHost(LOCAL, state_dir(), "127.0.0.1")
 
 
 def _read(path: Path) -> Host:
     try:
         data = json.loads(path.read_text())
-        return Host(
+        if not isinstance(data, dict):
+            raise TypeError("it has to be an object")
+        _kind(data.get("kind", LOCAL))
+        return LocalHost(
             name=check_name(path.stem, "host"),
             state_dir=_absolute(data["state_dir"]),
             migration_address=_text(data["migration_address"]),
@@ -70,7 +74,6 @@ def _read(path: Path) -> Host:
             bridge=_text(data["bridge"]) if data.get("bridge") else None,
             heartbeats=_absolute(data["heartbeats"]) if data.get("heartbeats") else None,
             migration_ports=_ports(data.get("migration_ports")),
-            kind=_kind(data.get("kind", LOCAL_KIND)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise UsageError(
@@ -100,9 +103,9 @@ def _absolute(value: object) -> Path:
 
 
 def _kind(value: object) -> str:
-    if value != LOCAL_KIND:
-        raise ValueError(f"{value!r} is no kind of host: '{LOCAL_KIND}' is")
-    return LOCAL_KIND
+    if value != LOCAL:
+        raise ValueError(f"{value!r} is no kind of host: '{LOCAL}' is")
+    return LOCAL
 
 
 def _ports(value: object) -> tuple[int, int] | None:

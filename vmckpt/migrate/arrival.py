@@ -22,9 +22,9 @@ async def prove_alive(target: End, process: ProcessId) -> None:
     monitor = await target.monitor()
     threads = [cpu.thread_id for cpu in await commands.query_cpus(monitor)]
     paths = [Path(f"/proc/{process.pid}/task/{thread}/schedstat") for thread in threads]
-    before = [target.host.read_text(path) for path in paths]
+    before = [await target.host.read_text(path) for path in paths]
     deadline = asyncio.get_running_loop().time() + PROGRESS_TIMEOUT_S
-    while [target.host.read_text(path) for path in paths] == before:
+    while [await target.host.read_text(path) for path in paths] == before:
         if asyncio.get_running_loop().time() > deadline:
             raise OutcomeUnknownError(
                 f"'{target.files.vm_name}' does not get on at {target.host.name}",

@@ -26,8 +26,8 @@ async def create_files(host: Host, run: str, copies: Iterable[DiskCopy]) -> None
     """An empty image for every copy, never over an existing file. Raises OperationFailedError."""
     for copy in copies:
         proof = _proof(copy.target, run)
-        if not host.exists(copy.target.parent):
-            host.make_dir(copy.target.parent)
+        if not await host.exists(copy.target.parent):
+            await host.make_dir(copy.target.parent)
         await create_image(host, proof, copy.format, copy.size_bytes)
         # A link fails where something has come to stand meanwhile; a rename would replace it.
         done = await host.run(["ln", "-T", "--", str(proof), str(copy.target)])
@@ -43,19 +43,21 @@ async def remove_files(host: Host, run: str, disks: Iterable[CopiedDisk]) -> Non
     """Undo `create_files`; what is not provably this run's stays."""
     for path in (Path(disk.target) for disk in disks):
         proof = _proof(path, run)
-        if not host.exists(proof):
+        if not await host.exists(proof):
             continue
         same = await host.run(["test", str(path), "-ef", str(proof)])
         if same.returncode == 0:
-            host.remove(path)
-        host.remove(proof)
+            await host.remove(path)
+        await host.remove(proof)
 
 
-def hand_over_files(source: Host, target: Host, run: str, disks: Iterable[CopiedDisk]) -> None:
+async def hand_over_files(
+    source: Host, target: Host, run: str, disks: Iterable[CopiedDisk]
+) -> None:
     """The VM is the target's: so are its files, which no undo removes now; the source's go."""
     for disk in disks:
-        target.remove(_proof(Path(disk.target), run))
-        source.remove(Path(disk.source))
+        await target.remove(_proof(Path(disk.target), run))
+        await source.remove(Path(disk.source))
 
 
 def _proof(path: Path, run: str) -> Path:

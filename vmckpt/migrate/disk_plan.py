@@ -71,14 +71,14 @@ async def plan_disks(vm: Vm, target: Host, how: Disks) -> DiskPlan:
         *(_place(vm.host, target, number, disk, how) for number, disk in enumerate(vm.spec.disks))
     )
     images: Mapping[str, DiskImage] = {}
-    if vm.is_alive and not all(place.shared for place in places):
+    if await vm.is_alive() and not all(place.shared for place in places):
         monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker)
         try:
             images = await query_disk_images(monitor)
         finally:
             await monitor.close()
     plan = decide_disks(vm.spec.disks, places, images)
-    full = tuple(_room(plan.copies, target))
+    full = tuple(await _room(plan.copies, target))
     return DiskPlan(plan.shared, plan.copies, plan.obstacles + full)
 
 
@@ -145,9 +145,9 @@ async def _place(source: Host, target: Host, number: int, disk: Disk, how: Disks
         there,
         shared,
         why,
-        target_taken=target.exists(there),
+        target_taken=await target.exists(there),
         # An images directory is made when it is needed.
-        target_has_directory=not disk.path.is_absolute() or target.exists(there.parent),
+        target_has_directory=not disk.path.is_absolute() or await target.exists(there.parent),
     )
 
 
@@ -159,12 +159,12 @@ async def _proof(source: Host, target: Host, here: Path, there: Path) -> tuple[b
     marker, token = f".vmckpt-{secrets.token_hex(8)}", secrets.token_hex(8)
     written = real_here.parent / marker
     try:
-        source.write_text(written, token)
-        return target.read_text(real_there.parent / marker) == token, ""
+        await source.write_text(written, token)
+        return await target.read_text(real_there.parent / marker) == token, ""
     except StorageError as exc:
         return None, f"no marker can be written beside it ({exc.why})"
     finally:
-        source.remove(written)
+        await source.remove(written)
 
 
 async def _real(host: Host, path: Path) -> Path:
@@ -172,15 +172,18 @@ async def _real(host: Host, path: Path) -> Path:
     return Path(done.stdout.removesuffix("\n")) if done.returncode == 0 else path
 
 
-def _room(copies: Iterable[DiskCopy], target: Host) -> Iterable[Obstacle]:
+async def _room(copies: Iterable[DiskCopy], target: Host) -> list[Obstacle]:
     needed: dict[Path, int] = {}
     for copy in copies:
         directory = copy.target.parent
-        while not target.exists(directory):
+        while not await target.exists(directory):
             directory = directory.parent
         needed[directory] = needed.get(directory, 0) + copy.allocated_bytes
+    found = []
     for directory, need in needed.items():
-        free = target.free_bytes(directory)
+        free = await target.free_bytes(directory)
         if free < need:
             text = f"the copies need {format_size(need)} in {directory}, {format_size(free)} free"
-            yield Obstacle("disk-room", text, "free space on the target, or choose another host")
+            remedy = "free space on the target, or choose another host"
+            found.append(Obstacle("disk-room", text, remedy))
+    return found

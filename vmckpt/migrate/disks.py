@@ -241,7 +241,7 @@ async def drop_mirrors(source: End, run: str) -> None:
     Connections are cut first: a QEMU that waits for a silent target then answers again. A QEMU
     that has ended has none. Raises OperationFailedError when a mirror does not end.
     """
-    if not source.alive:
+    if not await source.alive():
         return
     try:
         await block.yank_nodes(await source.rescue(), _prefix(run))
@@ -251,7 +251,7 @@ async def drop_mirrors(source: End, run: str) -> None:
             if node.node_name.startswith(_prefix(run)):
                 await block.blockdev_del(monitor, node.node_name)
     except HostDownError:
-        if source.alive:
+        if await source.alive():
             raise
 
 

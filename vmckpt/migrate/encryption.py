@@ -70,7 +70,9 @@ class Credentials(NamedTuple):
     authz: str | None
 
 
-def choose(tls: Tls, source: Host, target: Host, now_unix_s: float | None = None) -> Encryption:
+async def choose(
+    tls: Tls, source: Host, target: Host, now_unix_s: float | None = None
+) -> Encryption:
     """The way that `tls` comes to between these hosts. Raises RefusedError, with what mends it.
 
     AUTO: certificates where the hosts have any; in clear only between hosts that are one machine
@@ -80,7 +82,7 @@ def choose(tls: Tls, source: Host, target: Host, now_unix_s: float | None = None
         return Encryption(Scheme.CLEAR, "not encrypted, as asked for")
     if tls is Tls.PSK:
         return Encryption(Scheme.ONE_TIME_KEY, "encrypted, by a key made for this migration alone")
-    ours, theirs = _identity(source), _identity(target)
+    ours, theirs = await _identity(source), await _identity(target)
     if ours and theirs:
         now = time.time() if now_unix_s is None else now_unix_s
         if found := obstacles((source, ours), (target, theirs), now):
@@ -144,14 +146,14 @@ async def disarm(end: End) -> None:
     try:
         monitor = await end.monitor()
     except HostDownError:
-        if end.alive:
+        if await end.alive():
             raise
         return
     await _use(monitor, dict.fromkeys(_PARAMETERS))
     for name in await commands.query_objects(monitor):
         if name.startswith((PREFIX, AUTHZ_PREFIX)):
             await commands.object_del(monitor, name)
-    end.host.remove(end.files.path / PSK_DIR)
+    await end.host.remove(end.files.path / PSK_DIR)
 
 
 async def disarm_if_possible(end: End, note: Callable[[str], None]) -> None:
@@ -179,10 +181,10 @@ async def _load_key(source: End, target: End, name: str) -> None:
         (source, {"endpoint": "client", "username": PSK_USER}),
     ):
         directory = end.files.path / PSK_DIR
-        end.host.make_dir(directory)
-        end.host.write_text(directory / DH_PARAMS_FILE, DH_PARAMS)
+        await end.host.make_dir(directory)
+        await end.host.write_text(directory / DH_PARAMS_FILE, DH_PARAMS)
         # The server reads the file at every handshake: it stays until `disarm`.
-        end.host.write_text(directory / "keys.psk", line)
+        await end.host.write_text(directory / "keys.psk", line)
         values = {"dir": str(directory), **role}
         await commands.object_add(await end.monitor(), "tls-creds-psk", name, values)
 
@@ -200,9 +202,9 @@ async def _use(monitor: Monitor, wanted: dict[str, str | None]) -> None:
         )
 
 
-def _identity(host: Host) -> Identity | None:
+async def _identity(host: Host) -> Identity | None:
     try:
-        return read_identity(host)
+        return await read_identity(host)
     except UsageError as exc:
         raise RefusedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
 

@@ -32,15 +32,13 @@ class End:
         """For errors."""
         return f"{self.files.vm_name} on {self.host.name}"
 
-    @property
-    def alive(self) -> bool:
+    async def alive(self) -> bool:
         """Whether its process runs."""
-        return bool(self.host.find_processes(self.files.mark))
+        return bool(await self.host.find_processes(self.files.mark))
 
-    @property
-    def ever_ran(self) -> bool:
+    async def ever_ran(self) -> bool:
         """Whether its vCPUs have ever run, by its own log, which outlives it."""
-        return RAN_MARK in (self.host.read_text(self.files.stderr) or "")
+        return RAN_MARK in (await self.host.read_text(self.files.stderr) or "")
 
     async def monitor(self) -> Monitor:
         """The open session. Raises HostDownError when QEMU cannot be reached."""
@@ -69,8 +67,8 @@ class End:
             migration = await commands.query_migrate(monitor, LOOK_TIMEOUT_S)
         except HostDownError:
             await self._drop_monitor()
-            return Side(self.alive, ever_ran=self.ever_ran)
-        return Side(True, run, migration, self.ever_ran)
+            return Side(await self.alive(), ever_ran=await self.ever_ran())
+        return Side(True, run, migration, await self.ever_ran())
 
     async def rescue(self) -> Monitor:
         """A session for out-of-band commands, which work while QEMU is stuck.
@@ -117,7 +115,7 @@ class Pair:
 
 async def kill(end: End) -> None:
     """End a QEMU for certain, keeping its files (its log says whether it ever ran)."""
-    for process in end.host.find_processes(end.files.mark):
+    for process in await end.host.find_processes(end.files.mark):
         await end.host.kill(process)
 
 

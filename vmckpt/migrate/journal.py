@@ -33,24 +33,24 @@ class Journal:
     step: str
     disks: tuple[CopiedDisk, ...] = ()
 
-    def write(self, hosts: Iterable[Host]) -> None:
+    async def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
         for host in hosts:
             text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
             directory = vm_dir(host.state_dir, self.vm)
-            host.make_dir(directory.path)
-            host.write_text(directory.journal, text)
+            await host.make_dir(directory.path)
+            await host.write_text(directory.journal, text)
 
-    def remove(self, hosts: Iterable[Host]) -> None:
+    async def remove(self, hosts: Iterable[Host]) -> None:
         """Forget the migration on each host."""
         for host in hosts:
-            host.remove(vm_dir(host.state_dir, self.vm).journal)
+            await host.remove(vm_dir(host.state_dir, self.vm).journal)
 
     @classmethod
-    def read(cls, host: Host, vm: str) -> Self | None:
+    async def read(cls, host: Host, vm: str) -> Self | None:
         """The journal on a host, None when there is none. Raises UsageError when it is damaged."""
         path: Path = vm_dir(host.state_dir, vm).journal
-        text = host.read_text(path)
+        text = await host.read_text(path)
         if text is None:
             return None
         try:
@@ -67,9 +67,9 @@ class Journal:
             ) from exc
 
 
-def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
+async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     """The journal of a migration of the VM, from whichever host has one."""
     for host in hosts:
-        if journal := Journal.read(host, vm):
+        if journal := await Journal.read(host, vm):
             return journal
     return None

@@ -55,18 +55,18 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     )
     ours, theirs = await abilities(vm.host), await abilities(target)
     disks = await plan_disks(vm, target, options.disks)
-    encryption, encrypted = _encryption(vm, target, options)
+    encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
     checks = [
-        *target_checks.name(vm, target),
+        *[check async for check in target_checks.name(vm, target)],
         *target_checks.machine(vm, target, theirs),
         *await target_checks.accel(vm, target),
-        *target_checks.room(vm, target),
+        *[check async for check in target_checks.room(vm, target)],
         *target_checks.disks(disks),
-        *target_checks.files(vm, target, disks),
+        *[check async for check in target_checks.files(vm, target, disks)],
         *network,
         *await target_checks.ports(target, needed=2 if disks.copies else 1),
-        target_checks.clock(vm.host, target),
+        await target_checks.clock(vm.host, target),
         encrypted,
         *source_state,
         *_postcopy_risk(options),
@@ -101,9 +101,9 @@ def _option(refusal: Refusal) -> Check:
     )
 
 
-def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Check]:
+async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Check]:
     try:
-        found = choose(options.tls, vm.host, target)
+        found = await choose(options.tls, vm.host, target)
     except RefusedError as exc:
         return IN_CLEAR, Check("tls", REFUSE, exc.why, exc.remedy)
     one_machine = vm.host.is_this_machine and target.is_this_machine
@@ -114,7 +114,7 @@ def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Che
 
 
 async def _source_state(vm: Vm) -> list[Check]:
-    if not vm.is_alive:
+    if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
         remedy = f"start it: vmckpt vm start {vm.name}"
         return [Check("running", REFUSE, reason, remedy)]

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +44,12 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
     Afterwards the VM is in exactly one place. Raises BusyError while the migration is still being
     worked on, VmLostError, OutcomeUnknownError (nothing was changed; says which end is silent).
     """
-    journal = find_journal(name, all_hosts())
+    journal = await find_journal(name, all_hosts())
     if journal is None:
         return None
     source, target = find_host(journal.source), find_host(journal.target)
-    with await _locks(journal, (source, target)):
-        journal = find_journal(name, (source, target))
+    async with await _locks(journal, (source, target)):
+        journal = await find_journal(name, (source, target))
         if journal is None:
             return None
         return await _recover(journal, source, target, note)
@@ -65,8 +65,8 @@ async def _recover(
         Path(journal.ram_dir),
     )
     note(f"run {journal.run} was cut off at step '{journal.step}': asking both ends")
-    home = read_vm(source, journal.vm)
-    arrived = read_vm(target, journal.vm)
+    home = await read_vm(source, journal.vm)
+    arrived = await read_vm(target, journal.vm)
     try:
         if arrived is not None:
             # The handover was past the commit: what is left is the source's clean-up.
@@ -77,7 +77,7 @@ async def _recover(
             case Move.TARGET_OWNS:
                 await _finish(pair, home, arrived)
                 await disarm_if_possible(pair.target, note)
-                hand_over_files(source, target, journal.run, journal.disks)
+                await hand_over_files(source, target, journal.run, journal.disks)
                 where, outcome = target, "finished: the VM is on the target"
             case Move.SOURCE_OWNS:
                 await drop_mirrors(pair.source, journal.run)
@@ -87,48 +87,50 @@ async def _recover(
                 where, outcome = source, "undone: the VM is on the source"
             case Move.LOST:
                 await bury(pair, home, journal)
-                journal.remove((source, target))
-                raise lost(pair)
+                await journal.remove((source, target))
+                raise await lost(pair)
             case _:
-                raise unknown(pair)
+                raise await unknown(pair)
     finally:
         await pair.close()
-    journal.remove((source, target))
+    await journal.remove((source, target))
     return Recovery(journal.run, journal.vm, where.name, journal.step, outcome)
 
 
 async def _finish(pair: Pair, home: Vm | None, arrived: Vm | None) -> None:
     if arrived is None and home is not None:
-        qemu = find_qemu(pair.target, home.qemu.platform)
+        qemu = await find_qemu(pair.target, home.qemu.platform)
         if qemu is not None:
-            settle_on_target(pair.target, qemu, pair.source.host)
+            await settle_on_target(pair.target, qemu, pair.source.host)
     await release(pair.source, pair.ram_dir)
 
 
 async def undo_target(pair: Pair) -> None:
     """The source has the guest: nothing of the migration stays on the target."""
     await discard(pair.target, pair.ram_dir)
-    pair.target.host.remove(vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path)
+    await pair.target.host.remove(
+        vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path
+    )
 
 
 async def bury(pair: Pair, home: Vm | None, journal: Journal) -> None:
     """The guest's memory is gone: the VM becomes a stopped one where its QEMU ran last."""
-    if not pair.target.ever_ran or home is None:
+    if not await pair.target.ever_ran() or home is None:
         await kill(pair.source)
         await undo_target(pair)
         await remove_files(pair.target.host, journal.run, journal.disks)
         return
     await kill(pair.target)
     ended = Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
-    settle_on_target(pair.target, ended, pair.source.host)
+    await settle_on_target(pair.target, ended, pair.source.host)
     await release(pair.source, pair.ram_dir)
-    hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks)
+    await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks)
 
 
-def lost(pair: Pair) -> VmLostError:
+async def lost(pair: Pair) -> VmLostError:
     """The guest runs nowhere."""
     name = pair.source.files.vm_name
-    last = pair.target if pair.target.ever_ran else pair.source
+    last = pair.target if await pair.target.ever_ran() else pair.source
     return VmLostError(
         f"'{name}' runs nowhere: its memory is lost",
         why=f"it ran last on {last.host.name}, whose QEMU has ended",
@@ -136,9 +138,9 @@ def lost(pair: Pair) -> VmLostError:
     )
 
 
-def unknown(pair: Pair) -> OutcomeUnknownError:
+async def unknown(pair: Pair) -> OutcomeUnknownError:
     """An end does not answer, and only it knows."""
-    silent = [end for end in (pair.source, pair.target) if end.alive]
+    silent = [end for end in (pair.source, pair.target) if await end.alive()]
     names = " and ".join(end.host.name for end in silent) or pair.source.host.name
     return OutcomeUnknownError(
         f"nobody knows yet where '{pair.source.files.vm_name}' runs",
@@ -148,22 +150,23 @@ def unknown(pair: Pair) -> OutcomeUnknownError:
     )
 
 
-@contextmanager
-def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> Iterator[None]:
+@asynccontextmanager
+async def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> AsyncIterator[None]:
     """Hold the VM's lock on every host for the block. Raises BusyError, naming the holder."""
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         for host in sorted(hosts, key=lambda host: host.name):
-            stack.enter_context(host.lock(lock_path(host.state_dir, name), owner(action, run)))
+            lock = host.lock(lock_path(host.state_dir, name), owner(action, run))
+            await stack.enter_async_context(lock)
         yield
 
 
-async def _locks(journal: Journal, hosts: tuple[Host, Host]) -> ExitStack:
+async def _locks(journal: Journal, hosts: tuple[Host, Host]) -> AsyncExitStack:
     """Both locks, waited for: the dead command's switch may be recovering at this moment."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
-        with ExitStack() as stack:
+        async with AsyncExitStack() as stack:
             try:
-                stack.enter_context(locked(journal.vm, hosts, RECOVERY, journal.run))
+                await stack.enter_async_context(locked(journal.vm, hosts, RECOVERY, journal.run))
                 return stack.pop_all()
             except BusyError as exc:
                 # A lock just taken has no name on it yet.

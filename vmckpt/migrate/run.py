@@ -85,7 +85,7 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
             for check in checked.checks:
                 if check.verdict == WARN:
                     tell(Note(time.monotonic() - began_s, check.code, check.reason))
-            with locked(vm.name, (vm.host, target), f"migrate to {target.name}", run):
+            async with locked(vm.name, (vm.host, target), f"migrate to {target.name}", run):
                 migration = _Migration(
                     vm, target, options, checked=checked, run=run, began_s=began_s, emit=tell
                 )
@@ -222,7 +222,7 @@ class _Migration:
             raise
         finally:
             await to_the_end(self._pair.close())
-        self._journal.remove((self._vm.host, self._target_host))
+        await self._journal.remove((self._vm.host, self._target_host))
         # The VM has moved: a cancellation now must not say that it has not.
         return await to_the_end(self._report())
 
@@ -231,13 +231,13 @@ class _Migration:
             return  # there is nothing to wait for
         # At the switchover the guest stands still, and what stands in the journal is enough.
         if not step.commits:
-            self._write_journal(step)
+            await self._write_journal(step)
         self._emit(PhaseBegan(self._elapsed_s(), step.name))
 
-    def _write_journal(self, step: Step) -> None:
+    async def _write_journal(self, step: Step) -> None:
         self._journal = replace(self._journal, step=step.name)
         try:
-            self._journal.write((self._vm.host, self._target_host))
+            await self._journal.write((self._vm.host, self._target_host))
         except StorageError as exc:
             if step.name in ("prepare", "agree", "mirror", "transfer"):
                 raise
@@ -252,12 +252,12 @@ class _Migration:
         try:
             await work
         except OutcomeUnknownError as exc:
-            raise self._with_targets_words(exc) from exc
+            raise await self._with_targets_words(exc) from exc
 
     async def prepare(self) -> None:
         """The target's QEMU, waiting, the same machine to the guest as the source's."""
         host, files = self._target_host, self._pair.target.files
-        host.write_text(vm_dir(host.state_dir, self._vm.name).spec, self._vm.spec.text)
+        await host.write_text(vm_dir(host.state_dir, self._vm.name).spec, self._vm.spec.text)
         await create_files(host, self._run, self._copies)
         # The source is asked while the target's QEMU starts, which takes longer.
         ours = asyncio.ensure_future(self._source_machine())
@@ -288,7 +288,7 @@ class _Migration:
         """Nothing of the migration stays, on either host."""
         await undo_target(self._pair)
         await remove_files(self._target_host, self._run, self._journal.disks)
-        self._journal.remove((self._vm.host, self._target_host))
+        await self._journal.remove((self._vm.host, self._target_host))
 
     async def agree(self) -> None:
         """Both sides set alike; every answer is read, since a refused call leaves old settings."""
@@ -325,7 +325,7 @@ class _Migration:
         try:
             await self._mirrors.mirror(self._credentials)
         except VmckptError as exc:
-            raise self._explained(exc) from exc
+            raise await self._explained(exc) from exc
 
     async def transfer(self) -> None:
         """RAM and devices go over, until only letting the target run is left."""
@@ -347,17 +347,17 @@ class _Migration:
         except BaseException as exc:
             # A second Ctrl-C must not undo the target before it is known who has the guest.
             if await to_the_end(self._settle()) is not Move.TARGET_OWNS:
-                raise self._explained(exc) from exc
+                raise await self._explained(exc) from exc
             self._note("too-late", "it was too late to go back: the VM is on the target")
 
-    def _explained(self, exc: BaseException) -> BaseException:
+    async def _explained(self, exc: BaseException) -> BaseException:
         """The error with what the target said, where that can be the reason."""
         if isinstance(exc, VmckptError) and not isinstance(exc, TimedOutError):
-            return self._with_targets_words(exc)
+            return await self._with_targets_words(exc)
         return exc
 
-    def _with_targets_words(self, exc: VmckptError) -> VmckptError:
-        words = last_words(self._target_host, self._pair.target.files.stderr)
+    async def _with_targets_words(self, exc: VmckptError) -> VmckptError:
+        words = await last_words(self._target_host, self._pair.target.files.stderr)
         why = f"{exc.why}; the target said: {words}" if words else exc.why
         return OperationFailedError(exc.what, why=why, remedy=exc.remedy)
 
@@ -369,10 +369,10 @@ class _Migration:
         move = await settle(self._pair, lambda text: self._note("rescue", text))
         if move is Move.LOST:
             await bury(self._pair, self._vm, self._journal)
-            self._journal.remove((self._vm.host, self._target_host))
-            raise lost(self._pair)
+            await self._journal.remove((self._vm.host, self._target_host))
+            raise await lost(self._pair)
         if move is Move.UNKNOWN:
-            raise unknown(self._pair)
+            raise await unknown(self._pair)
         return move
 
     async def switchover(self) -> None:
@@ -383,7 +383,7 @@ class _Migration:
             await self._run_target()
         except VmckptError as exc:
             if await self._settle() is not Move.TARGET_OWNS:
-                raise self._with_targets_words(exc) from exc
+                raise await self._with_targets_words(exc) from exc
 
     async def _run_target(self) -> None:
         target = await self._pair.target.monitor()
@@ -450,7 +450,7 @@ class _Migration:
 
     async def handover(self) -> None:
         """The target is the VM's home."""
-        settle_on_target(self._pair.target, self._arrived, self._vm.host)
+        await settle_on_target(self._pair.target, self._arrived, self._vm.host)
 
     async def release(self) -> None:
         """Nothing of the VM stays on the source.
@@ -468,7 +468,7 @@ class _Migration:
 
     async def _release_source(self) -> None:
         await release(self._pair.source, self._pair.ram_dir)
-        hand_over_files(self._vm.host, self._target_host, self._run, self._journal.disks)
+        await hand_over_files(self._vm.host, self._target_host, self._run, self._journal.disks)
 
     async def _report(self) -> Report:
         last = self._transfer.last if self._transfer else None

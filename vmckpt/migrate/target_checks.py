@@ -1,6 +1,6 @@
 """What the target's host has to offer a VM that is to move there."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from vmckpt.errors import RefusedError
@@ -16,9 +16,9 @@ from vmckpt.vm.probe import choose_accel
 CLOCK_SKEW_S = 1.0
 
 
-def name(vm: Vm, target: Host) -> Iterator[Check]:
+async def name(vm: Vm, target: Host) -> AsyncIterator[Check]:
     """No other VM of its name."""
-    if read_vm(target, vm.name):
+    if await read_vm(target, vm.name):
         reason = f"{target.name} has a VM '{vm.name}' already"
         yield Check("name-free", REFUSE, reason, f"remove or rename the one on {target.name}")
     else:
@@ -60,21 +60,21 @@ async def accel(vm: Vm, target: Host) -> list[Check]:
     return [Check("accel", OK, f"{needed} on both sides")]
 
 
-def room(vm: Vm, target: Host) -> Iterator[Check]:
+async def room(vm: Vm, target: Host) -> AsyncIterator[Check]:
     """Room for its memory, and the right to put it and its files there."""
     need = vm.spec.memory_bytes
-    if not target.exists(vm.spec.ram_dir):
+    if not await target.exists(vm.spec.ram_dir):
         reason = f"{target.name} has no directory {vm.spec.ram_dir} for the VM's memory"
         yield Check("memory", REFUSE, reason, "create it, or choose another ram_dir")
         return
-    free = min(target.free_bytes(vm.spec.ram_dir), target.available_memory_bytes())
+    free = min(await target.free_bytes(vm.spec.ram_dir), await target.available_memory_bytes())
     text = f"{format_size(need)} needed, {format_size(free)} free on {target.name}"
     if free < need:
         yield Check("memory", REFUSE, text, f"free memory on {target.name}, or choose another host")
     else:
         yield Check("memory", OK, text)
     places = (vm.spec.ram_dir, target.state_dir)
-    if closed := [str(place) for place in places if not target.may_write_below(place)]:
+    if closed := [str(place) for place in places if not await target.may_write_below(place)]:
         reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
         yield Check("permissions", REFUSE, reason, "give it the right to, or choose others")
     else:
@@ -93,7 +93,7 @@ def disks(plan: DiskPlan) -> Iterator[Check]:
         yield Check("disks", OK, f"{len(plan.shared)} shared")
 
 
-def files(vm: Vm, target: Host, plan: DiskPlan) -> Iterator[Check]:
+async def files(vm: Vm, target: Host, plan: DiskPlan) -> AsyncIterator[Check]:
     """Everything that QEMU opens by path is there, and the firmware is the same."""
     spec = vm.spec
     wanted: list[Path] = list(plan.shared)
@@ -101,18 +101,18 @@ def files(vm: Vm, target: Host, plan: DiskPlan) -> Iterator[Check]:
         wanted += [path for path in (spec.boot.kernel, spec.boot.initrd) if path]
     if spec.firmware:
         wanted += [spec.firmware.code, spec.firmware.vars]
-    missing = [str(path) for path in wanted if not target.readable(path)]
+    missing = [str(path) for path in wanted if not await target.readable(path)]
     if missing:
         reason = f"{target.name} cannot read {', '.join(missing)}"
         yield Check("files", REFUSE, reason, "put the VM's files on storage that both hosts share")
     elif wanted:
         yield Check("files", OK, f"{len(wanted)} files of the VM are readable on {target.name}")
     if spec.firmware and not missing:
-        yield _firmware(spec.firmware.code, vm.host, target)
+        yield await _firmware(spec.firmware.code, vm.host, target)
 
 
-def _firmware(code: Path, source: Host, target: Host) -> Check:
-    ours, theirs = source.fingerprint(code), target.fingerprint(code)
+async def _firmware(code: Path, source: Host, target: Host) -> Check:
+    ours, theirs = await source.fingerprint(code), await target.fingerprint(code)
     if ours is None or ours == theirs:
         return Check("firmware", OK, f"{code} is the same on both sides")
     remedy = f"install the same firmware package on {source.name} and {target.name}"
@@ -167,9 +167,9 @@ async def ports(target: Host, *, needed: int) -> list[Check]:
     return [Check("ports", OK, text)]
 
 
-def clock(source: Host, target: Host) -> Check:
+async def clock(source: Host, target: Host) -> Check:
     """Both hosts' clocks say the same, more or less."""
-    skew_s = abs(source.unix_time_s() - target.unix_time_s())
+    skew_s = abs(await source.unix_time_s() - await target.unix_time_s())
     text = f"the clocks of {source.name} and {target.name} are {skew_s:.1f} s apart"
     if skew_s > CLOCK_SKEW_S:
         remedy = "run a time service (chrony) on both: certificates and the guest's clock need it"

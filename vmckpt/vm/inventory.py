@@ -32,10 +32,9 @@ class Vm:
         """The VM's name, the same on every host."""
         return self.spec.name
 
-    @property
-    def is_alive(self) -> bool:
+    async def is_alive(self) -> bool:
         """Whether its QEMU process runs."""
-        return self.host.is_alive(self.qemu.process)
+        return await self.host.is_alive(self.qemu.process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,10 @@ class Look:
     owner: Owner | None
 
 
-def read_vm(host: Host, name: str) -> Vm | None:
+async def read_vm(host: Host, name: str) -> Vm | None:
     """The VM if it is at home on `host`. Raises UsageError on damaged files."""
     directory = vm_dir(host.state_dir, name)
-    current, text = host.read_text(directory.current), host.read_text(directory.spec)
+    current, text = await host.read_text(directory.current), await host.read_text(directory.spec)
     if current is None or text is None:
         return None
     return Vm(
@@ -65,14 +64,14 @@ def read_vm(host: Host, name: str) -> Vm | None:
     )
 
 
-def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
+async def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
     """Every host where the VM is at home: one, none, or two while a migration hands it over."""
-    return [vm for host in (hosts or all_hosts()) if (vm := read_vm(host, name))]
+    return [vm for host in (hosts or all_hosts()) if (vm := await read_vm(host, name))]
 
 
-def find_vm(name: str) -> Vm:
+async def find_vm(name: str) -> Vm:
     """The VM wherever it is. Raises NotFoundError; OutcomeUnknownError when two hosts have it."""
-    found = homes(name)
+    found = await homes(name)
     if not found:
         raise NotFoundError(
             f"there is no VM '{name}'",
@@ -90,9 +89,9 @@ def find_vm(name: str) -> Vm:
 
 async def look(vm: Vm) -> Look:
     """How the VM is, without disturbing whoever works on it; takes at most about 2 s."""
-    migrating = vm.host.exists(vm.directory.journal)
-    owner = vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
-    if not vm.is_alive:
+    migrating = await vm.host.exists(vm.directory.journal)
+    owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
+    if not await vm.is_alive():
         return Look(vm, "stopped", migrating, owner)
     try:
         monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker, LOOK_TIMEOUT_S)
@@ -101,7 +100,7 @@ async def look(vm: Vm) -> Look:
         finally:
             await monitor.close()
     except HostDownError:
-        state = "unreachable" if vm.host.is_alive(vm.qemu.process) else "stopped"
+        state = "unreachable" if await vm.host.is_alive(vm.qemu.process) else "stopped"
     return Look(vm, state, migrating, owner)
 
 
@@ -110,31 +109,31 @@ async def look_all(hosts: Iterable[Host]) -> list[Look]:
     vms = [
         vm
         for host in hosts
-        for name in host.list_dir(vms_dir(host.state_dir))
-        if (vm := read_vm(host, name))
+        for name in await host.list_dir(vms_dir(host.state_dir))
+        if (vm := await read_vm(host, name))
     ]
     return list(await asyncio.gather(*(look(vm) for vm in vms)))
 
 
-def is_worked_on(name: str) -> bool:
+async def is_worked_on(name: str) -> bool:
     """Whether an operation, recovery not counted, holds the VM's lock on any host now."""
-    owners = [host.lock_owner(lock_path(host.state_dir, name)) for host in all_hosts()]
+    owners = [await host.lock_owner(lock_path(host.state_dir, name)) for host in all_hosts()]
     return any(owner is not None and owner.action != RECOVERY for owner in owners)
 
 
-def running_operations() -> set[str]:
+async def running_operations() -> set[str]:
     """The ids of the runs that hold a VM's lock somewhere at this moment."""
     found = set()
     for host in all_hosts():
-        for name in host.list_dir(host.state_dir / "locks"):
-            if owner := host.lock_owner(lock_path(host.state_dir, name)):
+        for name in await host.list_dir(host.state_dir / "locks"):
+            if owner := await host.lock_owner(lock_path(host.state_dir, name)):
                 found.add(owner.run)
     return found
 
 
-def require_alive(vm: Vm) -> None:
+async def require_alive(vm: Vm) -> None:
     """Raises RefusedError when the VM's QEMU does not run."""
-    if not vm.is_alive:
+    if not await vm.is_alive():
         raise RefusedError(
             f"'{vm.name}' is stopped",
             why=f"its QEMU on {vm.host.name} does not run",

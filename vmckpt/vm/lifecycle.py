@@ -48,7 +48,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
 
     Raises RefusedError when a VM of that name is anywhere in the inventory.
     """
-    if taken := homes(spec.name, all_hosts()):
+    if taken := await homes(spec.name, all_hosts()):
         raise RefusedError(
             f"there is a VM '{spec.name}' already",
             why=f"on host {taken[0].host.name}",
@@ -56,29 +56,29 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
         )
     await host.require_up()
     directory = vm_dir(host.state_dir, spec.name)
-    with host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
-        host.make_dir(directory.path)
+    async with host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
+        await host.make_dir(directory.path)
         created: list[Path] = []
         try:
-            host.write_text(directory.spec, spec.text)
+            await host.write_text(directory.spec, spec.text)
             created = await _create_disks(host, spec)
             return await _boot(spec, host)
         except BaseException:
             for path in (*created, directory.path):
-                host.remove(path)
+                await host.remove(path)
             raise
 
 
 async def start_vm(vm: Vm) -> Vm:
     """Start a stopped VM where it is at home. Raises RefusedError when it runs."""
-    with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm start")):
-        if vm.is_alive:
+    async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm start")):
+        if await vm.is_alive():
             raise RefusedError(
                 f"'{vm.name}' runs already",
                 why=f"its QEMU on {vm.host.name} is pid {vm.qemu.process.pid}",
                 remedy="nothing is to be done",
             )
-        remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
+        await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
         return await _boot(vm.spec, vm.host)
 
 
@@ -88,25 +88,25 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
     A stopped VM stays as it is. Raises TimedOutError when the guest does not power off in
     `timeout_s`: it goes on running.
     """
-    with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm stop")):
-        if vm.is_alive and force:
+    async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm stop")):
+        if await vm.is_alive() and force:
             await end_qemu(vm.host, vm.spec.ram_dir, vm.qemu.files)
-        elif vm.is_alive:
+        elif await vm.is_alive():
             await _power_off(vm, timeout_s)
-        remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
+        await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
 
 
 async def remove_vm(vm: Vm) -> None:
     """Forget a stopped VM; its disk images stay. Raises RefusedError while it runs."""
-    with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm rm")):
-        if vm.is_alive:
+    async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm rm")):
+        if await vm.is_alive():
             raise RefusedError(
                 f"'{vm.name}' runs",
                 why="only a stopped VM can be removed",
                 remedy=f"stop it first: vmckpt vm stop {vm.name}",
             )
-        remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
-        vm.host.remove(vm.directory.path)
+        await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
+        await vm.host.remove(vm.directory.path)
 
 
 def owner(action: str, run: str = "-") -> Owner:
@@ -120,12 +120,12 @@ async def _boot(spec: Spec, host: Host) -> Vm:
     qemu = await start_qemu(host, spec, platform, directory.qemu(new_qemu_id()), incoming=False)
     try:
         await plug_taps(host, spec, qemu.files)
-        host.write_text(directory.current, qemu.to_json())
+        await host.write_text(directory.current, qemu.to_json())
         monitor = await open_monitor(host, qemu, qemu.files.operator)
         await commands.cont(monitor)
         await monitor.close()
     except BaseException:
-        host.remove(directory.current)
+        await host.remove(directory.current)
         await asyncio.shield(end_qemu(host, spec.ram_dir, qemu.files))
         raise
     return Vm(spec, host, directory, qemu)
@@ -148,7 +148,7 @@ async def _create_disks(host: Host, spec: Spec) -> list[Path]:
     created: list[Path] = []
     for disk in spec.disks:
         path = disk.on(host.state_dir)
-        if host.exists(path):
+        if await host.exists(path):
             continue
         if disk.size_bytes is None:
             raise RefusedError(
@@ -157,7 +157,7 @@ async def _create_disks(host: Host, spec: Spec) -> list[Path]:
                 remedy='create it, mend the path, or add size = "10G"',
             )
         if not disk.path.is_absolute():
-            host.make_dir(path.parent)
+            await host.make_dir(path.parent)
         await create_image(host, path, disk.format, disk.size_bytes)
         created.append(path)
     return created
@@ -170,7 +170,7 @@ async def create_image(host: Host, path: Path, image_format: str, size_bytes: in
         [str(qemu_img), "create", "-q", "-f", image_format, str(path), str(size_bytes)]
     )
     if done.returncode:
-        host.remove(path)
+        await host.remove(path)
         raise OperationFailedError(
             f"cannot create disk image {path} on {host.name}",
             why=done.stderr.strip(),
@@ -185,7 +185,7 @@ async def _power_off(vm: Vm, timeout_s: float) -> None:
     finally:
         await monitor.close()
     deadline = time.monotonic() + timeout_s
-    while vm.is_alive:
+    while await vm.is_alive():
         if time.monotonic() > deadline:
             raise TimedOutError(
                 f"'{vm.name}' did not power off within {timeout_s:g} s",

@@ -3,14 +3,13 @@
 import asyncio
 import hashlib
 import json
-import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, RefusedError
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import Executable, Host
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
@@ -25,19 +24,19 @@ async def abilities(host: Host) -> Abilities:
 
     Raises RefusedError when the host has no QEMU, HostDownError when it does not come up.
     """
-    binary = _binary(host)
-    stat = binary.stat()
-    key = hashlib.sha256(f"{binary}:{stat.st_mtime_ns}:{stat.st_size}".encode()).hexdigest()[:16]
+    binary = await _binary(host)
+    identity = f"{binary.path}:{binary.mtime_ns}:{binary.size_bytes}"
+    key = hashlib.sha256(identity.encode()).hexdigest()[:16]
     cache = host.state_dir / "cache" / f"qemu-{key}.json"
-    if text := host.read_text(cache):
+    if text := await host.read_text(cache):
         try:
             return Abilities.from_json(json.loads(text))
         except (ValueError, KeyError, TypeError):
-            host.remove(cache)  # another version's cache; what follows writes it anew
+            await host.remove(cache)  # another version's cache; what follows writes it anew
     async with _bare_qemu(host, "none", "tcg") as monitor:
         found = await learn(monitor)
-    host.make_dir(cache.parent)
-    host.write_text(cache, json.dumps(found.to_json()))
+    await host.make_dir(cache.parent)
+    await host.write_text(cache, json.dumps(found.to_json()))
     return found
 
 
@@ -60,11 +59,11 @@ async def choose_accel(host: Host, wished: str) -> tuple[str, str]:
 
 async def kvm_obstacle(host: Host) -> str | None:
     """Why KVM cannot run a guest on this host; None when it can."""
-    if not host.exists(DEV_KVM):
+    if not await host.exists(DEV_KVM):
         return "there is no /dev/kvm"
-    if not os.access(DEV_KVM, os.R_OK | os.W_OK):
+    if not await host.usable(DEV_KVM):
         return "this user may not open /dev/kvm"
-    if not VIRTUALIZATION_FLAGS & host.cpu_flags():
+    if not VIRTUALIZATION_FLAGS & await host.cpu_flags():
         return "the processor shows neither vmx nor svm: the KVM offered hangs ordinary guests"
     try:
         async with _bare_qemu(host, "q35", "kvm") as monitor:
@@ -74,13 +73,10 @@ async def kvm_obstacle(host: Host) -> str | None:
     return None if enabled else "QEMU started without KVM"
 
 
-def _binary(host: Host) -> Path:
-    """The file that host.qemu names, found as the shell would. Raises RefusedError."""
-    directories = [""] if "/" in host.qemu else os.environ.get("PATH", os.defpath).split(":")
-    for directory in directories:
-        path = Path(directory) / host.qemu
-        if os.access(path, os.X_OK) and path.is_file():
-            return path
+async def _binary(host: Host) -> Executable:
+    """The file that host.qemu names. Raises RefusedError."""
+    if found := await host.find_executable(host.qemu):
+        return found
     raise RefusedError(
         f"{host.name} has no QEMU",
         why=f"'{host.qemu}' is not there or not executable",
@@ -92,7 +88,7 @@ def _binary(host: Host) -> Path:
 async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Monitor]:
     """A QEMU without a guest for the block; nothing of it stays."""
     directory = host.state_dir / "cache" / f"probe-{secrets.token_hex(4)}"
-    host.make_dir(directory)
+    await host.make_dir(directory)
     socket_path, stderr = directory / "qmp.sock", directory / "stderr.log"
     argv = [
         host.qemu,
@@ -121,4 +117,4 @@ async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Moni
         ) from exc
     finally:
         await asyncio.shield(host.kill(process))
-        host.remove(directory)
+        await host.remove(directory)

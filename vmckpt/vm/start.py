@@ -68,12 +68,12 @@ async def start_qemu(
     Its taps are still to be plugged. On an error nothing of it is left. Raises RefusedError (no
     memory), OperationFailedError (QEMU's own words), HostDownError.
     """
-    _check_room(host, spec, files)
-    host.make_dir(files.path)
+    await _check_room(host, spec, files)
+    await host.make_dir(files.path)
     process: ProcessId | None = None
     try:
         argv = qemu_argv(spec, platform, files, host.qemu, incoming=incoming)
-        host.write_text(files.path / "argv.json", json.dumps(argv, indent=1))
+        await host.write_text(files.path / "argv.json", json.dumps(argv, indent=1))
         process = await host.spawn(argv, files.stderr)
         monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
         await monitor.close()
@@ -81,7 +81,7 @@ async def start_qemu(
     except BaseException:
         if process:
             await asyncio.shield(host.kill(process))
-        remove_qemu_files(host, spec.ram_dir, files)
+        await remove_qemu_files(host, spec.ram_dir, files)
         raise
     return qemu
 
@@ -93,7 +93,7 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
     may still be freeing its memory and the locks on its disks. Raises OperationFailedError when the
     process does not end.
     """
-    for process in host.find_processes(files.mark):
+    for process in await host.find_processes(files.mark):
         end = host.kill if await_freed else host.stop_for_good
         if not await end(process):
             raise OperationFailedError(
@@ -101,13 +101,13 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
                 why="it survived SIGKILL for 5 s",
                 remedy="it is stuck in the kernel: look at its storage",
             )
-    remove_qemu_files(host, ram_dir, files)
+    await remove_qemu_files(host, ram_dir, files)
 
 
-def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
+async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
     """Remove what a QEMU that has ended leaves: its directory and its RAM file."""
-    host.remove(files.ram(ram_dir))
-    host.remove(files.path)
+    await host.remove(files.ram(ram_dir))
+    await host.remove(files.path)
 
 
 async def open_monitor(host: Host, qemu: Qemu, path: Path, timeout_s: float = 5.0) -> Monitor:
@@ -130,10 +130,10 @@ async def wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: P
                 await host.connect(path), f"QEMU on {host.name}", START_TIMEOUT_S
             )
         except HostDownError as exc:
-            if not host.is_alive(process):
+            if not await host.is_alive(process):
                 raise OperationFailedError(
                     f"QEMU did not start on {host.name}",
-                    why=last_words(host, stderr) or "it ended without a word",
+                    why=await last_words(host, stderr) or "it ended without a word",
                     remedy="mend what it names; nothing was left behind",
                 ) from exc
             if asyncio.get_running_loop().time() > deadline:
@@ -145,11 +145,11 @@ async def wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: P
         await asyncio.sleep(SOCKET_POLL_S)
 
 
-def last_words(host: Host, stderr: Path) -> str:
+async def last_words(host: Host, stderr: Path) -> str:
     """The end of what a QEMU wrote to stderr; warnings only if nothing else. May be empty."""
     lines = [
         line.partition("Z ")[2] or line
-        for line in (host.read_text(stderr) or "").splitlines()
+        for line in (await host.read_text(stderr) or "").splitlines()
         if line.strip()
     ]
     lines = [line.partition(": ")[2] if line.startswith("qemu-system") else line for line in lines]
@@ -158,7 +158,7 @@ def last_words(host: Host, stderr: Path) -> str:
     return "; ".join(telling[-3:])
 
 
-def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
+async def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
     longest = max(len(str(path).encode()) for path in (files.rescue, files.console))
     if longest > SOCKET_PATH_BYTES:
         raise UsageError(
@@ -166,7 +166,7 @@ def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
             why=f"a Unix socket's path has at most {SOCKET_PATH_BYTES} bytes, one has {longest}",
             remedy="choose a shorter state directory (VMCKPT_STATE_DIR) or VM name",
         )
-    free = min(host.free_bytes(spec.ram_dir), host.available_memory_bytes())
+    free = min(await host.free_bytes(spec.ram_dir), await host.available_memory_bytes())
     if free < spec.memory_bytes:
         raise RefusedError(
             f"{host.name} has no room for the VM's memory",

@@ -78,7 +78,7 @@ def read_authority(state_dir: Path) -> Certificate | None:
         raise _damaged(directory / "ca-cert.pem", exc) from exc
 
 
-def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identity:
+async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identity:
     """New keys and certificates for a host, in its pki directory, in place of any it has.
 
     They name the host and its migration address, and hold for `days`, but no longer than the
@@ -113,10 +113,10 @@ def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identity:
         key, pem = _host_certificate(host, ca, ca_key, usage, days)
         parts |= {f"{role}-key.pem": _key_pem(key), f"{role}-cert.pem": pem}
     directory = pki_dir(host)
-    host.make_dir(directory)
+    await host.make_dir(directory)
     for name, text in parts.items():
-        host.write_text(directory / name, text)
-    identity = read_identity(host)
+        await host.write_text(directory / name, text)
+    identity = await read_identity(host)
     if identity is None:
         raise StorageError(
             f"the certificates of {host.name} are gone",

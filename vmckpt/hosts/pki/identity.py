@@ -30,24 +30,22 @@ def pki_dir(host: Host) -> Path:
     return host.state_dir / "pki"
 
 
-def read_identity(host: Host) -> Identity | None:
+async def read_identity(host: Host) -> Identity | None:
     """The host's certificates; None when it has none at all.
 
     Raises UsageError when some of the files are missing or damaged.
     """
     directory = pki_dir(host)
-    there = [name for name in FILES if host.exists(directory / name)]
+    there = [name for name in FILES if await host.exists(directory / name)]
     if not there:
         return None
     if missing := sorted(set(FILES) - set(there)):
         raise _unusable(host, f"{', '.join(missing)} missing in {directory}")
+    texts = [
+        await host.read_text(directory / f"{name}-cert.pem") for name in ("ca", "server", "client")
+    ]
     try:
-        return Identity(
-            *(
-                parse_certificate(host.read_text(directory / f"{name}-cert.pem") or "")
-                for name in ("ca", "server", "client")
-            )
-        )
+        return Identity(*(parse_certificate(text or "") for text in texts))
     except (OSError, ValueError) as exc:
         raise _unusable(host, f"in {directory}: {exc}") from exc
 
