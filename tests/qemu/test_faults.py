@@ -130,7 +130,8 @@ def at_home(made: World, wanted: LabGuest) -> str:
         if (vm["name"], vm["state"]) == (wanted.name, "running"):
             return str(vm["host"])
         made.vmckpt("vm", "stop", vm["name"], "--force")
-        made.ok("vm", "rm", vm["name"])
+        for disk in made.ok("vm", "rm", vm["name"])["disks"]:
+            Path(disk).unlink()
     spec = wanted.spec()
     if wanted.name == "copier":
         spec = spec.replace('path = "copier.', 'image = "copier.')
@@ -156,6 +157,8 @@ async def run_case(made: World, case: Case, home: str) -> None:
         try:
             if case.fault in (*FAULTS, FULL):
                 await reach(made, case.step, command, home, one.name)
+                if case.step in ("transfer", "mirror") and case.fault != FULL:
+                    await asyncio.sleep(random.uniform(0.0, 1.5))
                 await inject(made, case, command, before, images(made, away))
             out, err = await asyncio.to_thread(command.communicate, timeout=200)
         finally:
@@ -197,7 +200,7 @@ def made_unfit(directory: Path, fault: str) -> Iterator[None]:
 async def reach(
     made: World, step: str, command: "subprocess.Popen[str]", home: str, name: str
 ) -> None:
-    """Return when the migration has begun `step`, at some moment of it; or has ended."""
+    """Return when the migration has begun `step`, or has ended."""
     directory = made.lab.host(home).state_dir / "vms" / name
     file, mark = directory / "migration.json", f'"step": "{step}"'
     if step == "switchover":
@@ -206,8 +209,6 @@ async def reach(
     marks = read(file).count(mark)
     while command.poll() is None and read(file).count(mark) == marks:  # noqa: ASYNC110
         await asyncio.sleep(0.0005)
-    if step in ("transfer", "mirror"):
-        await asyncio.sleep(random.uniform(0.0, 1.5))
 
 
 async def inject(

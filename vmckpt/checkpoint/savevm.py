@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
-from vmckpt.events.types import Emit, JobProgress
+from vmckpt.events.types import Emit, JobProgress, heard_or_not
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import Job, Snapshot
@@ -36,12 +36,9 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
                     why="QEMU would overwrite it without asking",
                     remedy=f"choose another name, or: vmckpt snapshot delete {vm.name} {name}",
                 )
-            was_running = (await commands.query_status(monitor)).running
             job = _job_id("save")
             await commands.snapshot_save(monitor, job, name, nodes[0], nodes)
             await finish(_await_job(monitor, job, "save", emit))
-            if was_running and not (await commands.query_status(monitor)).running:
-                await commands.cont(monitor)
             return next(s for s in await _snapshots(monitor, nodes) if s.name == name)
         finally:
             await finish(monitor.close())
@@ -58,8 +55,7 @@ async def load(vm: Vm, name: str, emit: Emit) -> Snapshot:
         monitor = await _open(vm)
         try:
             snapshot = await _find(vm, monitor, nodes, name)
-            was_running = (await commands.query_status(monitor)).running
-            await finish(_load(vm, monitor, name, nodes, emit, was_running=was_running))
+            await finish(_load(vm, monitor, name, nodes, emit))
             return snapshot
         finally:
             await finish(monitor.close())
@@ -91,10 +87,9 @@ async def delete(vm: Vm, name: str, emit: Emit) -> None:
             await finish(monitor.close())
 
 
-async def _load(
-    vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit: Emit, *, was_running: bool
-) -> None:
-    await commands.stop(monitor)
+async def _load(vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit: Emit) -> None:
+    # QEMU itself stops a VM that runs, and lets it run again when all is loaded: nobody who dies
+    # meanwhile leaves it stopped.
     job = _job_id("load")
     await commands.snapshot_load(monitor, job, name, nodes[0], nodes)
     try:
@@ -105,8 +100,6 @@ async def _load(
             why=exc.why,
             remedy=f"load another snapshot, or: vmckpt vm stop --force {vm.name} and vm start",
         ) from exc
-    if was_running:
-        await commands.cont(monitor)
 
 
 def _snapshot_nodes(vm: Vm) -> list[str]:
@@ -170,16 +163,19 @@ async def _await_job(monitor: Monitor, job_id: str, phase: str, emit: Emit) -> J
 
     Errors stand only in query-jobs: the command that starts a job answers {} whatever happens.
     """
-    began_s = time.monotonic()
+    began_s, show = time.monotonic(), heard_or_not(emit)
     while True:
-        job = next((job for job in await commands.query_jobs(monitor) if job.id == job_id), None)
+        # QEMU answers nothing while it saves or loads, however long that takes; one that dies
+        # hangs up.
+        jobs = await commands.query_jobs(monitor, timeout_s=None)
+        job = next((job for job in jobs if job.id == job_id), None)
         if job is None:
             raise OperationFailedError(
                 f"the {phase} job vanished",
                 why="another client of QEMU dismissed it",
                 remedy="look at the snapshots: vmckpt snapshot list",
             )
-        emit(JobProgress(time.monotonic() - began_s, phase, job.done, job.total))
+        show(JobProgress(time.monotonic() - began_s, phase, job.done, job.total))
         if job.concluded:
             break
         await asyncio.sleep(POLL_S)

@@ -67,7 +67,9 @@ def main() -> int:
         code = print_error(exc, as_json=as_json)
     except click.exceptions.Abort:
         cancelled = CancelledByUserError(
-            "cancelled", why="asked to stop", remedy="nothing was changed"
+            "cancelled",
+            why="asked to stop",
+            remedy="what had begun may have taken effect: see `vmckpt vm show`",
         )
         code = print_error(cancelled, as_json=as_json)
     except click.ClickException as exc:

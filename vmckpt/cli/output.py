@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -40,8 +41,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         loop = asyncio.get_running_loop()
 
         def cancel() -> None:
-            warn("asked to stop: going back, unless it is too late for that")
             task.cancel()
+            warn("asked to stop: going back, unless it is too late for that")
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, cancel)
@@ -54,5 +55,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def warn(text: str) -> None:
-    """Tell the operator something on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Tell the operator something on stderr; whoever has gone is told nothing."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,12 +1,15 @@
 """vmckpt snapshot: save, list, load, delete."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vmckpt.cli.output import Json, run, show
 from vmckpt.cli.vm import Name
+
+if TYPE_CHECKING:
+    from vmckpt.qemu.replies import Snapshot
 
 app = typer.Typer(
     help="QEMU's internal snapshots on qcow2 (savevm): the VM is stopped while one is taken.",
@@ -76,7 +79,5 @@ def delete(vm: Name, name: SnapshotName, json: Json = False) -> None:
     show({"vm": vm, "name": name, "deleted": True}, f"{name} is deleted", as_json=json)
 
 
-def _facts(snapshot: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(snapshot)
+def _facts(snapshot: "Snapshot") -> dict[str, Any]:
+    return snapshot._asdict()

@@ -12,6 +12,7 @@ from vmckpt.errors import NotFoundError
 from vmckpt.events.types import Event, Progress
 
 FORMAT = 1
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
@@ -42,9 +43,15 @@ class RunRecord:
         path = directory / f"{self.run}.json"
         part = directory / f".{self.run}.part"
         fields = {name: getattr(self, name) for name in self.__slots__}
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump({"format": FORMAT, **fields}, file, indent=1)
-        part.rename(path)
+        try:
+            with os.fdopen(
+                os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
+            ) as file:
+                json.dump({"format": FORMAT, **fields}, file, indent=1)
+            part.rename(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
         return path
 
     @classmethod

@@ -1,6 +1,7 @@
 """Events of an operation, as they happen. Whoever shows or stores them reads only these."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 
@@ -54,3 +55,13 @@ class Note:
 
 Event = PhaseBegan | Progress | JobProgress | Note
 Emit = Callable[[Event], None]
+
+
+def heard_or_not(emit: Emit) -> Emit:
+    """`emit`, but a listener that has gone (a closed terminal or pipe) does not stop the teller."""
+
+    def tell(event: Event) -> None:
+        with suppress(OSError):
+            emit(event)
+
+    return tell

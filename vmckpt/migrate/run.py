@@ -21,7 +21,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.record import RunRecord
-from vmckpt.events.types import Emit, Event, Note, PhaseBegan
+from vmckpt.events.types import Emit, Event, Note, PhaseBegan, heard_or_not
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import Host
@@ -68,9 +68,18 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
     record = RunRecord(run, "migrate", request)
     began_s = time.monotonic()
 
+    show = heard_or_not(emit)
+
     def tell(event: Event) -> None:
         record.add(event)
-        emit(event)
+        show(event)
+
+    def conclude(result: dict[str, object]) -> None:
+        try:
+            _save(record, result)
+        except OSError as exc:
+            words = f"the run record was not written: {exc}"
+            show(Note(time.monotonic() - began_s, "record", words))
 
     requested_method = options.method
     try:
@@ -96,20 +105,17 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
             why="asked to stop",
             remedy=f"'{vm.name}' goes on where it was",
         )
-        _save(record, {"outcome": error.kind})
+        conclude({"outcome": error.kind})
         raise error from exc
     except VmckptError as exc:
-        _save(record, {"outcome": exc.kind, "what": exc.what, "why": exc.why, "remedy": exc.remedy})
+        conclude({"outcome": exc.kind, "what": exc.what, "why": exc.why, "remedy": exc.remedy})
         raise
     warnings = tuple(check.reason for check in checked.checks if check.verdict == WARN)
     record_path = str(runs_dir() / f"{run}.json")
     report = replace(
         report, requested_method=requested_method, warnings=warnings, run_record=record_path
     )
-    try:
-        _save(record, report.to_json())
-    except OSError as exc:
-        emit(Note(time.monotonic() - began_s, "record", f"the run record was not written: {exc}"))
+    conclude(report.to_json())
     return report
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.monitor import REPLY_TIMEOUT_S, CommandRefusedError, Monitor
 from vmckpt.qemu.replies import (
     BlockNode,
     Cpu,
@@ -224,8 +224,8 @@ async def snapshot_delete(monitor: Monitor, job: str, tag: str, nodes: Iterable[
     await monitor.tell("snapshot-delete", {"job-id": job, "tag": tag, "devices": list(nodes)})
 
 
-async def query_jobs(monitor: Monitor) -> list[Job]:
-    """All jobs that are not dismissed yet."""
+async def query_jobs(monitor: Monitor, timeout_s: float | None = REPLY_TIMEOUT_S) -> list[Job]:
+    """All jobs that are not dismissed yet. None: waits as long as QEMU lives."""
     return [
         Job(
             item["id"],
@@ -235,7 +235,7 @@ async def query_jobs(monitor: Monitor) -> list[Job]:
             item["total-progress"],
             item.get("error"),
         )
-        for item in await monitor.ask("query-jobs")
+        for item in await monitor.ask("query-jobs", timeout_s=timeout_s)
     ]
 
 

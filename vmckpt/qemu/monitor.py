@@ -85,9 +85,9 @@ class Monitor:
         return bool(self._client.runstate == Runstate.RUNNING)
 
     async def ask(
-        self, command: str, arguments: Json | None = None, timeout_s: float = REPLY_TIMEOUT_S
+        self, command: str, arguments: Json | None = None, timeout_s: float | None = REPLY_TIMEOUT_S
     ) -> Any:
-        """The answer of a command that changes nothing.
+        """The answer of a command that changes nothing. None waits as long as QEMU lives.
 
         Raises CommandRefusedError, MonitorLostError.
         """
@@ -123,7 +123,7 @@ class Monitor:
             ) from exc
 
     async def _execute(
-        self, command: str, arguments: Json | None, timeout_s: float, *, oob: bool = False
+        self, command: str, arguments: Json | None, timeout_s: float | None, *, oob: bool = False
     ) -> Any:
         if not self.is_open:
             raise ExecInterruptedError("the connection is closed")
@@ -183,7 +183,7 @@ async def session(
         await monitor.close()
 
 
-def _reason(exc: BaseException, timeout_s: float) -> str:
-    if isinstance(exc, TimeoutError):
+def _reason(exc: BaseException, timeout_s: float | None) -> str:
+    if isinstance(exc, TimeoutError) and timeout_s is not None:
         return f"no answer within {timeout_s:g} s"
     return str(exc) or type(exc).__name__
