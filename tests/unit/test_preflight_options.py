@@ -124,23 +124,22 @@ def test_postcopy_is_asked_for_exactly_when_it_may_come_to_it(options: Options) 
     assert wish.compression is None or wish.channels is not None
 
 
-def test_auto_is_precopy_that_slows_a_guest_that_dirties_too_fast(tmp_path: Path) -> None:
-    vm = stopped_vm(host(tmp_path, "a", NEW))
-    assert asyncio.run(resolve_method(vm, Options(max_downtime_ms=70))) == Options(
-        method=Method.PRECOPY, auto_converge=True, max_downtime_ms=70
-    )
+def test_auto_is_precopy_that_slows_a_guest_that_dirties_too_fast() -> None:
+    resolved = resolve_method(Options(max_downtime_ms=70), loses_pages=False)
+    assert resolved == Options(method=Method.PRECOPY, auto_converge=True, max_downtime_ms=70)
 
 
 def test_auto_avoids_what_loses_pages(tmp_path: Path) -> None:
-    vm = stopped_vm(host(tmp_path, "a", OLD))
-    assert asyncio.run(resolve_method(vm, Options())).method is Method.STOP
+    source, target = host(tmp_path, "a", OLD), host(tmp_path, "b", NEW)
+    found = asyncio.run(preflight(stopped_vm(source), target, Options()))
+    assert found.options.method is Method.STOP
 
 
 @pytest.mark.parametrize("method", [m for m in Method if m is not Method.AUTO])
-def test_a_method_that_is_named_is_kept(tmp_path: Path, method: Method) -> None:
+@pytest.mark.parametrize("loses_pages", [True, False])
+def test_a_method_that_is_named_is_kept(method: Method, loses_pages: bool) -> None:
     options = Options(method=method)
-    vm = stopped_vm(host(tmp_path, "a", OLD))
-    assert asyncio.run(resolve_method(vm, options)) is options
+    assert resolve_method(options, loses_pages=loses_pages) is options
 
 
 def test_a_pair_that_fits_has_nothing_against_it(tmp_path: Path) -> None:
@@ -355,7 +354,7 @@ def test_every_refusal_is_named_at_once_with_its_code() -> None:
         Check("bridge", "refuse", "no bridge", "name it"),
     )
     with pytest.raises(RefusedError) as caught:
-        Preflight(checks, AGREEMENT).require("web", "b")
+        Preflight(checks, Options(), AGREEMENT).require("web", "b")
     assert caught.value.what == "'web' cannot migrate to b"
     assert caught.value.why == "[memory] no room; [bridge] no bridge"
     assert caught.value.remedy == "free some; name it"
@@ -363,6 +362,6 @@ def test_every_refusal_is_named_at_once_with_its_code() -> None:
 
 def test_warnings_do_not_refuse() -> None:
     checks = (Check("tcg-dirty-log", "warn", "beware"),)
-    assert Preflight(checks, AGREEMENT).require("web", "b") is AGREEMENT
+    assert Preflight(checks, Options(), AGREEMENT).require("web", "b") is AGREEMENT
     with pytest.raises(RefusedError):
-        Preflight(checks, None).require("web", "b")
+        Preflight(checks, Options()).require("web", "b")

@@ -50,15 +50,18 @@ def dry_run(name: str, target: "Host", options: "Options", *, as_json: bool) -> 
 
 
 async def _ask(vm: "Vm", target: "Host", options: "Options") -> "Preflight":
-    from vmckpt.migrate.preflight import preflight, resolve_method
+    from vmckpt.migrate.preflight import busy, preflight
 
-    return await preflight(vm, target, await resolve_method(vm, options))
+    found = await preflight(vm, target, options)
+    if (held := await busy(vm)) is not None:
+        return found._replace(checks=(held, *found.checks))
+    return found
 
 
 async def _ask_all(
     vm: "Vm", targets: "Sequence[Host]", options: "Options"
 ) -> "list[tuple[Host, Preflight]]":
-    from vmckpt.errors import HostDownError
+    from vmckpt.errors import VmckptError
     from vmckpt.migrate.check import REFUSE, Check
     from vmckpt.migrate.preflight import Preflight
 
@@ -66,10 +69,10 @@ async def _ask_all(
     for target in targets:
         try:
             answer = await _ask(vm, target, options)
-        except HostDownError as exc:
+        except VmckptError as exc:
             # The others are asked all the same.
             silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
-            answer = Preflight((silent,), None)
+            answer = Preflight((silent,), options)
         answers.append((target, answer))
     return answers
 

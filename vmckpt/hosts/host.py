@@ -161,7 +161,7 @@ class Host(Protocol):
         """Sorted names in a directory; empty when there is none."""
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory; nothing there is no error."""
+        """Remove a file or a whole directory; nothing there is no error. Raises StorageError."""
 
     async def free_bytes(self, directory: Path) -> int:
         """Bytes this user can still write below `directory`."""
@@ -174,6 +174,9 @@ class Host(Protocol):
 
     async def listening_ports(self, address: str) -> frozenset[int]:
         """TCP ports that somebody listens on at `address`."""
+
+    async def user_id(self) -> int:
+        """The user that commands run as; 0 is root."""
 
     async def cpu_flags(self) -> frozenset[str]:
         """Flags of the host's first processor."""

@@ -40,7 +40,7 @@ def all_hosts() -> list[Host]:
     """Every host, `local` first, then by name. Raises UsageError on a malformed inventory file."""
     paths = sorted((state_dir() / "hosts").glob("*.json"))
     hosts = {path.stem: _read(path) for path in paths}
-    return [hosts.pop(LOCAL, _local()), *hosts.values()]
+    return [hosts.pop(LOCAL, local_host()), *hosts.values()]
 
 
 def find_host(name: str) -> Host:
@@ -55,7 +55,8 @@ def find_host(name: str) -> Host:
     return hosts[name]
 
 
-def _local() -> Host:
+def local_host() -> LocalHost:
+    """This machine."""
     return LocalHost(LOCAL, state_dir(), "127.0.0.1")
 
 

@@ -208,11 +208,18 @@ class LocalHost(Entry):
             return []
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory; nothing there is no error."""
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        """Remove a file or a whole directory; nothing there is no error. Raises StorageError."""
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as exc:
+            raise StorageError(
+                f"cannot remove {path} on {self.name}",
+                why=exc.strerror or str(exc),
+                remedy="mend the rights of the directory, and remove it",
+            ) from exc
 
     async def free_bytes(self, directory: Path) -> int:
         """Bytes this user can still write below `directory`."""
@@ -235,6 +242,10 @@ class LocalHost(Entry):
         tables = ["/proc/net/tcp", "/proc/net/tcp6"]
         present = await self.run(["cat", *tables])
         return listening_ports(present.stdout, address)
+
+    async def user_id(self) -> int:
+        """The user that commands run as; 0 is root."""
+        return os.geteuid()
 
     async def cpu_flags(self) -> frozenset[str]:
         """Flags of the host's first processor."""
@@ -259,16 +270,26 @@ class LocalHost(Entry):
 
 
 def listening_ports(tables: str, address: str) -> frozenset[int]:
-    """Ports with a listener at `address` or everywhere, by /proc/net/tcp and tcp6 (proc(5))."""
-    packed = ipaddress.ip_address(address).packed
-    # Words of four bytes in the machine's order, as hex digits.
-    here = "".join(packed[i : i + 4][::-1].hex() for i in range(0, len(packed), 4)).upper()
+    """Ports with a listener at `address` or everywhere, by /proc/net/tcp and tcp6 (proc(5)).
+
+    Of an address that is a name every listener may be in the way.
+    """
+    here = _as_in_proc(address)
     found = set()
     for line in tables.splitlines():
         fields = line.split()
         if len(fields) < 4 or fields[3] != "0A":
             continue
         local, _, port = fields[1].partition(":")
-        if local == here or not local.strip("0"):
+        if here in (local, None) or not local.strip("0"):
             found.add(int(port, 16))
     return frozenset(found)
+
+
+def _as_in_proc(address: str) -> str | None:
+    """Words of four bytes in the machine's order, as hex digits; None for a name."""
+    try:
+        packed = ipaddress.ip_address(address).packed
+    except ValueError:
+        return None
+    return "".join(packed[i : i + 4][::-1].hex() for i in range(0, len(packed), 4)).upper()

@@ -4,11 +4,11 @@ Until the commit a file has two names, PATH and PATH.vmckpt-RUN; the second is t
 first is this run's. Every function may be repeated after it was cut off anywhere.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmckpt.errors import OperationFailedError
+from vmckpt.errors import OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_plan import DiskCopy
 from vmckpt.vm.lifecycle import create_image
@@ -16,10 +16,14 @@ from vmckpt.vm.lifecycle import create_image
 
 @dataclass(frozen=True, slots=True)
 class CopiedDisk:
-    """Where a copied disk stands on source and target, as the journal keeps it."""
+    """Where a copied disk stands on source and target, as the journal keeps it.
+
+    A source that the guest only read (`read_only`) may be other VMs' too: it stays.
+    """
 
     source: str
     target: str
+    read_only: bool = False
 
 
 async def create_files(host: Host, run: str, copies: Iterable[DiskCopy]) -> None:
@@ -52,12 +56,27 @@ async def remove_files(host: Host, run: str, disks: Iterable[CopiedDisk]) -> Non
 
 
 async def hand_over_files(
-    source: Host, target: Host, run: str, disks: Iterable[CopiedDisk]
+    source: Host,
+    target: Host,
+    run: str,
+    disks: Iterable[CopiedDisk],
+    note: Callable[[str], None],
 ) -> None:
-    """The VM is the target's: so are its files, which no undo removes now; the source's go."""
+    """The VM is the target's: so are its files, which no undo removes now; the source's go.
+
+    `note` is told of a file that stays because it cannot be removed.
+    """
     for disk in disks:
         await target.remove(_proof(Path(disk.target), run))
-        await source.remove(Path(disk.source))
+        if disk.read_only:
+            continue
+        path = Path(disk.source)
+        real = await source.run(["readlink", "-m", str(path)])
+        for stale in dict.fromkeys((Path(real.stdout.removesuffix("\n")), path)):
+            try:
+                await source.remove(stale)
+            except StorageError as exc:
+                note(f"the VM's old image stays: {exc}")
 
 
 def _proof(path: Path, run: str) -> Path:

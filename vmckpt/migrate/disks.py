@@ -17,7 +17,7 @@ from vmckpt.qemu.replies import Job
 from vmckpt.units import format_duration
 
 PORTS = (49152, 65535)
-PORT_ATTEMPTS = 20
+PORT_ATTEMPTS = 1000
 SAMPLE_S = 0.1
 # Nothing copied for this long: the link is silent, or the target's storage.
 SILENCE_S = 30.0
@@ -129,12 +129,12 @@ class DiskMirrors:
             if credentials.authz:
                 tls["tls-authz"] = credentials.authz
         first, last = host.migration_ports or PORTS
-        for attempt in range(1, PORT_ATTEMPTS + 1):
-            port = random.randint(first, last)
+        ports = random.sample(range(first, last + 1), min(PORT_ATTEMPTS, last - first + 1))
+        for port in ports:
             try:
                 await block.nbd_server_start(target, host.migration_address, port, tls)
             except CommandRefusedError as exc:
-                if "in use" not in exc.description or attempt == PORT_ATTEMPTS:
+                if "in use" not in exc.description or port == ports[-1]:
                     raise
             else:
                 break

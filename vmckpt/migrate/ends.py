@@ -22,8 +22,9 @@ RAN_MARK = "vm_state_notify running 1"
 class End:
     """One QEMU of the pair, reached through its operator monitor; reconnects when that was lost."""
 
-    def __init__(self, host: Host, files: QemuDir) -> None:
+    def __init__(self, host: Host, files: QemuDir, *, certainly_ran: bool = False) -> None:
         self.host, self.files = host, files
+        self._certainly_ran = certainly_ran
         self._monitor: Monitor | None = None
         self._rescue: Monitor | None = None
 
@@ -37,8 +38,10 @@ class End:
         return bool(await self.host.find_processes(self.files.mark))
 
     async def ever_ran(self) -> bool:
-        """Whether its vCPUs have ever run, by its own log, which outlives it."""
-        return RAN_MARK in (await self.host.read_text(self.files.stderr) or "")
+        """Whether its vCPUs have ever run, by its own log, which outlives it, or by the journal."""
+        return self._certainly_ran or RAN_MARK in (
+            await self.host.read_text(self.files.stderr) or ""
+        )
 
     async def monitor(self) -> Monitor:
         """The open session. Raises HostDownError when QEMU cannot be reached."""

@@ -12,6 +12,10 @@ from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.vm.paths import vm_dir
 
 FORMAT = 1
+# In this order. When one of AFTER_COMMIT has begun, the target has run.
+BEFORE_COMMIT = ("begin", "prepare", "agree", "mirror", "transfer", "switchover")
+AFTER_COMMIT = ("drain", "verify", "handover", "release")
+STEPS = BEFORE_COMMIT + AFTER_COMMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,11 @@ class Journal:
     was_running: bool
     step: str
     disks: tuple[CopiedDisk, ...] = ()
+
+    @property
+    def past_commit(self) -> bool:
+        """Whether the target has run, whatever else is known of it."""
+        return self.step in AFTER_COMMIT
 
     async def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
@@ -57,6 +66,8 @@ class Journal:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise ValueError("written by another version of vmckpt")
+            if data["step"] not in STEPS:
+                raise ValueError(f"'{data['step']}' is no step")
             disks = tuple(CopiedDisk(**disk) for disk in data.pop("disks", ()))
             return cls(**data, disks=disks)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -68,8 +79,9 @@ class Journal:
 
 
 async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
-    """The journal of a migration of the VM, from whichever host has one."""
-    for host in hosts:
-        if journal := await Journal.read(host, vm):
-            return journal
-    return None
+    """The journal of a migration of the VM: of two the one that got further.
+
+    Writing it on one host may have failed, or been cut off after the other.
+    """
+    found = [journal for host in hosts if (journal := await Journal.read(host, vm))]
+    return max(found, key=lambda journal: STEPS.index(journal.step), default=None)

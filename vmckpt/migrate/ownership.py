@@ -39,6 +39,8 @@ class View(NamedTuple):
 # Only in these states is a source's "completed" about this migration: else it is the one that
 # brought the guest to it, or it was put back to work since.
 HANDED_OVER = frozenset({"finish-migrate", "postmigrate"})
+# States of a source that stands still for the migration, or was stopped for it.
+STOPPED_BY_MIGRATION = HANDED_OVER | {"paused", "prelaunch"}
 
 
 class Move(Enum):
@@ -128,7 +130,10 @@ def _not_migrated(view: View, run: RunState) -> Move:
     if run.running or not view.was_running:
         return Move.SOURCE_OWNS
     # Only a target that is certainly dead lets a stopped source run again.
-    return Move.KILL_TARGET if view.target.alive else Move.RUN_SOURCE
+    if view.target.alive:
+        return Move.KILL_TARGET
+    # What has stopped otherwise (an I/O error, a panic) has its own reason, and `cont` no business.
+    return Move.RUN_SOURCE if run.status in STOPPED_BY_MIGRATION else Move.SOURCE_OWNS
 
 
 def _without_source(view: View) -> Move:

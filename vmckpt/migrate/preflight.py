@@ -14,17 +14,22 @@ from vmckpt.migrate.disk_plan import DiskCopy, plan_disks
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.options import Method, Options
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree
+from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
+from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import lock_path
 from vmckpt.vm.probe import abilities
-from vmckpt.vm.start import open_monitor
 
 
 class Preflight(NamedTuple):
-    """All checks; the settings for both QEMUs when they agree, the disks to copy, encryption."""
+    """All checks. `options` are those asked for, with "auto" replaced by what it comes to.
+
+    Besides: the settings for both QEMUs when they agree, the disks to copy, encryption.
+    """
 
     checks: tuple[Check, ...]
-    agreement: Agreement | None
+    options: Options
+    agreement: Agreement | None = None
     copies: tuple[DiskCopy, ...] = ()
     encryption: Encryption = IN_CLEAR
 
@@ -49,11 +54,16 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
     if vm.host.name == target.name or vm.host.state_dir == target.state_dir:
         reason = f"the VM is on {target.name} already"
-        return Preflight((Check("same-host", REFUSE, reason, "name another host"),), None)
-    source_state, network, _ = await asyncio.gather(
-        _source_state(vm), target_checks.network(vm, target), target.require_up()
+        return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
+    source, network, _ = await asyncio.gather(
+        _look_at_source(vm), target_checks.network(vm, target), target.require_up()
     )
-    ours, theirs = await abilities(vm.host), await abilities(target)
+    rights = await target_checks.permissions(vm, target)
+    if rights.verdict == REFUSE:
+        return Preflight((rights, *source.checks), options)
+    ours, theirs = source.abilities, await abilities(target)
+    loses_pages = _loses_dirty_pages(vm, ours)
+    options = resolve_method(options, loses_pages=loses_pages)
     disks = await plan_disks(vm, target, options.disks)
     encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
@@ -61,6 +71,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *[check async for check in target_checks.name(vm, target)],
         *target_checks.machine(vm, target, theirs),
         *await target_checks.accel(vm, target),
+        rights,
         *[check async for check in target_checks.room(vm, target)],
         *target_checks.disks(disks),
         *[check async for check in target_checks.files(vm, target, disks)],
@@ -68,17 +79,29 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *await target_checks.ports(target, needed=2 if disks.copies else 1),
         await target_checks.clock(vm.host, target),
         encrypted,
-        *source_state,
+        *source.checks,
         *_postcopy_risk(options),
-        *_known_bugs(vm, ours, options),
+        *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
+        *(_lost_pages(ours, options) if loses_pages else ()),
         *_way_back(vm, ours, theirs, wish),
     ]
     agreed = agree(ours, theirs, wish)
     if isinstance(agreed, Agreement):
         checks.append(Check("qemu-pair", OK, f"QEMU {ours.version} -> {theirs.version}"))
-        return Preflight(tuple(checks), agreed, disks.copies, encryption)
+        return Preflight(tuple(checks), options, agreed, disks.copies, encryption)
     checks += [_option(refusal) for refusal in agreed]
-    return Preflight(tuple(checks), None)
+    return Preflight(tuple(checks), options)
+
+
+async def busy(vm: Vm) -> Check | None:
+    """Refuses while another operation holds the VM; None when it is free."""
+    owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
+    if owner is None:
+        return None
+    reason = f"{owner.action} is under way (run {owner.run}, pid {owner.pid})"
+    return Check(
+        "busy", REFUSE, reason, "wait for its end; what else is said here may be its doing"
+    )
 
 
 def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterator[Check]:
@@ -113,31 +136,37 @@ async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryptio
     return found, Check("tls", OK, found.reason)
 
 
-async def _source_state(vm: Vm) -> list[Check]:
+class _Source(NamedTuple):
+    checks: tuple[Check, ...]
+    abilities: Abilities
+
+
+async def _look_at_source(vm: Vm) -> _Source:
+    installed = await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
         remedy = f"start it: vmckpt vm start {vm.name}"
-        return [Check("running", REFUSE, reason, remedy)]
-    monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker)
-    try:
+        return _Source((Check("running", REFUSE, reason, remedy),), installed)
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         run = await commands.query_status(monitor)
         blockers = (await commands.query_migrate(monitor)).blockers
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
-    finally:
-        await monitor.close()
+        # The VM may run under a QEMU that has been replaced on disk since it was started.
+        same = await commands.query_version(monitor) == installed.version
+        ours = installed if same else await learn(monitor)
     if run.status not in ("running", "paused", "prelaunch"):
         reason = f"its state is '{run.status}'"
         remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
-        return [Check("running", REFUSE, reason, remedy)]
+        return _Source((Check("running", REFUSE, reason, remedy),), ours)
     running = Check("running", OK, f"the VM is {run.status}")
-    return [running, *device_checks(blockers, pci_ids)]
+    return _Source((running, *device_checks(blockers, pci_ids)), ours)
 
 
-async def resolve_method(vm: Vm, options: Options) -> Options:
-    """The options with "auto" replaced by the method that it comes to for this VM."""
+def resolve_method(options: Options, *, loses_pages: bool) -> Options:
+    """The options with "auto" replaced by the method that it comes to."""
     if options.method is not Method.AUTO:
         return options
-    if _loses_dirty_pages(vm, await abilities(vm.host)):
+    if loses_pages:
         return replace(options, method=Method.STOP)
     return replace(options, method=Method.PRECOPY, auto_converge=True)
 
@@ -160,8 +189,8 @@ def _postcopy_risk(options: Options) -> Iterator[Check]:
         yield Check("postcopy-risk", WARN, risk, "--never-risk-postcopy refuses it")
 
 
-def _known_bugs(vm: Vm, ours: Abilities, options: Options) -> Iterator[Check]:
-    if not _loses_dirty_pages(vm, ours) or options.method is Method.STOP:
+def _lost_pages(ours: Abilities, options: Options) -> Iterator[Check]:
+    if options.method is Method.STOP:
         return
     qemu = f"QEMU {ours.version} as a source under TCG loses dirty pages"
     remedy = "use --method stop, which needs no dirty tracking, or run it under a newer QEMU"

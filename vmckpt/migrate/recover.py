@@ -60,7 +60,11 @@ async def _recover(
 ) -> Recovery:
     pair = Pair(
         End(source, vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)),
-        End(target, vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu)),
+        End(
+            target,
+            vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu),
+            certainly_ran=journal.was_running and journal.past_commit,
+        ),
         journal.was_running,
         Path(journal.ram_dir),
     )
@@ -77,7 +81,7 @@ async def _recover(
             case Move.TARGET_OWNS:
                 await _finish(pair, home, arrived)
                 await disarm_if_possible(pair.target, note)
-                await hand_over_files(source, target, journal.run, journal.disks)
+                await hand_over_files(source, target, journal.run, journal.disks, note)
                 where, outcome = target, "finished: the VM is on the target"
             case Move.SOURCE_OWNS:
                 await drop_mirrors(pair.source, journal.run)
@@ -86,7 +90,7 @@ async def _recover(
                 await remove_files(target, journal.run, journal.disks)
                 where, outcome = source, "undone: the VM is on the source"
             case Move.LOST:
-                await bury(pair, home, journal)
+                await bury(pair, home, journal, note)
                 await journal.remove((source, target))
                 raise await lost(pair)
             case _:
@@ -113,7 +117,7 @@ async def undo_target(pair: Pair) -> None:
     )
 
 
-async def bury(pair: Pair, home: Vm | None, journal: Journal) -> None:
+async def bury(pair: Pair, home: Vm | None, journal: Journal, note: Callable[[str], None]) -> None:
     """The guest's memory is gone: the VM becomes a stopped one where its QEMU ran last."""
     if not await pair.target.ever_ran() or home is None:
         await kill(pair.source)
@@ -124,7 +128,7 @@ async def bury(pair: Pair, home: Vm | None, journal: Journal) -> None:
     ended = Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
     await settle_on_target(pair.target, ended, pair.source.host)
     await release(pair.source, pair.ram_dir)
-    await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks)
+    await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks, note)
 
 
 async def lost(pair: Pair) -> VmLostError:

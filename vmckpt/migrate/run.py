@@ -4,8 +4,8 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import Coroutine, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.listen import listen
 from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.ownership import Move, decide
-from vmckpt.migrate.preflight import Preflight, preflight, resolve_method
+from vmckpt.migrate.preflight import Preflight, preflight
 from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, locked, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
@@ -47,6 +47,7 @@ from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
 from vmckpt.sequence.steps import Step, UndoFailure, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
+from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
 
@@ -81,23 +82,21 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
             words = f"the run record was not written: {exc}"
             show(Note(time.monotonic() - began_s, "record", words))
 
-    requested_method = options.method
     try:
-        with _dead_mans_switch(vm.name, run):
-            options = await resolve_method(vm, options)
+        action = f"migrate to {target.name}"
+        async with _dead_mans_switch(vm.name, run), locked(vm.name, (vm.host,), action, run):
+            vm = await read_again(vm)
             checked = await preflight(vm, target, options)
             checked.require(vm.name, target.name)
             _save(record, None)
-            if requested_method != options.method:
-                words = f"auto comes to {options.method} here"
+            if options.method is not checked.options.method:
+                words = f"auto comes to {checked.options.method} here"
                 tell(Note(time.monotonic() - began_s, "method", words))
             for check in checked.checks:
                 if check.verdict == WARN:
                     tell(Note(time.monotonic() - began_s, check.code, check.reason))
-            async with locked(vm.name, (vm.host, target), f"migrate to {target.name}", run):
-                migration = _Migration(
-                    vm, target, options, checked=checked, run=run, began_s=began_s, emit=tell
-                )
+            async with locked(vm.name, (target,), action, run):
+                migration = _Migration(vm, target, checked, run=run, began_s=began_s, emit=tell)
                 report = await migration.run()
     except asyncio.CancelledError as exc:
         error = CancelledByUserError(
@@ -113,19 +112,19 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
     warnings = tuple(check.reason for check in checked.checks if check.verdict == WARN)
     record_path = str(runs_dir() / f"{run}.json")
     report = replace(
-        report, requested_method=requested_method, warnings=warnings, run_record=record_path
+        report, requested_method=options.method, warnings=warnings, run_record=record_path
     )
     conclude(report.to_json())
     return report
 
 
-def _dead_mans_switch(name: str, run: str) -> AbstractContextManager[None]:
+@asynccontextmanager
+async def _dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
     """For the block: if this process dies in it, another one recovers the VM at once."""
     runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = ["migrate", "--recover", name, "--json"]
-    return armed(
-        [sys.executable, "-m", "vmckpt.cli.entry", *command], runs_dir() / f"{run}.recovery.log"
-    )
+    command = [sys.executable, "-m", "vmckpt.cli.entry", "migrate", "--recover", name, "--json"]
+    with armed(command, runs_dir() / f"{run}.recovery.log"):
+        yield
 
 
 def runs_dir() -> Path:
@@ -149,14 +148,13 @@ class _Migration:
         self,
         vm: Vm,
         target: Host,
-        options: Options,
-        *,
         checked: Preflight,
+        *,
         run: str,
         began_s: float,
         emit: Emit,
     ) -> None:
-        self._vm, self._target_host, self._options = vm, target, options
+        self._vm, self._target_host, self._options = vm, target, checked.options
         self._agreement = checked.require(vm.name, target.name)
         self._run, self._began_s, self._emit = run, began_s, emit
         directory = vm_dir(target.state_dir, vm.name)
@@ -176,7 +174,10 @@ class _Migration:
             ram_dir=str(vm.spec.ram_dir),
             was_running=True,
             step="begin",
-            disks=tuple(CopiedDisk(str(disk.source), str(disk.target)) for disk in checked.copies),
+            disks=tuple(
+                CopiedDisk(str(disk.source), str(disk.target), disk.read_only)
+                for disk in checked.copies
+            ),
         )
         self._encryption = checked.encryption
         self._credentials: Credentials | None = None
@@ -185,7 +186,7 @@ class _Migration:
             self._pair,
             checked.copies,
             run=run,
-            bandwidth_bytes_per_s=options.bandwidth_bytes_per_s,
+            bandwidth_bytes_per_s=checked.options.bandwidth_bytes_per_s,
             clock=self._elapsed_s,
             emit=emit,
             note=self._note,
@@ -374,7 +375,9 @@ class _Migration:
         """
         move = await settle(self._pair, lambda text: self._note("rescue", text))
         if move is Move.LOST:
-            await bury(self._pair, self._vm, self._journal)
+            await bury(
+                self._pair, self._vm, self._journal, lambda text: self._note("old-image", text)
+            )
             await self._journal.remove((self._vm.host, self._target_host))
             raise await lost(self._pair)
         if move is Move.UNKNOWN:
@@ -474,7 +477,13 @@ class _Migration:
 
     async def _release_source(self) -> None:
         await release(self._pair.source, self._pair.ram_dir)
-        await hand_over_files(self._vm.host, self._target_host, self._run, self._journal.disks)
+        await hand_over_files(
+            self._vm.host,
+            self._target_host,
+            self._run,
+            self._journal.disks,
+            lambda text: self._note("old-image", text),
+        )
 
     async def _report(self) -> Report:
         last = self._transfer.last if self._transfer else None

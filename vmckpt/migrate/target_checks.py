@@ -14,6 +14,7 @@ from vmckpt.vm.probe import choose_accel
 
 # Beyond it certificates, time-outs and what is written down no longer mean the same on both hosts.
 CLOCK_SKEW_S = 1.0
+USERFAULTFD = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 
 async def name(vm: Vm, target: Host) -> AsyncIterator[Check]:
@@ -60,8 +61,25 @@ async def accel(vm: Vm, target: Host) -> list[Check]:
     return [Check("accel", OK, f"{needed} on both sides")]
 
 
+async def permissions(vm: Vm, target: Host) -> Check:
+    """The right to put its memory and its files there."""
+    places = (vm.spec.ram_dir, target.state_dir)
+    if closed := [str(place) for place in places if not await target.may_write_below(place)]:
+        reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
+        return Check("permissions", REFUSE, reason, "give it the right to, or choose others")
+    return Check("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
+
+
+async def userfaults(target: Host) -> Check:
+    """Post-copy needs userfaultfd, which the kernel gives to root or, if told to, to everybody."""
+    if (await target.read_text(USERFAULTFD) or "").strip() == "1" or await target.user_id() == 0:
+        return Check("userfaultfd", OK, f"this user may use it on {target.name}")
+    reason = f"post-copy needs userfaultfd, which this user may not use on {target.name}"
+    return Check("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
+
+
 async def room(vm: Vm, target: Host) -> AsyncIterator[Check]:
-    """Room for its memory, and the right to put it and its files there."""
+    """Room for its memory."""
     need = vm.spec.memory_bytes
     if not await target.exists(vm.spec.ram_dir):
         reason = f"{target.name} has no directory {vm.spec.ram_dir} for the VM's memory"
@@ -73,12 +91,6 @@ async def room(vm: Vm, target: Host) -> AsyncIterator[Check]:
         yield Check("memory", REFUSE, text, f"free memory on {target.name}, or choose another host")
     else:
         yield Check("memory", OK, text)
-    places = (vm.spec.ram_dir, target.state_dir)
-    if closed := [str(place) for place in places if not await target.may_write_below(place)]:
-        reason = f"this user may not write to {' and '.join(closed)} on {target.name}"
-        yield Check("permissions", REFUSE, reason, "give it the right to, or choose others")
-    else:
-        yield Check("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
 
 
 def disks(plan: DiskPlan) -> Iterator[Check]:

@@ -3,16 +3,19 @@
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from vmckpt.errors import OperationFailedError, RefusedError, TimedOutError, UsageError
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError, TimedOutError, UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory import all_hosts, local_host, state_dir
 from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.sequence.steps import finish
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.inventory import Vm, homes
+from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec import Spec, anchored, parse_spec
@@ -23,6 +26,7 @@ from vmckpt.vm.start import (
     plug_taps,
     remove_qemu_files,
     start_qemu,
+    sweep,
 )
 
 STOP_POLL_S = 0.05
@@ -48,38 +52,42 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
 
     Raises RefusedError when a VM of that name is anywhere in the inventory.
     """
-    if taken := await homes(spec.name, all_hosts()):
-        raise RefusedError(
-            f"there is a VM '{spec.name}' already",
-            why=f"on host {taken[0].host.name}",
-            remedy=f"choose another name, start it (`vmckpt vm start {spec.name}`), or remove it",
-        )
     await host.require_up()
     directory = vm_dir(host.state_dir, spec.name)
-    async with host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
+    # One name is given away at a time, on whichever host.
+    name_lock = local_host().lock(state_dir() / "names" / spec.name, owner("vm run"))
+    async with name_lock, host.lock(lock_path(host.state_dir, spec.name), owner("vm run")):
+        if taken := await homes(spec.name, all_hosts()):
+            raise RefusedError(
+                f"there is a VM '{spec.name}' already",
+                why=f"on host {taken[0].host.name}",
+                remedy=f"choose another name, start it (`vmckpt vm start {spec.name}`), "
+                "or remove it",
+            )
+        await sweep(host, spec, directory, None)
         await host.make_dir(directory.path)
         created: list[Path] = []
         try:
             await host.write_text(directory.spec, spec.text)
             created = await _create_disks(host, spec)
-            return await _boot(spec, host)
+            return await _boot(spec, host, await _platform(spec, host))
         except BaseException:
-            for path in (*created, directory.path):
-                await host.remove(path)
+            await finish(_remove_all(host, (*created, directory.path)))
             raise
+
+
+async def _remove_all(host: Host, paths: Iterable[Path]) -> None:
+    for path in paths:
+        await host.remove(path)
 
 
 async def start_vm(vm: Vm) -> Vm:
     """Start a stopped VM where it is at home. Raises RefusedError when it runs."""
-    async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm start")):
-        if await vm.is_alive():
-            raise RefusedError(
-                f"'{vm.name}' runs already",
-                why=f"its QEMU on {vm.host.name} is pid {vm.qemu.process.pid}",
-                remedy="nothing is to be done",
-            )
-        await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
-        return await _boot(vm.spec, vm.host)
+    async with _held(vm, "vm start") as now:
+        if await now.is_alive():
+            return await _go_on(now)
+        # What was "auto" was settled when it first ran.
+        return await _boot(now.spec, now.host, now.qemu.platform)
 
 
 async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
@@ -88,25 +96,66 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
     A stopped VM stays as it is. Raises TimedOutError when the guest does not power off in
     `timeout_s`: it goes on running.
     """
-    async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm stop")):
-        if await vm.is_alive() and force:
-            await end_qemu(vm.host, vm.spec.ram_dir, vm.qemu.files)
-        elif await vm.is_alive():
-            await _power_off(vm, timeout_s)
-        await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
+    async with _held(vm, "vm stop") as now:
+        if await now.is_alive() and force:
+            await end_qemu(now.host, now.spec.ram_dir, now.qemu.files)
+        elif await now.is_alive():
+            await _power_off(now, timeout_s)
+        await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
 
 
 async def remove_vm(vm: Vm) -> None:
     """Forget a stopped VM; its disk images stay. Raises RefusedError while it runs."""
-    async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("vm rm")):
-        if await vm.is_alive():
+    async with _held(vm, "vm rm") as now:
+        if await now.is_alive():
             raise RefusedError(
-                f"'{vm.name}' runs",
+                f"'{now.name}' runs",
                 why="only a stopped VM can be removed",
-                remedy=f"stop it first: vmckpt vm stop {vm.name}",
+                remedy=f"stop it first: vmckpt vm stop {now.name}",
             )
-        await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
-        await vm.host.remove(vm.directory.path)
+        await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
+        await now.host.remove(now.directory.path)
+
+
+@asynccontextmanager
+async def _held(vm: Vm, action: str) -> AsyncIterator[Vm]:
+    """The VM as it is now that its lock is held, without what killed commands left of it.
+
+    Raises BusyError when it has gone meanwhile: to another host, or for good.
+    """
+    async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action)):
+        now = await read_again(vm)
+        if not await vm.host.exists(vm.directory.journal):
+            await sweep(now.host, now.spec, now.directory, now.qemu.files)
+        if not await now.is_alive():
+            await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
+        yield now
+
+
+async def read_again(vm: Vm) -> Vm:
+    """The VM as it is at home now. Raises BusyError when it is not at home there any more."""
+    now = await read_vm(vm.host, vm.name)
+    if now is None:
+        raise BusyError(
+            f"'{vm.name}' is not on {vm.host.name} any more",
+            why="another command has moved or removed it meanwhile",
+            remedy="ask again: vmckpt vm list",
+        )
+    return now
+
+
+async def _go_on(vm: Vm) -> Vm:
+    """Finish a start that was cut off. Raises RefusedError when the VM runs already."""
+    async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+        if (await commands.query_status(monitor)).status == "prelaunch":
+            await plug_taps(vm.host, vm.spec, vm.qemu.files)
+            await commands.cont(monitor)
+            return vm
+    raise RefusedError(
+        f"'{vm.name}' runs already",
+        why=f"its QEMU on {vm.host.name} is pid {vm.qemu.process.pid}",
+        remedy="nothing is to be done",
+    )
 
 
 def owner(action: str, run: str = "-") -> Owner:
@@ -114,19 +163,17 @@ def owner(action: str, run: str = "-") -> Owner:
     return Owner(run, action, os.getpid(), time.time())
 
 
-async def _boot(spec: Spec, host: Host) -> Vm:
-    platform = await _platform(spec, host)
+async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
     directory = vm_dir(host.state_dir, spec.name)
     qemu = await start_qemu(host, spec, platform, directory.qemu(new_qemu_id()), incoming=False)
     try:
         await plug_taps(host, spec, qemu.files)
         await host.write_text(directory.current, qemu.to_json())
-        monitor = await open_monitor(host, qemu, qemu.files.operator)
-        await commands.cont(monitor)
-        await monitor.close()
+        async with session(await host.connect(qemu.files.operator), spec.name) as monitor:
+            await commands.cont(monitor)
     except BaseException:
         await host.remove(directory.current)
-        await asyncio.shield(end_qemu(host, spec.ram_dir, qemu.files))
+        await finish(end_qemu(host, spec.ram_dir, qemu.files))
         raise
     return Vm(spec, host, directory, qemu)
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+QEMU_PREFIX = "qemu-"
+
 
 @dataclass(frozen=True, slots=True)
 class VmDir:
@@ -27,7 +29,7 @@ class VmDir:
 
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""
-        return QemuDir(self.path / f"qemu-{qemu_id}", self.path.name, qemu_id)
+        return QemuDir(self.path / f"{QEMU_PREFIX}{qemu_id}", self.path.name, qemu_id)
 
 
 @dataclass(frozen=True, slots=True)

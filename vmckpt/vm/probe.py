@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from vmckpt.errors import HostDownError, RefusedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Executable, Host
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
@@ -68,7 +68,7 @@ async def kvm_obstacle(host: Host) -> str | None:
     try:
         async with _bare_qemu(host, "q35", "kvm") as monitor:
             enabled = await commands.query_kvm(monitor)
-    except HostDownError as exc:
+    except (HostDownError, OperationFailedError) as exc:
         return f"QEMU does not start with KVM: {exc.why}"
     return None if enabled else "QEMU started without KVM"
 

@@ -11,14 +11,16 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Usa
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
+from vmckpt.sequence.steps import finish
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform, qemu_argv
-from vmckpt.vm.paths import QemuDir, VmDir
+from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, VmDir
 from vmckpt.vm.spec import Spec
 
 START_TIMEOUT_S = 20.0
 SOCKET_POLL_S = 0.002
 SOCKET_PATH_BYTES = 107
+LOG_HEAD = "vmckpt: QEMU of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,23 @@ async def start_qemu(
     try:
         argv = qemu_argv(spec, platform, files, host.qemu, incoming=incoming)
         await host.write_text(files.path / "argv.json", json.dumps(argv, indent=1))
+        # The proof that the guest ran will stand in this log: its first block is had beforehand, so
+        # that a disk that fills up meanwhile has room for it.
+        await host.write_text(files.stderr, f"{LOG_HEAD} {spec.name}\n")
         process = await host.spawn(argv, files.stderr)
         monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
         await monitor.close()
         qemu = Qemu(files, process, platform)
     except BaseException:
-        if process:
-            await asyncio.shield(host.kill(process))
-        await remove_qemu_files(host, spec.ram_dir, files)
+        await finish(_take_back(host, spec, files, process))
         raise
     return qemu
+
+
+async def _take_back(host: Host, spec: Spec, files: QemuDir, process: ProcessId | None) -> None:
+    if process:
+        await host.kill(process)
+    await remove_qemu_files(host, spec.ram_dir, files)
 
 
 async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bool = True) -> None:
@@ -102,6 +111,18 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
                 remedy="it is stuck in the kernel: look at its storage",
             )
     await remove_qemu_files(host, ram_dir, files)
+
+
+async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:
+    """End what a killed command started of the VM and nobody knows of: every QEMU but `keep`.
+
+    For the holder of the VM's lock, while no migration of it is cut off.
+    """
+    known = keep.path.name if keep else None
+    for name in await host.list_dir(directory.path):
+        if name.startswith(QEMU_PREFIX) and name != known:
+            files = directory.qemu(name.removeprefix(QEMU_PREFIX))
+            await end_qemu(host, spec.ram_dir, files)
 
 
 async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
@@ -150,7 +171,7 @@ async def last_words(host: Host, stderr: Path) -> str:
     lines = [
         line.partition("Z ")[2] or line
         for line in (await host.read_text(stderr) or "").splitlines()
-        if line.strip()
+        if line.strip() and not line.startswith(LOG_HEAD)
     ]
     lines = [line.partition(": ")[2] if line.startswith("qemu-system") else line for line in lines]
     lines = [line for line in lines if not line.startswith("vm_state_notify")]
