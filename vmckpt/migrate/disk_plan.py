@@ -46,7 +46,10 @@ class DiskCopy(NamedTuple):
 
 
 class DiskPlan(NamedTuple):
-    """What becomes of every disk. With an obstacle nothing may be begun."""
+    """What becomes of every disk. With an obstacle nothing may be begun.
+
+    `shared` has the backing files of shared disks too.
+    """
 
     shared: tuple[Path, ...]
     copies: tuple[DiskCopy, ...]
@@ -71,7 +74,7 @@ async def plan_disks(vm: Vm, target: Host, how: Disks) -> DiskPlan:
         *(_place(vm.host, target, number, disk, how) for number, disk in enumerate(vm.spec.disks))
     )
     images: Mapping[str, DiskImage] = {}
-    if await vm.is_alive() and not all(place.shared for place in places):
+    if await vm.is_alive():
         monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker)
         try:
             images = await query_disk_images(monitor)
@@ -90,11 +93,14 @@ def decide_disks(
     copies: list[DiskCopy] = []
     obstacles: list[Obstacle] = []
     for disk, place in zip(disks, places, strict=True):
+        image = images.get(f"disk{place.number}")
         if place.shared:
-            shared.append(place.target)
-        elif obstacle := _obstacle(place, images.get(f"disk{place.number}")):
+            # QEMU names a backing file by its path, or in JSON what is none.
+            backing = image.backing if image else ()
+            shared += [place.target, *(Path(name) for name in backing if name.startswith("/"))]
+        elif obstacle := _obstacle(place, image):
             obstacles.append(obstacle)
-        elif image := images.get(f"disk{place.number}"):
+        elif image:
             copies.append(
                 DiskCopy(
                     place.number,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,7 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
     """
     journal = await find_journal(name, all_hosts())
     if journal is None:
+        await _remove_dead_locks(name)
         return None
     source, target = find_host(journal.source), find_host(journal.target)
     async with await _locks(journal, (source, target)):
@@ -53,6 +54,16 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
         if journal is None:
             return None
         return await _recover(journal, source, target, note)
+
+
+async def _remove_dead_locks(name: str) -> None:
+    """A killed command's lock is free, but its file is still there: taking it removes it."""
+    for host in all_hosts():
+        path = lock_path(host.state_dir, name)
+        if await host.exists(path):
+            with suppress(BusyError):
+                async with host.lock(path, owner(RECOVERY)):
+                    pass
 
 
 async def _recover(

@@ -1,6 +1,6 @@
 """QMP commands that copy disks between two QEMUs: NBD exports and mirrors (qapi/block*.json)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -9,12 +9,13 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 
 
 class DiskImage(NamedTuple):
-    """The image of one block node. `allocated_bytes` counts its backing files too."""
+    """The image of one block node. `allocated_bytes` counts its backing files (`backing`) too."""
 
     node_name: str
     virtual_size_bytes: int
     allocated_bytes: int
     snapshots: tuple[str, ...]
+    backing: tuple[str, ...] = ()
 
 
 async def query_disk_images(monitor: Monitor) -> dict[str, DiskImage]:
@@ -25,6 +26,7 @@ async def query_disk_images(monitor: Monitor) -> dict[str, DiskImage]:
             item["image"]["virtual-size"],
             _allocated_bytes(item["image"]),
             tuple(snapshot["name"] for snapshot in item["image"].get("snapshots", ())),
+            tuple(_backing_files(item["image"])),
         )
         for item in await monitor.ask("query-named-block-nodes")
     }
@@ -33,6 +35,12 @@ async def query_disk_images(monitor: Monitor) -> dict[str, DiskImage]:
 def _allocated_bytes(image: Mapping[str, Any]) -> int:
     below = image.get("backing-image")
     return int(image.get("actual-size", 0)) + (_allocated_bytes(below) if below else 0)
+
+
+def _backing_files(image: Mapping[str, Any]) -> Iterator[str]:
+    if below := image.get("backing-image"):
+        yield below["filename"]
+        yield from _backing_files(below)
 
 
 async def blockdev_add(monitor: Monitor, options: Mapping[str, Any]) -> None:

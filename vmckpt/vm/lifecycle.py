@@ -4,15 +4,23 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from vmckpt.errors import BusyError, OperationFailedError, RefusedError, TimedOutError, UsageError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    TimedOutError,
+    UsageError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, local_host, state_dir
 from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.qemu.monitor import session
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes, read_vm
@@ -22,14 +30,13 @@ from vmckpt.vm.spec import Spec, anchored, parse_spec
 from vmckpt.vm.start import (
     end_qemu,
     new_qemu_id,
-    open_monitor,
     plug_taps,
     remove_qemu_files,
     start_qemu,
     sweep,
 )
 
-STOP_POLL_S = 0.05
+STOP_POLL_S, PRESS_AGAIN_S = 0.05, 5.0
 # Runs everywhere TCG does and is the same in every QEMU, unlike "max".
 TCG_CPU = "qemu64"
 KVM_CPU = "host"
@@ -226,17 +233,24 @@ async def create_image(host: Host, path: Path, image_format: str, size_bytes: in
 
 
 async def _power_off(vm: Vm, timeout_s: float) -> None:
-    monitor: Monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.operator)
-    try:
-        await commands.system_powerdown(monitor)
-    finally:
-        await monitor.close()
-    deadline = time.monotonic() + timeout_s
+    began_s = pressed_s = time.monotonic()
+    await _press_button(vm)
     while await vm.is_alive():
-        if time.monotonic() > deadline:
+        now_s = time.monotonic()
+        if now_s > began_s + timeout_s:
             raise TimedOutError(
                 f"'{vm.name}' did not power off within {timeout_s:g} s",
                 why="the guest did not act on its power button",
                 remedy="wait longer (--timeout), or end it at once with --force",
             )
+        if now_s > pressed_s + PRESS_AGAIN_S:
+            # A guest that is just booting does not see the first one.
+            pressed_s = now_s
+            with suppress(HostDownError, OutcomeUnknownError):  # it may be ending
+                await _press_button(vm)
         await asyncio.sleep(STOP_POLL_S)
+
+
+async def _press_button(vm: Vm) -> None:
+    async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+        await commands.system_powerdown(monitor)

@@ -1,0 +1,474 @@
+"""The steps of one migration, what each does, and its undo."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    TimedOutError,
+    VmckptError,
+    VmLostError,
+)
+from vmckpt.events.types import Emit, Note, PhaseBegan
+from vmckpt.hosts.heartbeats import Silence, silence
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.arrival import announce, prove_alive, set_clock
+from vmckpt.migrate.compare import Machine, describe, differences
+from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
+from vmckpt.migrate.disks import DiskMirrors
+from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
+from vmckpt.migrate.ends import End, Pair
+from vmckpt.migrate.handover import release, settle_on_target
+from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.listen import listen
+from vmckpt.migrate.options import Method
+from vmckpt.migrate.ownership import Move, decide
+from vmckpt.migrate.preflight import Preflight
+from vmckpt.migrate.reconnect import reconnect
+from vmckpt.migrate.recover import bury, lost, undo_target, unknown
+from vmckpt.migrate.report import Report
+from vmckpt.migrate.settle import settle
+from vmckpt.migrate.transfer import Ending, Transfer
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import MonitorLostError
+from vmckpt.sequence.steps import Step, UndoFailure, run_steps, to_the_end
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
+
+HEARTBEAT_WAIT_S, HEARTBEAT_POLL_S = 2.0, 0.005
+RESUME_TIMEOUT_S = 5.0
+# How long post-copy tries to mend a broken link by itself, and how often.
+RECONNECT_S, RECONNECT_FIRST_S, RECONNECT_LAST_S = 300.0, 0.5, 10.0
+
+
+class Migration:
+    """The steps of one migration. Each public method is one step's `do`."""
+
+    def __init__(
+        self,
+        vm: Vm,
+        target: Host,
+        checked: Preflight,
+        *,
+        run: str,
+        began_s: float,
+        emit: Emit,
+    ) -> None:
+        self._vm, self._target_host, self._options = vm, target, checked.options
+        self._agreement = checked.require(vm.name, target.name)
+        self._run, self._began_s, self._emit = run, began_s, emit
+        directory = vm_dir(target.state_dir, vm.name)
+        self._pair = Pair(
+            End(vm.host, vm.qemu.files),
+            End(target, directory.qemu(new_qemu_id())),
+            was_running=True,
+            ram_dir=vm.spec.ram_dir,
+        )
+        self._journal = Journal(
+            run=run,
+            vm=vm.name,
+            source=vm.host.name,
+            target=target.name,
+            source_qemu=vm.qemu.files.qemu_id,
+            target_qemu=self._pair.target.files.qemu_id,
+            ram_dir=str(vm.spec.ram_dir),
+            was_running=True,
+            step="begin",
+            disks=tuple(
+                CopiedDisk(str(disk.source), str(disk.target), disk.read_only)
+                for disk in checked.copies
+            ),
+        )
+        self._encryption = checked.encryption
+        self._credentials: Credentials | None = None
+        self._copies = checked.copies
+        self._mirrors = DiskMirrors(
+            self._pair,
+            checked.copies,
+            run=run,
+            bandwidth_bytes_per_s=checked.options.bandwidth_bytes_per_s,
+            clock=self._elapsed_s,
+            emit=emit,
+            note=self._note,
+        )
+        self._target_qemu: Qemu | None = None
+        self._transfer: Transfer | None = None
+        self._ending = Ending.COMPLETED
+        self._committed = self._undo_failed_once = False
+        self._hearing: asyncio.Task[Silence | None] | None = None
+        self._blocktime_ms: int | None = None
+        self._transfer_began_s = self._transfer_ended_s = began_s
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def _note(self, code: str, text: str) -> None:
+        self._emit(Note(self._elapsed_s(), code, text))
+
+    async def run(self) -> Report:
+        """All steps; see `run.migrate`."""
+        steps = (
+            Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
+            Step("agree", lambda: self._undoable(self.agree()), self.undo_agree),
+            *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
+            Step("transfer", self.transfer),
+            Step("switchover", self.switchover, commits=True),
+            Step("drain", self.drain),
+            Step("verify", self.verify),
+            Step("handover", self.handover),
+            Step("release", self.release),
+        )
+        monitor = await self._pair.source.monitor()
+        was_running = (await commands.query_status(monitor)).running
+        self._pair = replace(self._pair, was_running=was_running)
+        self._journal = replace(self._journal, was_running=was_running)
+        try:
+            await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
+        except VmckptError as exc:
+            if self._hearing:
+                self._hearing.cancel()
+            meant = await to_the_end(self._meaning(exc))
+            raise meant from (None if meant is exc else exc)
+        finally:
+            await to_the_end(self._pair.close())
+        await self._journal.remove((self._vm.host, self._target_host))
+        # The VM has moved: a cancellation now must not say that it has not.
+        return await to_the_end(self._report())
+
+    async def _meaning(self, exc: VmckptError) -> VmckptError:
+        """The error as what it means for the guest, which may have lost an end by it."""
+        if isinstance(exc, VmLostError):
+            return exc
+        if not self._committed:
+            is_lost = (
+                not isinstance(exc, OutcomeUnknownError) and not await self._pair.source.alive()
+            )
+            return await lost(self._pair) if is_lost else exc
+        if await self._pair.target.alive():
+            name, where = self._vm.name, self._target_host.name
+            return OutcomeUnknownError(
+                f"'{name}' is on {where}, but its move is not finished: {exc.what}",
+                why=exc.why,
+                remedy=f"vmckpt migrate --recover {name}",
+            )
+        try:
+            await self._settle()
+        except (VmLostError, OutcomeUnknownError) as settled:
+            return settled
+        # A guest that was paused has not run anywhere since: the source still has all of it.
+        await self.undo_prepare()
+        return exc
+
+    async def _started(self, step: Step) -> None:
+        if step.name == "drain" and self._ending is not Ending.POSTCOPY:
+            return  # there is nothing to wait for
+        # At the switchover the guest stands still, and what stands in the journal is enough.
+        if not step.commits:
+            await self._write_journal(step)
+        self._emit(PhaseBegan(self._elapsed_s(), step.name))
+
+    async def _write_journal(self, step: Step) -> None:
+        self._journal = replace(self._journal, step=step.name)
+        try:
+            await self._journal.write((self._vm.host, self._target_host))
+        except StorageError as exc:
+            if step.name in ("prepare", "agree", "mirror", "transfer"):
+                raise
+            # The guest may be on the target: what stands in the journal is enough to recover.
+            self._note("journal", str(exc))
+
+    def _undo_failed(self, failure: UndoFailure) -> None:
+        self._undo_failed_once = True
+        self._note("undo-failed", f"undoing '{failure.step}' failed: {failure.error}")
+
+    async def _undoable(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work before memory moves: whatever its outcome, the guest is the source's."""
+        try:
+            await work
+        except (OutcomeUnknownError, MonitorLostError) as exc:
+            raise await self._with_targets_words(exc) from exc
+
+    async def prepare(self) -> None:
+        """The target's QEMU, waiting, the same machine to the guest as the source's."""
+        host, files = self._target_host, self._pair.target.files
+        await host.write_text(vm_dir(host.state_dir, self._vm.name).spec, self._vm.spec.text)
+        await create_files(host, self._run, self._copies)
+        # The source is asked while the target's QEMU starts, which takes longer.
+        ours = asyncio.ensure_future(self._source_machine())
+        try:
+            self._target_qemu = await start_qemu(
+                host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
+            )
+        except BaseException:
+            ours.cancel()
+            await asyncio.wait([ours])
+            raise
+        await asyncio.gather(plug_taps(host, self._vm.spec, files), self._compare(await ours))
+
+    async def _source_machine(self) -> Machine:
+        monitor, _ = await asyncio.gather(self._pair.source.monitor(), self._pair.source.rescue())
+        return await describe(monitor)
+
+    async def _compare(self, ours: Machine) -> None:
+        target, _ = await asyncio.gather(self._pair.target.monitor(), self._pair.target.rescue())
+        if found := differences(ours, await describe(target)):
+            raise RefusedError(
+                f"the QEMU on {self._target_host.name} would be another machine to the guest",
+                why="; ".join(found),
+                remedy="run the VM with a CPU model and machine type that are the same on both",
+            )
+
+    async def undo_prepare(self) -> None:
+        """Nothing of the migration stays, on either host."""
+        await undo_target(self._pair)
+        await remove_files(self._target_host, self._run, self._journal.disks)
+        # What an earlier undo has left is for the next command on the VM, which needs the journal.
+        if not self._undo_failed_once:
+            await self._journal.remove((self._vm.host, self._target_host))
+
+    async def agree(self) -> None:
+        """Both sides set alike; every answer is read, since a refused call leaves old settings."""
+        source, target = self._pair.source, self._pair.target
+        await asyncio.gather(
+            self._set(source, self._agreement.source_parameters),
+            self._set(target, self._agreement.target_parameters),
+        )
+        self._credentials = await arm(source, target, self._encryption, self._run)
+
+    async def _set(self, end: End, parameters: Mapping[str, Any]) -> None:
+        capabilities, monitor = self._agreement.capabilities, await end.monitor()
+        await commands.migrate_set_capabilities(monitor, capabilities)
+        if parameters:
+            await commands.migrate_set_parameters(monitor, parameters)
+        # Other channel counts hang both QEMUs for ever, and without a return path a target that
+        # fails leaves the source "completed": neither would ever say so.
+        found = await commands.query_migrate_capabilities(monitor)
+        found |= await commands.query_migrate_parameters(monitor)
+        wanted = {**capabilities, **parameters}
+        if wrong := [name for name, value in wanted.items() if found.get(name) != value]:
+            raise OperationFailedError(
+                f"{end.label} has not taken over {', '.join(wrong)}",
+                why="it answered without an error, and keeps another value",
+                remedy="report this; the migration would not do what it should",
+            )
+
+    async def undo_agree(self) -> None:
+        """The source has no credentials any more; the target's go with its QEMU."""
+        await disarm_if_possible(self._pair.source, lambda text: self._note("tls", text))
+
+    async def mirror(self) -> None:
+        """Local disks: copied, and from then on every write goes to both sides."""
+        try:
+            await self._mirrors.mirror(self._credentials)
+        except VmckptError as exc:
+            raise await self._explained(exc) from exc
+
+    async def transfer(self) -> None:
+        """RAM and devices go over, until only letting the target run is left."""
+        source = await self._pair.source.monitor()
+        self._transfer = Transfer(
+            source,
+            self._options,
+            self._elapsed_s,
+            self._emit,
+            self._note,
+            disks=self._mirrors,
+        )
+        self._transfer_began_s = time.monotonic()
+        try:
+            uri = await listen(await self._pair.target.monitor(), self._target_host)
+            if self._options.method is Method.STOP:
+                await commands.stop(source)
+            self._ending = await self._transfer.run(uri)
+        except BaseException as exc:
+            # A second Ctrl-C must not undo the target before it is known who has the guest.
+            if await to_the_end(self._settle()) is not Move.TARGET_OWNS:
+                raise await self._explained(exc) from exc
+            self._note("too-late", "it was too late to go back: the VM is on the target")
+
+    async def _explained(self, exc: BaseException) -> BaseException:
+        """The error with what the target said, where that can be the reason."""
+        if isinstance(exc, VmckptError) and not isinstance(exc, TimedOutError):
+            return await self._with_targets_words(exc)
+        return exc
+
+    async def _with_targets_words(self, exc: VmckptError) -> VmckptError:
+        words = await last_words(self._target_host, self._pair.target.files.stderr)
+        why = f"{exc.why}; the target said: {words}" if words else exc.why
+        return OperationFailedError(exc.what, why=why, remedy=exc.remedy)
+
+    async def _settle(self) -> Move:
+        """Who has the guest: SOURCE_OWNS or TARGET_OWNS.
+
+        Raises VmLostError, OutcomeUnknownError.
+        """
+        move = await settle(self._pair, lambda text: self._note("rescue", text))
+        if move is Move.LOST:
+            await bury(
+                self._pair, self._vm, self._journal, lambda text: self._note("old-image", text)
+            )
+            await self._journal.remove((self._vm.host, self._target_host))
+            raise await lost(self._pair)
+        if move is Move.UNKNOWN:
+            raise await unknown(self._pair)
+        return move
+
+    async def switchover(self) -> None:
+        """The target runs. The one act that commits: QEMU has said that the source cannot go on."""
+        if self._pair.was_running:
+            try:
+                await self._run_target()
+            except VmckptError as exc:
+                if await self._settle() is not Move.TARGET_OWNS:
+                    raise await self._with_targets_words(exc) from exc
+        self._committed = True
+
+    async def _run_target(self) -> None:
+        target = await self._pair.target.monitor()
+        with target.events("RESUME") as events:
+            await commands.cont(target)
+            # In post-copy the target may still be loading devices, and runs when it has.
+            while not (state := await commands.query_status(target)).running:
+                if await events.next(RESUME_TIMEOUT_S) is None:
+                    raise OperationFailedError(
+                        "the target does not run the VM",
+                        why=f"its state is '{state.status}'",
+                        remedy="see the target's stderr.log",
+                    )
+
+    async def drain(self) -> None:
+        """Post-copy: until the target has every page and needs the source no more."""
+        if self._transfer and self._ending is Ending.POSTCOPY:
+            await self._drain(self._transfer)
+            target = await self._pair.target.monitor()
+            self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
+        self._transfer_ended_s = time.monotonic()
+        if self._transfer and self._ending is Ending.COMPLETED:
+            try:
+                await self._transfer.account()
+            except HostDownError as exc:
+                self._note("figures", f"the last figures are missing: {exc.what}")
+
+    async def _drain(self, transfer: Transfer) -> None:
+        """Until every page is there, rejoining both ends as often as the link breaks."""
+        given_up_s, wait_s = time.monotonic() + RECONNECT_S, RECONNECT_FIRST_S
+        while True:
+            sent_bytes = transfer.last.transferred_bytes
+            try:
+                return await transfer.drain()
+            except (OperationFailedError, HostDownError) as exc:
+                if transfer.last.transferred_bytes > sent_bytes:
+                    given_up_s, wait_s = time.monotonic() + RECONNECT_S, RECONNECT_FIRST_S
+                rejoined = decide(await self._pair.view()) in (Move.RECONNECT, Move.WAIT)
+                if not rejoined or time.monotonic() > given_up_s:
+                    await self._settle()
+                    return None
+                self._note("link", f"{exc.what}; the guest waits for its pages: rejoining")
+            if not await reconnect(self._pair):
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, RECONNECT_LAST_S)
+
+    @property
+    def _arrived(self) -> Qemu:
+        if self._target_qemu is None:
+            raise OutcomeUnknownError(
+                "the target's QEMU is not known", why="it was not prepared", remedy="report this"
+            )
+        return self._target_qemu
+
+    async def verify(self) -> None:
+        """The guest gets on at the target, and the network knows where it is.
+
+        From here on it is listened for from outside.
+        """
+        self._hearing = asyncio.create_task(self._heard())
+        if self._pair.was_running:
+            await announce(self._pair.target)
+            await prove_alive(self._pair.target, self._arrived.process)
+
+    async def handover(self) -> None:
+        """The target is the VM's home."""
+        await settle_on_target(self._pair.target, self._arrived, self._vm.host)
+
+    async def release(self) -> None:
+        """Nothing of the VM stays on the source.
+
+        Meanwhile the guest's clock is put right.
+        """
+        target = self._pair.target
+        work = [
+            self._release_source(),
+            disarm_if_possible(target, lambda text: self._note("tls", text)),
+        ]
+        if self._vm.spec.guest_agent and self._pair.was_running:
+            work.append(set_clock(target, self._note))
+        await asyncio.gather(*work)
+
+    async def _release_source(self) -> None:
+        await release(self._pair.source, self._pair.ram_dir)
+        await hand_over_files(
+            self._vm.host,
+            self._target_host,
+            self._run,
+            self._journal.disks,
+            lambda text: self._note("old-image", text),
+        )
+
+    async def _report(self) -> Report:
+        last = self._transfer.last if self._transfer else None
+        total_time_s = self._elapsed_s()
+        heard = await self._hearing if self._hearing else None
+        method = "postcopy" if self._ending is Ending.POSTCOPY else "precopy"
+        if self._options.method is Method.STOP:
+            method = "stop"
+        return Report(
+            run=self._run,
+            vm=self._vm.name,
+            source=self._vm.host.name,
+            target=self._target_host.name,
+            requested_method=self._options.method,
+            method=method,
+            encryption=self._encryption.scheme.value,
+            outcome="completed",
+            total_time_s=round(total_time_s, 4),
+            transfer_time_s=round(self._transfer_ended_s - self._transfer_began_s, 4),
+            downtime_ms=last.downtime_ms if last else None,
+            guest_downtime_ms=heard.longest_gap_ms if heard else None,
+            guest_silent_ms=heard.silent_ms if heard else None,
+            heartbeats_lost=heard.lost if heard else None,
+            blocktime_ms=self._blocktime_ms,
+            transferred_bytes=last.transferred_bytes if last else 0,
+            rounds=self._transfer.rounds if self._transfer else 0,
+            warnings=(),
+            run_record="",
+        )
+
+    async def _heard(self) -> Silence | None:
+        """What the observer heard of the guest, once it has been heard after the switch."""
+        guest = self._vm.spec.heartbeat_id
+        if guest is None or not self._pair.was_running:
+            return None
+        since_ns, ended_ns = (
+            int(t * 1e9) for t in (self._transfer_began_s, self._transfer_ended_s)
+        )
+        deadline = time.monotonic() + HEARTBEAT_WAIT_S
+        try:
+            if not await silence(self._target_host, guest, since_ns - 10**9, since_ns):
+                return None  # not heard before the switch: nothing to compare with
+            while True:
+                after = await silence(self._target_host, guest, ended_ns, time.monotonic_ns())
+                if after or time.monotonic() > deadline:
+                    until_ns = after.last_ns if after else time.monotonic_ns()
+                    return await silence(self._target_host, guest, since_ns, until_ns)
+                await asyncio.sleep(HEARTBEAT_POLL_S)
+        except HostDownError as exc:
+            self._note("heartbeats", str(exc))
+            return None
