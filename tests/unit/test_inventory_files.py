@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,4 +202,23 @@ def test_a_damaged_journal_is_named(state: Path, text: str) -> None:
     asyncio.run(host.make_dir(path.parent))
     path.write_text(text)
     with pytest.raises(UsageError, match=f"{path} on a is damaged"):
+        asyncio.run(Journal.read(host, "web"))
+
+
+def test_of_two_journals_the_one_that_got_further_counts(state: Path) -> None:
+    """Written on one host, and then the disk of the other was full."""
+    a, b = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
+    early, late = replace(JOURNAL, step="transfer"), replace(JOURNAL, step="verify")
+    for first, second in ((early, late), (late, early)):
+        asyncio.run(first.write((a,)))
+        asyncio.run(second.write((b,)))
+        assert asyncio.run(find_journal("web", (a, b))) == late
+    assert late.past_commit
+    assert not early.past_commit
+
+
+def test_a_journal_with_a_step_that_nobody_knows_is_damaged(state: Path) -> None:
+    host = LocalHost("a", state / "a", "127.0.0.1")
+    asyncio.run(replace(JOURNAL, step="teleport").write((host,)))
+    with pytest.raises(UsageError, match="damaged"):
         asyncio.run(Journal.read(host, "web"))

@@ -23,7 +23,7 @@ STATUSES = (
     "completed",
     *sorted(POSTCOPY_STATES),
 )
-SOURCE_RUNS = ("running", "paused", "finish-migrate", "postmigrate")
+SOURCE_RUNS = ("running", "paused", "finish-migrate", "postmigrate", "io-error")
 TARGET_RUNS = ("running", "paused", "inmigrate", "internal-error")
 DEAD, SILENT = Side(alive=False), Side(alive=True)
 
@@ -92,7 +92,9 @@ def test_the_source_owns_nothing_while_the_target_runs_or_ran() -> None:
     for view in views_with(Move.SOURCE_OWNS):
         assert not view.target.running
         assert not view.target.ever_ran
-        assert view.source.running or not view.was_running
+        own_reason = view.source.run is not None and view.source.run.status == "io-error"
+        assert view.source.running or not view.was_running or own_reason
+        assert not own_reason or not view.target.alive or not view.was_running
 
 
 def test_the_target_owns_nothing_while_pages_are_still_to_come() -> None:
@@ -362,3 +364,11 @@ def test_a_source_that_dies_after_all_was_sent_loses_nothing() -> None:
 def test_a_source_that_dies_in_postcopy_loses_the_guest_and_says_so() -> None:
     pair = Pair("postcopy-active", was_running=True)
     assert settle(pair, ["nothing", "source dies"], torn=False) is Move.LOST
+
+
+@pytest.mark.parametrize("status", ["io-error", "internal-error", "guest-panicked", "shutdown"])
+def test_a_source_that_stopped_for_a_reason_of_its_own_is_not_continued(status: str) -> None:
+    stopped = side(status, "cancelled", ever_ran=True)
+    assert decide(View(stopped, DEAD, was_running=True)) is Move.SOURCE_OWNS
+    waiting = side("paused", "none")
+    assert decide(View(stopped, waiting, was_running=True)) is Move.KILL_TARGET

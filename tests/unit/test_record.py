@@ -8,7 +8,7 @@ import pytest
 
 from vmckpt.errors import NotFoundError
 from vmckpt.events.record import RunRecord, load_all
-from vmckpt.events.types import JobProgress, Note, PhaseBegan, Progress
+from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress, heard_or_not
 
 SAMPLE = Progress(
     at_s=0.3,
@@ -110,3 +110,21 @@ def test_all_records_come_oldest_first_without_what_is_none(tmp_path: Path) -> N
     (tmp_path / ".d.part").write_text("{}")
     assert [each.run for each in load_all(tmp_path)] == ["a", "b", "c"]
     assert load_all(tmp_path / "missing") == []
+
+
+def test_a_listener_that_has_gone_stops_nobody() -> None:
+    def gone(event: Event) -> None:
+        raise BrokenPipeError(str(event))
+
+    heard_or_not(gone)(Note(0.0, "code", "text"))
+    heard: list[Event] = []
+    heard_or_not(heard.append)(Note(0.0, "code", "text"))
+    assert heard == [Note(0.0, "code", "text")]
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    record = RunRecord("r", "migrate", {})
+    (tmp_path / "r.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        record.save(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
