@@ -13,6 +13,10 @@ def verdicts(answer: dict[str, object]) -> dict[str, tuple[str, str]]:
     return {check["code"]: (check["verdict"], check["reason"]) for check in checks}
 
 
+def kinds(answer: dict[str, object]) -> list[tuple[str, str]]:
+    return [(code, verdict) for code, (verdict, _) in verdicts(answer).items()]
+
+
 def test_several_targets_are_asked_at_once() -> None:
     guest = LabGuest("one", 1, image(), machine="pc-q35-7.2", disk=None)
     with world(qemu("10.0"), qemu("7.2"), qemu("10.0")) as made:
@@ -33,7 +37,7 @@ def test_several_targets_are_asked_at_once() -> None:
         assert verdicts(answers["silent"])["reachable"][0] == "refuse"
         # What `check` says of the usual options is what `migrate --dry-run` says.
         dry = made.ok("migrate", "one", "lab-b", "--dry-run")
-        assert dry["checks"] == answers["lab-b"]["checks"]
+        assert kinds(dry) == kinds(answers["lab-b"])
         assert made.vmckpt("check", "one", "lab-b", "lab-c").code == 0
         assert made.vmckpt("check", "one", "lab-b", "nowhere").code == 3
 

@@ -130,6 +130,9 @@ class Host(Protocol):
     async def exists(self, path: Path) -> bool:
         """Whether there is something at `path`."""
 
+    async def resolve(self, path: Path) -> Path:
+        """Where `path` really is, links followed; what is not there stays as it is."""
+
     async def readable(self, path: Path) -> bool:
         """Whether this user may read `path`."""
 

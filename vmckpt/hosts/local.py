@@ -138,6 +138,10 @@ class LocalHost(Entry):
         """Whether there is something at `path`."""
         return path.exists()
 
+    async def resolve(self, path: Path) -> Path:
+        """Where `path` really is, links followed; what is not there stays as it is."""
+        return path.resolve()
+
     async def readable(self, path: Path) -> bool:
         """Whether this user may read `path` on the host."""
         return os.access(path, os.R_OK)

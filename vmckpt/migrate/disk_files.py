@@ -71,8 +71,7 @@ async def hand_over_files(
         if disk.read_only:
             continue
         path = Path(disk.source)
-        real = await source.run(["readlink", "-m", str(path)])
-        for stale in dict.fromkeys((Path(real.stdout.removesuffix("\n")), path)):
+        for stale in dict.fromkeys((await source.resolve(path), path)):
             try:
                 await source.remove(stale)
             except StorageError as exc:

@@ -159,7 +159,7 @@ async def _place(source: Host, target: Host, number: int, disk: Disk, how: Disks
 
 async def _proof(source: Host, target: Host, here: Path, there: Path) -> tuple[bool | None, str]:
     """Whether what is written beside the disk through one host is read through the other."""
-    real_here, real_there = await asyncio.gather(_real(source, here), _real(target, there))
+    real_here, real_there = await source.resolve(here), await target.resolve(there)
     if real_here.is_relative_to("/dev"):
         return None, "it is a device, and nothing can be written beside it"
     marker, token = f".vmckpt-{secrets.token_hex(8)}", secrets.token_hex(8)
@@ -171,11 +171,6 @@ async def _proof(source: Host, target: Host, here: Path, there: Path) -> tuple[b
         return None, f"no marker can be written beside it ({exc.why})"
     finally:
         await source.remove(written)
-
-
-async def _real(host: Host, path: Path) -> Path:
-    done = await host.run(["readlink", "-m", str(path)])
-    return Path(done.stdout.removesuffix("\n")) if done.returncode == 0 else path
 
 
 async def _room(copies: Iterable[DiskCopy], target: Host) -> list[Obstacle]:

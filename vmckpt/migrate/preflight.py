@@ -55,9 +55,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if vm.host.name == target.name or vm.host.state_dir == target.state_dir:
         reason = f"the VM is on {target.name} already"
         return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
-    source, network, _ = await asyncio.gather(
-        _look_at_source(vm), target_checks.network(vm, target), target.require_up()
-    )
+    source, network = await asyncio.gather(_look_at_source(vm), target_checks.network(vm, target))
     rights = await target_checks.permissions(vm, target)
     if rights.verdict == REFUSE:
         return Preflight((rights, *source.checks), options)

@@ -14,6 +14,7 @@ from vmckpt.vm.probe import choose_accel
 
 # Beyond it certificates, time-outs and what is written down no longer mean the same on both hosts.
 CLOCK_SKEW_S = 1.0
+NAME_A_BRIDGE = "create it, or name the host's bridge in its inventory entry"
 USERFAULTFD = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 
@@ -136,16 +137,16 @@ async def _firmware(code: Path, source: Host, target: Host) -> Check:
 
 
 async def network(vm: Vm, target: Host) -> list[Check]:
-    """A bridge for its NICs, which is really there."""
+    """A bridge for its NICs, which is really there. Raises HostDownError when the host is down."""
     networks = {nic.network for nic in vm.spec.nics}
     checks = []
-    if "bridge" in networks:
-        obstacle = await _bridge_obstacle(target)
-        remedy = "create it, or name the host's bridge in its inventory entry"
-        if obstacle:
-            checks.append(Check("bridge", REFUSE, obstacle, remedy))
-        else:
-            checks.append(Check("bridge", OK, f"{target.bridge} on {target.name}"))
+    if "bridge" in networks and target.bridge is not None:
+        checks.append(await _bridge(target, target.bridge))
+    else:
+        await target.require_up()
+    if "bridge" in networks and target.bridge is None:
+        reason = f"{target.name} has no bridge for the VM's NICs"
+        checks.append(Check("bridge", REFUSE, reason, NAME_A_BRIDGE))
     if "user" in networks:
         reason = "connections through user-mode NAT break: they end at the source's QEMU"
         remedy = 'use network = "bridge" for what must stay open'
@@ -153,16 +154,13 @@ async def network(vm: Vm, target: Host) -> list[Check]:
     return checks
 
 
-async def _bridge_obstacle(target: Host) -> str | None:
-    if target.bridge is None:
-        return f"{target.name} has no bridge for the VM's NICs"
-    done = await target.run(
-        ["ip", "-oneline", "link", "show", "dev", target.bridge, "type", "bridge"]
-    )
-    if done.returncode or not done.stdout.strip():
-        why = done.stderr.strip() or "it is no bridge"
-        return f"{target.name} has no bridge '{target.bridge}': {why}"
-    return None
+async def _bridge(target: Host, name: str) -> Check:
+    done = await target.run(["ip", "-oneline", "link", "show", "dev", name, "type", "bridge"])
+    if done.returncode == 0 and done.stdout.strip():
+        return Check("bridge", OK, f"{name} on {target.name}")
+    await target.require_up()
+    why = done.stderr.strip() or "it is no bridge"
+    return Check("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", NAME_A_BRIDGE)
 
 
 async def ports(target: Host, *, needed: int) -> list[Check]:
