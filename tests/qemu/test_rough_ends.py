@@ -112,19 +112,31 @@ def test_what_auto_came_to_stays_when_the_vm_starts_again() -> None:
         assert made.ok("vm", "start", ONE)["machine"] == "pc-q35-7.2"
 
 
-def test_a_read_only_image_of_the_host_stays_for_others() -> None:
+def test_a_read_only_image_stays_where_others_read_it() -> None:
     with world(qemu("10.0"), qemu("10.0")) as made:
-        images = made.lab.host("lab-a").state_dir / "images"
-        images.mkdir(mode=0o700)
-        tools = images / "tools.raw"
-        tools.write_bytes(bytes(1 << 20))
-        spec = made.state_dir / "one.toml"
-        disk = '[[disks]]\nimage = "tools.raw"\nformat = "raw"\nread_only = true\n'
-        spec.write_text(guest(disk=None).spec() + disk)
-        made.ok("vm", "run", str(spec), "--host", "lab-a")
-        made.ok("migrate", ONE, "lab-b")
-        assert tools.exists()
-        assert (made.lab.host("lab-b").state_dir / "images" / "tools.raw").exists()
+        images = {name: made.lab.host(name).state_dir / "images" for name in ("lab-a", "lab-b")}
+        images["lab-a"].mkdir(mode=0o700)
+        for name in ("tools.raw", "mine.raw"):
+            (images["lab-a"] / name).write_bytes(name.encode() * 102_400)
+        disks = {"one": ("tools.raw", "mine.raw"), "two": ("tools.raw",)}
+        for number, (name, used) in enumerate(disks.items(), 1):
+            spec = made.state_dir / f"{name}.toml"
+            text = LabGuest(name, number, image(), disk=None).spec()
+            form = '[[disks]]\nimage = "{}"\nformat = "raw"\nread_only = true\n'
+            spec.write_text(text + "".join(form.format(one) for one in used))
+            made.ok("vm", "run", str(spec), "--host", "lab-a")
+
+        def there(host: str) -> list[str]:
+            return sorted(path.name for path in images[host].iterdir())
+
+        made.ok("migrate", "one", "lab-b")
+        assert (there("lab-a"), there("lab-b")) == (["tools.raw"], ["mine.raw", "tools.raw"])
+        # What is there already, and the same, need not go over.
+        made.ok("migrate", "one", "lab-a")
+        assert there("lab-a") == ["mine.raw", "tools.raw"]
+        (images["lab-b"] / "tools.raw").write_bytes(b"another")
+        refused = made.vmckpt("migrate", "two", "lab-b")
+        assert (refused.code, "disk-target" in refused.error["why"]) == (4, True)
 
 
 def test_a_repeated_command_is_told_who_is_at_work() -> None:

@@ -18,12 +18,12 @@ from vmckpt.vm.lifecycle import create_image
 class CopiedDisk:
     """Where a copied disk stands on source and target, as the journal keeps it.
 
-    A source that the guest only read (`read_only`) may be other VMs' too: it stays.
+    `keep`: the source stays where it is when the VM has moved.
     """
 
     source: str
     target: str
-    read_only: bool = False
+    keep: bool = False
 
 
 async def create_files(host: Host, run: str, copies: Iterable[DiskCopy]) -> None:
@@ -68,7 +68,7 @@ async def hand_over_files(
     """
     for disk in disks:
         await target.remove(_proof(Path(disk.target), run))
-        if disk.read_only:
+        if disk.keep:
             continue
         path = Path(disk.source)
         for stale in dict.fromkeys((await source.resolve(path), path)):

@@ -11,7 +11,8 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Disks
 from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.units import format_size
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.paths import vms_dir
 from vmckpt.vm.spec import Disk
 from vmckpt.vm.start import open_monitor
 
@@ -29,7 +30,10 @@ class Obstacle(NamedTuple):
 
 
 class DiskCopy(NamedTuple):
-    """A disk to copy: node `diskN` of the source's QEMU to a new file on the target."""
+    """A disk to copy: node `diskN` of the source's QEMU to a new file on the target.
+
+    The source's file is removed when the VM has moved, unless `keep`: others may read it too.
+    """
 
     number: int
     format: str
@@ -38,6 +42,7 @@ class DiskCopy(NamedTuple):
     allocated_bytes: int
     source: Path
     target: Path
+    keep: bool = False
 
     @property
     def node(self) -> str:
@@ -66,12 +71,13 @@ class Place(NamedTuple):
     why: str = ""
     target_taken: bool = False
     target_has_directory: bool = True
+    keep: bool = False
 
 
 async def plan_disks(vm: Vm, target: Host, how: Disks) -> DiskPlan:
     """Look at every disk on both hosts; a marker file shows what they share, and is gone again."""
     places = await asyncio.gather(
-        *(_place(vm.host, target, number, disk, how) for number, disk in enumerate(vm.spec.disks))
+        *(_place(vm, target, number, disk, how) for number, disk in enumerate(vm.spec.disks))
     )
     images: Mapping[str, DiskImage] = {}
     if await vm.is_alive():
@@ -110,6 +116,7 @@ def decide_disks(
                     image.allocated_bytes,
                     place.source,
                     place.target,
+                    place.keep,
                 )
             )
     return DiskPlan(tuple(shared), tuple(copies), tuple(obstacles))
@@ -137,7 +144,8 @@ def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
     return None
 
 
-async def _place(source: Host, target: Host, number: int, disk: Disk, how: Disks) -> Place:
+async def _place(vm: Vm, target: Host, number: int, disk: Disk, how: Disks) -> Place:
+    source = vm.host
     here, there = disk.on(source.state_dir), disk.on(target.state_dir)
     if how is Disks.SHARED:
         return Place(number, here, there, shared=True)
@@ -145,15 +153,29 @@ async def _place(source: Host, target: Host, number: int, disk: Disk, how: Disks
     why = ""
     if how is Disks.AUTO:
         shared, why = await _proof(source, target, here, there)
+    taken = await target.exists(there)
+    if not shared and taken and disk.read_only:
+        # An ISO that both hosts have need not go over.
+        shared = await source.fingerprint(here) == await target.fingerprint(there)
     return Place(
         number,
         here,
         there,
         shared,
         why,
-        target_taken=await target.exists(there),
+        target_taken=taken,
         # An images directory is made when it is needed.
         target_has_directory=not disk.path.is_absolute() or await target.exists(there.parent),
+        keep=disk.read_only and (disk.path.is_absolute() or await _is_others(vm, here)),
+    )
+
+
+async def _is_others(vm: Vm, path: Path) -> bool:
+    """Whether another VM of the host has this image."""
+    names = await vm.host.list_dir(vms_dir(vm.host.state_dir))
+    others = [await read_vm(vm.host, name) for name in names if name != vm.name]
+    return any(
+        disk.on(vm.host.state_dir) == path for other in others if other for disk in other.spec.disks
     )
 
 

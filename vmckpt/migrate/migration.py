@@ -83,8 +83,7 @@ class Migration:
             was_running=True,
             step="begin",
             disks=tuple(
-                CopiedDisk(str(disk.source), str(disk.target), disk.read_only)
-                for disk in checked.copies
+                CopiedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
             ),
         )
         self._encryption = checked.encryption
