@@ -95,7 +95,8 @@ async def waiting() -> AsyncIterator[tuple[End, End]]:
     assert vm is not None
     source = End(a, vm.qemu.files)
     target = End(b, vm_dir(b.state_dir, "mover").qemu(new_qemu_id()))
-    await start_qemu(b, vm.spec, vm.qemu.platform, target.files, incoming=True)
+    _, waiting_monitor = await start_qemu(b, vm.spec, vm.qemu.platform, target.files, incoming=True)
+    target.adopt(waiting_monitor)
     for end in (source, target):
         await commands.migrate_set_capabilities(await end.monitor(), {"return-path": True})
     try:

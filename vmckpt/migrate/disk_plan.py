@@ -9,12 +9,11 @@ from typing import NamedTuple
 from vmckpt.errors import StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Disks
-from vmckpt.qemu.block import DiskImage, query_disk_images
+from vmckpt.qemu.block import DiskImage
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vms_dir
 from vmckpt.vm.spec import Disk
-from vmckpt.vm.start import open_monitor
 
 # The names of all jobs, nodes and exports of copies begin so.
 COPY_PREFIX = "copy-"
@@ -74,18 +73,14 @@ class Place(NamedTuple):
     keep: bool = False
 
 
-async def plan_disks(vm: Vm, target: Host, how: Disks) -> DiskPlan:
-    """Look at every disk on both hosts; a marker file shows what they share, and is gone again."""
+async def plan_disks(vm: Vm, target: Host, how: Disks, images: Mapping[str, DiskImage]) -> DiskPlan:
+    """Look at every disk on both hosts; a marker file shows what they share, and is gone again.
+
+    `images` has the nodes of the running QEMU.
+    """
     places = await asyncio.gather(
         *(_place(vm, target, number, disk, how) for number, disk in enumerate(vm.spec.disks))
     )
-    images: Mapping[str, DiskImage] = {}
-    if await vm.is_alive():
-        monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker)
-        try:
-            images = await query_disk_images(monitor)
-        finally:
-            await monitor.close()
     plan = decide_disks(vm.spec.disks, places, images)
     full = tuple(await _room(plan.copies, target))
     return DiskPlan(plan.shared, plan.copies, plan.obstacles + full)

@@ -50,6 +50,10 @@ class End:
             self._monitor = await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
         return self._monitor
 
+    def adopt(self, monitor: Monitor) -> None:
+        """Take over a session that is open already, instead of opening one."""
+        self._monitor = monitor
+
     async def close(self) -> None:
         """Drop the sessions; the guest does not notice."""
         await self._drop_monitor()

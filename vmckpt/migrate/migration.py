@@ -203,9 +203,10 @@ class Migration:
         # The source is asked while the target's QEMU starts, which takes longer.
         ours = asyncio.ensure_future(self._source_machine())
         try:
-            self._target_qemu = await start_qemu(
+            self._target_qemu, monitor = await start_qemu(
                 host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
             )
+            self._pair.target.adopt(monitor)
         except BaseException:
             ours.cancel()
             await asyncio.wait([ours])

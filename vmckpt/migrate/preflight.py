@@ -1,7 +1,7 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.options import Method, Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
+from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
@@ -62,7 +63,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     ours, theirs = source.abilities, await abilities(target)
     loses_pages = _loses_dirty_pages(vm, ours)
     options = resolve_method(options, loses_pages=loses_pages)
-    disks = await plan_disks(vm, target, options.disks)
+    disks = await plan_disks(vm, target, options.disks, source.images)
     encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
     checks = [
@@ -137,6 +138,7 @@ async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryptio
 class _Source(NamedTuple):
     checks: tuple[Check, ...]
     abilities: Abilities
+    images: Mapping[str, DiskImage] = {}
 
 
 async def _look_at_source(vm: Vm) -> _Source:
@@ -149,6 +151,7 @@ async def _look_at_source(vm: Vm) -> _Source:
         run = await commands.query_status(monitor)
         blockers = (await commands.query_migrate(monitor)).blockers
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
+        images = await query_disk_images(monitor)
         # The VM may run under a QEMU that has been replaced on disk since it was started.
         same = await commands.query_version(monitor) == installed.version
         ours = installed if same else await learn(monitor)
@@ -157,7 +160,7 @@ async def _look_at_source(vm: Vm) -> _Source:
         remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
         return _Source((Check("running", REFUSE, reason, remedy),), ours)
     running = Check("running", OK, f"the VM is {run.status}")
-    return _Source((running, *device_checks(blockers, pci_ids)), ours)
+    return _Source((running, *device_checks(blockers, pci_ids)), ours, images)
 
 
 def resolve_method(options: Options, *, loses_pages: bool) -> Options:

@@ -172,16 +172,18 @@ def owner(action: str, run: str = "-") -> Owner:
 
 async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
     directory = vm_dir(host.state_dir, spec.name)
-    qemu = await start_qemu(host, spec, platform, directory.qemu(new_qemu_id()), incoming=False)
+    files = directory.qemu(new_qemu_id())
+    qemu, monitor = await start_qemu(host, spec, platform, files, incoming=False)
     try:
-        await plug_taps(host, spec, qemu.files)
+        await plug_taps(host, spec, files)
         await host.write_text(directory.current, qemu.to_json())
-        async with session(await host.connect(qemu.files.operator), spec.name) as monitor:
-            await commands.cont(monitor)
+        await commands.cont(monitor)
     except BaseException:
         await host.remove(directory.current)
-        await finish(end_qemu(host, spec.ram_dir, qemu.files))
+        await finish(end_qemu(host, spec.ram_dir, files))
         raise
+    finally:
+        await finish(monitor.close())
     return Vm(spec, host, directory, qemu)
 
 

@@ -64,11 +64,12 @@ def new_qemu_id() -> str:
 
 async def start_qemu(
     host: Host, spec: Spec, platform: Platform, files: QemuDir, *, incoming: bool
-) -> Qemu:
+) -> tuple[Qemu, Monitor]:
     """A QEMU with the VM's devices, waiting for `cont` or (`incoming`) for a migration.
 
-    Its taps are still to be plugged. On an error nothing of it is left. Raises RefusedError (no
-    memory), OperationFailedError (QEMU's own words), HostDownError.
+    With it comes a session on its operator monitor, which is the caller's to close. Its taps are
+    still to be plugged. On an error nothing of it is left. Raises RefusedError (no memory),
+    OperationFailedError (QEMU's own words), HostDownError.
     """
     await _check_room(host, spec, files)
     await host.make_dir(files.path)
@@ -81,12 +82,10 @@ async def start_qemu(
         await host.write_text(files.stderr, f"{LOG_HEAD} {spec.name}\n")
         process = await host.spawn(argv, files.stderr)
         monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
-        await monitor.close()
-        qemu = Qemu(files, process, platform)
     except BaseException:
         await finish(_take_back(host, spec, files, process))
         raise
-    return qemu
+    return Qemu(files, process, platform), monitor
 
 
 async def _take_back(host: Host, spec: Spec, files: QemuDir, process: ProcessId | None) -> None:
