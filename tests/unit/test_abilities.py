@@ -27,7 +27,6 @@ NEW = Abilities(
     machines={"q35": "pc-q35-10.0", "pc-q35-10.0": "pc-q35-10.0", "pc-q35-7.2": "pc-q35-7.2"},
     cpu_models=frozenset({"qemu64", "max"}),
     capabilities=CAPABILITIES | {"mapped-ram", "switchover-ack"},
-    parameters=frozenset({"downtime-limit", "max-bandwidth"}),
     compressions=frozenset({"none", "zlib", "zstd"}),
     commands=frozenset({"migrate"}),
 )

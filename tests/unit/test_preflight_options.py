@@ -34,7 +34,6 @@ NEW = Abilities(
     capabilities=frozenset(
         {"events", "return-path", "postcopy-ram", "multifd", "auto-converge", "postcopy-blocktime"}
     ),
-    parameters=frozenset({"downtime-limit"}),
     compressions=frozenset({"none", "zstd"}),
     commands=frozenset({"migrate"}),
 )

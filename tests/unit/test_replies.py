@@ -50,8 +50,6 @@ def test_an_active_source(ram: dict[str, Any]) -> None:
     status = parse(status="active", total_time=2300, setup_time=5, expected_downtime=280, ram=ram)
     assert status == MigrationStatus(
         status="active",
-        total_time_ms=2300,
-        setup_time_ms=5,
         expected_downtime_ms=280,
         total_bytes=554508288,
         remaining_bytes=133054464,
@@ -59,8 +57,6 @@ def test_an_active_source(ram: dict[str, Any]) -> None:
         throughput_bytes_per_s=1073.7e6 / 8,
         dirty_rate_bytes_per_s=5000 * 4096.0,
         round=3,
-        zero_pages=40000,
-        normal_pages=61000,
     )
 
 
@@ -74,7 +70,7 @@ def test_a_completed_source() -> None:
     )
     assert status.ended
     assert status.downtime_ms == 0
-    assert (status.total_time_ms, status.remaining_bytes) == (4100, 0)
+    assert status.remaining_bytes == 0
 
 
 def test_a_failed_source_says_only_why() -> None:
@@ -125,7 +121,7 @@ def test_every_state_of_qemu_is_known(word: str, ended: bool, in_postcopy: bool)
 def test_postcopy_counts_what_the_target_asked_for() -> None:
     ram = RAM_10 | {"postcopy-requests": 812, "postcopy-bytes": 3325952}
     source = parse(status="postcopy-active", ram=ram)
-    assert (source.postcopy_requests, source.postcopy_bytes) == (812, 3325952)
+    assert source.postcopy_requests == 812
     target = parse(status="completed", postcopy_blocktime=57, postcopy_vcpu_blocktime=[57, 12])
     assert target.blocktime_ms == 57
 

@@ -1,7 +1,7 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -73,6 +73,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         rights,
         *[check async for check in target_checks.room(vm, target)],
         *target_checks.disks(disks),
+        *_pace(ours, disks.copies),
         *[check async for check in target_checks.files(vm, target, disks)],
         *network,
         *await target_checks.ports(target, needed=2 if disks.copies else 1),
@@ -175,6 +176,15 @@ def resolve_method(options: Options, *, loses_pages: bool) -> Options:
 def _loses_dirty_pages(vm: Vm, ours: Abilities) -> bool:
     # Seen with 7.2, never with 10.0; which version in between mended it is not known here.
     return vm.qemu.platform.accel == "tcg" and ours.version.major < 8
+
+
+def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:
+    if any(not copy.read_only for copy in copies) and "block-job-change" not in ours.commands:
+        reason = (
+            f"QEMU {ours.version} cannot hold a guest to the pace of the copy: one that writes as "
+            "fast as its disk is copied is not moved"
+        )
+        yield Check("disk-pace", WARN, reason, "let it write less meanwhile, or use a newer QEMU")
 
 
 def _postcopy_risk(options: Options) -> Iterator[Check]:

@@ -19,7 +19,6 @@ class Abilities(NamedTuple):
     machines: Mapping[str, str]
     cpu_models: frozenset[str]
     capabilities: frozenset[str]
-    parameters: frozenset[str]
     compressions: frozenset[str]
     commands: frozenset[str]
 
@@ -41,7 +40,7 @@ class Abilities(NamedTuple):
         )
 
 
-_SETS = ("cpu_models", "capabilities", "parameters", "compressions", "commands")
+_SETS = ("cpu_models", "capabilities", "compressions", "commands")
 
 
 async def learn(monitor: Monitor) -> Abilities:
@@ -57,7 +56,6 @@ async def learn(monitor: Monitor) -> Abilities:
         machines=machines,
         cpu_models=frozenset(await commands.query_cpu_models(monitor)),
         capabilities=frozenset(await commands.query_migrate_capabilities(monitor)),
-        parameters=frozenset(_arguments(schema, "migrate-set-parameters")),
         compressions=_enum_values(schema, "migrate-set-parameters", "multifd-compression"),
         commands=frozenset(name for name, item in schema.items() if item["meta-type"] == "command"),
     )

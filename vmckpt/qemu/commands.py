@@ -93,8 +93,7 @@ async def qom_get(monitor: Monitor, path: str, name: str) -> Any:
 async def query_machines(monitor: Monitor) -> list[Machine]:
     """The machine types this QEMU can start."""
     return [
-        Machine(item["name"], item.get("alias"), item["cpu-max"], item.get("deprecated", False))
-        for item in await monitor.ask("query-machines")
+        Machine(item["name"], item.get("alias")) for item in await monitor.ask("query-machines")
     ]
 
 
@@ -249,9 +248,6 @@ async def query_named_block_nodes(monitor: Monitor) -> list[BlockNode]:
     return [
         BlockNode(
             item["node-name"],
-            item["drv"],
-            item["file"],
-            item["ro"],
             tuple(_snapshot(snapshot) for snapshot in item["image"].get("snapshots", [])),
         )
         for item in await monitor.ask("query-named-block-nodes")

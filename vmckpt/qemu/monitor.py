@@ -133,11 +133,6 @@ class Monitor:
         except ExecuteError as exc:
             raise CommandRefusedError(self.label, command, str(exc)) from exc
 
-    async def give_fd(self, fd: int, name: str) -> None:
-        """Hand QEMU a copy of `fd`, known to it as `name` until it is used. Local monitors only."""
-        self._client.send_fd_scm(fd)
-        await self.tell("getfd", {"fdname": name})
-
     @contextmanager
     def events(self, *names: str) -> Iterator["Events"]:
         """Collect the named events from here to the end of the block."""

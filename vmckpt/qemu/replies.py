@@ -37,8 +37,6 @@ class MigrationStatus(NamedTuple):
 
     status: str
     error: str = ""
-    total_time_ms: int = 0
-    setup_time_ms: int = 0
     downtime_ms: int | None = None
     expected_downtime_ms: int = 0
     total_bytes: int = 0
@@ -48,10 +46,7 @@ class MigrationStatus(NamedTuple):
     dirty_rate_bytes_per_s: float = 0.0
     round: int = 0
     throttle_percent: int = 0
-    zero_pages: int = 0
-    normal_pages: int = 0
     postcopy_requests: int = 0
-    postcopy_bytes: int = 0
     blocktime_ms: int | None = None
     port: int | None = None
     blockers: tuple[str, ...] = ()
@@ -74,8 +69,6 @@ class MigrationStatus(NamedTuple):
         return cls(
             status=reply.get("status", "none"),
             error=reply.get("error-desc", ""),
-            total_time_ms=reply.get("total-time", 0),
-            setup_time_ms=reply.get("setup-time", 0),
             downtime_ms=reply.get("downtime"),
             expected_downtime_ms=reply.get("expected-downtime", 0),
             total_bytes=ram.get("total", 0),
@@ -85,10 +78,7 @@ class MigrationStatus(NamedTuple):
             dirty_rate_bytes_per_s=float(ram.get("dirty-pages-rate", 0) * page_bytes),
             round=ram.get("dirty-sync-count", 0),
             throttle_percent=reply.get("cpu-throttle-percentage", 0),
-            zero_pages=ram.get("duplicate", 0),
-            normal_pages=ram.get("normal", 0),
             postcopy_requests=ram.get("postcopy-requests", 0),
-            postcopy_bytes=ram.get("postcopy-bytes", 0),
             blocktime_ms=reply.get("postcopy-blocktime"),
             port=_port(reply.get("socket-address", [])),
             blockers=tuple(reply.get("blocked-reasons", ())),
@@ -114,8 +104,6 @@ class Machine(NamedTuple):
 
     name: str
     alias: str | None
-    cpu_max: int
-    deprecated: bool
 
 
 class Job(NamedTuple):
@@ -148,7 +136,4 @@ class BlockNode(NamedTuple):
     """One block node that the VM opened by name."""
 
     node_name: str
-    driver: str
-    file: str
-    read_only: bool
     snapshots: tuple[Snapshot, ...]
