@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.disk_copy_plot import draw
 from benchmarks.setting import machine, write_result
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.hosts.host import Host
@@ -155,8 +156,10 @@ def main() -> None:
         "throughput_ratio_median": round(statistics.median(ratios), 3) if ratios else None,
     }
     print(json.dumps(summary))
-    print(write_result("disk_copy", {"machine": machine(), **summary, "moves": rows,
-                                     "throughput": speeds}))  # fmt: skip
+    result = {"machine": machine(), **summary, "moves": rows, "throughput": speeds}
+    path = write_result("disk_copy", result)
+    draw(result, path.with_suffix(".png"))
+    print(path)
 
 
 if __name__ == "__main__":

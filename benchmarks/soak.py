@@ -9,22 +9,22 @@ apart: it loses dirty pages by a bug of its own (benchmarks/results/soak.json sh
 import argparse
 import asyncio
 import json
-import os
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+from benchmarks.setting import machine, write_result
+from benchmarks.soak_plot import draw, name
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.errors import VmckptError
 from vmckpt.lab.guest import GuestControl, KvClient
 from vmckpt.lab.labguest import LabGuest
 
-RESULTS = Path(__file__).parent / "results" / "soak.json"
 PLAN = (("10.0", "10.0", "precopy"), ("10.0", "10.0", "postcopy"), ("10.0", "7.2", "precopy"),
         ("10.0", "7.2", "postcopy"))  # fmt: skip
 MACHINE = "pc-q35-7.2"
+LOAD = ("rate=20M set=64M pattern=uniform content=random", "rate=2M size=32M")
 
 
 async def soak(made: World, pair: tuple[str, str], method: str, trips: int) -> list[dict[str, Any]]:
@@ -64,8 +64,8 @@ class Load:
     async def begin(cls, made: World, guest: LabGuest, host: str = "lab-a") -> "Load":
         await asyncio.to_thread(made.run_guest, guest, host)
         control = await guest.control(made.lab)
-        await control.load_memory("rate=20M set=64M pattern=uniform content=random")
-        await control.load_disk("rate=2M size=32M")
+        await control.load_memory(LOAD[0])
+        await control.load_disk(LOAD[1])
         return cls(control, await guest.key_value(made.lab))
 
     async def _ask(self) -> None:
@@ -105,10 +105,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Hops, and hops that lost something, by source, target and method."""
     hops, damaged = Counter[str](), Counter[str]()
     for row in rows:
-        name = f"{row['source']} -> {row['target']}, {row['asked']}"
-        hops[name] += 1
-        damaged[name] += bool(row["lost"])
-    return {name: {"hops": hops[name], "damaged": damaged[name]} for name in hops}
+        hops[name(row)] += 1
+        damaged[name(row)] += bool(row["lost"])
+    return {way: {"hops": hops[way], "damaged": damaged[way]} for way in hops}
 
 
 def main() -> None:
@@ -125,9 +124,10 @@ def main() -> None:
             rows += asyncio.run(soak(made, (first, second), method, asked.trips))
         print(f"{time.monotonic() - began_s:.0f} s: {json.dumps(summary(rows))}", flush=True)
         if not asked.only:
-            result = {"kernel": os.uname().release, "summary": summary(rows), "hops": rows}
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(result, indent=1))
+            parameters = {"trips": asked.trips, "machine_type": MACHINE, "load": LOAD}
+            result = {"machine": machine(), "parameters": parameters, "summary": summary(rows)}
+            path = write_result("soak", result | {"hops": rows})
+            draw(result | {"hops": rows}, path.with_suffix(".png"))
     for row in rows:
         if row["lost"]:
             print(row["source"], "->", row["target"], row["asked"], row["lost"])
