@@ -22,7 +22,7 @@ from tests.qemu.world import World, image, qemu, world
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.lab.labguest import LabGuest
-from vmckpt.qemu import block, commands
+from vmckpt.qemu import block
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.start import wait_for_monitor
 
@@ -92,7 +92,7 @@ async def by_hand(source: Host, target: Host, data: Path) -> float:
         return time.monotonic() - began_s
     finally:
         for monitor in (here, there):
-            await commands.quit_(monitor)
+            await monitor.tell("quit")
             await monitor.close()
         copy.unlink()
 

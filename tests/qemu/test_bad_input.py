@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, image, qemu, world
+from tests.qemu.world import World, eventually, image, qemu, world
+from vmckpt.hosts.process import identify
 from vmckpt.lab.labguest import LabGuest
 
 
@@ -92,7 +93,9 @@ def test_a_target_whose_cpu_has_other_features(made: World) -> None:
 
 def test_a_host_that_is_down(made: World) -> None:
     start(made)
-    os.kill(made.lab.host("lab-b").holder.pid, signal.SIGKILL)
+    holder = made.lab.host("lab-b").holder.pid
+    os.kill(holder, signal.SIGKILL)
+    eventually(lambda: identify(holder) is None, 5, "the host is down")
     for words in (["migrate", "one", "lab-b"], ["host", "check", "lab-b"]):
         done = made.vmckpt(*words)
         assert (done.code, done.error["kind"]) == (6, "unreachable")

@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
@@ -13,8 +13,7 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import Job, Snapshot
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, require_alive
-from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.lifecycle import held
 from vmckpt.vm.start import open_monitor
 
 POLL_S = 0.05
@@ -27,8 +26,8 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
     Raises RefusedError, OperationFailedError (nothing of the snapshot stays), BusyError.
     """
     nodes = _snapshot_nodes(vm)
-    async with _locked(vm, "snapshot save"):
-        monitor = await _open(vm)
+    async with held(vm, "snapshot save") as now:
+        monitor = await _open(now)
         try:
             if name in {snapshot.name for snapshot in await _snapshots(monitor, nodes)}:
                 raise RefusedError(
@@ -37,8 +36,8 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
                     remedy=f"choose another name, or: vmckpt snapshot delete {vm.name} {name}",
                 )
             job = _job_id("save")
-            await commands.snapshot_save(monitor, job, name, nodes[0], nodes)
-            await finish(_await_job(monitor, job, "save", emit))
+            begin = commands.snapshot_save(monitor, job, name, nodes[0], nodes)
+            await finish(_run_job(monitor, begin, job, "save", emit))
             return next(s for s in await _snapshots(monitor, nodes) if s.name == name)
         finally:
             await finish(monitor.close())
@@ -51,8 +50,8 @@ async def load(vm: Vm, name: str, emit: Emit) -> Snapshot:
     and says so. Raises NotFoundError, OperationFailedError, BusyError.
     """
     nodes = _snapshot_nodes(vm)
-    async with _locked(vm, "snapshot load"):
-        monitor = await _open(vm)
+    async with held(vm, "snapshot load") as now:
+        monitor = await _open(now)
         try:
             snapshot = await _find(vm, monitor, nodes, name)
             await finish(_load(vm, monitor, name, nodes, emit))
@@ -76,13 +75,13 @@ async def list_all(vm: Vm) -> list[Snapshot]:
 async def delete(vm: Vm, name: str, emit: Emit) -> None:
     """Delete snapshot `name`. Raises NotFoundError (QEMU alone would say nothing), BusyError."""
     nodes = _snapshot_nodes(vm)
-    async with _locked(vm, "snapshot delete"):
-        monitor = await _open(vm)
+    async with held(vm, "snapshot delete") as now:
+        monitor = await _open(now)
         try:
             await _find(vm, monitor, nodes, name)
             job = _job_id("delete")
-            await commands.snapshot_delete(monitor, job, name, nodes)
-            await finish(_await_job(monitor, job, "delete", emit))
+            begin = commands.snapshot_delete(monitor, job, name, nodes)
+            await finish(_run_job(monitor, begin, job, "delete", emit))
         finally:
             await finish(monitor.close())
 
@@ -91,9 +90,9 @@ async def _load(vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit:
     # QEMU itself stops a VM that runs, and lets it run again when all is loaded: nobody who dies
     # meanwhile leaves it stopped.
     job = _job_id("load")
-    await commands.snapshot_load(monitor, job, name, nodes[0], nodes)
+    begin = commands.snapshot_load(monitor, job, name, nodes[0], nodes)
     try:
-        await _await_job(monitor, job, "load", emit)
+        await _run_job(monitor, begin, job, "load", emit)
     except OperationFailedError as exc:
         raise OperationFailedError(
             f"'{vm.name}' is stopped: snapshot '{name}' did not load",
@@ -126,10 +125,6 @@ def _snapshot_nodes(vm: Vm) -> list[str]:
     return [f"disk{n}" for n in writable]
 
 
-def _locked(vm: Vm, action: str) -> AbstractAsyncContextManager[None]:
-    return vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action))
-
-
 async def _open(vm: Vm) -> Monitor:
     await require_alive(vm)
     return await open_monitor(vm.host, vm.qemu, vm.qemu.files.operator)
@@ -158,12 +153,15 @@ def _job_id(verb: str) -> str:
     return f"vmckpt-{verb}-{secrets.token_hex(4)}"
 
 
-async def _await_job(monitor: Monitor, job_id: str, phase: str, emit: Emit) -> Job:
+async def _run_job(
+    monitor: Monitor, begin: Coroutine[Any, Any, None], job_id: str, phase: str, emit: Emit
+) -> Job:
     """The job's end, dismissed. Raises OperationFailedError with QEMU's reason.
 
     Errors stand only in query-jobs: the command that starts a job answers {} whatever happens.
     """
     began_s, show = time.monotonic(), heard_or_not(emit)
+    await begin
     while True:
         # QEMU answers nothing while it saves or loads, however long that takes; one that dies
         # hangs up.

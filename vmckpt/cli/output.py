@@ -29,7 +29,7 @@ def print_error(error: VmckptError, *, as_json: bool) -> int:
     if as_json:
         words = {"kind": error.kind, "what": error.what, "why": error.why, "remedy": error.remedy}
         print(json.dumps({"error": words | {"exit_code": error.exit_code}}))
-    print(f"error: {error.what}\n  why: {error.why}\n  do:  {error.remedy}", file=sys.stderr)
+    warn(f"error: {error.what}\n  why: {error.why}\n  do:  {error.remedy}")
     return error.exit_code
 
 

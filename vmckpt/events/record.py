@@ -44,9 +44,7 @@ class RunRecord:
         part = directory / f".{self.run}.part"
         fields = {name: getattr(self, name) for name in self.__slots__}
         try:
-            with os.fdopen(
-                os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
-            ) as file:
+            with os.fdopen(os.open(part, _NEW_FILE, 0o600), "w") as file:
                 json.dump({"format": FORMAT, **fields}, file, indent=1)
             part.rename(path)
         except OSError:

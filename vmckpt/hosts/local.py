@@ -168,12 +168,7 @@ class LocalHost(Entry):
 
     async def fingerprint(self, path: Path) -> Fingerprint | None:
         """A file's size and content, for comparing; None when it cannot be read."""
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                return Fingerprint(file.tell(), digest)
-        except OSError:
-            return None
+        return await asyncio.to_thread(_fingerprint, path)
 
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
@@ -271,6 +266,15 @@ class LocalHost(Entry):
             why=why,
             remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
         )
+
+
+def _fingerprint(path: Path) -> Fingerprint | None:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return Fingerprint(file.tell(), digest)
+    except OSError:
+        return None
 
 
 def listening_ports(tables: str, address: str) -> frozenset[int]:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from vmckpt.errors import BusyError
 
+# What is said of a lock whose holder has not written its name yet.
+JUST_BEGUN = "an operation that has just begun"
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -63,7 +66,7 @@ def read_owner(path: Path) -> Owner | None:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
         if struct.unpack(_FLOCK, answer)[0] == fcntl.F_UNLCK:
             return None
-        return _parse(os.read(fd, 4096)) or Owner("?", "an operation that has just begun", 0, 0.0)
+        return _parse(os.read(fd, 4096)) or Owner("?", JUST_BEGUN, 0, 0.0)
     finally:
         os.close(fd)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from vmckpt.errors import OutcomeUnknownError, VmckptError
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.ends import End
 from vmckpt.qemu import commands
@@ -18,6 +18,7 @@ async def prove_alive(target: End, process: ProcessId) -> None:
     """Return when a vCPU has got on since this was called.
 
     Raises OutcomeUnknownError when none does for 5 s: then the source must not be let go.
+    OperationFailedError: the QEMU has ended.
     """
     monitor = await target.monitor()
     threads = [cpu.thread_id for cpu in await commands.query_cpus(monitor)]
@@ -32,6 +33,12 @@ async def prove_alive(target: End, process: ProcessId) -> None:
                 remedy="look at its console; the source still holds its state from the switchover",
             )
         await asyncio.sleep(POLL_S)
+    if not await target.host.is_alive(process):
+        raise OperationFailedError(
+            f"the QEMU on {target.host.name} has ended",
+            why="it died after it had taken the guest over",
+            remedy="see its stderr.log",
+        )
 
 
 async def announce(target: End) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_plan import DiskCopy
+from vmckpt.migrate.disk_plan import PROOF_SUFFIX, DiskCopy
 from vmckpt.vm.lifecycle import create_image
 
 
@@ -79,4 +79,4 @@ async def hand_over_files(
 
 
 def _proof(path: Path, run: str) -> Path:
-    return path.with_name(f"{path.name}.vmckpt-{run}")
+    return path.with_name(f"{path.name}{PROOF_SUFFIX}{run}")

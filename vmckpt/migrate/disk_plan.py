@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import StorageError
+from vmckpt.errors import StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Disks
 from vmckpt.qemu.block import DiskImage
@@ -17,6 +17,8 @@ from vmckpt.vm.spec import Disk
 
 # The names of all jobs, nodes and exports of copies begin so.
 COPY_PREFIX = "copy-"
+# PATH of a new file has a second name, PATH + this + the run's id, until it is the VM's.
+PROOF_SUFFIX = ".vmckpt-"
 EXPLICIT = "say which it is: --disks shared, or --disks copy"
 
 
@@ -150,8 +152,11 @@ async def _place(vm: Vm, target: Host, number: int, disk: Disk, how: Disks) -> P
         shared, why = await _proof(source, target, here, there)
     taken = await target.exists(there)
     if not shared and taken and disk.read_only:
-        # An ISO that both hosts have need not go over.
-        shared = await source.fingerprint(here) == await target.fingerprint(there)
+        # An ISO that both hosts have need not go over; but a copy under way may yet be undone.
+        names = await target.list_dir(there.parent)
+        being_copied = any(name.startswith(f"{there.name}{PROOF_SUFFIX}") for name in names)
+        ours = await source.fingerprint(here)
+        shared = not being_copied and ours == await target.fingerprint(there)
     return Place(
         number,
         here,
@@ -168,7 +173,10 @@ async def _place(vm: Vm, target: Host, number: int, disk: Disk, how: Disks) -> P
 async def _is_others(vm: Vm, path: Path) -> bool:
     """Whether another VM of the host has this image."""
     names = await vm.host.list_dir(vms_dir(vm.host.state_dir))
-    others = [await read_vm(vm.host, name) for name in names if name != vm.name]
+    try:
+        others = [await read_vm(vm.host, name) for name in names if name != vm.name]
+    except UsageError:
+        return True  # one whose files are damaged: nobody knows
     return any(
         disk.on(vm.host.state_dir) == path for other in others if other for disk in other.spec.disks
     )

@@ -14,7 +14,6 @@ from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import end_qemu
 
 LOOK_TIMEOUT_S = 3.0
-POLL_S = 0.01
 # QEMU's trace line for vCPUs starting; it stands in the log before the first guest instruction.
 RAN_MARK = "vm_state_notify running 1"
 

@@ -138,9 +138,15 @@ class Migration:
             raise meant from (None if meant is exc else exc)
         finally:
             await to_the_end(self._pair.close())
-        await self._journal.remove((self._vm.host, self._target_host))
         # The VM has moved: a cancellation now must not say that it has not.
-        return await to_the_end(self._report())
+        return await to_the_end(self._conclude())
+
+    async def _conclude(self) -> Report:
+        try:
+            await self._journal.remove((self._vm.host, self._target_host))
+        except StorageError as exc:
+            self._note("journal", str(exc))
+        return await self._report()
 
     async def _meaning(self, exc: VmckptError) -> VmckptError:
         """The error as what it means for the guest, which may have lost an end by it."""
@@ -211,7 +217,8 @@ class Migration:
             ours.cancel()
             await asyncio.wait([ours])
             raise
-        await asyncio.gather(plug_taps(host, self._vm.spec, files), self._compare(await ours))
+        machine = await ours
+        await asyncio.gather(plug_taps(host, self._vm.spec, files), self._compare(machine))
 
     async def _source_machine(self) -> Machine:
         monitor, _ = await asyncio.gather(self._pair.source.monitor(), self._pair.source.rescue())

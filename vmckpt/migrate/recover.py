@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmckpt.errors import BusyError, OutcomeUnknownError, VmLostError
+from vmckpt.errors import BusyError, OutcomeUnknownError, VmckptError, VmLostError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
@@ -95,7 +95,11 @@ async def _recover(
                 await hand_over_files(source, target, journal.run, journal.disks, note)
                 where, outcome = target, "finished: the VM is on the target"
             case Move.SOURCE_OWNS:
-                await drop_mirrors(pair.source, journal.run)
+                try:
+                    await drop_mirrors(pair.source, journal.run)
+                except VmckptError as exc:
+                    # The guest goes on with its own disks, whatever a mirror of them still does.
+                    note(str(exc))
                 await disarm_if_possible(pair.source, note)
                 await undo_target(pair)
                 await remove_files(target, journal.run, journal.disks)
@@ -114,9 +118,10 @@ async def _recover(
 
 async def _finish(pair: Pair, home: Vm | None, arrived: Vm | None) -> None:
     if arrived is None and home is not None:
-        qemu = await find_qemu(pair.target, home.qemu.platform)
-        if qemu is not None:
-            await settle_on_target(pair.target, qemu, pair.source.host)
+        found = await find_qemu(pair.target, home.qemu.platform)
+        # One that has ended meanwhile makes it a stopped VM, there.
+        qemu = found or Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
+        await settle_on_target(pair.target, qemu, pair.source.host)
     await release(pair.source, pair.ram_dir)
 
 

@@ -26,6 +26,8 @@ from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import sweep
 
 
 async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
@@ -67,6 +69,9 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
                 if check.verdict == WARN:
                     tell(Note(time.monotonic() - began_s, check.code, check.reason))
             async with locked(vm.name, (target,), action, run):
+                there = vm_dir(target.state_dir, vm.name)
+                if not await target.exists(there.journal):
+                    await sweep(target, vm.spec, there, None)
                 migration = Migration(vm, target, checked, run=run, began_s=began_s, emit=tell)
                 report = await migration.run()
     except asyncio.CancelledError as exc:

@@ -38,11 +38,6 @@ async def cont(monitor: Monitor) -> None:
     await monitor.tell("cont")
 
 
-async def quit_(monitor: Monitor) -> None:
-    """End QEMU at once, without telling the guest."""
-    await monitor.tell("quit")
-
-
 async def system_powerdown(monitor: Monitor) -> None:
     """Press the guest's power button."""
     await monitor.tell("system_powerdown")
@@ -203,24 +198,32 @@ async def yank_migration(monitor: Monitor) -> bool:
 async def snapshot_save(
     monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]
 ) -> None:
-    """Start saving RAM, devices and `nodes` as snapshot `tag`; the VM is stopped meanwhile."""
+    """Start saving RAM, devices and `nodes` as snapshot `tag`; the VM is stopped meanwhile.
+
+    QEMU 9 and later answer, to this and the next two, only when it is done.
+    """
     await monitor.tell(
-        "snapshot-save", {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)}
+        "snapshot-save",
+        {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)},
+        timeout_s=None,
     )
 
 
 async def snapshot_load(
     monitor: Monitor, job: str, tag: str, vmstate: str, nodes: Iterable[str]
 ) -> None:
-    """Start going back to internal snapshot `tag`; the VM must be stopped."""
+    """Start going back to internal snapshot `tag`; a VM that runs is stopped and goes on."""
     await monitor.tell(
-        "snapshot-load", {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)}
+        "snapshot-load",
+        {"job-id": job, "tag": tag, "vmstate": vmstate, "devices": list(nodes)},
+        timeout_s=None,
     )
 
 
 async def snapshot_delete(monitor: Monitor, job: str, tag: str, nodes: Iterable[str]) -> None:
     """Start deleting internal snapshot `tag`; a missing one is no error to QEMU."""
-    await monitor.tell("snapshot-delete", {"job-id": job, "tag": tag, "devices": list(nodes)})
+    arguments = {"job-id": job, "tag": tag, "devices": list(nodes)}
+    await monitor.tell("snapshot-delete", arguments, timeout_s=None)
 
 
 async def query_jobs(monitor: Monitor, timeout_s: float | None = REPLY_TIMEOUT_S) -> list[Job]:

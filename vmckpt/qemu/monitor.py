@@ -104,11 +104,11 @@ class Monitor:
         self,
         command: str,
         arguments: Json | None = None,
-        timeout_s: float = REPLY_TIMEOUT_S,
+        timeout_s: float | None = REPLY_TIMEOUT_S,
         *,
         oob: bool = False,
     ) -> Any:
-        """Have QEMU do something.
+        """Have QEMU do something. A `timeout_s` of None waits as long as QEMU lives.
 
         Raises CommandRefusedError (no effect), OutcomeUnknownError (no answer: it may have
         happened).

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -95,6 +95,13 @@ def _bar(done: int, total: int) -> Table:
 def live_display(title: str) -> Iterator[Emit]:
     """Draw events on stderr, 8 times a second, for the block; the phases stay, with their times."""
     screen = _Screen(title)
-    with Live(screen, console=Console(stderr=True), refresh_per_second=8):
+    live = Live(screen, console=Console(stderr=True), refresh_per_second=8)
+    # A terminal that has hung up is no reason to say that the operation failed.
+    with suppress(OSError):
+        live.start()
+    try:
         yield screen.add
         screen.finish()
+    finally:
+        with suppress(OSError):
+            live.stop()

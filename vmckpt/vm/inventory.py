@@ -1,13 +1,14 @@
 """Which VMs there are, on which host, and in which state."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
-from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec, parse_spec
@@ -117,8 +118,13 @@ async def look_all(hosts: Iterable[Host]) -> list[Look]:
 
 async def is_worked_on(name: str) -> bool:
     """Whether an operation, recovery not counted, holds the VM's lock on any host now."""
-    owners = [await host.lock_owner(lock_path(host.state_dir, name)) for host in all_hosts()]
-    return any(owner is not None and owner.action != RECOVERY for owner in owners)
+    given_up_s = time.monotonic() + LOOK_TIMEOUT_S
+    while True:
+        owners = [await host.lock_owner(lock_path(host.state_dir, name)) for host in all_hosts()]
+        actions = {owner.action for owner in owners if owner}
+        if JUST_BEGUN not in actions or time.monotonic() > given_up_s:
+            return bool(actions - {RECOVERY})
+        await asyncio.sleep(0.002)  # it is about to say what it is
 
 
 async def running_operations() -> set[str]:

@@ -21,7 +21,7 @@ from vmckpt.hosts.inventory import all_hosts, local_host, state_dir
 from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
-from vmckpt.sequence.steps import finish
+from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -90,7 +90,7 @@ async def _remove_all(host: Host, paths: Iterable[Path]) -> None:
 
 async def start_vm(vm: Vm) -> Vm:
     """Start a stopped VM where it is at home. Raises RefusedError when it runs."""
-    async with _held(vm, "vm start") as now:
+    async with held(vm, "vm start") as now:
         if await now.is_alive():
             return await _go_on(now)
         # What was "auto" was settled when it first ran.
@@ -103,7 +103,7 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
     A stopped VM stays as it is. Raises TimedOutError when the guest does not power off in
     `timeout_s`: it goes on running.
     """
-    async with _held(vm, "vm stop") as now:
+    async with held(vm, "vm stop") as now:
         if await now.is_alive() and force:
             await end_qemu(now.host, now.spec.ram_dir, now.qemu.files)
         elif await now.is_alive():
@@ -113,7 +113,7 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
 
 async def remove_vm(vm: Vm) -> None:
     """Forget a stopped VM; its disk images stay. Raises RefusedError while it runs."""
-    async with _held(vm, "vm rm") as now:
+    async with held(vm, "vm rm") as now:
         if await now.is_alive():
             raise RefusedError(
                 f"'{now.name}' runs",
@@ -125,22 +125,30 @@ async def remove_vm(vm: Vm) -> None:
 
 
 @asynccontextmanager
-async def _held(vm: Vm, action: str) -> AsyncIterator[Vm]:
+async def held(vm: Vm, action: str) -> AsyncIterator[Vm]:
     """The VM as it is now that its lock is held, without what killed commands left of it.
 
-    Raises BusyError when it has gone meanwhile: to another host, or for good.
+    Raises BusyError when another operation holds it, or it has gone meanwhile.
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action)):
         now = await read_again(vm)
-        if not await vm.host.exists(vm.directory.journal):
-            await sweep(now.host, now.spec, now.directory, now.qemu.files)
+        await sweep(now.host, now.spec, now.directory, now.qemu.files)
         if not await now.is_alive():
             await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
         yield now
 
 
 async def read_again(vm: Vm) -> Vm:
-    """The VM as it is at home now. Raises BusyError when it is not at home there any more."""
+    """The VM as it is at home now, for the holder of its lock.
+
+    Raises BusyError when it is not at home there any more, or a migration of it was cut off.
+    """
+    if await vm.host.exists(vm.directory.journal):
+        raise BusyError(
+            f"a migration of '{vm.name}' was cut off at this moment",
+            why="it has to be ended first",
+            remedy=f"ask again, which ends it: vmckpt vm show {vm.name}",
+        )
     now = await read_vm(vm.host, vm.name)
     if now is None:
         raise BusyError(
@@ -183,7 +191,8 @@ async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
         await finish(end_qemu(host, spec.ram_dir, files))
         raise
     finally:
-        await finish(monitor.close())
+        # A cancellation after `cont` comes too late: the guest runs.
+        await to_the_end(monitor.close())
     return Vm(spec, host, directory, qemu)
 
 
