@@ -125,7 +125,7 @@ async def kill(end: End) -> None:
         await end.host.kill(process)
 
 
-async def discard(end: End, ram_dir: Path) -> None:
-    """End a QEMU whose guest is elsewhere, and remove its files."""
+async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
+    """End a QEMU whose guest is elsewhere, and remove its files; see `end_qemu`."""
     await end.close()
-    await end_qemu(end.host, ram_dir, end.files, await_freed=False)
+    await end_qemu(end.host, ram_dir, end.files, await_freed=await_freed)
