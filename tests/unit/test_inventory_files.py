@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.errors import NotFoundError, OutcomeUnknownError, UsageError
+from vmckpt.errors import BusyError, NotFoundError, OutcomeUnknownError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, check_name, find_host, state_dir
 from vmckpt.hosts.local import LocalHost
@@ -16,6 +16,7 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.journal import Journal, find_journal
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import find_vm, homes, read_vm
+from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
@@ -222,3 +223,18 @@ def test_a_journal_with_a_step_that_nobody_knows_is_damaged(state: Path) -> None
     asyncio.run(replace(JOURNAL, step="teleport").write((host,)))
     with pytest.raises(UsageError, match="damaged"):
         asyncio.run(Journal.read(host, "web"))
+
+
+def test_a_vm_is_read_again_by_the_holder_of_its_lock(state: Path) -> None:
+    host = LocalHost("lab-a", state / "lab-a", "127.0.0.1")
+    add_vm(host, "web")
+    vm = asyncio.run(read_vm(host, "web"))
+    assert vm is not None
+    assert asyncio.run(read_again(vm)) == vm
+    asyncio.run(replace(JOURNAL, vm="web").write((host,)))
+    with pytest.raises(BusyError, match="cut off"):
+        asyncio.run(read_again(vm))
+    asyncio.run(JOURNAL.remove((host,)))
+    asyncio.run(host.remove(vm.directory.current))
+    with pytest.raises(BusyError, match="not on lab-a any more"):
+        asyncio.run(read_again(vm))
