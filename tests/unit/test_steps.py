@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmLostError
-from vmckpt.sequence.steps import Step, UndoFailure, finish, run_steps, to_the_end
+from vmckpt.sequence.steps import Step, UndoFailure, both, finish, run_steps, to_the_end
 
 T = TypeVar("T")
 NAMES = ("a", "b", "commit", "d", "e")
@@ -280,3 +280,32 @@ def test_finish_without_interruption_is_its_work() -> None:
         return await interrupted(work, asyncio.create_task(finish(work.work())), 0)
 
     assert asyncio.run(play()) == "done"
+
+
+def test_both_give_their_results() -> None:
+    async def give(value: int) -> int:
+        await asyncio.sleep(0)
+        return value
+
+    assert asyncio.run(both(give(1), give(2))) == (1, 2)
+
+
+def test_when_one_fails_the_other_has_ended_first() -> None:
+    ended = []
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("first")
+
+    async def linger() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("lingered")
+
+    with pytest.raises(ValueError, match="first"):
+        asyncio.run(both(fail(), linger()))
+    with pytest.raises(ValueError, match="first"):
+        asyncio.run(both(linger(), fail()))
+    assert ended == ["lingered", "lingered"]

@@ -4,7 +4,6 @@ QEMU sends in clear whenever its parameter `tls-creds` is empty, also after a re
 should have set it: so every answer is read, and the parameters are asked for again at the end.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from vmckpt.migrate.ends import End
 from vmckpt.migrate.options import Tls
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.sequence.steps import both
 
 PREFIX = "vmckpt-tls-"
 AUTHZ_PREFIX = "vmckpt-peer-"
@@ -106,7 +106,7 @@ async def arm(source: End, target: End, encryption: Encryption, run: str) -> Cre
     Raises OperationFailedError (a QEMU refused, or has not taken it over), HostDownError,
     StorageError, OutcomeUnknownError.
     """
-    await asyncio.gather(disarm(source), disarm(target))
+    await both(disarm(source), disarm(target))
     if encryption.scheme is Scheme.CLEAR:
         return None
     name = PREFIX + run

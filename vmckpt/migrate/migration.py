@@ -38,7 +38,7 @@ from vmckpt.migrate.settle import settle
 from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
-from vmckpt.sequence.steps import Step, UndoFailure, run_steps, to_the_end
+from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
@@ -218,14 +218,14 @@ class Migration:
             await asyncio.wait([ours])
             raise
         machine = await ours
-        await asyncio.gather(plug_taps(host, self._vm.spec, files), self._compare(machine))
+        await both(plug_taps(host, self._vm.spec, files), self._compare(machine))
 
     async def _source_machine(self) -> Machine:
-        monitor, _ = await asyncio.gather(self._pair.source.monitor(), self._pair.source.rescue())
+        monitor, _ = await both(self._pair.source.monitor(), self._pair.source.rescue())
         return await describe(monitor)
 
     async def _compare(self, ours: Machine) -> None:
-        target, _ = await asyncio.gather(self._pair.target.monitor(), self._pair.target.rescue())
+        target, _ = await both(self._pair.target.monitor(), self._pair.target.rescue())
         if found := differences(ours, await describe(target)):
             raise RefusedError(
                 f"the QEMU on {self._target_host.name} would be another machine to the guest",
@@ -244,7 +244,7 @@ class Migration:
     async def agree(self) -> None:
         """Both sides set alike; every answer is read, since a refused call leaves old settings."""
         source, target = self._pair.source, self._pair.target
-        await asyncio.gather(
+        await both(
             self._set(source, self._agreement.source_parameters),
             self._set(target, self._agreement.target_parameters),
         )
@@ -410,14 +410,13 @@ class Migration:
 
         Meanwhile the guest's clock is put right.
         """
+        await both(self._release_source(), self._tidy_target())
+
+    async def _tidy_target(self) -> None:
         target = self._pair.target
-        work = [
-            self._release_source(),
-            disarm_if_possible(target, lambda text: self._note("tls", text)),
-        ]
+        await disarm_if_possible(target, lambda text: self._note("tls", text))
         if self._vm.spec.guest_agent and self._pair.was_running:
-            work.append(set_clock(target, self._note))
-        await asyncio.gather(*work)
+            await set_clock(target, self._note)
 
     async def _release_source(self) -> None:
         await release(self._pair.source, self._pair.ram_dir)

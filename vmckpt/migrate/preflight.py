@@ -1,6 +1,5 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
 from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import session
+from vmckpt.sequence.steps import both
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.probe import abilities
@@ -56,7 +56,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if vm.host.name == target.name or vm.host.state_dir == target.state_dir:
         reason = f"the VM is on {target.name} already"
         return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
-    source, network = await asyncio.gather(_look_at_source(vm), target_checks.network(vm, target))
+    source, network = await both(_look_at_source(vm), target_checks.network(vm, target))
     rights = await target_checks.permissions(vm, target)
     if rights.verdict == REFUSE:
         return Preflight((rights, *source.checks), options)

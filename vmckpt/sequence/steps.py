@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 from vmckpt.errors import OutcomeUnknownError, VmLostError
 
 T = TypeVar("T")
+U = TypeVar("U")
 Action = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -89,6 +90,23 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     if late:
         raise late
     return result
+
+
+async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """The results of two pieces of work done side by side.
+
+    When one fails the other is cancelled and its end awaited, then the error is raised: nothing of
+    either goes on beside an undo.
+    """
+    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    try:
+        one, two = await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+    return one, two
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
