@@ -45,7 +45,7 @@ class RunRecord:
         fields = {name: getattr(self, name) for name in self.__slots__}
         try:
             with os.fdopen(os.open(part, _NEW_FILE, 0o600), "w") as file:
-                json.dump({"format": FORMAT, **fields}, file, indent=1)
+                file.write(json.dumps({"format": FORMAT, **fields}))
             part.rename(path)
         except OSError:
             part.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ class Journal:
     async def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
         for host in hosts:
-            text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+            text = json.dumps({"format": FORMAT, **asdict(self)})
             directory = vm_dir(host.state_dir, self.vm)
             await host.make_dir(directory.path)
             await host.write_text(directory.journal, text)

@@ -414,7 +414,8 @@ class Migration:
 
     async def _tidy_target(self) -> None:
         target = self._pair.target
-        await disarm_if_possible(target, lambda text: self._note("tls", text))
+        if self._credentials:
+            await disarm_if_possible(target, lambda text: self._note("tls", text))
         if self._vm.spec.guest_agent and self._pair.was_running:
             await set_clock(target, self._note)
 

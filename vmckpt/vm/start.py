@@ -76,7 +76,7 @@ async def start_qemu(
     process: ProcessId | None = None
     try:
         argv = qemu_argv(spec, platform, files, host.qemu, incoming=incoming)
-        await host.write_text(files.path / "argv.json", json.dumps(argv, indent=1))
+        await host.write_text(files.path / "argv.json", json.dumps(argv))
         # The proof that the guest ran will stand in this log: its first block is had beforehand, so
         # that a disk that fills up meanwhile has room for it.
         await host.write_text(files.stderr, f"{LOG_HEAD} {spec.name}\n")
