@@ -68,9 +68,7 @@ def _downtimes(axes: Axes, samples: Sequence[Mapping[str, Any]]) -> None:
             axes.step(values, shares, style, where="post", color=colour, label=label)
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.02)
-    axes.set_title(
-        "Guest-visible downtime (ms), share of moves up to so much", fontsize=10, loc="left"
-    )
+    axes.set_title("Guest-visible downtime (ms), cumulative", fontsize=10, loc="left")
     axes.legend(fontsize=8, loc="lower right")
 
 
