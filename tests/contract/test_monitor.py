@@ -3,13 +3,19 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import identify
+from vmckpt.migrate.arrival import prove_alive
+from vmckpt.migrate.ends import End
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError, session
@@ -22,6 +28,7 @@ from vmckpt.qemu.replies import (
     RunState,
     Snapshot,
 )
+from vmckpt.vm.paths import VmDir
 
 GREETING = {
     "QMP": {
@@ -515,3 +522,29 @@ def test_a_qemu_says_itself_what_it_can_do() -> None:
         )
 
     play(answering(**REPLIES), client)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_only_a_qemu_that_lives_and_gets_on_is_proved_alive(tmp_path: Path, dies: bool) -> None:
+    busy = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+    with subprocess.Popen(busy) as worker:
+        process = identify(worker.pid)
+        assert process is not None
+        if dies:
+            worker.kill()
+            worker.wait()
+
+        async def client(monitor: Monitor) -> None:
+            target = End(LocalHost("b", tmp_path, "127.0.0.1"), VmDir(tmp_path).qemu("0123abcd"))
+            target.adopt(monitor)
+            if dies:
+                with pytest.raises(OperationFailedError, match="has ended"):
+                    await prove_alive(target, process)
+            else:
+                await prove_alive(target, process)
+
+        cpu = {"thread-id": worker.pid, "qom-path": "/machine/unattached/device[0]"}
+        try:
+            play(answering(query_cpus_fast=[cpu]), client)
+        finally:
+            worker.kill()

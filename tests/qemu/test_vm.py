@@ -1,13 +1,17 @@
 """A VM's life on one host, and its internal snapshots."""
 
 import asyncio
+import os
+import signal
 import stat
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.qemu.world import World, image, qemu, world
+from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.qemu.monitor import REPLY_TIMEOUT_S
 
 
 def guest() -> LabGuest:
@@ -93,3 +97,31 @@ def test_a_vm_that_cannot_have_snapshots_is_refused_before_it_pauses(kind: str) 
         assert shown["state"] == "running"
         log = (made.lab.host("lab-a").state_dir / "vms/two").glob("qemu-*/stderr.log")
         assert "running 0" not in next(log).read_text()
+
+
+def test_a_snapshot_takes_as_long_as_it_takes(made: World) -> None:
+    """QEMU answers nothing meanwhile: longer than any other command would be waited for."""
+
+    def slowly(*words: str) -> None:
+        (before,) = made.qemus("one")
+        command = made.begin("snapshot", *words)
+        log = next((made.lab.host("lab-a").state_dir / "vms/one").glob("qemu-*/stderr.log"))
+        stops = log.read_text().count("running 0")
+        eventually(lambda: log.read_text().count("running 0") > stops, 20, "it is stopped")
+        os.kill(before.pid, signal.SIGSTOP)
+        try:
+            time.sleep(REPLY_TIMEOUT_S + 2)
+        finally:
+            os.kill(before.pid, signal.SIGCONT)
+        out, err = command.communicate(timeout=60)
+        assert command.returncode == 0, out + err
+        assert made.ok("vm", "show", "one")["state"] == "running"
+
+    async def play() -> None:
+        control = await guest().control(made.lab)
+        await control.load_memory("rate=5M set=64M content=random")
+        await control.close()
+        await asyncio.to_thread(slowly, "save", "one", "slow")
+        await asyncio.to_thread(slowly, "load", "one", "slow")
+
+    asyncio.run(play())

@@ -163,6 +163,7 @@ def test_what_is_not_there_is_not_found(arguments: tuple[str, ...]) -> None:
     [
         ("migrate", "web"),
         ("migrate", "web", "b", "--max-downtime", "300"),
+        ("migrate", "web", "b", "--max-downtime", "1h"),
         ("migrate", "web", "b", "--bandwidth", "fast"),
         ("migrate", "web", "b", "--timeout", "soon"),
         ("vm", "run", "missing.toml"),

@@ -79,3 +79,10 @@ def test_a_copy_in_which_nothing_moves_fails() -> None:
     watch.stalls(5, 100, 1.0 + SILENCE_S)
     with pytest.raises(OperationFailedError, match="stands still"):
         watch.stalls(5, 100, 1.1 + SILENCE_S)
+
+
+def test_the_files_behind_a_shared_disk_have_to_be_there_too() -> None:
+    chain = ("/images/base.qcow2", 'json:{"driver":"nbd"}', "/images/bottom.raw")
+    images = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, (), chain)}
+    plan = decide_disks([DISK], [place(shared=True)], images)
+    assert plan.shared == (THERE, Path("/images/base.qcow2"), Path("/images/bottom.raw"))

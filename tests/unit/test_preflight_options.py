@@ -19,6 +19,7 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.check import Check
 from vmckpt.migrate.options import Method, OnTimeout, Options
 from vmckpt.migrate.preflight import Preflight, preflight, resolve_method
+from vmckpt.migrate.target_checks import USERFAULTFD
 from vmckpt.qemu.abilities import Abilities, Agreement, Wish
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
@@ -206,10 +207,20 @@ class Other(LocalHost):
     fast_by_s: float = 0.0
     firmware: Fingerprint | None = None
     closed: str = "/none"
+    userfaults: str | None = "1"
+    user: int = 0
 
     async def run(self, argv: Sequence[str], timeout_s: float = 30.0) -> Completed:
         assert self.shows is not None
         return self.shows
+
+    async def user_id(self) -> int:
+        return self.user
+
+    async def read_text(self, path: Path) -> str | None:
+        if path == USERFAULTFD:
+            return self.userfaults
+        return await super(Other, self).read_text(path)
 
     async def unix_time_s(self) -> float:
         return await super(Other, self).unix_time_s() + self.fast_by_s
@@ -278,6 +289,24 @@ def test_firmware_has_to_fit(tmp_path: Path) -> None:
     assert checked(vm, rebuilt)["firmware"].verdict == "warn"
     smaller = dataclasses.replace(target, firmware=same._replace(size_bytes=4))
     assert refusals(vm, smaller) == {"firmware"}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "user", "expected"),
+    [
+        ("1", 1000, set()),
+        ("0", 0, set()),
+        ("0", 1000, {"userfaultfd"}),
+        (None, 1000, {"userfaultfd"}),
+    ],
+)
+def test_post_copy_needs_userfaultfd(
+    tmp_path: Path, allowed: str | None, user: int, expected: set[str]
+) -> None:
+    vm = stopped_vm(host(tmp_path, "a", NEW))
+    target = other(tmp_path, userfaults=allowed, user=user)
+    assert refusals(vm, target, Options(method=Method.POSTCOPY)) == expected
+    assert refusals(vm, target, Options(method=Method.PRECOPY)) == set()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,17 @@ async def prove_alive(target: End, process: ProcessId) -> None:
     paths = [Path(f"/proc/{process.pid}/task/{thread}/schedstat") for thread in threads]
     before = [await target.host.read_text(path) for path in paths]
     deadline = asyncio.get_running_loop().time() + PROGRESS_TIMEOUT_S
-    while [await target.host.read_text(path) for path in paths] == before:
+    while True:
+        now = [await target.host.read_text(path) for path in paths]
+        # What a QEMU that died leaves unreadable differs too, and proves nothing.
+        if not await target.host.is_alive(process):
+            raise OperationFailedError(
+                f"the QEMU on {target.host.name} has ended",
+                why="it died after it had taken the guest over",
+                remedy="see its stderr.log",
+            )
+        if now != before:
+            return
         if asyncio.get_running_loop().time() > deadline:
             raise OutcomeUnknownError(
                 f"'{target.files.vm_name}' does not get on at {target.host.name}",
@@ -33,12 +43,6 @@ async def prove_alive(target: End, process: ProcessId) -> None:
                 remedy="look at its console; the source still holds its state from the switchover",
             )
         await asyncio.sleep(POLL_S)
-    if not await target.host.is_alive(process):
-        raise OperationFailedError(
-            f"the QEMU on {target.host.name} has ended",
-            why="it died after it had taken the guest over",
-            remedy="see its stderr.log",
-        )
 
 
 async def announce(target: End) -> None:

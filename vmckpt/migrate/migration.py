@@ -207,18 +207,18 @@ class Migration:
         await host.write_text(vm_dir(host.state_dir, self._vm.name).spec, self._vm.spec.text)
         await create_files(host, self._run, self._copies)
         # The source is asked while the target's QEMU starts, which takes longer.
-        ours = asyncio.ensure_future(self._source_machine())
-        try:
-            self._target_qemu, monitor = await start_qemu(
-                host, self._vm.spec, self._vm.qemu.platform, files, incoming=True
-            )
-            self._pair.target.adopt(monitor)
-        except BaseException:
-            ours.cancel()
-            await asyncio.wait([ours])
-            raise
-        machine = await ours
-        await both(plug_taps(host, self._vm.spec, files), self._compare(machine))
+        _, ours = await both(self._start_target(), self._source_machine())
+        await both(plug_taps(host, self._vm.spec, files), self._compare(ours))
+
+    async def _start_target(self) -> None:
+        self._target_qemu, monitor = await start_qemu(
+            self._target_host,
+            self._vm.spec,
+            self._vm.qemu.platform,
+            self._pair.target.files,
+            incoming=True,
+        )
+        self._pair.target.adopt(monitor)
 
     async def _source_machine(self) -> Machine:
         monitor, _ = await both(self._pair.source.monitor(), self._pair.source.rescue())
