@@ -4,15 +4,12 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from vmckpt.errors import (
-    CancelledByUserError,
-    VmckptError,
-)
+from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.deadman import armed
@@ -21,7 +18,7 @@ from vmckpt.hosts.inventory import state_dir
 from vmckpt.migrate.check import WARN
 from vmckpt.migrate.migration import Migration
 from vmckpt.migrate.options import Options
-from vmckpt.migrate.preflight import preflight
+from vmckpt.migrate.preflight import Preflight, preflight
 from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
 from vmckpt.vm.inventory import Vm
@@ -62,12 +59,8 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
             checked = await preflight(vm, target, options)
             checked.require(vm.name, target.name)
             _save(record, None)
-            if options.method is not checked.options.method:
-                words = f"auto comes to {checked.options.method} here"
-                tell(Note(time.monotonic() - began_s, "method", words))
-            for check in checked.checks:
-                if check.verdict == WARN:
-                    tell(Note(time.monotonic() - began_s, check.code, check.reason))
+            for code, text in _findings(options, checked):
+                tell(Note(time.monotonic() - began_s, code, text))
             async with locked(vm.name, (target,), action, run):
                 there = vm_dir(target.state_dir, vm.name)
                 if not await target.exists(there.journal):
@@ -92,6 +85,13 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
     )
     conclude(report.to_json())
     return report
+
+
+def _findings(asked: Options, checked: Preflight) -> Iterator[tuple[str, str]]:
+    """What the operator should know beforehand, each with its code."""
+    if asked.method is not checked.options.method:
+        yield "method", f"auto comes to {checked.options.method} here"
+    yield from ((check.code, check.reason) for check in checked.checks if check.verdict == WARN)
 
 
 @asynccontextmanager

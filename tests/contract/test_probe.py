@@ -1,0 +1,47 @@
+"""Which accelerator a host can use, asked of a QEMU that does not start with KVM."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.probe import choose_accel, kvm_obstacle
+
+
+class WithKvm(LocalHost):
+    """A host whose processor virtualizes and whose /dev/kvm may be opened."""
+
+    async def exists(self, path: Path) -> bool:
+        return path == Path("/dev/kvm") or await super().exists(path)
+
+    async def usable(self, path: Path) -> bool:
+        return path == Path("/dev/kvm")
+
+    async def cpu_flags(self) -> frozenset[str]:
+        return frozenset({"vmx"})
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> LocalHost:
+    qemu = tmp_path / "qemu"
+    qemu.write_text("#!/bin/sh\necho 'qemu: failed to initialize kvm: Device busy' >&2\nexit 1\n")
+    qemu.chmod(0o755)
+    return WithKvm("a", tmp_path, "127.0.0.1", qemu=str(qemu))
+
+
+def test_a_qemu_that_ends_with_kvm_is_an_obstacle_in_its_own_words(host: LocalHost) -> None:
+    obstacle = asyncio.run(kvm_obstacle(host))
+    assert obstacle is not None
+    assert obstacle.startswith("QEMU does not start with KVM")
+    assert "Device busy" in obstacle
+    assert list((host.state_dir / "cache").iterdir()) == []
+
+
+def test_auto_falls_back_to_tcg_and_says_why(host: LocalHost) -> None:
+    accel, why = asyncio.run(choose_accel(host, "auto"))
+    assert accel == "tcg"
+    assert "Device busy" in why
+    with pytest.raises(RefusedError, match="KVM is not usable on a"):
+        asyncio.run(choose_accel(host, "kvm"))
