@@ -102,14 +102,7 @@ def migrate(
     """Move a running VM to another host."""
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.migrate.options import (
-        UNLIMITED_DOWNTIME_MS,
-        Disks,
-        Method,
-        OnTimeout,
-        Options,
-        Tls,
-    )
+    from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
     from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
 
     if recover and host:
@@ -131,16 +124,9 @@ def migrate(
         raise UsageError(
             "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
         )
-    max_downtime_ms = max(1, round(parse_duration_s(max_downtime) * 1e3))
-    if max_downtime_ms > UNLIMITED_DOWNTIME_MS:
-        raise UsageError(
-            f"--max-downtime {max_downtime} is too long",
-            why=f"QEMU takes at most {UNLIMITED_DOWNTIME_MS // 1000} s",
-            remedy="--method stop lets the VM stand still for as long as it takes",
-        )
     options = Options(
         method=Method(method),
-        max_downtime_ms=max_downtime_ms,
+        max_downtime_ms=_downtime_ms(max_downtime),
         bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0,
         timeout_s=parse_duration_s(timeout) if timeout else None,
         on_timeout=OnTimeout(on_timeout),
@@ -159,6 +145,21 @@ def migrate(
     else:
         report = run(_migrate(vm, target, options))
         show(report.to_json(), _text(report), as_json=json)
+
+
+def _downtime_ms(text: str) -> int:
+    from vmckpt.errors import UsageError
+    from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
+    from vmckpt.units import parse_duration_s
+
+    downtime_ms = max(1, round(parse_duration_s(text) * 1e3))
+    if downtime_ms > UNLIMITED_DOWNTIME_MS:
+        raise UsageError(
+            f"--max-downtime {text} is too long",
+            why=f"QEMU takes at most {UNLIMITED_DOWNTIME_MS // 1000} s",
+            remedy="--method stop lets the VM stand still for as long as it takes",
+        )
+    return downtime_ms
 
 
 async def _migrate(name: str, target: "Host", options: "Options") -> "Report":

@@ -62,37 +62,44 @@ def qemu_argv(
         argv += _disk(number, disk, disk.on(files.state_dir), slot)
         slot += 1
     for number, nic in enumerate(spec.nics):
-        netdev: dict[str, Any] = {"type": "user", "id": f"net{number}"}
-        if nic.network == "bridge":
-            tap = {"ifname": files.tap(number), "script": "no", "downscript": "no", "vhost": False}
-            netdev = {"type": "tap", "id": f"net{number}", **tap}
-        device = {
-            "driver": "virtio-net-pci",
-            "id": f"nic{number}",
-            "netdev": f"net{number}",
-            "mac": nic.mac or default_mac(spec.name, number),
-            "addr": hex(slot),
-            "romfile": "",
-        }
-        argv += ["-netdev", _json(netdev), "-device", _json(device)]
+        mac = nic.mac or default_mac(spec.name, number)
+        argv += _nic(number, mac, files.tap(number) if nic.network == "bridge" else None, slot)
         slot += 1
     if spec.guest_agent:
-        argv += [
-            "-device",
-            _json({"driver": "virtio-serial-pci", "id": "serial0", "addr": hex(slot)}),
-            "-chardev",
-            f"socket,id=agent,path={_plain(files.agent)},server=on,wait=off",
-            "-device",
-            _json(
-                {"driver": "virtserialport", "chardev": "agent", "name": "org.qemu.guest_agent.0"}
-            ),
-        ]
-        slot += 1
+        argv += _agent(files, slot)
     for device in spec.devices:
         argv += ["-device", _json(device)]
     # The log then says when vCPUs began to run: proof, even of a dead QEMU, that it did or never.
     argv += ["-trace", "vm_state_notify", "-S"]
     return [*argv, *(["-incoming", "defer"] if incoming else [])]
+
+
+def _nic(number: int, mac: str, tap: str | None, slot: int) -> list[str]:
+    netdev: dict[str, Any] = {"type": "user", "id": f"net{number}"}
+    if tap is not None:
+        options = {"ifname": tap, "script": "no", "downscript": "no", "vhost": False}
+        netdev = {"type": "tap", "id": f"net{number}", **options}
+    device = {
+        "driver": "virtio-net-pci",
+        "id": f"nic{number}",
+        "netdev": f"net{number}",
+        "mac": mac,
+        "addr": hex(slot),
+        "romfile": "",
+    }
+    return ["-netdev", _json(netdev), "-device", _json(device)]
+
+
+def _agent(files: QemuDir, slot: int) -> list[str]:
+    port = {"driver": "virtserialport", "chardev": "agent", "name": "org.qemu.guest_agent.0"}
+    return [
+        "-device",
+        _json({"driver": "virtio-serial-pci", "id": "serial0", "addr": hex(slot)}),
+        "-chardev",
+        f"socket,id=agent,path={_plain(files.agent)},server=on,wait=off",
+        "-device",
+        _json(port),
+    ]
 
 
 def default_mac(vm_name: str, number: int) -> str:
