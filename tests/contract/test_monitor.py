@@ -518,6 +518,7 @@ def test_a_qemu_says_itself_what_it_can_do() -> None:
             cpu_models=frozenset({"qemu64", "max"}),
             capabilities=frozenset({"multifd", "return-path"}),
             compressions=frozenset({"none", "zlib", "zstd"}),
+            parameters=frozenset({"multifd-compression", "downtime-limit"}),
             commands=frozenset({"migrate-set-parameters", "cont"}),
         )
 

@@ -22,7 +22,7 @@ from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.migrate.encryption import Encryption, Scheme, arm, disarm
 from vmckpt.migrate.ends import End, discard
-from vmckpt.migrate.listen import listen
+from vmckpt.migrate.listen import listen, uri
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import read_vm
@@ -110,10 +110,10 @@ async def waiting() -> AsyncIterator[tuple[End, End]]:
         await b.remove(vm_dir(b.state_dir, "mover").path)
 
 
-async def outcome(source: End, uri: str) -> str:
+async def outcome(source: End, where: str) -> str:
     """How a migration from the source ends."""
     monitor = await source.monitor()
-    await commands.migrate(monitor, uri)
+    await commands.migrate(monitor, where)
     with monitor.events("MIGRATION") as events:
         while not (status := await commands.query_migrate(monitor)).ended:
             await events.next(0.1)
@@ -146,9 +146,9 @@ async def identity_of(kind: str, made: World, directory: Path) -> tuple[str, str
     return str(directory / "client-cert.pem"), str(directory / "client-key.pem")
 
 
-async def answer(host: Host, uri: str, identity: tuple[str, str]) -> str:
-    """What the QEMU that listens at `uri` says to a TLS client with this certificate and key."""
-    _, address, port = uri.split(":")
+async def answer(host: Host, where: str, identity: tuple[str, str]) -> str:
+    """What the QEMU that listens at `where` says to a TLS client with this certificate and key."""
+    _, address, port = where.split(":")
     ca = str(pki_dir(host) / "ca-cert.pem")
     said = await host.run([sys.executable, "-c", CLIENT, address, port, ca, *identity])
     assert said.stdout, said.stderr
@@ -163,14 +163,14 @@ def test_the_target_lets_only_the_source_in(certified: World, tmp_path: Path, ki
     async def knock() -> None:
         async with waiting() as (source, target):
             await arm(source, target, X509, "r1")
-            uri = await listen(await target.monitor(), target.host)
+            port = await listen(await target.monitor(), target.host)
             stranger = await identity_of(kind, certified, tmp_path)
             expected = "accepted" if kind == "rightful" else "refused"
-            assert await answer(source.host, uri, stranger) == expected
+            assert await answer(source.host, uri(target.host, port), stranger) == expected
             if kind != "rightful":
                 # The target goes on waiting for the source.
                 rightful = await identity_of("rightful", certified, tmp_path)
-                assert await answer(source.host, uri, rightful) == "accepted"
+                assert await answer(source.host, uri(target.host, port), rightful) == "accepted"
 
     asyncio.run(knock())
 
@@ -181,8 +181,8 @@ def test_a_source_that_would_send_in_clear_is_not_let_in(certified: World) -> No
         async with waiting() as (source, target):
             await arm(source, target, X509, "r1")
             await disarm(source)
-            uri = await listen(await target.monitor(), target.host)
-            assert await outcome(source, uri) == "failed"
+            port = await listen(await target.monitor(), target.host)
+            assert await outcome(source, uri(target.host, port)) == "failed"
 
     asyncio.run(knock())
     assert certified.ok("vm", "show", "mover")["state"] == "running"
@@ -203,9 +203,9 @@ def test_the_source_sends_nothing_to_a_target_it_does_not_know(
     async def send() -> None:
         async with waiting() as (source, target):
             await arm(source, target, X509, "r1")
-            uri = await listen(await target.monitor(), target.host)
+            port = await listen(await target.monitor(), target.host)
             with captured(certified.lab.host("lab-a"), *WORDS) as wire:
-                assert await outcome(source, uri) == "failed"
+                assert await outcome(source, uri(target.host, port)) == "failed"
             assert wire.in_clear == 0
             assert wire.bytes < 1 << 20
 
@@ -267,10 +267,10 @@ def test_ports_of_the_range_are_tried_in_turn(
         ) as holder:
             assert holder.stdout
             holder.stdout.readline()
-            asyncio.run(listens_at("tcp:10.77.1.2:50001"))
+            asyncio.run(listens_at(50001))
             entry.write_text(json.dumps(json.loads(before) | {"migration_ports": [50000, 50000]}))
             with pytest.raises(OperationFailedError) as full:
-                asyncio.run(listens_at(""))
+                asyncio.run(listens_at(0))
             holder.communicate(b"\n")
         assert "50000 to 50000" in full.value.why
         assert "migration_ports" in full.value.remedy
@@ -278,9 +278,9 @@ def test_ports_of_the_range_are_tried_in_turn(
         entry.write_text(before)
 
 
-async def listens_at(uri: str) -> None:
+async def listens_at(port: int) -> None:
     async with waiting() as (_, target):
-        assert await listen(await target.monitor(), target.host) == uri
+        assert await listen(await target.monitor(), target.host) == port
 
 
 MOVES = {

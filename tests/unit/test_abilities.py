@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree
+from vmckpt.qemu.abilities import (
+    HELD_BYTES_PER_S,
+    SWITCHOVER_SPEED,
+    Abilities,
+    Agreement,
+    Refusal,
+    Wish,
+    agree,
+)
 from vmckpt.qemu.replies import QemuVersion
 
 CAPABILITIES = frozenset(
@@ -28,12 +36,14 @@ NEW = Abilities(
     cpu_models=frozenset({"qemu64", "max"}),
     capabilities=CAPABILITIES | {"mapped-ram", "switchover-ack"},
     compressions=frozenset({"none", "zlib", "zstd"}),
+    parameters=frozenset({"downtime-limit", "max-bandwidth", SWITCHOVER_SPEED}),
     commands=frozenset({"migrate"}),
 )
 OLD = NEW._replace(
     version=QemuVersion(7, 2, 22),
     capabilities=CAPABILITIES | {"compress"},
     compressions=frozenset({"none", "zlib"}),
+    parameters=NEW.parameters - {SWITCHOVER_SPEED},
 )
 
 wishes = st.builds(
@@ -81,9 +91,17 @@ def test_the_plainest_wish() -> None:
             "postcopy-preempt": False,
             "postcopy-blocktime": False,
         },
-        source_parameters={"downtime-limit": 250, "max-bandwidth": 0},
+        source_parameters={"downtime-limit": 250, "max-bandwidth": 0, SWITCHOVER_SPEED: 0},
         target_parameters={},
     )
+
+
+def test_the_switchover_waits_where_the_source_can_be_told_to() -> None:
+    wish = Wish(hold_switchover=True)
+    assert agreed(NEW, OLD, wish).source_parameters[SWITCHOVER_SPEED] == HELD_BYTES_PER_S
+    # What an earlier migration left is switched off.
+    assert agreed(NEW, OLD, Wish()).source_parameters[SWITCHOVER_SPEED] == 0
+    assert SWITCHOVER_SPEED not in agreed(OLD, NEW, wish).source_parameters
 
 
 def test_channels_are_the_same_on_both_ends() -> None:

@@ -20,7 +20,7 @@ from vmckpt.migrate.check import Check
 from vmckpt.migrate.options import Method, OnTimeout, Options
 from vmckpt.migrate.preflight import Preflight, preflight, resolve_method
 from vmckpt.migrate.target_checks import USERFAULTFD
-from vmckpt.qemu.abilities import Abilities, Agreement, Wish
+from vmckpt.qemu.abilities import SWITCHOVER_SPEED, Abilities, Agreement, Wish
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -36,14 +36,18 @@ NEW = Abilities(
         {"events", "return-path", "postcopy-ram", "multifd", "auto-converge", "postcopy-blocktime"}
     ),
     compressions=frozenset({"none", "zstd"}),
+    parameters=frozenset({SWITCHOVER_SPEED}),
     commands=frozenset({"migrate"}),
 )
 OLD = NEW._replace(
     version=QemuVersion(7, 2, 22),
     machines={"q35": "pc-q35-7.2", "pc-q35-7.2": "pc-q35-7.2"},
     compressions=frozenset({"none"}),
+    parameters=frozenset(),
 )
 AGREEMENT = Agreement({}, {}, {})
+# What a plain pre-copy wishes.
+HELD = Wish(hold_switchover=True)
 
 
 def host(root: Path, name: str, abilities: Abilities, *, bridge: str | None = "br0") -> LocalHost:
@@ -84,21 +88,22 @@ def refusals(vm: Vm, target: LocalHost, options: Options | None = None) -> set[s
 @pytest.mark.parametrize(
     ("options", "wish"),
     [
-        (Options(), Wish()),
-        (Options(method=Method.PRECOPY, max_downtime_ms=50), Wish(max_downtime_ms=50)),
-        (Options(auto_converge=True), Wish(auto_converge=True)),
-        (Options(method=Method.HYBRID), Wish(postcopy=True)),
+        (Options(), HELD),
+        (Options(method=Method.PRECOPY, max_downtime_ms=50), HELD._replace(max_downtime_ms=50)),
+        (Options(auto_converge=True), HELD._replace(auto_converge=True)),
+        (Options(method=Method.HYBRID), HELD._replace(postcopy=True)),
+        (Options(method=Method.STOP), Wish()),
         (Options(method=Method.POSTCOPY), Wish(postcopy=True, max_downtime_ms=1)),
         (
             Options(timeout_s=9, on_timeout=OnTimeout.POSTCOPY),
-            Wish(postcopy=True),
+            HELD._replace(postcopy=True),
         ),
-        (Options(on_timeout=OnTimeout.POSTCOPY), Wish()),
-        (Options(timeout_s=9), Wish()),
-        (Options(channels=4), Wish(channels=4)),
-        (Options(compression="zstd"), Wish(channels=2, compression="zstd")),
-        (Options(compression="zstd", channels=8), Wish(channels=8, compression="zstd")),
-        (Options(bandwidth_bytes_per_s=1 << 30), Wish(max_bandwidth_bytes_per_s=1 << 30)),
+        (Options(on_timeout=OnTimeout.POSTCOPY), HELD),
+        (Options(timeout_s=9), HELD),
+        (Options(channels=4), HELD._replace(channels=4)),
+        (Options(compression="zstd"), HELD._replace(channels=2, compression="zstd")),
+        (Options(compression="zstd", channels=8), HELD._replace(channels=8, compression="zstd")),
+        (Options(bandwidth_bytes_per_s=1 << 30), HELD._replace(max_bandwidth_bytes_per_s=1 << 30)),
     ],
 )
 def test_options_ask_for_what_they_say(options: Options, wish: Wish) -> None:

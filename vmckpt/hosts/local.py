@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import ipaddress
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from vmckpt.hosts import process
 from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed, Entry, Executable, Fingerprint
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.tcp_table import listening_ports
 
 KILL_TIMEOUT_S = 5.0
 
@@ -174,7 +174,7 @@ class LocalHost(Entry):
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
         try:
             return path.read_text(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             return None
 
     async def write_text(self, path: Path, text: str) -> None:
@@ -275,29 +275,3 @@ def _fingerprint(path: Path) -> Fingerprint | None:
             return Fingerprint(file.tell(), digest)
     except OSError:
         return None
-
-
-def listening_ports(tables: str, address: str) -> frozenset[int]:
-    """Ports with a listener at `address` or everywhere, by /proc/net/tcp and tcp6 (proc(5)).
-
-    Of an address that is a name every listener may be in the way.
-    """
-    here = _as_in_proc(address)
-    found = set()
-    for line in tables.splitlines():
-        fields = line.split()
-        if len(fields) < 4 or fields[3] != "0A":
-            continue
-        local, _, port = fields[1].partition(":")
-        if here in (local, None) or not local.strip("0"):
-            found.add(int(port, 16))
-    return frozenset(found)
-
-
-def _as_in_proc(address: str) -> str | None:
-    """Words of four bytes in the machine's order, as hex digits; None for a name."""
-    try:
-        packed = ipaddress.ip_address(address).packed
-    except ValueError:
-        return None
-    return "".join(packed[i : i + 4][::-1].hex() for i in range(0, len(packed), 4)).upper()

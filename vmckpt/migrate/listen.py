@@ -10,8 +10,8 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 SETUP_TIMEOUT_S = 5.0
 
 
-async def listen(target: Monitor, host: Host) -> str:
-    """Have the waiting QEMU listen, on the first free port; the URI that the source connects to.
+async def listen(target: Monitor, host: Host) -> int:
+    """Have the waiting QEMU listen, on the first free port; which one it is.
 
     Raises OperationFailedError, naming the range when all of its ports are taken.
     """
@@ -30,7 +30,7 @@ async def listen(target: Monitor, host: Host) -> str:
             why=why,
             remedy=remedy,
         ) from exc
-    return uri(host, await _port(target))
+    return await _port(target)
 
 
 def uri(host: Host, port: int) -> str:

@@ -27,7 +27,7 @@ from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
 from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.listen import listen
+from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move, decide
 from vmckpt.migrate.preflight import Preflight
@@ -35,9 +35,11 @@ from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.settle import settle
+from vmckpt.migrate.switchover import Socketed, Switchover, let_go
 from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import MonitorLostError
+from vmckpt.qemu.abilities import SWITCHOVER_SPEED
+from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
@@ -270,6 +272,7 @@ class Migration:
     async def undo_agree(self) -> None:
         """The source has no credentials any more; the target's go with its QEMU."""
         await disarm_if_possible(self._pair.source, lambda text: self._note("tls", text))
+        await let_go(self._pair.source, lambda text: self._note("switchover", text))
 
     async def mirror(self) -> None:
         """Local disks: copied, and from then on every write goes to both sides."""
@@ -281,25 +284,37 @@ class Migration:
     async def transfer(self) -> None:
         """RAM and devices go over, until only letting the target run is left."""
         source = await self._pair.source.monitor()
-        self._transfer = Transfer(
-            source,
-            self._options,
-            self._elapsed_s,
-            self._emit,
-            self._note,
-            disks=self._mirrors,
-        )
         self._transfer_began_s = time.monotonic()
         try:
-            uri = await listen(await self._pair.target.monitor(), self._target_host)
+            port = await listen(await self._pair.target.monitor(), self._target_host)
+            self._transfer = Transfer(
+                source,
+                self._options,
+                self._elapsed_s,
+                self._emit,
+                self._note,
+                disks=self._mirrors,
+                switchover=self._switchover(source, port),
+            )
             if self._options.method is Method.STOP:
                 await commands.stop(source)
-            self._ending = await self._transfer.run(uri)
+            self._ending = await self._transfer.run(uri(self._target_host, port))
         except BaseException as exc:
             # A second Ctrl-C must not undo the target before it is known who has the guest.
             if await to_the_end(self._settle()) is not Move.TARGET_OWNS:
                 raise await self._explained(exc) from exc
             self._note("too-late", "it was too late to go back: the VM is on the target")
+
+    def _switchover(self, source: Monitor, port: int) -> Switchover | None:
+        if not self._agreement.source_parameters.get(SWITCHOVER_SPEED):
+            return None
+        return Switchover(
+            source,
+            source=Socketed(self._vm.host, self._vm.qemu.process),
+            target=Socketed(self._target_host, self._arrived.process),
+            port=port,
+            max_downtime_s=self._options.max_downtime_ms / 1e3,
+        )
 
     async def _explained(self, exc: BaseException) -> BaseException:
         """The error with what the target said, where that can be the reason."""

@@ -93,4 +93,5 @@ class Options:
             max_downtime_ms=downtime_ms,
             max_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s - (share if copies_disks else 0),
             pause_before_switchover=copies_disks,
+            hold_switchover=self.method not in (Method.STOP, Method.POSTCOPY),
         )

@@ -19,6 +19,7 @@ from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import Journal, find_journal
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.settle import settle
+from vmckpt.migrate.switchover import let_go
 from vmckpt.vm.inventory import RECOVERY, Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -101,6 +102,7 @@ async def _recover(
                     # The guest goes on with its own disks, whatever a mirror of them still does.
                     note(str(exc))
                 await disarm_if_possible(pair.source, note)
+                await let_go(pair.source, note)
                 await undo_target(pair)
                 await remove_files(target, journal.run, journal.disks)
                 where, outcome = source, "undone: the VM is on the source"

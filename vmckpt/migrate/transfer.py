@@ -8,6 +8,7 @@ from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.events.types import Progress
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, OnTimeout, Options
+from vmckpt.migrate.switchover import Switchover
 from vmckpt.plan.convergence import eta_s, has_stalled
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import migrate_continue
@@ -33,7 +34,8 @@ class Ending(Enum):
 class Transfer:
     """One transfer of RAM, watched on the source's monitor.
 
-    `emit` gets a Progress every 0.1 s; `note` decisions in words.
+    `emit` gets a Progress every 0.1 s; `note` decisions in words. `switchover` says when the guest
+    may stop; None leaves that to QEMU.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class Transfer:
         note: Callable[[str, str], None],
         *,
         disks: DiskMirrors,
+        switchover: Switchover | None,
     ) -> None:
         self._source, self._options, self._disks = source, options, disks
+        self._switchover = switchover
         self._clock, self._emit, self._note = clock, emit, note
         self._began_s = time.monotonic()
         self._round_bytes: list[int] = []
@@ -152,6 +156,8 @@ class Transfer:
     async def _steer(self, status: MigrationStatus) -> None:
         if status.status == "active":
             await self._disks.check()
+        if self._switchover:
+            await self._switchover.consider(status)
         options = self._options
         if options.timeout_s is not None and not self._time_is_up:
             self._time_is_up = time.monotonic() - self._began_s > options.timeout_s
@@ -179,6 +185,8 @@ class Transfer:
             await commands.migrate_set_parameters(
                 self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
             )
+            if self._switchover:
+                await self._switchover.now()
 
     def _why_so_long(self) -> str:
         sent, link = self.last.transferred_bytes, self.last.throughput_bytes_per_s

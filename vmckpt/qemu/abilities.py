@@ -12,7 +12,7 @@ class Abilities(NamedTuple):
     """What one QEMU binary offers, as it says itself. Holds for the binary, not for one VM.
 
     `machines` maps every machine name to itself and every alias to its name;
-    `compressions` are the values multifd-compression takes.
+    `compressions` are the values multifd-compression takes, `parameters` those of a migration.
     """
 
     version: QemuVersion
@@ -20,6 +20,7 @@ class Abilities(NamedTuple):
     cpu_models: frozenset[str]
     capabilities: frozenset[str]
     compressions: frozenset[str]
+    parameters: frozenset[str]
     commands: frozenset[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -40,7 +41,7 @@ class Abilities(NamedTuple):
         )
 
 
-_SETS = ("cpu_models", "capabilities", "compressions", "commands")
+_SETS = ("cpu_models", "capabilities", "compressions", "parameters", "commands")
 
 
 async def learn(monitor: Monitor) -> Abilities:
@@ -57,6 +58,7 @@ async def learn(monitor: Monitor) -> Abilities:
         cpu_models=frozenset(await commands.query_cpu_models(monitor)),
         capabilities=frozenset(await commands.query_migrate_capabilities(monitor)),
         compressions=_enum_values(schema, "migrate-set-parameters", "multifd-compression"),
+        parameters=frozenset(_arguments(schema, "migrate-set-parameters")),
         commands=frozenset(name for name, item in schema.items() if item["meta-type"] == "command"),
     )
 
@@ -82,6 +84,7 @@ class Wish(NamedTuple):
     max_downtime_ms: int = 300
     max_bandwidth_bytes_per_s: int = 0
     pause_before_switchover: bool = False
+    hold_switchover: bool = False
 
 
 class Refusal(NamedTuple):
@@ -98,6 +101,11 @@ class Agreement(NamedTuple):
     source_parameters: Mapping[str, Any]
     target_parameters: Mapping[str, Any]
 
+
+# What QEMU takes for the speed at the switchover, in bytes/s; 0 lets it measure (QEMU >= 8.2).
+SWITCHOVER_SPEED = "avail-switchover-bandwidth"
+# With this little no rest is small enough to stop the guest for.
+HELD_BYTES_PER_S = 1000
 
 # Always on where both sides have them: without return-path a target that fails to load leaves
 # the source "completed" and the guest lost; events wake the monitor loop.
@@ -153,10 +161,15 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
     if wish.channels is not None:
         channel_parameters["multifd-channels"] = wish.channels
         channel_parameters["multifd-compression"] = wish.compression or "none"
+    source_parameters = channel_parameters | {
+        "downtime-limit": wish.max_downtime_ms,
+        "max-bandwidth": wish.max_bandwidth_bytes_per_s,
+    }
+    if SWITCHOVER_SPEED in source.parameters:
+        source_parameters[SWITCHOVER_SPEED] = HELD_BYTES_PER_S if wish.hold_switchover else 0
     return Agreement(
         capabilities=capabilities,
-        source_parameters=channel_parameters
-        | {"downtime-limit": wish.max_downtime_ms, "max-bandwidth": wish.max_bandwidth_bytes_per_s},
+        source_parameters=source_parameters,
         target_parameters=channel_parameters,
     )
 

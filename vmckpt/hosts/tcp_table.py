@@ -1,0 +1,63 @@
+"""The kernel's tables of TCP sockets (/proc/net/tcp and tcp6, proc(5)), read."""
+
+import ipaddress
+
+ESTABLISHED, LISTEN = "01", "0A"
+
+
+def listening_ports(tables: str, address: str) -> frozenset[int]:
+    """Ports with a listener at `address` or everywhere.
+
+    Of an address that is a name every listener may be in the way.
+    """
+    here = _as_in_proc(address)
+    found = set()
+    for line in tables.splitlines():
+        fields = line.split()
+        if len(fields) < 4 or fields[3] != LISTEN:
+            continue
+        local, _, port = fields[1].partition(":")
+        if here in (local, None) or not local.strip("0"):
+            found.add(int(port, 16))
+    return frozenset(found)
+
+
+def unsent_bytes(tables: str, to_port: int) -> int:
+    """What waits in connections to that port and was not acknowledged by the other side."""
+    return sum(
+        int(queues.partition(":")[0], 16)
+        for _, remote, queues in _connections(tables)
+        if remote == to_port
+    )
+
+
+def unread_bytes(tables: str, at_port: int) -> int:
+    """What came in by connections to that port and was not read by the process."""
+    return sum(
+        int(queues.partition(":")[2], 16)
+        for local, _, queues in _connections(tables)
+        if local == at_port
+    )
+
+
+def _connections(tables: str) -> list[tuple[int, int, str]]:
+    """Local port, remote port, and "SEND:RECEIVE" queues of every connection."""
+    rows = [line.split() for line in tables.splitlines()]
+    return [
+        (_port(row[1]), _port(row[2]), row[4])
+        for row in rows
+        if len(row) > 4 and row[3] == ESTABLISHED
+    ]
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+def _as_in_proc(address: str) -> str | None:
+    """Words of four bytes in the machine's order, as hex digits; None for a name."""
+    try:
+        packed = ipaddress.ip_address(address).packed
+    except ValueError:
+        return None
+    return "".join(packed[i : i + 4][::-1].hex() for i in range(0, len(packed), 4)).upper()

@@ -1,0 +1,112 @@
+"""Holding QEMU back from stopping the guest while the target is still busy with what was sent.
+
+QEMU stops the guest when what is left fits `downtime-limit` at the speed of its last 0.1 s. A page
+of zeroes is nine bytes in the sockets and a page fault on the target, so at the end of the first
+pass the target may have a second of work before it, through which the guest would stand still.
+QEMU >= 8.2 takes another's word for the speed: `avail-switchover-bandwidth`.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.tcp_table import unread_bytes, unsent_bytes
+from vmckpt.migrate.ends import End
+from vmckpt.plan.switchover import Look, switchover_bytes_per_s
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SWITCHOVER_SPEED
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.replies import MigrationStatus
+from vmckpt.sequence.steps import both
+
+# Over less than this a speed says nothing.
+LOOK_EVERY_S = 0.05
+KEPT_LOOKS = 100
+# In the second pass all of memory has gone once.
+WHOLE_SENT_PASS = 2
+# A speed that differs by less is not worth a command.
+SAME_WITHIN = 0.2
+
+
+class Socketed(NamedTuple):
+    """A QEMU whose sockets can be looked at: its process, and the host that it is on."""
+
+    host: Host
+    process: ProcessId
+
+    async def tables(self) -> str:
+        """Its network namespace's TCP sockets; empty when the process has ended."""
+        names = (Path(f"/proc/{self.process.pid}/net/{name}") for name in ("tcp", "tcp6"))
+        return "".join([await self.host.read_text(name) or "" for name in names])
+
+
+class Switchover:
+    """Lets the source of a pre-copy stop its guest once the target keeps up with it.
+
+    `port` is the one that the migration comes in on.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        *,
+        source: Socketed,
+        target: Socketed,
+        port: int,
+        max_downtime_s: float,
+    ) -> None:
+        self._monitor, self._max_downtime_s = monitor, max_downtime_s
+        self._source, self._target, self._port = source, target, port
+        self._looks: deque[Look] = deque(maxlen=KEPT_LOOKS)
+        self._first_pass_bytes: int | None = None
+        self._given_bytes_per_s = float(HELD_BYTES_PER_S)
+        self._over = False
+
+    async def consider(self, status: MigrationStatus) -> None:
+        """Look at the sockets, and give QEMU a speed when the target is ready for the switch."""
+        if self._over or status.status != "active":
+            return
+        if self._first_pass_bytes is None and status.round >= WHOLE_SENT_PASS:
+            self._first_pass_bytes = status.transferred_bytes
+        if self._looks and time.monotonic() < self._looks[-1].at_s + LOOK_EVERY_S:
+            return
+        try:
+            queued = await self._queued_bytes()
+        except HostDownError:
+            return  # the host's absence is noticed, and told, where its answer is needed
+        self._looks.append(Look(time.monotonic(), status.transferred_bytes, queued))
+        if self._first_pass_bytes is None:
+            return
+        speed = switchover_bytes_per_s(
+            tuple(self._looks), self._first_pass_bytes, self._max_downtime_s
+        )
+        if speed and abs(speed / self._given_bytes_per_s - 1) > SAME_WITHIN:
+            await self._give(speed)
+
+    async def now(self) -> None:
+        """Let QEMU stop the guest by its own measure, from here on."""
+        self._over = True
+        await self._give(0)
+
+    async def _give(self, bytes_per_s: float) -> None:
+        self._given_bytes_per_s = bytes_per_s
+        await commands.migrate_set_parameters(self._monitor, {SWITCHOVER_SPEED: int(bytes_per_s)})
+
+    async def _queued_bytes(self) -> int:
+        sent, read = await both(self._source.tables(), self._target.tables())
+        return unsent_bytes(sent, self._port) + unread_bytes(read, self._port)
+
+
+async def let_go(source: End, note: Callable[[str], None]) -> None:
+    """A source that stays: whoever migrates it next finds the speed at the switchover unset."""
+    try:
+        monitor = await source.monitor()
+        if SWITCHOVER_SPEED in await commands.query_migrate_parameters(monitor):
+            await commands.migrate_set_parameters(monitor, {SWITCHOVER_SPEED: 0})
+    except (CommandRefusedError, HostDownError, OutcomeUnknownError) as exc:
+        note(f"{source.label} keeps {SWITCHOVER_SPEED}: {exc}")

@@ -1,0 +1,46 @@
+"""When a pre-copy may stop the guest: not before the target has taken in what was sent."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+WINDOW_S = 1.0
+# Of the speed at least this part counts, however much stands in the sockets: a link that is always
+# full would never let the guest go otherwise.
+LEAST_PART = 0.5
+
+
+class Look(NamedTuple):
+    """What was sent since the beginning, and how much of it still waits in sockets."""
+
+    at_s: float
+    sent_bytes: int
+    queued_bytes: int
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the target has read."""
+        return self.sent_bytes - self.queued_bytes
+
+
+def switchover_bytes_per_s(
+    looks: Sequence[Look], first_pass_bytes: int, max_downtime_s: float
+) -> float | None:
+    """The speed to reckon with at the switchover; None while the guest has to wait.
+
+    It waits until the target has read all that was sent when memory had gone once
+    (`first_pass_bytes`). Then: the best speed at which the target read between two looks of the
+    last second, less what stands in the sockets now and has to be read within `max_downtime_s` too.
+    Looks are in order, at different times.
+    """
+    now = looks[-1]
+    if now.taken_bytes < first_pass_bytes:
+        return None
+    speeds = [
+        (after.taken_bytes - before.taken_bytes) / (after.at_s - before.at_s)
+        for before, after in pairwise(look for look in looks if look.at_s >= now.at_s - WINDOW_S)
+    ]
+    speed = max(speeds, default=0.0)
+    if speed <= 0:
+        return None
+    return max(speed - now.queued_bytes / max_downtime_s, LEAST_PART * speed, 1.0)
