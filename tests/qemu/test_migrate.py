@@ -2,11 +2,17 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.qemu.world import World, image, loaded, qemu, world
+from vmckpt.hosts.local import LocalHost
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import SWITCHOVER_SPEED
+from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.vm.inventory import read_vm
 
 FIELDS = {
     "vm", "source", "target", "method", "outcome", "total_time_s", "downtime_ms",
@@ -103,11 +109,6 @@ def test_a_7_2_source_that_loses_dirty_pages_is_named() -> None:
 
 
 def test_a_paused_guest_moves_and_stays_paused() -> None:
-    from vmckpt.hosts.local import LocalHost
-    from vmckpt.qemu import commands
-    from vmckpt.qemu.monitor import Monitor
-    from vmckpt.vm.inventory import read_vm
-
     guest = LabGuest("still", 3, image(), disk=None)
     with world(qemu("10.0"), qemu("10.0")) as made:
         made.run_guest(guest, "lab-a")
@@ -125,3 +126,23 @@ def test_a_paused_guest_moves_and_stays_paused() -> None:
         made.ok("migrate", "still", "lab-b")
         shown = made.ok("vm", "show", "still")
         assert (shown["host"], shown["state"]) == ("lab-b", "paused")
+
+
+def test_an_undone_move_leaves_the_switchover_to_the_next_one(pair: tuple[World, LabGuest]) -> None:
+    made, _ = pair
+    home = made.lab.host("lab-a")
+
+    async def parameters() -> dict[str, Any]:
+        host = LocalHost("lab-a", home.state_dir, home.migration_address)
+        vm = await read_vm(host, "mover")
+        assert vm is not None
+        async with session(await vm.host.connect(vm.qemu.files.onlooker), "mover") as monitor:
+            return await commands.query_migrate_parameters(monitor)
+
+    words = ["--method", "precopy", "--bandwidth", "5MB", "--timeout", "2s"]
+    late = made.vmckpt("migrate", "mover", "lab-b", *words)
+    assert late.code == 8
+    # Somebody's plain `migrate` would never stop the guest otherwise.
+    assert asyncio.run(parameters()).get(SWITCHOVER_SPEED, 0) == 0
+    made.ok("migrate", "mover", "lab-b")
+    made.ok("migrate", "mover", "lab-a")

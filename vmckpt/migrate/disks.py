@@ -1,11 +1,12 @@
 """Local disks, copied while the guest writes to them, and alike on both sides at the switchover."""
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.events.types import JobProgress
 from vmckpt.migrate.disk_plan import COPY_PREFIX, DiskCopy
 from vmckpt.migrate.encryption import Credentials
@@ -25,7 +26,7 @@ SILENCE_S = 30.0
 STALL_S = 10.0
 # The same while the guest stands still and waits for its last writes to go over.
 HAND_OVER_SILENCE_S = 5.0
-DROP_TIMEOUT_S = 10.0
+DROP_TIMEOUT_S = 30.0
 
 
 class DiskMirrors:
@@ -239,24 +240,38 @@ async def drop_mirrors(source: End, run: str) -> None:
     """End every mirror of the run in the source's QEMU, in whatever state, and close its nodes.
 
     Connections are cut first: a QEMU that waits for a silent target then answers again. A QEMU
-    that has ended has none. Raises OperationFailedError when a mirror does not end.
+    that has ended has none; one that is busy, or still uses a node, is asked again for 30 s. Raises
+    OperationFailedError when a mirror does not end.
     """
-    if not await source.alive():
-        return
-    try:
-        await block.yank_nodes(await source.rescue(), _prefix(run))
-        monitor = await source.monitor()
-        await _end_jobs(monitor, run)
-        for node in await commands.query_named_block_nodes(monitor):
-            if node.node_name.startswith(_prefix(run)):
-                await block.blockdev_del(monitor, node.node_name)
-    except HostDownError:
-        if await source.alive():
-            raise
+    deadline_s = time.monotonic() + DROP_TIMEOUT_S
+    while await source.alive():
+        try:
+            return await _drop(source, run, deadline_s)
+        except (CommandRefusedError, HostDownError, OutcomeUnknownError) as exc:
+            if time.monotonic() > deadline_s:
+                raise _stuck(f"{exc.what}: {exc.why}") from exc
+        await asyncio.sleep(SAMPLE_S)
+    return None
 
 
-async def _end_jobs(monitor: Monitor, run: str) -> None:
-    deadline = time.monotonic() + DROP_TIMEOUT_S
+async def _drop(source: End, run: str, deadline_s: float) -> None:
+    await block.yank_nodes(await source.rescue(), _prefix(run))
+    monitor = await source.monitor()
+    await _end_jobs(monitor, run, deadline_s)
+    for node in await commands.query_named_block_nodes(monitor):
+        if node.node_name.startswith(_prefix(run)):
+            await block.blockdev_del(monitor, node.node_name)
+
+
+def _stuck(why: str) -> OperationFailedError:
+    return OperationFailedError(
+        "a copy of a disk does not end on the source",
+        why=why,
+        remedy="the guest goes on; its QEMU has to be restarted before the next move",
+    )
+
+
+async def _end_jobs(monitor: Monitor, run: str, deadline_s: float) -> None:
     with monitor.events("JOB_STATUS_CHANGE") as events:
         for job in await _mirrors(monitor, run):
             if not job.concluded:
@@ -268,12 +283,8 @@ async def _end_jobs(monitor: Monitor, run: str) -> None:
             for job in jobs:
                 if job.concluded:
                     await commands.job_dismiss(monitor, job.id)
-            if time.monotonic() > deadline:
-                raise OperationFailedError(
-                    "a copy of a disk does not end on the source",
-                    why=f"{jobs[0].id} is '{jobs[0].status}'",
-                    remedy="the guest goes on; its QEMU has to be restarted before the next move",
-                )
+            if time.monotonic() > deadline_s:
+                raise _stuck(f"{jobs[0].id} is '{jobs[0].status}'")
             if any(not job.concluded for job in jobs):
                 await events.next(SAMPLE_S)
 

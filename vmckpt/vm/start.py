@@ -17,7 +17,8 @@ from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, VmDir
 from vmckpt.vm.spec import Spec
 
-START_TIMEOUT_S = 20.0
+# On a machine that is busy with other guests a QEMU takes its time.
+START_TIMEOUT_S = 60.0
 SOCKET_POLL_S = 0.002
 SOCKET_PATH_BYTES = 107
 LOG_HEAD = "vmckpt: QEMU of"
@@ -159,10 +160,18 @@ async def wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: P
             if asyncio.get_running_loop().time() > deadline:
                 raise HostDownError(
                     f"QEMU on {host.name} opens no monitor",
-                    why=f"none within {START_TIMEOUT_S:g} s",
+                    why=f"none within {START_TIMEOUT_S:g} s{await _whereabouts(host, process)}",
                     remedy="look at the host's load and storage",
                 ) from exc
         await asyncio.sleep(SOCKET_POLL_S)
+
+
+async def _whereabouts(host: Host, process: ProcessId) -> str:
+    """What a process that hangs waits for, in the kernel's words (proc(5))."""
+    status = await host.read_text(Path(f"/proc/{process.pid}/status")) or ""
+    place = await host.read_text(Path(f"/proc/{process.pid}/wchan"))
+    states = [line.partition(":")[2].strip() for line in status.splitlines() if "State:" in line]
+    return f"; the process is in {place or '?'}, state {states[0]}" if states else ""
 
 
 async def last_words(host: Host, stderr: Path) -> str:
