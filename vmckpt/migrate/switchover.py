@@ -24,8 +24,9 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.replies import MigrationStatus
 from vmckpt.sequence.steps import both
 
-# Over less than this a speed says nothing.
-LOOK_EVERY_S = 0.05
+# How often the target is looked at while only it is waited for.
+WAIT_S = 0.02
+KEPT_EVERY_S = 0.05
 KEPT_LOOKS = 100
 # In the second pass all of memory has gone once.
 WHOLE_SENT_PASS = 2
@@ -73,20 +74,27 @@ class Switchover:
             return
         if self._first_pass_bytes is None and status.round >= WHOLE_SENT_PASS:
             self._first_pass_bytes = status.transferred_bytes
-        if self._looks and time.monotonic() < self._looks[-1].at_s + LOOK_EVERY_S:
+        if self._looks and time.monotonic() < self._looks[-1].at_s + WAIT_S:
             return
         try:
             queued = await self._queued_bytes()
         except HostDownError:
             return  # the host's absence is noticed, and told, where its answer is needed
-        self._looks.append(Look(time.monotonic(), status.transferred_bytes, queued))
+        now = Look(time.monotonic(), status.transferred_bytes, queued)
+        looks = (*self._looks, now)
+        if not self._looks or now.at_s >= self._looks[-1].at_s + KEPT_EVERY_S:
+            self._looks.append(now)
         if self._first_pass_bytes is None:
             return
-        speed = switchover_bytes_per_s(
-            tuple(self._looks), self._first_pass_bytes, self._max_downtime_s
-        )
+        speed = switchover_bytes_per_s(looks, self._first_pass_bytes, self._max_downtime_s)
         if speed and abs(speed / self._given_bytes_per_s - 1) > SAME_WITHIN:
             await self._give(speed)
+
+    @property
+    def waits(self) -> bool:
+        """Whether all has gone once, and only the target's reading it is waited for."""
+        held = self._given_bytes_per_s == HELD_BYTES_PER_S
+        return self._first_pass_bytes is not None and held
 
     async def now(self) -> None:
         """Let QEMU stop the guest by its own measure, from here on."""

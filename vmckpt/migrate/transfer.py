@@ -8,7 +8,7 @@ from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.events.types import Progress
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, OnTimeout, Options
-from vmckpt.migrate.switchover import Switchover
+from vmckpt.migrate.switchover import WAIT_S, Switchover
 from vmckpt.plan.convergence import eta_s, has_stalled
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import migrate_continue
@@ -115,7 +115,8 @@ class Transfer:
 
     async def _news_of_the_end(self, events: Events) -> bool:
         """Wait until QEMU tells of a change, 0.1 s at most; whether it has completed."""
-        while event := await events.next(SAMPLE_S):
+        wait_s = WAIT_S if self._switchover and self._switchover.waits else SAMPLE_S
+        while event := await events.next(wait_s):
             news = [one.get("data") for one in (event, *events.drain())]
             # A short post-copy is over before a query sees it.
             self._postcopy_began |= {"status": "postcopy-active"} in news

@@ -5,6 +5,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 WINDOW_S = 1.0
+# Over less than this a speed says nothing.
+LEAST_WINDOW_S = 0.04
 # Of the speed at least this part counts, however much stands in the sockets: a link that is always
 # full would never let the guest go otherwise.
 LEAST_PART = 0.5
@@ -31,7 +33,7 @@ def switchover_bytes_per_s(
     It waits until the target has read all that was sent when memory had gone once
     (`first_pass_bytes`). Then: the best speed at which the target read between two looks of the
     last second, less what stands in the sockets now and has to be read within `max_downtime_s` too.
-    Looks are in order, at different times.
+    Looks are in order; two that are less than 40 ms apart tell no speed.
     """
     now = looks[-1]
     if now.taken_bytes < first_pass_bytes:
@@ -39,6 +41,7 @@ def switchover_bytes_per_s(
     speeds = [
         (after.taken_bytes - before.taken_bytes) / (after.at_s - before.at_s)
         for before, after in pairwise(look for look in looks if look.at_s >= now.at_s - WINDOW_S)
+        if after.at_s - before.at_s >= LEAST_WINDOW_S
     ]
     speed = max(speeds, default=0.0)
     if speed <= 0:
