@@ -194,8 +194,8 @@ class Host(Protocol):
     async def cpu_flags(self) -> frozenset[str]:
         """Flags of the host's first processor."""
 
-    async def kernel_abilities(self) -> frozenset[str]:
-        """What the host's kernel and this user's rights offer; see `hosts.kernel`."""
+    async def scans_pagemaps(self) -> bool:
+        """Whether the host's kernel finds the pages that a process has written."""
 
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""

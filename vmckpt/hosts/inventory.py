@@ -11,9 +11,11 @@ from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.entries import LOCAL, SshEntry, parse_entry
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.ssh.address import Address
 
 if TYPE_CHECKING:
     from vmckpt.hosts.remote.host import RemoteHost
+    from vmckpt.hosts.remote.session import Greeting, Session
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -109,16 +111,31 @@ async def close_connections() -> None:
 def reach(entry: SshEntry) -> "RemoteHost":
     """The host of an entry; nothing is connected before it is asked."""
     from vmckpt.hosts.remote import host
-    from vmckpt.hosts.remote.session import Session, Wire
 
-    async def open_wire() -> Wire:
-        from vmckpt.hosts.ssh import wire
-
-        return await wire.open_wire(entry.name, entry.address, entry.vmckpt)
-
-    session = Session(entry.name, entry.state_dir, open_wire)
+    session = _session(entry.name, entry.address, entry.vmckpt, entry.state_dir)
     shared = {field.name: getattr(entry, field.name) for field in fields(Entry)}
     return host.RemoteHost(**shared, session=session)
+
+
+async def greet(name: str, address: Address, vmckpt: str, state_dir: Path | None) -> "Greeting":
+    """What a host says of itself that is to be added. Raises HostDownError."""
+    session = _session(name, address, vmckpt, state_dir)
+    try:
+        return await session.greeting()
+    finally:
+        await session.close()
+
+
+def _session(name: str, address: Address, vmckpt: str, state_dir: Path | None) -> "Session":
+    from vmckpt.hosts.remote import session
+
+    async def open_wire() -> session.Wire:
+        # What can speak SSH is imported when the first host is asked something.
+        from vmckpt.hosts.ssh import wire
+
+        return await wire.open_wire(name, address, vmckpt)
+
+    return session.Session(name, state_dir, open_wire)
 
 
 # By name, with the entry that it was made from.

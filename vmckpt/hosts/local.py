@@ -274,9 +274,9 @@ class LocalHost(Entry):
                 return frozenset(line.partition(":")[2].split())
         return frozenset()
 
-    async def kernel_abilities(self) -> frozenset[str]:
-        """What the host's kernel and this user's rights offer; see `hosts.kernel`."""
-        return kernel.abilities()
+    async def scans_pagemaps(self) -> bool:
+        """Whether the host's kernel finds the pages that a process has written."""
+        return kernel.scans_pagemaps()
 
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""

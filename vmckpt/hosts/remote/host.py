@@ -153,9 +153,9 @@ class RemoteHost(Entry):
         """Flags of the host's first processor."""
         return await self._ask(Host.cpu_flags)
 
-    async def kernel_abilities(self) -> frozenset[str]:
-        """What the host's kernel and this user's rights offer; see `hosts.kernel`."""
-        return await self._ask(Host.kernel_abilities)
+    async def scans_pagemaps(self) -> bool:
+        """Whether the host's kernel finds the pages that a process has written."""
+        return await self._ask(Host.scans_pagemaps)
 
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt import __version__
-from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, RefusedError, VmckptError
+from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.remote.frames import (
     MAGIC,
@@ -65,10 +65,10 @@ class Session:
         self._opening = asyncio.Lock()
         self._connection: _Connection | None = None
         self._locks: dict[Path, Owner] = {}
-        self._down: tuple[float, VmckptError] | None = None
+        self._down: tuple[float, HostDownError] | None = None
 
     async def greeting(self) -> Greeting:
-        """What the far side says of itself. Raises HostDownError, RefusedError."""
+        """What the far side says of itself. Raises HostDownError."""
         return (await self._connected()).greeting
 
     async def ask(self, question: str, arguments: dict[str, Any], *, again: bool) -> Any:
@@ -120,7 +120,7 @@ class Session:
                 return self._connection
             if self._down is not None and time.monotonic() - self._down[0] < DOWN_FOR_S:
                 error = self._down[1]
-                raise type(error)(error.what, why=error.why, remedy=error.remedy)
+                raise HostDownError(error.what, why=error.why, remedy=error.remedy)
             try:
                 connection = await self._greet(await self._open())
             except HostDownError as exc:
@@ -134,7 +134,7 @@ class Session:
             return connection
 
     async def _greet(self, wire: Wire) -> "_Connection":
-        """Both sides say who they are. Raises HostDownError, RefusedError."""
+        """Both sides say who they are. Raises HostDownError."""
         reader, writer, why_silent = wire
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -149,7 +149,7 @@ class Session:
             raise
         if hello["protocol"] != PROTOCOL:
             writer.transport.abort()
-            raise RefusedError(
+            raise HostDownError(
                 f"{self._name} has another vmckpt: {hello['version']}, here it is {__version__}",
                 why=f"it speaks protocol {hello['protocol']}, this one {PROTOCOL}",
                 remedy=f"install the same vmckpt on {self._name} and here",
