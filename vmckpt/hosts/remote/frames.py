@@ -61,7 +61,7 @@ class Frame(NamedTuple):
         try:
             return json.loads(self.payload)
         except ValueError as exc:
-            raise broken(f"a {self.kind.name} is no JSON: {exc}") from exc
+            raise broken(f"no JSON in a message of kind {self.kind.name}: {exc}") from exc
 
     @property
     def credit_bytes(self) -> int:

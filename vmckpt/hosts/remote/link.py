@@ -38,10 +38,19 @@ class Link:
 
     async def send(self, frame: Frame) -> None:
         """Send a frame, waiting while the connection takes no more. Raises ConnectionError."""
-        if self._writer.is_closing():
+        if self.is_closing:
             raise ConnectionResetError(f"the connection to {self._peer} is closed")
         self._writer.write(frame.encode())
         await self._writer.drain()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._writer.is_closing()
+
+    def abort(self) -> None:
+        """Close the connection at once: `run` ends."""
+        self._writer.transport.abort()
 
     def open_stream(self, sock: socket.socket, number: int) -> Stream:
         """A stream for `sock`; it keeps what comes until it is started."""
@@ -65,7 +74,7 @@ class Link:
             why = await self._read()
         finally:
             pinging.cancel()
-            self._writer.transport.abort()
+            self.abort()
             await asyncio.wait({pinging, *self._pongs})
             for stream in list(self._streams.values()):
                 await stream.close()

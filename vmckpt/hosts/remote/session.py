@@ -116,8 +116,10 @@ class Session:
 
     async def _connected(self) -> "_Connection":
         async with self._opening:
-            if self._connection is not None and not self._connection.is_lost:
-                return self._connection
+            if self._connection is not None:
+                if not self._connection.is_lost:
+                    return self._connection
+                await self._connection.close()
             if self._down is not None and time.monotonic() - self._down[0] < DOWN_FOR_S:
                 error = self._down[1]
                 raise HostDownError(error.what, why=error.why, remedy=error.remedy)
@@ -186,7 +188,7 @@ class _Connection:
     @property
     def is_lost(self) -> bool:
         """Whether nothing can be asked over it any more."""
-        return self._lost is not None
+        return self._lost is not None or self._link.is_closing
 
     async def begin(self, hello: Frame) -> None:
         """Say hello and listen from now on."""
@@ -195,8 +197,8 @@ class _Connection:
 
     async def close(self) -> None:
         """Drop it."""
+        self._link.abort()
         if self._running is not None:
-            self._running.cancel()
             await asyncio.wait({self._running})
 
     async def ask(self, question: str, arguments: dict[str, Any]) -> Any:
@@ -281,16 +283,10 @@ class _Connection:
             ) from exc
 
     async def _run(self) -> None:
-        lost = LinkLostError(
-            f"the connection to {self._name} is closed", why="this side ended it", remedy="-"
-        )
-        try:
-            lost = await self._link.run()
-        finally:
-            self._lost = lost
-            for asked in self._asked.values():
-                if not asked.done():
-                    asked.set_exception(self._again(lost))
+        self._lost = await self._link.run()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(self._again(self._lost))
 
     @staticmethod
     def _again(lost: LinkLostError) -> LinkLostError:

@@ -106,7 +106,7 @@ def _dial_over(
             remedy="mend ProxyJump in the SSH configuration",
         )
     *before, last = jumps
-    jump = log_in(f"{last}, the jump host of {name}", Address.parse(last, config), tuple(before),
+    jump = log_in(f"{last}, the jump host of {name},", Address.parse(last, config), tuple(before),
                   jumps_left - 1)  # fmt: skip
     transport = jump.client.get_transport()
     try:
