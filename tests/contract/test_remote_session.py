@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -196,10 +196,13 @@ async def echo(path: Path) -> AsyncIterator[list[str]]:
                 await writer.drain()
             left.append("end of file")
             writer.write(b"bye")
-            await writer.drain()
+            writer.close()
+            with suppress(OSError):  # who left wholly reads no more
+                await writer.wait_closed()
         except OSError:
             left.append("broken")
-        writer.close()
+        finally:
+            writer.transport.abort()
 
     async with await asyncio.start_unix_server(serve, path):
         yield left
@@ -229,7 +232,7 @@ def test_a_stream_carries_much_both_ways_and_ends_each_way_by_itself(tmp_path: P
 
 def test_a_stream_that_nobody_reads_does_not_hold_up_the_rest(tmp_path: Path) -> None:
     async def work(host: RemoteHost, serves: PipedServes) -> None:
-        async with echo(tmp_path / "echo"):
+        async with echo(tmp_path / "echo") as left:
             full = await host.connect(tmp_path / "echo")
             loop = asyncio.get_running_loop()
             sending = asyncio.create_task(loop.sock_sendall(full, bytes(64 << 20)))
@@ -241,6 +244,7 @@ def test_a_stream_that_nobody_reads_does_not_hold_up_the_rest(tmp_path: Path) ->
             assert await host.exists(tmp_path)
             sending.cancel()
             full.close()
+            await until(lambda: left == ["end of file", "broken"], "both are closed there")
 
     play(work, tmp_path)
 
