@@ -14,22 +14,18 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
+from tests.remote_hosts import PipedServes
+from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts import process
 from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import Completed, Host
+from vmckpt.hosts.inventory import reach
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
 
 T = TypeVar("T")
 PYTHON = (sys.executable, "-I", "-S", "-c")
-
-
-@pytest.fixture(params=["direct", "entered"])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
-    """A host of each kind: reached directly, and through a prefix that execs."""
-    enter = ("env", "ENTERED=yes") if request.param == "entered" else ()
-    return LocalHost("a", tmp_path, "127.0.0.1", enter=enter)
 
 
 class Ask(Protocol):
@@ -44,43 +40,70 @@ def ask() -> Iterator[Ask]:
         yield runner.run
 
 
-def run(host: Host, *argv: str, timeout_s: float = 30.0) -> Completed:
-    return asyncio.run(host.run(argv, timeout_s))
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with sshd(tmp_path_factory.mktemp("sshd")) as made:
+        yield made
 
 
-def test_a_command_ends_with_its_status_and_words(host: Host) -> None:
+@pytest.fixture(params=["direct", "entered", "piped", "over SSH"])
+def host(request: pytest.FixtureRequest, tmp_path: Path, ask: Ask) -> Iterator[Host]:
+    """A host of each kind: here, here through a prefix that execs, and behind `vmckpt serve`."""
+    match request.param:
+        case "direct":
+            yield LocalHost("a", tmp_path, "127.0.0.1")
+        case "entered":
+            yield LocalHost("a", tmp_path, "127.0.0.1", enter=("env", "ENTERED=yes"))
+        case "piped":
+            serves = PipedServes()
+            piped = serves.host(tmp_path)
+            yield piped
+            ask(piped.close())
+            serves.end()
+        case _:
+            made: Sshd = request.getfixturevalue("server")
+            there = reach(made.entry("a", tmp_path))
+            yield there
+            ask(there.close())
+
+
+def run(ask: Ask, host: Host, *argv: str, timeout_s: float = 30.0) -> Completed:
+    return ask(host.run(argv, timeout_s))
+
+
+def test_a_command_ends_with_its_status_and_words(host: Host, ask: Ask) -> None:
     code = "import os; os.write(1, b'out'); os.write(2, b'err \\xff'); os._exit(3)"
-    assert run(host, *PYTHON, code) == Completed(3, "out", "err \ufffd")
+    assert run(ask, host, *PYTHON, code) == Completed(3, "out", "err \ufffd")
 
 
-def test_arguments_arrive_as_they_are(host: Host) -> None:
+def test_arguments_arrive_as_they_are(host: Host, ask: Ask) -> None:
     odd = ("a b", "$HOME", "`id`", "; exit 1", "", "*", "ü\n")
-    done = run(host, *PYTHON, "import sys; print(ascii(sys.argv[1:]))", *odd)
+    done = run(ask, host, *PYTHON, "import sys; print(ascii(sys.argv[1:]))", *odd)
     assert done.stdout.strip() == ascii(list(odd))
 
 
-def test_a_command_reads_nothing_of_ours(host: Host) -> None:
-    assert run(host, "cat") == Completed(0, "", "")
+def test_a_command_reads_nothing_of_ours(host: Host, ask: Ask) -> None:
+    assert run(ask, host, "cat") == Completed(0, "", "")
 
 
-def test_a_command_that_outlasts_its_time_is_ended(host: Host, tmp_path: Path) -> None:
+def test_a_command_that_outlasts_its_time_is_ended(host: Host, ask: Ask, tmp_path: Path) -> None:
     began_s = time.monotonic()
     mark = str(tmp_path / "mark")
     with pytest.raises(HostDownError, match=r"on a: no end within 0\.2 s"):
-        run(host, *PYTHON, "import signal; signal.pause()", mark, timeout_s=0.2)
+        run(ask, host, *PYTHON, "import signal; signal.pause()", mark, timeout_s=0.2)
     assert time.monotonic() - began_s < 5
     assert process.find_by_argument(mark) == []
 
 
 def test_a_command_whose_child_keeps_its_output_open_is_given_up_in_time(
-    host: Host, tmp_path: Path
+    host: Host, ask: Ask, tmp_path: Path
 ) -> None:
     mark = str(tmp_path / "mark")
     code = "import os, time; os.fork(); time.sleep(60)"
     began_s = time.monotonic()
     try:
         with pytest.raises(HostDownError, match="no end within"):
-            run(host, *PYTHON, code, mark, timeout_s=0.3)
+            run(ask, host, *PYTHON, code, mark, timeout_s=0.3)
         assert time.monotonic() - began_s < 5
     finally:
         for left in process.find_by_argument(mark):
@@ -100,25 +123,25 @@ def test_a_cancelled_command_is_ended(host: Host, ask: Ask, tmp_path: Path) -> N
             await task
         assert process.find_by_argument(mark) == []
 
-    asyncio.run(play())
+    ask(play())
 
 
-def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_run_says_so(ask: Ask, tmp_path: Path) -> None:
     with pytest.raises(HostDownError, match="cannot run /gone/tool on a") as caught:
-        run(LocalHost("a", tmp_path, "127.0.0.1"), "/gone/tool")
+        run(ask, LocalHost("a", tmp_path, "127.0.0.1"), "/gone/tool")
     assert "vmckpt host check a" in caught.value.remedy
 
 
-def test_a_prefix_that_is_not_there_is_a_host_that_is_down(tmp_path: Path) -> None:
+def test_a_prefix_that_is_not_there_is_a_host_that_is_down(ask: Ask, tmp_path: Path) -> None:
     gone = LocalHost("a", tmp_path, "127.0.0.1", enter=("/gone/nsenter",))
     with pytest.raises(HostDownError, match="on a"):
-        run(gone, "true")
+        run(ask, gone, "true")
     with pytest.raises(HostDownError, match="on a"):
         asyncio.run(gone.spawn(["true"], tmp_path / "log"))
 
 
 def test_a_spawned_process_has_the_pid_that_is_said_and_can_be_found_and_killed(
-    host: Host, tmp_path: Path
+    host: Host, ask: Ask, tmp_path: Path
 ) -> None:
     async def play() -> None:
         mark = str(tmp_path / "mark")
@@ -137,7 +160,7 @@ def test_a_spawned_process_has_the_pid_that_is_said_and_can_be_found_and_killed(
             assert await host.kill(spawned)
         assert not await host.is_alive(spawned)
 
-    asyncio.run(play())
+    ask(play())
 
 
 def test_a_file_is_written_whole_and_private(host: Host, ask: Ask, tmp_path: Path) -> None:
@@ -222,7 +245,7 @@ def test_removing_a_link_leaves_what_it_points_to(host: Host, ask: Ask, tmp_path
     assert ask(host.exists(tmp_path / "images/root.qcow2"))
 
 
-def test_a_connection_reaches_the_listener(host: Host, tmp_path: Path) -> None:
+def test_a_connection_reaches_the_listener(host: Host, ask: Ask, tmp_path: Path) -> None:
     path = tmp_path / "qmp.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -234,12 +257,12 @@ def test_a_connection_reaches_the_listener(host: Host, tmp_path: Path) -> None:
                 peer.sendall(b"hello")
                 return await asyncio.get_running_loop().sock_recv(sock, 10)
 
-        assert asyncio.run(play()) == b"hello"
+        assert ask(play()) == b"hello"
 
 
-def test_a_connection_that_fails_says_where_and_why(host: Host, tmp_path: Path) -> None:
+def test_a_connection_that_fails_says_where_and_why(host: Host, ask: Ask, tmp_path: Path) -> None:
     def connect(path: Path) -> None:
-        asyncio.run(host.connect(path))
+        ask(host.connect(path))
 
     with pytest.raises(HostDownError, match=r"gone\.sock on a: No such file"):
         connect(tmp_path / "gone.sock")
@@ -254,7 +277,9 @@ def test_a_connection_that_fails_says_where_and_why(host: Host, tmp_path: Path) 
         connect(tmp_path / ("x" * 200))
 
 
-def test_a_monitor_with_a_queue_of_clients_is_not_waited_for(host: Host, tmp_path: Path) -> None:
+def test_a_monitor_with_a_queue_of_clients_is_not_waited_for(
+    host: Host, ask: Ask, tmp_path: Path
+) -> None:
     path = tmp_path / "qmp.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -266,7 +291,7 @@ def test_a_monitor_with_a_queue_of_clients_is_not_waited_for(host: Host, tmp_pat
                 for _ in range(10):
                     waiting.enter_context(await host.connect(path))
 
-        asyncio.run(asyncio.wait_for(play(), 5))
+        ask(asyncio.wait_for(play(), 5))
 
 
 def test_a_host_locks_below_a_directory_that_it_makes(host: Host, ask: Ask, tmp_path: Path) -> None:
@@ -289,11 +314,11 @@ def test_a_host_knows_its_room(host: Host, ask: Ask, tmp_path: Path) -> None:
     assert not ask(host.readable(tmp_path / "gone"))
 
 
-def test_a_host_is_up_when_its_prefix_works(host: Host, tmp_path: Path) -> None:
-    asyncio.run(host.require_up())
+def test_a_host_is_up_when_its_prefix_works(host: Host, ask: Ask, tmp_path: Path) -> None:
+    ask(host.require_up())
     down = LocalHost("a", tmp_path, "127.0.0.1", enter=("false",))
     with pytest.raises(HostDownError, match="host a is down"):
-        asyncio.run(down.require_up())
+        ask(down.require_up())
 
 
 def ask_observer(tmp_path: Path, reply: bytes) -> Silence | None:
@@ -339,11 +364,11 @@ def test_a_missing_observer_is_said_to_be(tmp_path: Path) -> None:
         asyncio.run(silence(LocalHost("a", tmp_path, "x", heartbeats=tmp_path / "gone"), 7, 0, 1))
 
 
-def test_what_listens_is_known(host: Host) -> None:
+def test_what_listens_is_known(host: Host, ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("", 0)) as anywhere:
         ports = {sock.getsockname()[1] for sock in (here, anywhere)}
-        assert ports <= asyncio.run(host.listening_ports("127.0.0.1"))
-        elsewhere = asyncio.run(host.listening_ports("127.0.0.2"))
+        assert ports <= ask(host.listening_ports("127.0.0.1"))
+        elsewhere = ask(host.listening_ports("127.0.0.2"))
         assert anywhere.getsockname()[1] in elsewhere
         assert here.getsockname()[1] not in elsewhere
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from vmckpt import __version__
 from vmckpt.cli.main import command_line
-from vmckpt.cli.output import print_error, run, show
+from vmckpt.cli.output import end_running, print_error, run, show
 from vmckpt.errors import (
     CancelledByUserError,
     NotFoundError,
@@ -26,6 +27,12 @@ from vmckpt.errors import (
 from vmckpt.events.record import RunRecord
 
 REFUSED = RefusedError("'web' cannot migrate to b", why="no room", remedy="free some")
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    end_running()
 
 
 @pytest.fixture
@@ -127,7 +134,7 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_empty_lists_are_lists(state: Path) -> None:
-    assert json.loads(command("vm", "list", "--json")) == {"vms": []}
+    assert json.loads(command("vm", "list", "--json")) == {"vms": [], "silent": []}
     assert json.loads(command("runs", "list", "--json")) == {"runs": []}
     hosts: Any = json.loads(command("host", "list", "--json"))["hosts"]
     assert [(host["name"], host["state_dir"]) for host in hosts] == [("local", str(state))]

@@ -1,5 +1,6 @@
-"""vmckpt host: list, check."""
+"""vmckpt host: list, add, remove, check, doctor."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -7,14 +8,17 @@ import typer
 from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
-    from vmckpt.hosts.host import Host
+    from collections.abc import Sequence
+
+    from vmckpt.hosts.host import Entry, Host
+    from vmckpt.migrate.host_checks import HostReport
 
 app = typer.Typer(help="Machines that VMs live on.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List the hosts."""
+    """List the hosts; none is asked."""
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.ui.tables import table
 
@@ -25,42 +29,159 @@ def list_(json: Json = False) -> None:
 
 
 @app.command()
-def check(
-    name: Annotated[str, typer.Argument(help="The host's name.")] = "local", json: Json = False
+def add(
+    name: Annotated[str, typer.Argument(help="What it shall be called.")],
+    address: Annotated[
+        str, typer.Argument(help="ssh://USER@HOST:PORT; a Host of ~/.ssh/config will do.")
+    ],
+    migration_addr: Annotated[
+        str | None, typer.Option(help="Where migrations come in. [default: where SSH does]")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Where it keeps its state. [default: as vmckpt there does]")
+    ] = None,
+    qemu: Annotated[str, typer.Option(help="The QEMU to start there.")] = "qemu-system-x86_64",
+    bridge: Annotated[str | None, typer.Option(help="Where its guests' NICs go.")] = None,
+    migration_ports: Annotated[
+        str | None, typer.Option(help="Ports that migrations may come in on.", metavar="A-B")
+    ] = None,
+    vmckpt: Annotated[str, typer.Option(help="The command vmckpt there.")] = "vmckpt",
+    ssh_config: Annotated[
+        Path | None, typer.Option(help="An SSH configuration instead of ~/.ssh/config.")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Ask a host what it can do."""
-    from vmckpt.hosts.inventory import find_host
-    from vmckpt.ui.tables import fields
+    """Add a host that is reached over SSH. It has to answer now: what is wrong is told at once."""
+    from vmckpt.hosts.entries import SshEntry
+    from vmckpt.hosts.inventory import add_host, greet, require_new_name
+    from vmckpt.hosts.ssh.address import Address
 
-    facts = run(_check(find_host(name)))
-    show(
-        facts,
-        fields([(key.replace("_", " "), str(value)) for key, value in facts.items()]),
-        as_json=json,
+    require_new_name(name)
+    where = Address.parse(address, ssh_config.absolute() if ssh_config else None)
+    greeting = run(greet(name, where, vmckpt, state_dir))
+    entry = SshEntry(
+        name,
+        greeting.state_dir,
+        migration_addr or greeting.address or where.host,
+        qemu=qemu,
+        bridge=bridge,
+        migration_ports=_ports(migration_ports),
+        address=where,
+        vmckpt=vmckpt,
+    )
+    add_host(entry)
+    text = f"{name} is added; see what it lacks: vmckpt host check {name}"
+    show(_facts(entry), text, as_json=json)
+
+
+def _ports(text: str | None) -> tuple[int, int] | None:
+    from vmckpt.errors import UsageError
+
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    if first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 65536:
+        return int(first), int(last)
+    raise UsageError(
+        f"'{text}' is no range of ports", why="it has to be FIRST-LAST", remedy="e.g. 49152-49215"
     )
 
 
-async def _check(host: "Host") -> dict[str, Any]:
-    from vmckpt.vm.probe import abilities, kvm_obstacle
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="The host's name.")], json: Json = False
+) -> None:
+    """Forget a host; its VMs and all else on it stay as they are."""
+    from vmckpt.hosts.inventory import remove_host
 
-    await host.require_up()
-    await host.make_dir(host.state_dir)
-    found = await abilities(host)
-    obstacle = await kvm_obstacle(host)
-    return _facts(host) | {
-        "qemu_version": str(found.version),
-        "newest_q35": found.machines.get("q35"),
-        "accelerator": "kvm" if obstacle is None else "tcg",
-        "why_not_kvm": obstacle,
-        "postcopy": "postcopy-ram" in found.capabilities,
-        "parallel": "multifd" in found.capabilities,
-        "compressions": sorted(found.compressions),
-        "memory_available_bytes": await host.available_memory_bytes(),
-        "state_free_bytes": await host.free_bytes(host.state_dir),
-    }
+    remove_host(name)
+    show({"name": name, "removed": True}, f"{name} is forgotten", as_json=json)
 
 
-def _facts(host: "Host") -> dict[str, Any]:
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="The host's name.")] = "local", json: Json = False
+) -> None:
+    """Ask a host what it can do, and what it lacks; exit code 4 when it can run no VMs."""
+    from vmckpt.hosts.inventory import find_host, local_host
+    from vmckpt.migrate.host_checks import check_host
+    from vmckpt.ui.tables import fields
+
+    host = find_host(name)
+    report = run(check_host(host, local_host()))
+    facts = _facts(host) | report.facts
+    pairs = [(key.replace("_", " "), str(value)) for key, value in facts.items()]
+    text = f"{fields(pairs)}\n\n{_table(report)}"
+    show(facts | _checks(report), text, as_json=json)
+    if not report.fit:
+        raise typer.Exit(4)
+
+
+@app.command()
+def doctor(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="The hosts; all without.", metavar="HOST...")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what is wrong on each host and what mends it; exit code 4 when one can run no VMs."""
+    from vmckpt.hosts.inventory import all_hosts, find_host
+
+    hosts = [find_host(name) for name in dict.fromkeys(names)] if names else all_hosts()
+    reports = run(_examine(hosts))
+    parts = [
+        f"{host.name}: {_verdict(report)}" for host, report in zip(hosts, reports, strict=True)
+    ]
+    answer = [
+        {"name": host.name} | _checks(report) for host, report in zip(hosts, reports, strict=True)
+    ]
+    show({"hosts": answer}, "\n\n".join(parts), as_json=json)
+    if not all(report.fit for report in reports):
+        raise typer.Exit(4)
+
+
+async def _examine(hosts: "Sequence[Host]") -> "list[HostReport]":
+    import asyncio
+
+    from vmckpt.errors import HostDownError
+    from vmckpt.hosts.inventory import local_host
+    from vmckpt.migrate.check import REFUSE, Check
+    from vmckpt.migrate.host_checks import HostReport, check_host
+
+    async def examine(host: "Host") -> HostReport:
+        try:
+            return await check_host(host, local_host())
+        except HostDownError as exc:
+            silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
+            return HostReport({}, (silent,))
+
+    return await asyncio.gather(*(examine(host) for host in hosts))
+
+
+def _verdict(report: "HostReport") -> str:
+    from vmckpt.migrate.check import OK
+
+    lacking = [check for check in report.checks if check.verdict != OK]
+    if not lacking:
+        return "nothing is wrong"
+    return "\n".join(
+        f"\n  {check.verdict}  {check.code}: {check.reason}\n        do: {check.remedy}"
+        for check in lacking
+    ).lstrip()
+
+
+def _checks(report: "HostReport") -> dict[str, Any]:
+    return {"fit": report.fit, "checks": [check._asdict() for check in report.checks]}
+
+
+def _table(report: "HostReport") -> str:
+    from vmckpt.ui.tables import table
+
+    rows = [(check.verdict, check.code, check.reason, check.remedy) for check in report.checks]
+    return table(("verdict", "check", "reason", "remedy"), rows)
+
+
+def _facts(host: "Host | Entry") -> dict[str, Any]:
     return {
         "name": host.name,
         "migration_address": host.migration_address,

@@ -9,7 +9,7 @@ import click
 import typer
 
 from vmckpt import __version__
-from vmckpt.cli.output import print_error
+from vmckpt.cli.output import end_running, print_error
 from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
 
 EXIT_CODES = """Exit codes: 0 done; 1 failed; 2 bad request; 3 not found; 4 refused, nothing
@@ -18,6 +18,8 @@ changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9
 
 # One file each. A call imports its own alone: importing is most of what starting costs.
 COMMANDS = ("migrate", "check")
+# Started by vmckpt itself: not in --help.
+HIDDEN = ("serve",)
 NOUNS = ("vm", "host", "snapshot", "pki", "runs", "lab")
 
 
@@ -33,9 +35,9 @@ def command_line(words: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     names = (*COMMANDS, *NOUNS)
-    for name in [word for word in words[:1] if word in names] or names:
+    for name in [word for word in words[:1] if word in (*names, *HIDDEN)] or names:
         module = import_module(f"vmckpt.cli.{name}")
-        if name in COMMANDS:
+        if name not in NOUNS:
             app.command(name)(getattr(module, name))
         else:
             app.add_typer(module.app, name=name)
@@ -91,6 +93,8 @@ def main() -> int:
         code = print_error(storage, as_json=as_json)
     except Exception as exc:  # noqa: BLE001 - whatever is left is a bug of ours, told as one
         code = print_error(_bug(exc), as_json=as_json)
+    finally:
+        end_running()
     return code if isinstance(code, int) else 0
 
 

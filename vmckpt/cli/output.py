@@ -34,24 +34,49 @@ def print_error(error: VmckptError, *, as_json: bool) -> int:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; Ctrl-C and SIGTERM cancel it, and it says itself what that came to."""
+    """Run `work`; Ctrl-C and SIGTERM cancel it, and it says itself what that came to.
 
-    async def supervised() -> T:
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-
-        def cancel() -> None:
-            task.cancel()
-            warn("asked to stop: going back, unless it is too late for that")
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, cancel)
-        return await task
-
+    All that a command runs shares one event loop, and so the connections to hosts.
+    """
+    global _runner  # noqa: PLW0603 - one for the process, made when it is needed
+    if _runner is None:
+        _runner = asyncio.Runner()
     try:
-        return asyncio.run(supervised())
+        return _runner.run(_supervised(work))
     except asyncio.CancelledError:
         raise typer.Abort from None
+
+
+_runner: asyncio.Runner | None = None
+_ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def _supervised(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+
+    def cancel() -> None:
+        task.cancel()
+        warn("asked to stop: going back, unless it is too late for that")
+
+    for number in _ASKED_TO_STOP:
+        loop.add_signal_handler(number, cancel)
+    try:
+        return await task
+    finally:
+        for number in _ASKED_TO_STOP:
+            loop.remove_signal_handler(number)
+
+
+def end_running() -> None:
+    """The command has run: connections to hosts are closed, and so is the event loop."""
+    global _runner  # noqa: PLW0603 - as above
+    if _runner is not None:
+        from vmckpt.hosts.inventory import close_connections
+
+        _runner.run(close_connections())
+        _runner.close()
+        _runner = None
 
 
 def warn(text: str) -> None:

@@ -80,7 +80,7 @@ def show_(json: Json = False) -> None:
 
 
 def _host_facts(host: "Host", authority: "Certificate | None") -> dict[str, Any]:
-    from vmckpt.errors import UsageError
+    from vmckpt.errors import HostDownError, UsageError
     from vmckpt.hosts.pki.certificate import is_issued_by
     from vmckpt.hosts.pki.identity import read_identity
 
@@ -88,6 +88,8 @@ def _host_facts(host: "Host", authority: "Certificate | None") -> dict[str, Any]
         identity = run(read_identity(host))
     except UsageError as exc:
         return {"host": host.name, "state": "damaged", "why": exc.why}
+    except HostDownError as exc:
+        return {"host": host.name, "state": "unreachable", "why": f"{exc.what}: {exc.why}"}
     if identity is None:
         return {"host": host.name, "state": "none"}
     state = _state(min(identity.server, identity.client, key=lambda c: c.not_after_unix_s))

@@ -38,14 +38,19 @@ def list_(json: Json = False) -> None:
     from vmckpt.units import format_size
     from vmckpt.vm.inventory import look_all
 
-    looks = sorted(run(look_all(all_hosts())), key=lambda look: (look.vm.name, look.vm.host.name))
+    found = run(look_all(all_hosts()))
+    for error in found.silent:
+        warn(f"not asked: {error}")
+    looks = sorted(found.given, key=lambda look: (look.vm.name, look.vm.host.name))
     rows = [
         (look.vm.name, look.vm.host.name, _state(look), str(look.vm.spec.vcpus),
          format_size(look.vm.spec.memory_bytes), look.vm.qemu.platform.machine)
         for look in looks
     ]  # fmt: skip
     text = table(("name", "host", "state", "vcpus", "memory", "machine"), rows)
-    show({"vms": [_facts(look) for look in looks]}, text, as_json=json)
+    silent = [{"what": error.what, "why": error.why, "remedy": error.remedy}
+              for error in found.silent]  # fmt: skip
+    show({"vms": [_facts(look) for look in looks], "silent": silent}, text, as_json=json)
 
 
 @app.command("show")

@@ -29,14 +29,15 @@ async def silence(host: Host, guest_id: int, since_ns: int, until_ns: int) -> Si
         return None
     try:
         async with asyncio.timeout(2.0):
-            reader, writer = await asyncio.open_unix_connection(str(host.heartbeats))
+            sock = await host.connect(host.heartbeats)
+            reader, writer = await asyncio.open_unix_connection(sock=sock)
             question = {"id": guest_id, "since_ns": since_ns, "until_ns": until_ns}
             try:
                 writer.write(json.dumps(question).encode() + b"\n")
                 reply = json.loads(await reader.readline())
             finally:
                 writer.close()
-    except (OSError, ValueError, TimeoutError) as exc:
+    except (OSError, ValueError, TimeoutError, HostDownError) as exc:
         raise HostDownError(
             f"the heartbeat observer of {host.name} does not answer",
             why=str(exc) or type(exc).__name__,

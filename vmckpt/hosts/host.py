@@ -11,6 +11,8 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 
 COMMAND_TIMEOUT_S = 30.0
+# What `read_from` reads at once.
+MOST_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +99,22 @@ class Host(Protocol):
     async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
         """Run a command to its end.
 
-        Raises HostDownError when it cannot be started or outlasts `timeout_s`.
+        Raises HostDownError when it cannot be started or outlasts `timeout_s`, OutcomeUnknownError
+        when the connection to a host elsewhere is lost meanwhile.
         """
 
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
         """Start a process that outlives this one, in a session of its own.
 
-        Its output is appended to `stderr_path`.
+        Its output is appended to `stderr_path`, whose directory has to be there. Raises
+        HostDownError, OutcomeUnknownError as `run` does.
         """
 
     async def is_alive(self, which: ProcessId) -> bool:
         """Whether exactly this process still runs on the host."""
+
+    async def interrupt(self, which: ProcessId) -> bool:
+        """SIGTERM to exactly this process; False when it has ended."""
 
     async def kill(self, which: ProcessId, *, wait_s: float = 5.0) -> bool:
         """SIGKILL exactly this process and wait for its end; True when it is gone."""
@@ -151,6 +158,9 @@ class Host(Protocol):
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
 
+    async def read_from(self, path: Path, offset_bytes: int) -> bytes:
+        """What a file has from an offset on, 1 MiB at most; nothing when there is none."""
+
     async def write_text(self, path: Path, text: str) -> None:
         """Replace a file (mode 0600) in one step: a reader sees the old one or the new one.
 
@@ -183,3 +193,9 @@ class Host(Protocol):
 
     async def cpu_flags(self) -> frozenset[str]:
         """Flags of the host's first processor."""
+
+    async def scans_pagemaps(self) -> bool:
+        """Whether the host's kernel finds the pages that a process has written."""
+
+    async def own_command(self) -> list[str]:
+        """The command line that runs vmckpt on the host."""

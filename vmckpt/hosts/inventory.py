@@ -3,13 +3,20 @@
 import json
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vmckpt.errors import NotFoundError, UsageError
-from vmckpt.hosts.host import Host
+from vmckpt.errors import NotFoundError, RefusedError, UsageError
+from vmckpt.hosts.entries import LOCAL, SshEntry, parse_entry
+from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.ssh.address import Address
 
-LOCAL = "local"
+if TYPE_CHECKING:
+    from vmckpt.hosts.remote.host import RemoteHost
+    from vmckpt.hosts.remote.session import Greeting, Session
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -37,7 +44,11 @@ def check_name(name: str, what: str) -> str:
 
 
 def all_hosts() -> list[Host]:
-    """Every host, `local` first, then by name. Raises UsageError on a malformed inventory file."""
+    """Every host, `local` first, then by name; none is connected to before it is asked.
+
+    A host elsewhere is the same object each time: all that asks it shares one connection. Raises
+    UsageError on a malformed inventory file.
+    """
     paths = sorted((state_dir() / "hosts").glob("*.json"))
     hosts = {path.stem: _read(path) for path in paths}
     return [hosts.pop(LOCAL, local_host()), *hosts.values()]
@@ -60,60 +71,97 @@ def local_host() -> LocalHost:
     return LocalHost(LOCAL, state_dir(), "127.0.0.1")
 
 
+def require_new_name(name: str) -> None:
+    """Raises RefusedError when there is a host of that name, UsageError when it is no name."""
+    path = _entry_path(name)
+    if name == LOCAL or path.exists():
+        raise RefusedError(
+            f"there is a host '{name}' already",
+            why="it is this machine" if name == LOCAL else f"{path} describes it",
+            remedy=f"choose another name, or forget that one: vmckpt host remove {name}",
+        )
+
+
+def add_host(entry: SshEntry) -> None:
+    """Write a host into the inventory. Raises RefusedError, OSError."""
+    require_new_name(entry.name)
+    path = _entry_path(entry.name)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.write_text(json.dumps(entry.to_json(), indent=1) + "\n")
+
+
+def remove_host(name: str) -> None:
+    """Forget a host; nothing on it is touched. Raises NotFoundError, RefusedError."""
+    path = _entry_path(name)
+    if not path.exists():
+        find_host(name)
+        raise RefusedError(
+            f"'{name}' cannot be removed", why="this machine is always there", remedy="-"
+        )
+    path.unlink()
+
+
+async def close_connections() -> None:
+    """End the connections to all hosts elsewhere; whoever asks one again opens it anew."""
+    while _elsewhere:
+        _, (_, host) = _elsewhere.popitem()
+        await host.close()
+
+
+def reach(entry: SshEntry) -> "RemoteHost":
+    """The host of an entry; nothing is connected before it is asked."""
+    from vmckpt.hosts.remote import host
+
+    session = _session(entry.name, entry.address, entry.vmckpt, entry.state_dir)
+    shared = {field.name: getattr(entry, field.name) for field in fields(Entry)}
+    return host.RemoteHost(**shared, session=session)
+
+
+async def greet(name: str, address: Address, vmckpt: str, state_dir: Path | None) -> "Greeting":
+    """What a host says of itself that is to be added. Raises HostDownError."""
+    session = _session(name, address, vmckpt, state_dir)
+    try:
+        return await session.greeting()
+    finally:
+        await session.close()
+
+
+def _session(name: str, address: Address, vmckpt: str, state_dir: Path | None) -> "Session":
+    from vmckpt.hosts.remote import session
+
+    async def open_wire() -> session.Wire:
+        # What can speak SSH is imported when the first host is asked something.
+        from vmckpt.hosts.ssh import wire
+
+        return await wire.open_wire(name, address, vmckpt)
+
+    return session.Session(name, state_dir, open_wire)
+
+
+# By name, with the entry that it was made from.
+_elsewhere: "dict[str, tuple[SshEntry, RemoteHost]]" = {}
+
+
 def _read(path: Path) -> Host:
     try:
         data = json.loads(path.read_text())
         if not isinstance(data, dict):
             raise TypeError("it has to be an object")
-        _kind(data.get("kind", LOCAL))
-        return LocalHost(
-            name=check_name(path.stem, "host"),
-            state_dir=_absolute(data["state_dir"]),
-            migration_address=_text(data["migration_address"]),
-            enter=_argv(data.get("enter", [])),
-            qemu=_text(data.get("qemu", "qemu-system-x86_64")),
-            bridge=_text(data["bridge"]) if data.get("bridge") else None,
-            heartbeats=_absolute(data["heartbeats"]) if data.get("heartbeats") else None,
-            migration_ports=_ports(data.get("migration_ports")),
-        )
+        entry = parse_entry(check_name(path.stem, "host"), data)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise UsageError(
             f"the inventory file {path} is malformed",
             why=f"{type(exc).__name__}: {exc}",
             remedy="mend or remove it",
         ) from exc
+    if isinstance(entry, LocalHost):
+        return entry
+    made_from, host = _elsewhere.get(entry.name, (None, None))
+    if host is None or made_from != entry:
+        host = reach(entry)
+        _elsewhere[entry.name] = entry, host
+    return host
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} has to be text")
-    return value
-
-
-def _argv(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} has to be a list, one argument an item")
-    return tuple(_text(item) for item in value)
-
-
-def _absolute(value: object) -> Path:
-    path = Path(_text(value))
-    if not path.is_absolute():
-        raise ValueError(f"{value!r} has to be an absolute path")
-    return path
-
-
-def _kind(value: object) -> str:
-    if value != LOCAL:
-        raise ValueError(f"{value!r} is no kind of host: '{LOCAL}' is")
-    return LOCAL
-
-
-def _ports(value: object) -> tuple[int, int] | None:
-    match value:
-        case None:
-            return None
-        # bool is an int to Python, and no port.
-        case [int(first), int(last)] if not isinstance(first, bool) and 0 < first <= last < 65536:
-            return first, last
-    raise ValueError(f"migration_ports {value!r} has to be [first, last], 1 to 65535")
+def _entry_path(name: str) -> Path:
+    return state_dir() / "hosts" / f"{check_name(name, 'host')}.json"

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -13,8 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, StorageError
-from vmckpt.hosts import process
-from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed, Entry, Executable, Fingerprint
+from vmckpt.hosts import kernel, process
+from vmckpt.hosts.host import (
+    COMMAND_TIMEOUT_S,
+    MOST_READ_BYTES,
+    Completed,
+    Entry,
+    Executable,
+    Fingerprint,
+)
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
@@ -94,6 +102,10 @@ class LocalHost(Entry):
     async def is_alive(self, which: ProcessId) -> bool:
         """Whether exactly this process still runs on the host."""
         return process.is_alive(which)
+
+    async def interrupt(self, which: ProcessId) -> bool:
+        """SIGTERM to exactly this process; False when it has ended."""
+        return process.interrupt(which)
 
     async def kill(self, which: ProcessId, *, wait_s: float = 5.0) -> bool:
         """SIGKILL exactly this process and wait for its end; True when it is gone."""
@@ -177,6 +189,15 @@ class LocalHost(Entry):
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             return None
 
+    async def read_from(self, path: Path, offset_bytes: int) -> bytes:
+        """What a file has from an offset on, 1 MiB at most; nothing when there is none."""
+        try:
+            with path.open("rb") as file:
+                file.seek(offset_bytes)
+                return file.read(MOST_READ_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+
     async def write_text(self, path: Path, text: str) -> None:
         """Replace a file (mode 0600) in one step: a reader sees the old one or the new one.
 
@@ -252,6 +273,14 @@ class LocalHost(Entry):
             if line.startswith("flags"):
                 return frozenset(line.partition(":")[2].split())
         return frozenset()
+
+    async def scans_pagemaps(self) -> bool:
+        """Whether the host's kernel finds the pages that a process has written."""
+        return kernel.scans_pagemaps()
+
+    async def own_command(self) -> list[str]:
+        """The command line that runs vmckpt on the host."""
+        return [sys.executable, "-m", "vmckpt.cli.entry"]
 
     def _cannot_write(self, path: Path, exc: OSError) -> StorageError:
         return StorageError(

@@ -82,6 +82,12 @@ def kill(
         return pidfd is None or _ended(pidfd, wait_s)
 
 
+def interrupt(process: ProcessId) -> bool:
+    """SIGTERM to exactly this process; False when it has ended."""
+    with _signalled(process, signal.SIGTERM) as pidfd:
+        return pidfd is not None
+
+
 def stop_for_good(process: ProcessId, *, wait_s: float = KILL_TIMEOUT_S) -> bool:
     """SIGKILL exactly this process and wait until none of its threads runs any more.
 

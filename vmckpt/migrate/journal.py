@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from vmckpt.errors import UsageError
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.vm.paths import vm_dir
@@ -81,7 +82,13 @@ class Journal:
 async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     """The journal of a migration of the VM: of two the one that got further.
 
-    Writing it on one host may have failed, or been cut off after the other.
+    Writing it on one host may have failed, or been cut off after the other. Hosts that do not
+    answer are left out: both ends of the migration have it.
     """
-    found = [journal for host in hosts if (journal := await Journal.read(host, vm))]
+    answers = await ask_every(hosts, lambda host: Journal.read(host, vm))
+    return newest(journal for journal in answers.given if journal)
+
+
+def newest(found: Iterable[Journal]) -> Journal | None:
+    """The one that got furthest."""
     return max(found, key=lambda journal: STEPS.index(journal.step), default=None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import BusyError, OutcomeUnknownError, VmckptError, VmLostError
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
@@ -16,7 +17,7 @@ from vmckpt.migrate.disks import drop_mirrors
 from vmckpt.migrate.encryption import disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
-from vmckpt.migrate.journal import Journal, find_journal
+from vmckpt.migrate.journal import Journal, find_journal, newest
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.settle import settle
 from vmckpt.migrate.switchover import let_go
@@ -51,7 +52,9 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
         return None
     source, target = find_host(journal.source), find_host(journal.target)
     async with await _locks(journal, (source, target)):
-        journal = await find_journal(name, (source, target))
+        # Which got further is to be known: both have to answer now.
+        journals = [await Journal.read(host, name) for host in (source, target)]
+        journal = newest(journal for journal in journals if journal)
         if journal is None:
             return None
         return await _recover(journal, source, target, note)
@@ -59,12 +62,15 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
 
 async def _remove_dead_locks(name: str) -> None:
     """A killed command's lock is free, but its file is still there: taking it removes it."""
-    for host in all_hosts():
+
+    async def remove(host: Host) -> None:
         path = lock_path(host.state_dir, name)
         if await host.exists(path):
             with suppress(BusyError):
                 async with host.lock(path, owner(RECOVERY)):
                     pass
+
+    await ask_every(all_hosts(), remove)
 
 
 async def _recover(

@@ -141,7 +141,7 @@ async def network(vm: Vm, target: Host) -> list[Check]:
     networks = {nic.network for nic in vm.spec.nics}
     checks = []
     if "bridge" in networks and target.bridge is not None:
-        checks.append(await _bridge(target, target.bridge))
+        checks.append(await bridge(target, target.bridge))
     else:
         await target.require_up()
     if "bridge" in networks and target.bridge is None:
@@ -154,7 +154,8 @@ async def network(vm: Vm, target: Host) -> list[Check]:
     return checks
 
 
-async def _bridge(target: Host, name: str) -> Check:
+async def bridge(target: Host, name: str) -> Check:
+    """The host's bridge is really there."""
     done = await target.run(["ip", "-oneline", "link", "show", "dev", name, "type", "bridge"])
     if done.returncode == 0 and done.stdout.strip():
         return Check("bridge", OK, f"{name} on {target.name}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
+from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
@@ -66,13 +67,28 @@ async def read_vm(host: Host, name: str) -> Vm | None:
 
 
 async def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
-    """Every host where the VM is at home: one, none, or two while a migration hands it over."""
-    return [vm for host in (hosts or all_hosts()) if (vm := await read_vm(host, name))]
+    """Every host where the VM is at home: one, none, or two while a migration hands it over.
+
+    Raises HostDownError when one of them does not answer.
+    """
+    found = await asyncio.gather(*(read_vm(host, name) for host in (hosts or all_hosts())))
+    return [vm for vm in found if vm is not None]
 
 
 async def find_vm(name: str) -> Vm:
-    """The VM wherever it is. Raises NotFoundError; OutcomeUnknownError when two hosts have it."""
-    found = await homes(name)
+    """The VM wherever it is.
+
+    Raises NotFoundError; OutcomeUnknownError when two hosts have it, HostDownError when only one
+    that does not answer may have it.
+    """
+    answers = await ask_every(all_hosts(), lambda host: read_vm(host, name))
+    found = [vm for vm in answers.given if vm is not None]
+    if not found and answers.silent:
+        raise HostDownError(
+            f"'{name}' is on none of the hosts that answer",
+            why="; ".join(f"{error.what}: {error.why}" for error in answers.silent),
+            remedy="; ".join(error.remedy for error in answers.silent),
+        )
     if not found:
         raise NotFoundError(
             f"there is no VM '{name}'",
@@ -105,36 +121,44 @@ async def look(vm: Vm) -> Look:
     return Look(vm, state, migrating, owner)
 
 
-async def look_all(hosts: Iterable[Host]) -> list[Look]:
-    """Every VM of `hosts`, looked at concurrently."""
-    vms = [
-        vm
-        for host in hosts
-        for name in await host.list_dir(vms_dir(host.state_dir))
-        if (vm := await read_vm(host, name))
-    ]
-    return list(await asyncio.gather(*(look(vm) for vm in vms)))
+async def look_all(hosts: Iterable[Host]) -> Answers[Look]:
+    """Every VM of `hosts`, looked at concurrently, and which of them do not answer."""
+
+    async def look_at(host: Host) -> list[Look]:
+        names = await host.list_dir(vms_dir(host.state_dir))
+        vms = await asyncio.gather(*(read_vm(host, name) for name in names))
+        return await asyncio.gather(*(look(vm) for vm in vms if vm is not None))
+
+    answers = await ask_every(hosts, look_at)
+    return Answers([look for looks in answers.given for look in looks], answers.silent)
 
 
 async def is_worked_on(name: str) -> bool:
-    """Whether an operation, recovery not counted, holds the VM's lock on any host now."""
+    """Whether an operation, recovery not counted, holds the VM's lock on any host now.
+
+    Of a host that does not answer nobody knows; what is done to the VM there fails by itself.
+    """
     given_up_s = time.monotonic() + LOOK_TIMEOUT_S
     while True:
-        owners = [await host.lock_owner(lock_path(host.state_dir, name)) for host in all_hosts()]
-        actions = {owner.action for owner in owners if owner}
+        owners = await ask_every(
+            all_hosts(), lambda host: host.lock_owner(lock_path(host.state_dir, name))
+        )
+        actions = {owner.action for owner in owners.given if owner}
         if JUST_BEGUN not in actions or time.monotonic() > given_up_s:
             return bool(actions - {RECOVERY})
         await asyncio.sleep(0.002)  # it is about to say what it is
 
 
 async def running_operations() -> set[str]:
-    """The ids of the runs that hold a VM's lock somewhere at this moment."""
-    found = set()
-    for host in all_hosts():
-        for name in await host.list_dir(host.state_dir / "locks"):
-            if owner := await host.lock_owner(lock_path(host.state_dir, name)):
-                found.add(owner.run)
-    return found
+    """The ids of the runs that hold a VM's lock somewhere at this moment, where hosts answer."""
+
+    async def look_at(host: Host) -> list[Owner | None]:
+        names = await host.list_dir(host.state_dir / "locks")
+        paths = [lock_path(host.state_dir, name) for name in names]
+        return await asyncio.gather(*(host.lock_owner(path) for path in paths))
+
+    answers = await ask_every(all_hosts(), look_at)
+    return {owner.run for owners in answers.given for owner in owners if owner}
 
 
 async def require_alive(vm: Vm) -> None:

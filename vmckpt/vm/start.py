@@ -74,7 +74,6 @@ async def start_qemu(
     """
     await _check_room(host, spec, files)
     await host.make_dir(files.path)
-    process: ProcessId | None = None
     try:
         argv = qemu_argv(spec, platform, files, host.qemu, incoming=incoming)
         await host.write_text(files.path / "argv.json", json.dumps(argv))
@@ -84,15 +83,9 @@ async def start_qemu(
         process = await host.spawn(argv, files.stderr)
         monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
     except BaseException:
-        await finish(_take_back(host, spec, files, process))
+        await finish(end_qemu(host, spec.ram_dir, files))
         raise
     return Qemu(files, process, platform), monitor
-
-
-async def _take_back(host: Host, spec: Spec, files: QemuDir, process: ProcessId | None) -> None:
-    if process:
-        await host.kill(process)
-    await remove_qemu_files(host, spec.ram_dir, files)
 
 
 async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bool = True) -> None:

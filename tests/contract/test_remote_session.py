@@ -1,0 +1,285 @@
+"""A host behind `vmckpt serve` whose connection breaks, and streams of many bytes over it."""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.remote_hosts import PipedServes
+from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
+from vmckpt.hosts import process
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.remote.host import RemoteHost
+
+Play = Callable[[RemoteHost, PipedServes], Awaitable[None]]
+SLEEP = [sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]
+
+
+def play(work: Play, state_dir: Path) -> None:
+    async def run() -> None:
+        async with remote(state_dir) as (host, serves):
+            await work(host, serves)
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def remote(state_dir: Path) -> AsyncIterator[tuple[RemoteHost, PipedServes]]:
+    serves = PipedServes()
+    host = serves.host(state_dir)
+    try:
+        yield host, serves
+    finally:
+        await host.close()
+        serves.end()
+
+
+async def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.01)
+
+
+def test_a_question_is_asked_again_over_a_new_connection(tmp_path: Path) -> None:
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        await host.require_up()
+        serves.end()
+        assert await host.exists(tmp_path)
+        assert len(serves.children) == 2
+
+    play(work, tmp_path)
+
+
+def test_many_questions_share_one_connection(tmp_path: Path) -> None:
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        paths = [tmp_path / f"{number}" for number in range(50)]
+        await asyncio.gather(*(host.write_text(path, path.name) for path in paths))
+        assert await asyncio.gather(*(host.read_text(path) for path in paths)) == [
+            path.name for path in paths
+        ]
+        assert len(serves.children) == 1
+
+    play(work, tmp_path)
+
+
+def test_of_a_command_that_was_cut_off_nobody_knows_whether_it_was_done(tmp_path: Path) -> None:
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        mark = str(tmp_path / "mark")
+        running = asyncio.create_task(host.run([*SLEEP, mark]))
+        try:
+            await until(lambda: process.find_by_argument(mark), "the command runs")
+            serves.end()
+            with pytest.raises(OutcomeUnknownError, match=r"whether a has done .* \(run\)"):
+                await running
+        finally:
+            for left in process.find_by_argument(mark):
+                process.kill(left)
+
+    play(work, tmp_path)
+
+
+def test_when_the_asker_goes_its_commands_end_and_its_locks_are_free(tmp_path: Path) -> None:
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        mark, lock = str(tmp_path / "mark"), tmp_path / "locks/web"
+        spawned = await host.spawn([*SLEEP, mark, "spawned"], tmp_path / "log")
+        running = asyncio.create_task(host.run([*SLEEP, mark, "run"]))
+        await until(lambda: process.find_by_argument(f"{mark}\0run"), "the command runs")
+        holding = host.lock(lock, Owner("r", "vm run", 1, 1.0))
+        await holding.__aenter__()
+        running.cancel()
+        await host.close()
+        assert serves.children[0].wait(20) == 0
+        try:
+            assert process.find_by_argument(f"{mark}\0run") == []
+            assert process.is_alive(spawned), "what was spawned outlives the connection"
+            assert await LocalHost("a", tmp_path, "x").lock_owner(lock) is None
+        finally:
+            process.kill(spawned)
+        await holding.__aexit__(None, None, None)
+
+    play(work, tmp_path)
+
+
+def test_a_lock_is_held_again_after_a_loss(tmp_path: Path) -> None:
+    path, owner = tmp_path / "locks/web", Owner("r", "migrate to b", 1, 1.0)
+
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        here = LocalHost("a", tmp_path, "x")
+        async with host.lock(path, owner):
+            serves.end()
+            assert await host.exists(tmp_path)
+            assert await here.lock_owner(path) == owner
+            with pytest.raises(BusyError, match=r"migrate to b \(run r"):
+                async with here.lock(path, Owner("s", "vm rm", 2, 2.0)):
+                    pass
+        assert await here.lock_owner(path) is None
+
+    play(work, tmp_path)
+
+
+def test_a_lock_that_another_took_meanwhile_is_not_held(tmp_path: Path) -> None:
+    path = tmp_path / "locks/web"
+
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        here = LocalHost("a", tmp_path, "x")
+        async with host.lock(path, Owner("r", "migrate to b", 1, 1.0)):
+            serves.end()
+            async with here.lock(path, Owner("s", "vm rm", 2, 2.0)):
+                with pytest.raises(BusyError, match="held by vm rm"):
+                    await host.exists(tmp_path)
+
+    play(work, tmp_path)
+
+
+def test_a_far_side_that_says_nothing_is_not_asked_again_and_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        serves = PipedServes(sys.executable, "-c", "print('Welcome to a host', flush=True)")
+        host = serves.host(tmp_path)
+        for _ in range(5):
+            with pytest.raises(HostDownError, match="serve said nothing"):
+                await host.exists(tmp_path)
+        assert len(serves.children) == 1
+        serves.end()
+
+    asyncio.run(run())
+
+
+def test_what_a_login_shell_prints_before_does_no_harm(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; os.write(1, b'Welcome\\n\\0vmckpt-\\n');"
+        "os.execv(sys.executable, [sys.executable, '-m', 'vmckpt.cli.entry', 'serve'])"
+    )
+
+    async def run() -> None:
+        serves = PipedServes(sys.executable, "-c", code)
+        host = serves.host(tmp_path)
+        assert await host.exists(tmp_path)
+        await host.close()
+        serves.end()
+
+    asyncio.run(run())
+
+
+def test_another_protocol_is_refused_by_name(tmp_path: Path) -> None:
+    code = (
+        "import os; from vmckpt.hosts.remote.frames import MAGIC, Kind, with_json;"
+        "hello = {'protocol': 99, 'version': '7.0', 'state_dir': '/', 'address': None};"
+        "os.write(1, MAGIC + with_json(Kind.HELLO, 0, hello).encode()); os.read(0, 1)"
+    )
+
+    async def run() -> None:
+        serves = PipedServes(sys.executable, "-c", code)
+        with pytest.raises(HostDownError, match=r"a has another vmckpt: 7\.0, here it is"):
+            await serves.host(tmp_path).exists(tmp_path)
+        serves.end()
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def echo(path: Path) -> AsyncIterator[list[str]]:
+    """A Unix server that sends back all it gets, and notes how each client left."""
+    left: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+            left.append("end of file")
+            writer.write(b"bye")
+            writer.close()
+            with suppress(OSError):  # who left wholly reads no more
+                await writer.wait_closed()
+        except OSError:
+            left.append("broken")
+        finally:
+            writer.transport.abort()
+
+    async with await asyncio.start_unix_server(serve, path):
+        yield left
+
+
+def test_a_stream_carries_much_both_ways_and_ends_each_way_by_itself(tmp_path: Path) -> None:
+    data = os.urandom(5 << 20)
+
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        async with echo(tmp_path / "echo") as left:
+            sock = await host.connect(tmp_path / "echo")
+            reader, writer = await asyncio.open_connection(sock=sock)
+
+            async def send() -> None:
+                writer.write(data)
+                writer.write_eof()
+                await writer.drain()
+
+            sending = asyncio.create_task(send())
+            assert await reader.read(-1) == data + b"bye"
+            await sending
+            assert left == ["end of file"]
+            writer.close()
+
+    play(work, tmp_path)
+
+
+def test_a_stream_that_nobody_reads_does_not_hold_up_the_rest(tmp_path: Path) -> None:
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        async with echo(tmp_path / "echo") as left:
+            full = await host.connect(tmp_path / "echo")
+            loop = asyncio.get_running_loop()
+            sending = asyncio.create_task(loop.sock_sendall(full, bytes(64 << 20)))
+            await asyncio.sleep(0.2)
+            assert not sending.done()
+            with await host.connect(tmp_path / "echo") as other:
+                await loop.sock_sendall(other, b"hello")
+                assert await loop.sock_recv(other, 10) == b"hello"
+            assert await host.exists(tmp_path)
+            sending.cancel()
+            full.close()
+            await until(lambda: left == ["end of file", "broken"], "both are closed there")
+
+    play(work, tmp_path)
+
+
+def test_closing_a_stream_closes_it_on_the_host(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        async def work(host: RemoteHost, serves: PipedServes) -> None:
+            sock = await host.connect(tmp_path / "s")
+            with listener.accept()[0] as peer:
+                peer.setblocking(False)
+                sock.close()
+                loop = asyncio.get_running_loop()
+                assert await loop.sock_recv(peer, 1) == b""
+                # Wholly: what is still sent there is refused, as by a local socket.
+                await until(lambda: refused(peer), "the host's socket is closed")
+
+        play(work, tmp_path)
+
+
+def refused(peer: socket.socket) -> bool:
+    try:
+        peer.send(b"x")
+    except BrokenPipeError:
+        return True
+    return False
+
+
+def test_streams_end_with_the_connection(tmp_path: Path) -> None:
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        async with echo(tmp_path / "echo"):
+            with await host.connect(tmp_path / "echo") as sock:
+                serves.end()
+                assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+
+    play(work, tmp_path)

@@ -1,0 +1,249 @@
+"""SSH as it fails: each way has an error of its own that says what mends it."""
+
+import asyncio
+import getpass
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.sshd import Sshd, sshd
+from vmckpt.errors import HostDownError, StorageError, UsageError
+from vmckpt.hosts.entries import SshEntry
+from vmckpt.hosts.inventory import reach
+from vmckpt.hosts.ssh.address import Address
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with sshd(tmp_path_factory.mktemp("sshd")) as made:
+        yield made
+
+
+def config(server: Sshd, path: Path, *lines: str) -> Path:
+    """The server's configuration for clients, with `lines` before it."""
+    path.write_text("\n".join([*lines, server.config.read_text()]))
+    return path
+
+
+def ask(entry: SshEntry) -> None:
+    async def play() -> None:
+        host = reach(entry)
+        try:
+            await host.make_dir(entry.state_dir)
+            await host.write_text(entry.state_dir / "file", "x")
+        finally:
+            await host.close()
+
+    asyncio.run(play())
+
+
+def refusal(entry: SshEntry) -> HostDownError:
+    with pytest.raises(HostDownError) as caught:
+        ask(entry)
+    return caught.value
+
+
+def at(entry: SshEntry, **changed: object) -> SshEntry:
+    return replace(entry, address=replace(entry.address, **changed))  # type: ignore[arg-type]
+
+
+def test_an_unknown_key_is_refused_and_the_remedy_lets_it_in(server: Sshd, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    mine = config(server, tmp_path / "config", f"UserKnownHostsFile {known}")
+    entry = at(server.entry("a", tmp_path), config=mine)
+    error = refusal(entry)
+    key = server.directory / "host_key.pub"
+    shown = subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True)
+    assert error.what == "the SSH key of a is not known"
+    assert shown.stdout.split()[1] in error.why
+    # The end of the remedy is what a person would paste.
+    _, _, command = error.remedy.partition("then: ")
+    subprocess.run(["sh", "-c", command], check=True)
+    ask(entry)
+
+
+def test_a_changed_key_is_refused_loudly(server: Sshd, tmp_path: Path) -> None:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "k")], check=True
+    )
+    other = (tmp_path / "k.pub").read_text().split()[1]
+    known = tmp_path / "known"
+    known.write_text(f"[127.0.0.1]:{server.port} ssh-ed25519 {other}\n")
+    # People who have switched the check off are protected too.
+    lines = (f"UserKnownHostsFile {known}", "StrictHostKeyChecking no")
+    mine = config(server, tmp_path / "config", *lines)
+    error = refusal(at(server.entry("a", tmp_path), config=mine))
+    assert "HAS CHANGED" in error.what
+    assert "SHA256:" in error.why
+    assert f"ssh-keygen -R '[127.0.0.1]:{server.port}'" in error.remedy
+
+
+def test_a_key_that_the_host_does_not_take(server: Sshd, tmp_path: Path) -> None:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "k")], check=True
+    )
+    mine = tmp_path / "config"
+    mine.write_text(server.config.read_text().replace(str(server.key), str(tmp_path / "k")))
+    error = refusal(at(server.entry("a", tmp_path), config=mine))
+    assert error.what == f"a does not let {getpass.getuser()}@127.0.0.1 in"
+    assert "ssh-copy-id" in error.remedy
+
+
+def test_a_key_with_a_passphrase_wants_an_agent(server: Sshd, tmp_path: Path) -> None:
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret words", "-f", str(tmp_path / "k")]
+    subprocess.run(words, check=True)
+    mine = tmp_path / "config"
+    mine.write_text(server.config.read_text().replace(str(server.key), str(tmp_path / "k")))
+    assert "ssh-add" in refusal(at(server.entry("a", tmp_path), config=mine)).remedy
+
+
+def test_a_user_that_is_not_there(server: Sshd, tmp_path: Path) -> None:
+    error = refusal(at(server.entry("a", tmp_path), user="nobody-at-all"))
+    assert error.what == "a does not let nobody-at-all@127.0.0.1 in"
+
+
+def test_a_name_that_nobody_knows(server: Sshd, tmp_path: Path) -> None:
+    error = refusal(at(server.entry("a", tmp_path), host="nowhere.invalid"))
+    assert "nobody knows the name 'nowhere.invalid'" in error.why
+
+
+def test_a_port_where_nobody_listens(server: Sshd, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    error = refusal(at(server.entry("a", tmp_path), port=port))
+    assert error.why == f"nobody listens on port {port} of 127.0.0.1"
+
+
+def test_a_network_without_a_way_there(server: Sshd, tmp_path: Path) -> None:
+    # The limited broadcast address is nobody's.
+    error = refusal(at(server.entry("a", tmp_path), host="255.255.255.255"))
+    assert "there is no way to 255.255.255.255" in error.why
+
+
+def test_a_server_that_stays_silent_is_given_up(server: Sshd, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mine = config(server, tmp_path / "config", "ConnectTimeout 1")
+        entry = at(server.entry("a", tmp_path), port=silent.getsockname()[1], config=mine)
+        error = refusal(entry)
+    assert error.what == "the SSH server of a does not answer as one"
+
+
+def test_a_host_without_vmckpt(server: Sshd, tmp_path: Path) -> None:
+    error = refusal(replace(server.entry("a", tmp_path), vmckpt="/gone/vmckpt"))
+    assert error.what == "there is no vmckpt on a"
+    assert "/gone/vmckpt" in error.why
+    assert "--vmckpt" in error.remedy
+
+
+def test_a_vmckpt_that_does_not_start(server: Sshd, tmp_path: Path) -> None:
+    broken = tmp_path / "vmckpt"
+    broken.write_text("#!/bin/sh\necho 'ImportError: no module' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    error = refusal(replace(server.entry("a", tmp_path), vmckpt=str(broken)))
+    assert error.what == "vmckpt on a does not answer"
+    assert "it ended with 1; ImportError: no module" in error.why
+
+
+def test_a_command_that_is_odd_is_one_word(server: Sshd, tmp_path: Path) -> None:
+    odd = tmp_path / "a $(touch gone); vmckpt"
+    odd.symlink_to(server.vmckpt)
+    ask(replace(server.entry("a", tmp_path), vmckpt=str(odd)))
+
+
+def test_a_host_out_of_disk_says_so(server: Sshd, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", full], check=True)
+    try:
+        (full / "filler").write_bytes(bytes(4096))
+        with pytest.raises(StorageError, match=r"cannot write .*/file on a: No space left"):
+            ask(server.entry("a", full))
+    finally:
+        subprocess.run(["umount", full], check=True)
+
+
+def test_a_user_without_rights_is_told_where(tmp_path: Path) -> None:
+    with sshd(tmp_path / "sshd") as server:
+        for name in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
+            name.chmod(0o755)
+        closed = tmp_path / "closed"
+        closed.mkdir(mode=0o700)
+        words = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        wrapper = tmp_path / "vmckpt"
+        wrapper.write_text(f'#!/bin/sh\nexec {" ".join(words)} {server.vmckpt} "$@"\n')
+        wrapper.chmod(0o755)
+        entry = replace(server.entry("a", closed / "state"), vmckpt=str(wrapper))
+        with pytest.raises(StorageError, match="closed/state on a: Permission denied"):
+            ask(entry)
+
+
+def test_a_host_behind_a_jump_host(server: Sshd, tmp_path: Path) -> None:
+    with sshd(tmp_path / "inner") as inner:
+        known = tmp_path / "known"
+        known.write_text(server.host_line + inner.host_line)
+        mine = tmp_path / "config"
+        user = getpass.getuser()
+        mine.write_text(
+            f"Host gate\n  HostName 127.0.0.1\n  Port {server.port}\n  IdentityFile {server.key}\n"
+            f"Host inner\n  HostName 127.0.0.1\n  Port {inner.port}\n  IdentityFile {inner.key}\n"
+            f"  ProxyJump {user}@gate\n"
+            f"Host *\n  IdentitiesOnly yes\n  UserKnownHostsFile {known}\n"
+        )
+        entry = replace(
+            inner.entry("a", tmp_path / "state"), address=Address("inner", None, None, mine)
+        )
+        ask(entry)
+        assert (tmp_path / "state/file").read_text() == "x"
+        known.write_text(inner.host_line)
+        error = refusal(entry)
+        assert f"the SSH key of {user}@gate, the jump host of a, is not known" in error.what
+    known.write_text(server.host_line + inner.host_line)
+    error = refusal(entry)
+    assert f"its jump host {user}@gate gets no connection to 127.0.0.1" in error.why
+
+
+def test_a_configuration_that_cannot_be_read(server: Sshd, tmp_path: Path) -> None:
+    entry = at(server.entry("a", tmp_path), config=tmp_path / "gone")
+    with pytest.raises(UsageError, match=r"the SSH configuration for 127\.0\.0\.1 cannot be used"):
+        ask(entry)
+
+
+def test_a_cut_connection_is_opened_again(server: Sshd, tmp_path: Path) -> None:
+    async def play() -> None:
+        host = reach(server.entry("a", tmp_path))
+        await host.require_up()
+        before = server.sessions()
+        server.cut()
+        assert await host.exists(tmp_path)
+        assert not set(before) & set(server.sessions())
+        await host.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "user", "port"),
+    [
+        ("ssh://root@192.0.2.7:2222", "192.0.2.7", "root", 2222),
+        ("ssh://db-1", "db-1", None, None),
+        ("ops@db-1.example", "db-1.example", "ops", None),
+        ("ssh://root@[2001:db8::7]:22/", "2001:db8::7", "root", 22),
+    ],
+)
+def test_addresses_are_read(text: str, host: str, user: str | None, port: int | None) -> None:
+    found = Address.parse(text)
+    assert found == Address(host, user, port)
+    assert Address.parse(str(found)) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ssh://", "http://a", "ssh://a:0", "ssh://a:70000", "a b", "-oProxyCommand=x", "a/b"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no address of a host"):
+        Address.parse(text)

@@ -1,0 +1,101 @@
+"""Inventory entries as JSON: what describes a host, both ways."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.hosts.host import Entry
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.ssh.address import Address
+
+LOCAL, SSH = "local", "ssh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshEntry(Entry):
+    """A host reached over SSH; `vmckpt` is the command there."""
+
+    address: Address
+    vmckpt: str = "vmckpt"
+
+    def to_json(self) -> dict[str, Any]:
+        """For its file."""
+        config = self.address.config
+        return {
+            "kind": SSH,
+            "address": str(self.address),
+            "ssh_config": str(config) if config else None,
+            "vmckpt": self.vmckpt,
+            **fields_to_json(self),
+        }
+
+
+def parse_entry(name: str, data: Mapping[str, Any]) -> LocalHost | SshEntry:
+    """The entry of a host. Raises ValueError, TypeError or KeyError on a malformed one."""
+    match data.get("kind", LOCAL):
+        case "local":
+            return LocalHost(name, **parse_fields(data), enter=_argv(data.get("enter", [])))
+        case "ssh":
+            config = _absolute(data["ssh_config"]) if data.get("ssh_config") else None
+            return SshEntry(
+                name,
+                **parse_fields(data),
+                address=Address.parse(_text(data["address"]), config),
+                vmckpt=_text(data.get("vmckpt", "vmckpt")),
+            )
+        case other:
+            raise ValueError(f"{other!r} is no kind of host: '{LOCAL}' and '{SSH}' are")
+
+
+def fields_to_json(entry: Entry) -> dict[str, Any]:
+    """What every kind of host has."""
+    return {
+        "state_dir": str(entry.state_dir),
+        "migration_address": entry.migration_address,
+        "qemu": entry.qemu,
+        "bridge": entry.bridge,
+        "heartbeats": str(entry.heartbeats) if entry.heartbeats else None,
+        "migration_ports": list(entry.migration_ports) if entry.migration_ports else None,
+    }
+
+
+def parse_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse, as arguments of `Entry`. Raises ValueError, TypeError or KeyError."""
+    return {
+        "state_dir": _absolute(data["state_dir"]),
+        "migration_address": _text(data["migration_address"]),
+        "qemu": _text(data.get("qemu", "qemu-system-x86_64")),
+        "bridge": _text(data["bridge"]) if data.get("bridge") else None,
+        "heartbeats": _absolute(data["heartbeats"]) if data.get("heartbeats") else None,
+        "migration_ports": _ports(data.get("migration_ports")),
+    }
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} has to be text")
+    return value
+
+
+def _argv(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} has to be a list, one argument an item")
+    return tuple(_text(item) for item in value)
+
+
+def _absolute(value: object) -> Path:
+    path = Path(_text(value))
+    if not path.is_absolute():
+        raise ValueError(f"{value!r} has to be an absolute path")
+    return path
+
+
+def _ports(value: object) -> tuple[int, int] | None:
+    match value:
+        case None:
+            return None
+        # bool is an int to Python, and no port.
+        case [int(first), int(last)] if not isinstance(first, bool) and 0 < first <= last < 65536:
+            return first, last
+    raise ValueError(f"migration_ports {value!r} has to be [first, last], 1 to 65535")

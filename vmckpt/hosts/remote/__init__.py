@@ -1,0 +1,1 @@
+"""A host somewhere else: the questions of `Host`, asked over one connection to `vmckpt serve`."""

@@ -1,0 +1,102 @@
+"""Messages on the wire: a kind, the number of what it belongs to, and a payload, framed by length.
+
+    offset 0   payload's length, bytes   unsigned 32 bit, big-endian
+           4   kind                      unsigned 8 bit
+           5   number                    unsigned 32 bit, big-endian
+           9   payload
+
+Before the first frame the far side sends MAGIC: whatever stands before it, a login shell's greeting
+for one, is nobody's message.
+"""
+
+import asyncio
+import json
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from vmckpt.errors import VmckptError
+
+MAGIC = b"\x00vmckpt-serve\n"
+# Both sides have to speak the same; it changes when a frame or the form of a value does.
+PROTOCOL = 1
+# Longer than any file that is read whole; a longer frame is noise.
+MOST_BYTES = 64 << 20
+_HEAD = struct.Struct(">IBI")
+
+
+class Kind(IntEnum):
+    """What a frame is. Payloads are JSON but for DATA (the bytes) and CREDIT (a 32-bit number)."""
+
+    HELLO = 1
+    REQUEST = 2
+    ANSWER = 3
+    ERROR = 4
+    CANCEL = 5
+    DATA = 6
+    CREDIT = 7
+    END = 8
+    CLOSE = 9
+    PING = 10
+    PONG = 11
+
+
+_KINDS = frozenset(kind.value for kind in Kind)
+
+
+class Frame(NamedTuple):
+    """One message. `number` is the request's or the stream's; 0 where there is none."""
+
+    kind: Kind
+    number: int = 0
+    payload: bytes = b""
+
+    def encode(self) -> bytes:
+        """As it travels."""
+        return _HEAD.pack(len(self.payload), self.kind, self.number) + self.payload
+
+    @property
+    def json(self) -> Any:
+        """The payload as JSON. Raises ProtocolError."""
+        try:
+            return json.loads(self.payload)
+        except ValueError as exc:
+            raise broken(f"no JSON in a message of kind {self.kind.name}: {exc}") from exc
+
+    @property
+    def credit_bytes(self) -> int:
+        """What a CREDIT gives. Raises ProtocolError."""
+        if len(self.payload) != 4:
+            raise broken("a CREDIT has another length")
+        return int.from_bytes(self.payload)
+
+
+def with_json(kind: Kind, number: int, value: object) -> Frame:
+    """A frame with a JSON payload."""
+    return Frame(kind, number, json.dumps(value, separators=(",", ":")).encode())
+
+
+def credit(number: int, count_bytes: int) -> Frame:
+    """Leave to send so many bytes more on a stream."""
+    return Frame(Kind.CREDIT, number, count_bytes.to_bytes(4))
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame:
+    """The next frame. Raises IncompleteReadError at the end, ProtocolError on noise, OSError."""
+    length, kind, number = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+    if length > MOST_BYTES or kind not in _KINDS:
+        raise broken(f"a frame of kind {kind} with {length} bytes")
+    return Frame(Kind(kind), number, await reader.readexactly(length))
+
+
+class ProtocolError(VmckptError):
+    """The other side sent what is no message."""
+
+
+def broken(why: str) -> ProtocolError:
+    """The error for a message that makes no sense."""
+    return ProtocolError(
+        "the connection carries something else than messages",
+        why=why,
+        remedy="report this; install the same vmckpt on both sides",
+    )

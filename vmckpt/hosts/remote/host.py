@@ -1,0 +1,178 @@
+"""A host that answers over a session. Each question goes there as it is; see `Host`."""
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar, cast
+
+from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed, Entry, Executable, Fingerprint, Host
+from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.remote.session import Session
+from vmckpt.hosts.remote.values import bind, unpack_answer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Asked twice these would be done twice.
+_ONCE = frozenset({"run", "spawn"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteHost(Entry):
+    """A host reached through `vmckpt serve` there."""
+
+    session: Session = field(repr=False, compare=False)
+
+    @property
+    def is_this_machine(self) -> bool:
+        """What is sent to it travels."""
+        return False
+
+    async def require_up(self) -> None:
+        """Raises HostDownError unless commands can be run on the host."""
+        await self._ask(Host.require_up)
+
+    async def run(self, argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Completed:
+        """Run a command to its end. Raises OutcomeUnknownError too."""
+        return await self._ask(Host.run, argv, timeout_s)
+
+    async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
+        """Start a process that outlives this one. Raises OutcomeUnknownError too."""
+        return await self._ask(Host.spawn, argv, stderr_path)
+
+    async def is_alive(self, which: ProcessId) -> bool:
+        """Whether exactly this process still runs on the host."""
+        return await self._ask(Host.is_alive, which)
+
+    async def interrupt(self, which: ProcessId) -> bool:
+        """SIGTERM to exactly this process; False when it has ended."""
+        return await self._ask(Host.interrupt, which)
+
+    async def kill(self, which: ProcessId, *, wait_s: float = 5.0) -> bool:
+        """SIGKILL exactly this process and wait for its end; True when it is gone."""
+        return await self._ask(Host.kill, which, wait_s=wait_s)
+
+    async def stop_for_good(self, which: ProcessId) -> bool:
+        """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
+        return await self._ask(Host.stop_for_good, which)
+
+    async def find_processes(self, argument: str) -> list[ProcessId]:
+        """Processes on the host whose command line holds `argument`."""
+        return await self._ask(Host.find_processes, argument)
+
+    async def connect(self, path: Path) -> socket.socket:
+        """A connected stream to a Unix socket on the host."""
+        return await self.session.connect(path)
+
+    @asynccontextmanager
+    async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
+        """Hold an exclusive lock for a block; the host frees it when the connection ends."""
+        async with self.session.lock(path, owner):
+            yield
+
+    async def lock_owner(self, path: Path) -> Owner | None:
+        """Who holds the lock, None when it is free."""
+        return await self._ask(Host.lock_owner, path)
+
+    async def exists(self, path: Path) -> bool:
+        """Whether there is something at `path`."""
+        return await self._ask(Host.exists, path)
+
+    async def resolve(self, path: Path) -> Path:
+        """Where `path` really is, links followed; what is not there stays as it is."""
+        return await self._ask(Host.resolve, path)
+
+    async def readable(self, path: Path) -> bool:
+        """Whether this user may read `path`."""
+        return await self._ask(Host.readable, path)
+
+    async def usable(self, path: Path) -> bool:
+        """Whether this user may read and write what is at `path`."""
+        return await self._ask(Host.usable, path)
+
+    async def may_write_below(self, directory: Path) -> bool:
+        """Whether this user may make files in a directory, which need not be there yet."""
+        return await self._ask(Host.may_write_below, directory)
+
+    async def find_executable(self, name: str) -> Executable | None:
+        """The file that a command's name stands for, found as the shell would; None: none."""
+        return await self._ask(Host.find_executable, name)
+
+    async def fingerprint(self, path: Path) -> Fingerprint | None:
+        """A file's size and content, for comparing; None when it cannot be read."""
+        return await self._ask(Host.fingerprint, path)
+
+    async def read_text(self, path: Path) -> str | None:
+        """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
+        return await self._ask(Host.read_text, path)
+
+    async def read_from(self, path: Path, offset_bytes: int) -> bytes:
+        """What a file has from an offset on, 1 MiB at most; nothing when there is none."""
+        return await self._ask(Host.read_from, path, offset_bytes)
+
+    async def write_text(self, path: Path, text: str) -> None:
+        """Replace a file (mode 0600) in one step. Raises StorageError."""
+        await self._ask(Host.write_text, path, text)
+
+    async def make_dir(self, path: Path) -> None:
+        """A directory that only its owner may enter, parents included. Raises StorageError."""
+        await self._ask(Host.make_dir, path)
+
+    async def list_dir(self, path: Path) -> list[str]:
+        """Sorted names in a directory; empty when there is none."""
+        return await self._ask(Host.list_dir, path)
+
+    async def remove(self, path: Path) -> None:
+        """Remove a file or a whole directory; nothing there is no error. Raises StorageError."""
+        await self._ask(Host.remove, path)
+
+    async def free_bytes(self, directory: Path) -> int:
+        """Bytes this user can still write below `directory`."""
+        return await self._ask(Host.free_bytes, directory)
+
+    async def available_memory_bytes(self) -> int:
+        """The kernel's estimate of memory that new processes can take without swapping."""
+        return await self._ask(Host.available_memory_bytes)
+
+    async def unix_time_s(self) -> float:
+        """What the host's clock says."""
+        return await self._ask(Host.unix_time_s)
+
+    async def listening_ports(self, address: str) -> frozenset[int]:
+        """TCP ports that somebody listens on at `address`."""
+        return await self._ask(Host.listening_ports, address)
+
+    async def user_id(self) -> int:
+        """The user that commands run as; 0 is root."""
+        return await self._ask(Host.user_id)
+
+    async def cpu_flags(self) -> frozenset[str]:
+        """Flags of the host's first processor."""
+        return await self._ask(Host.cpu_flags)
+
+    async def scans_pagemaps(self) -> bool:
+        """Whether the host's kernel finds the pages that a process has written."""
+        return await self._ask(Host.scans_pagemaps)
+
+    async def own_command(self) -> list[str]:
+        """The command line that runs vmckpt on the host."""
+        return await self._ask(Host.own_command)
+
+    async def close(self) -> None:
+        """End the connection; the next question opens another."""
+        await self.session.close()
+
+    async def _ask(
+        self,
+        question: Callable[Concatenate[Host, P], Awaitable[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        name = question.__name__
+        arguments = bind(question, *args, **kwargs)
+        answer = await self.session.ask(name, arguments, again=name not in _ONCE)
+        return cast("T", unpack_answer(question, answer))

@@ -1,0 +1,128 @@
+"""Frames over one connection: sent whole, handed to whom they belong to, silence noticed."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from vmckpt.errors import HostDownError
+from vmckpt.hosts.remote.frames import Frame, Kind, ProtocolError, read_frame
+from vmckpt.hosts.remote.stream import Stream
+
+PING_S = 5.0
+# A stall of the network that is shorter does no harm.
+SILENCE_S = 30.0
+_OF_STREAMS = frozenset({Kind.DATA, Kind.CREDIT, Kind.END, Kind.CLOSE})
+
+
+class LinkLostError(HostDownError):
+    """The connection broke: whether what was asked for took effect is for the asker to know."""
+
+
+class Link:
+    """One connection to the far side. `peer` names it in errors.
+
+    `run` has to be running; each frame that is no stream's goes to `handle`.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: str,
+        handle: Callable[[Frame], None],
+    ) -> None:
+        self._reader, self._writer, self._peer, self._handle = reader, writer, peer, handle
+        self._streams: dict[int, Stream] = {}
+        self._pongs: set[asyncio.Task[None]] = set()
+
+    async def send(self, frame: Frame) -> None:
+        """Send a frame, waiting while the connection takes no more. Raises ConnectionError."""
+        if self.is_closing:
+            raise ConnectionResetError(f"the connection to {self._peer} is closed")
+        self._writer.write(frame.encode())
+        await self._writer.drain()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._writer.is_closing()
+
+    def abort(self) -> None:
+        """Close the connection at once: `run` ends."""
+        self._writer.transport.abort()
+
+    def open_stream(self, sock: socket.socket, number: int) -> Stream:
+        """A stream for `sock`; it keeps what comes until it is started."""
+        sock.setblocking(False)
+        stream = Stream(sock, number, self.send, self._forget)
+        self._streams[number] = stream
+        return stream
+
+    async def drop_stream(self, number: int) -> None:
+        """Close a stream that is not to be."""
+        if stream := self._streams.pop(number, None):
+            await stream.close()
+
+    def _forget(self, number: int) -> None:
+        self._streams.pop(number, None)
+
+    async def run(self) -> LinkLostError:
+        """Carry frames until the connection ends; why it did. It is closed then, streams too."""
+        pinging = asyncio.create_task(self._ping())
+        try:
+            why = await self._read()
+        finally:
+            pinging.cancel()
+            self.abort()
+            await asyncio.wait({pinging, *self._pongs})
+            for stream in list(self._streams.values()):
+                await stream.close()
+            with suppress(OSError):
+                await self._writer.wait_closed()
+        return LinkLostError(
+            f"the connection to {self._peer} is lost",
+            why=why,
+            remedy="check the network and the host, then ask again",
+        )
+
+    async def _read(self) -> str:
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    frame = await read_frame(self._reader)
+                self._dispatch(frame)
+            except asyncio.IncompleteReadError:
+                return "the other side has closed it"
+            except TimeoutError:
+                return f"not a word for {SILENCE_S:g} s"
+            except ProtocolError as exc:
+                return exc.why
+            except OSError as exc:
+                return exc.strerror or str(exc)
+
+    def _dispatch(self, frame: Frame) -> None:
+        if frame.kind is Kind.PING:
+            pong = asyncio.create_task(self._pong())
+            self._pongs.add(pong)
+            pong.add_done_callback(self._pongs.discard)
+        elif frame.kind in _OF_STREAMS:
+            # Of a stream that is over here something may still be on its way.
+            if stream := self._streams.get(frame.number):
+                stream.take(frame)
+        elif frame.kind is not Kind.PONG:
+            self._handle(frame)
+
+    async def _pong(self) -> None:
+        try:
+            await self.send(Frame(Kind.PONG))
+        except OSError:
+            return  # whoever reads notices it
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            try:
+                await self.send(Frame(Kind.PING))
+            except OSError:
+                return  # as above

@@ -1,0 +1,117 @@
+"""The far side: answers the questions of `Host` about this machine, over one connection."""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack, suppress
+from inspect import iscoroutinefunction
+from pathlib import Path
+from typing import Any
+
+from vmckpt import __version__
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, broken, read_frame, with_json
+from vmckpt.hosts.remote.link import Link
+from vmckpt.hosts.remote.values import pack, pack_error, unbind, unpack
+
+HELLO_TIMEOUT_S = 20.0
+QUESTIONS = {
+    name: question
+    for name, question in vars(Host).items()
+    if iscoroutinefunction(question) and name != "connect"
+}
+
+
+async def serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, state_dir: Path
+) -> None:
+    """Answer until the other side has gone; what it held here is free then.
+
+    The other side may name another state directory; it becomes that of this process's children.
+    """
+    hello = {
+        "protocol": PROTOCOL,
+        "version": __version__,
+        "state_dir": str(state_dir),
+        "address": _own_address(),
+    }
+    writer.write(MAGIC + with_json(Kind.HELLO, 0, hello).encode())
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            theirs = (await read_frame(reader)).json
+    except (EOFError, OSError, TimeoutError):
+        return  # it has gone: it may speak another protocol, and knows from our hello
+    os.environ["VMCKPT_STATE_DIR"] = theirs["state_dir"]
+    host = LocalHost(theirs["name"], Path(theirs["state_dir"]), "127.0.0.1")
+    await _Server(host, reader, writer).run()
+
+
+def _own_address() -> str | None:
+    """This machine's end of the SSH connection that brought the asker here (ssh(1))."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else None
+
+
+class _Server:
+    def __init__(
+        self, host: LocalHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._host = host
+        self._link = Link(reader, writer, "the asker", self._handle)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._locks: dict[Path, AsyncExitStack] = {}
+
+    async def run(self) -> None:
+        """Until the connection ends; commands under way are ended, locks freed."""
+        try:
+            await self._link.run()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks.values())
+            for lock in self._locks.values():
+                await lock.aclose()
+
+    def _handle(self, frame: Frame) -> None:
+        if frame.kind is Kind.REQUEST:
+            task = asyncio.create_task(self._answer(frame))
+            self._tasks[frame.number] = task
+            task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
+        elif frame.kind is Kind.CANCEL and (asked := self._tasks.get(frame.number)):
+            asked.cancel()
+
+    async def _answer(self, frame: Frame) -> None:
+        try:
+            reply = with_json(Kind.ANSWER, frame.number, await self._do(frame))
+        except asyncio.CancelledError:
+            # Who cancelled it waits for this, and reads no more than that it has ended.
+            reply = with_json(Kind.ANSWER, frame.number, None)
+        except Exception as exc:  # noqa: BLE001 - the asker is told, whatever it is
+            reply = with_json(Kind.ERROR, frame.number, pack_error(exc))
+        with suppress(OSError):  # when the connection is gone, `run` ends too
+            await self._link.send(reply)
+
+    async def _do(self, frame: Frame) -> Any:
+        request = frame.json
+        name, given = request["do"], request["with"]
+        if name == "lock":
+            await self._lock(Path(given["path"]), unpack(Owner, given["owner"]))
+        elif name == "unlock":
+            if lock := self._locks.pop(Path(given["path"]), None):
+                await lock.aclose()
+        elif name == "connect":
+            sock = await self._host.connect(Path(given["path"]))
+            self._link.open_stream(sock, frame.number).start()
+        elif question := QUESTIONS.get(name):
+            answer = await getattr(self._host, name)(**unbind(question, given))
+            return pack(answer)
+        else:
+            raise broken(f"'{name}' is no question")
+        return None
+
+    async def _lock(self, path: Path, owner: Owner) -> None:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._host.lock(path, owner))
+            self._locks[path] = stack.pop_all()

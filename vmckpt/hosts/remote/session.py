@@ -1,0 +1,294 @@
+"""The near side: questions over a connection that is opened on first use, and again when lost."""
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vmckpt import __version__
+from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
+from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.remote.frames import (
+    MAGIC,
+    PROTOCOL,
+    Frame,
+    Kind,
+    ProtocolError,
+    read_frame,
+    with_json,
+)
+from vmckpt.hosts.remote.link import SILENCE_S, Link, LinkLostError
+from vmckpt.hosts.remote.stream import Stream
+from vmckpt.hosts.remote.values import pack, unpack_error
+
+HELLO_TIMEOUT_S = 20.0
+# A host that could not be reached is not tried again at once: a command asks it many things.
+DOWN_FOR_S = 2.0
+CANCEL_TIMEOUT_S = 5.0
+FREED_TIMEOUT_S = SILENCE_S + 10.0
+
+
+class Wire(NamedTuple):
+    """A connection to a `vmckpt serve`, and why the far side said nothing, should it say nothing.
+
+    `why_silent` is asked after the connection ended without a greeting.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    why_silent: Callable[[], Awaitable[HostDownError]]
+
+
+Open = Callable[[], Awaitable[Wire]]
+
+
+class Greeting(NamedTuple):
+    """What the far side says of itself. `address` is its own, where the connection came in on."""
+
+    version: str
+    state_dir: Path
+    address: str | None
+
+
+class Session:
+    """Questions to one host, as `name`, all over one connection.
+
+    `state_dir` is the host's, the far side's own choice when None. Belongs to one event loop.
+    """
+
+    def __init__(self, name: str, state_dir: Path | None, open_wire: Open) -> None:
+        self._name, self._state_dir, self._open = name, state_dir, open_wire
+        self._opening = asyncio.Lock()
+        self._connection: _Connection | None = None
+        self._locks: dict[Path, Owner] = {}
+        self._down: tuple[float, HostDownError] | None = None
+
+    async def greeting(self) -> Greeting:
+        """What the far side says of itself. Raises HostDownError."""
+        return (await self._connected()).greeting
+
+    async def ask(self, question: str, arguments: dict[str, Any], *, again: bool) -> Any:
+        """The answer, as JSON. Raises what the host raises; HostDownError when there is none.
+
+        What may be asked `again` is, once, over a new connection. Of anything else nobody knows
+        whether it was done when the connection is lost: OutcomeUnknownError.
+        """
+        try:
+            return await (await self._connected()).ask(question, arguments)
+        except LinkLostError as exc:
+            if not again:
+                raise OutcomeUnknownError(
+                    f"nobody knows whether {self._name} has done what it was asked ({question})",
+                    why=f"{exc.what}: {exc.why}",
+                    remedy="ask again when it answers: what was cut off is found and ended",
+                ) from exc
+        return await (await self._connected()).ask(question, arguments)
+
+    async def connect(self, path: Path) -> socket.socket:
+        """A stream to a Unix socket on the host. Raises HostDownError."""
+        try:
+            return await (await self._connected()).connect(path)
+        except LinkLostError:
+            return await (await self._connected()).connect(path)
+
+    @asynccontextmanager
+    async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
+        """Hold a lock on the host; taken anew with each new connection. Raises BusyError."""
+        await (await self._connected()).lock(path, owner)
+        self._locks[path] = owner
+        try:
+            yield
+        finally:
+            del self._locks[path]
+            # A lost connection has freed it already.
+            with suppress(HostDownError):
+                await self.ask("unlock", {"path": str(path)}, again=True)
+
+    async def close(self) -> None:
+        """End the connection; the host frees what this side held there."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+    async def _connected(self) -> "_Connection":
+        async with self._opening:
+            if self._connection is not None:
+                if not self._connection.is_lost:
+                    return self._connection
+                await self._connection.close()
+            if self._down is not None and time.monotonic() - self._down[0] < DOWN_FOR_S:
+                error = self._down[1]
+                raise HostDownError(error.what, why=error.why, remedy=error.remedy)
+            try:
+                connection = await self._greet(await self._open())
+            except HostDownError as exc:
+                self._down = time.monotonic(), exc
+                raise
+            self._down = None
+            # Nothing is asked over it before what this side holds is held again.
+            for path, owner in self._locks.items():
+                await connection.lock(path, owner)
+            self._connection = connection
+            return connection
+
+    async def _greet(self, wire: Wire) -> "_Connection":
+        """Both sides say who they are. Raises HostDownError."""
+        reader, writer, why_silent = wire
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await reader.readuntil(MAGIC)
+                hello = (await read_frame(reader)).json
+        except (OSError, EOFError, asyncio.LimitOverrunError, ProtocolError, TimeoutError) as exc:
+            error = await why_silent()
+            writer.transport.abort()
+            raise error from exc
+        except BaseException:
+            writer.transport.abort()
+            raise
+        if hello["protocol"] != PROTOCOL:
+            writer.transport.abort()
+            raise HostDownError(
+                f"{self._name} has another vmckpt: {hello['version']}, here it is {__version__}",
+                why=f"it speaks protocol {hello['protocol']}, this one {PROTOCOL}",
+                remedy=f"install the same vmckpt on {self._name} and here",
+            )
+        state_dir = self._state_dir or Path(hello["state_dir"])
+        connection = _Connection(
+            self._name,
+            reader,
+            writer,
+            Greeting(hello["version"], state_dir, hello["address"]),
+        )
+        mine = {"protocol": PROTOCOL, "name": self._name, "state_dir": str(state_dir)}
+        await connection.begin(with_json(Kind.HELLO, 0, mine))
+        return connection
+
+
+class _Connection:
+    """One connection: matches answers to questions by number."""
+
+    def __init__(
+        self,
+        name: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        greeting: Greeting,
+    ) -> None:
+        self._name, self.greeting = name, greeting
+        self._link = Link(reader, writer, name, self._handle)
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._lost: LinkLostError | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be asked over it any more."""
+        return self._lost is not None or self._link.is_closing
+
+    async def begin(self, hello: Frame) -> None:
+        """Say hello and listen from now on."""
+        self._running = asyncio.create_task(self._run())
+        await self._send(hello)
+
+    async def close(self) -> None:
+        """Drop it."""
+        self._link.abort()
+        if self._running is not None:
+            await asyncio.wait({self._running})
+
+    async def ask(self, question: str, arguments: dict[str, Any]) -> Any:
+        """The answer. Raises what the host raises, LinkLostError."""
+        return await self._ask(next(self._numbers), question, arguments)
+
+    async def lock(self, path: Path, owner: Owner) -> None:
+        """Take a lock. Raises BusyError.
+
+        An earlier connection of this side may hold it for as long as the host has not noticed that
+        it is lost.
+        """
+        deadline = time.monotonic() + FREED_TIMEOUT_S
+        while True:
+            try:
+                await self.ask("lock", {"path": str(path), "owner": pack(owner)})
+                return
+            except BusyError:
+                holder = await self.ask("lock_owner", {"path": str(path)})
+                if holder not in (None, pack(owner)) or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.2)
+
+    async def connect(self, path: Path) -> socket.socket:
+        """A stream to a Unix socket on the host."""
+        number = next(self._numbers)
+        mine, theirs = socket.socketpair()
+        stream: Stream | None = None
+        try:
+            stream = self._link.open_stream(theirs, number)
+            await self._ask(number, "connect", {"path": str(path)})
+            stream.start()
+        except BaseException:
+            mine.close()
+            theirs.close()
+            await self._link.drop_stream(number)
+            raise
+        mine.setblocking(False)
+        return mine
+
+    def _handle(self, frame: Frame) -> None:
+        """An answer has come."""
+        asked = self._asked.get(frame.number)
+        if asked is None or asked.done():
+            return
+        if frame.kind is Kind.ANSWER:
+            asked.set_result(frame.json)
+        elif frame.kind is Kind.ERROR:
+            asked.set_exception(unpack_error(frame.json))
+
+    async def _ask(self, number: int, question: str, arguments: dict[str, Any]) -> Any:
+        if self._lost is not None:
+            raise self._again(self._lost)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            request = {"do": question, "with": arguments}
+            await self._send(with_json(Kind.REQUEST, number, request))
+            await asyncio.wait({answer})
+            return answer.result()
+        except asyncio.CancelledError:
+            await self._cancel(number, answer)
+            raise
+        finally:
+            del self._asked[number]
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # seen, though somebody else's error was raised
+
+    async def _cancel(self, number: int, answer: asyncio.Future[Any]) -> None:
+        """Have the host end what it was asked, and wait until it has."""
+        with suppress(HostDownError):
+            await self._send(Frame(Kind.CANCEL, number))
+            await asyncio.wait({answer}, timeout=CANCEL_TIMEOUT_S)
+
+    async def _send(self, frame: Frame) -> None:
+        try:
+            await self._link.send(frame)
+        except OSError as exc:
+            raise LinkLostError(
+                f"the connection to {self._name} is lost",
+                why=exc.strerror or str(exc),
+                remedy="check the network and the host, then ask again",
+            ) from exc
+
+    async def _run(self) -> None:
+        self._lost = await self._link.run()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(self._again(self._lost))
+
+    @staticmethod
+    def _again(lost: LinkLostError) -> LinkLostError:
+        """An error of its own for each who asked: a traceback belongs to one raise."""
+        return LinkLostError(lost.what, why=lost.why, remedy=lost.remedy)

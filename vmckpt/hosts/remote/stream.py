@@ -1,0 +1,108 @@
+"""One byte stream of many on a connection: a socket here, its other half on the far side."""
+
+import asyncio
+import select
+import socket
+from collections.abc import Awaitable, Callable
+
+from vmckpt.hosts.remote.frames import Frame, Kind, credit
+
+# What may be under way in each direction of a stream before its reader has taken some.
+WINDOW_BYTES = 256 << 10
+_CHUNK_BYTES = 64 << 10
+
+
+class Stream:
+    """Carries bytes between `sock`, which it owns, and frames, both ways, with flow control.
+
+    An end of file passes through each way by itself; a socket that is closed closes the other.
+    `forget` is called once it is over.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        number: int,
+        send: Callable[[Frame], Awaitable[None]],
+        forget: Callable[[int], None],
+    ) -> None:
+        self._sock, self._number, self._send, self._forget = sock, number, send, forget
+        self._come: asyncio.Queue[Frame] = asyncio.Queue()
+        self._credit_bytes = WINDOW_BYTES
+        self._more_credit = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to carry; what has come before was kept."""
+        self._task = asyncio.create_task(self._run())
+
+    def take(self, frame: Frame) -> None:
+        """A frame of this stream has come."""
+        if frame.kind is Kind.CREDIT:
+            self._credit_bytes += frame.credit_bytes
+            self._more_credit.set()
+        else:
+            self._come.put_nowait(frame)
+
+    async def close(self) -> None:
+        """The connection is gone: so is the socket."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._sock.close()  # again: a task that never got to run has not
+
+    async def _run(self) -> None:
+        outward = asyncio.create_task(self._carry_out())
+        inward = asyncio.create_task(self._carry_in())
+        try:
+            await asyncio.gather(outward, inward)
+        except OSError:
+            # This socket or the connection is broken: the far one is to close too, if it is there.
+            await self._say_closed()
+        finally:
+            for task in (outward, inward):
+                task.cancel()
+            await asyncio.wait({outward, inward})
+            self._sock.close()
+            self._forget(self._number)
+
+    async def _say_closed(self) -> None:
+        try:
+            await self._send(Frame(Kind.CLOSE, self._number))
+        except OSError:
+            return  # the connection is gone, and the far side sees that by itself
+
+    async def _carry_out(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._credit_bytes <= 0:
+                self._more_credit.clear()
+                await self._more_credit.wait()
+            most = min(_CHUNK_BYTES, self._credit_bytes)
+            data = await loop.sock_recv(self._sock, most)
+            if not data:
+                break
+            self._credit_bytes -= len(data)
+            await self._send(Frame(Kind.DATA, self._number, data))
+        if _is_hung_up(self._sock):
+            raise ConnectionResetError
+        await self._send(Frame(Kind.END, self._number))
+
+    async def _carry_in(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            frame = await self._come.get()
+            if frame.kind is Kind.CLOSE:
+                raise ConnectionResetError
+            if frame.kind is Kind.END:
+                self._sock.shutdown(socket.SHUT_WR)
+                return
+            await loop.sock_sendall(self._sock, frame.payload)
+            await self._send(credit(self._number, len(frame.payload)))
+
+
+def _is_hung_up(sock: socket.socket) -> bool:
+    """Whether the peer of a Unix socket has closed it, and not only its sending half."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))

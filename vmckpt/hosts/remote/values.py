@@ -1,0 +1,119 @@
+"""Arguments, answers and errors as JSON: their types stand in the protocol `Host`, and only there.
+
+A dataclass or NamedTuple is the list of its fields, a path its text, a set a sorted list.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from vmckpt import errors
+from vmckpt.errors import StorageError, VmckptError
+from vmckpt.hosts.remote.frames import broken
+
+_PLAIN = (str, int, float, bool, NoneType)
+
+
+def pack(value: object) -> Any:
+    """The value as JSON can carry it. Raises TypeError for what no question of `Host` has."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return [pack(getattr(value, field.name)) for field in fields(value)]
+    if isinstance(value, frozenset):
+        return sorted(pack(item) for item in value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Sequence):
+        return [pack(item) for item in value]
+    raise TypeError(f"{value!r} cannot travel")
+
+
+def unpack(kind: Any, value: Any) -> Any:
+    """The inverse, for a value of type `kind`. Raises ProtocolError when it is none."""
+    try:
+        return _unpack(kind, value)
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise broken(f"{value!r} is no {kind}: {exc}") from exc
+
+
+def _unpack(kind: Any, value: Any) -> Any:
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin is UnionType:
+        if value is None:
+            return None
+        [kind] = [one for one in inner if one is not NoneType]
+        return _unpack(kind, value)
+    if origin in _PLAIN:
+        if not isinstance(value, (int, float) if origin is float else origin):
+            raise TypeError("another type")
+        return value
+    if origin is Path:
+        return Path(value)
+    if origin is bytes:
+        return bytes.fromhex(value)
+    if origin in (list, frozenset, Sequence):
+        made = [_unpack(inner[0], item) for item in value]
+        return frozenset(made) if origin is frozenset else made
+    if isinstance(origin, type) and (is_dataclass(origin) or issubclass(origin, tuple)):
+        types = [hint for name, hint in _hints(origin).items() if name != "return"]
+        return origin(*(_unpack(one, item) for one, item in zip(types, value, strict=True)))
+    raise TypeError("of a type that cannot travel")
+
+
+@cache
+def _hints(what: Any) -> Mapping[str, Any]:
+    return get_type_hints(what)
+
+
+def bind(question: Callable[..., Any], *args: object, **kwargs: object) -> dict[str, Any]:
+    """The arguments of a question of `Host`, by name and packed; what is left out is not sent."""
+    bound = inspect.signature(question).bind(None, *args, **kwargs)
+    return {name: pack(value) for name, value in list(bound.arguments.items())[1:]}
+
+
+def unbind(question: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse. Raises ProtocolError."""
+    hints = _hints(question)
+    if unknown := [name for name in given if name not in hints]:
+        raise broken(f"{question.__name__} has no argument {', '.join(unknown)}")
+    return {name: unpack(hints[name], value) for name, value in given.items()}
+
+
+def unpack_answer(question: Callable[..., Any], value: Any) -> Any:
+    """What the question was answered. Raises ProtocolError."""
+    return unpack(_hints(question)["return"], value)
+
+
+def pack_error(exc: Exception) -> list[str]:
+    """An error by its class, with what, why and remedy; one that is not ours becomes one."""
+    if isinstance(exc, OSError):
+        exc = StorageError(
+            f"cannot use {exc.filename or 'a file'}",
+            why=exc.strerror or str(exc),
+            remedy="check that it is there, its rights, and free space on the host",
+        )
+    elif not isinstance(exc, VmckptError):
+        exc = VmckptError(
+            "vmckpt has a bug",
+            why=f"{type(exc).__name__}: {exc} (on the far side)",
+            remedy="report it",
+        )
+    # A class of a module of its own is known there as the one that it is a case of.
+    known = next(one for one in type(exc).__mro__ if hasattr(errors, one.__name__))
+    return [known.__name__, exc.what, exc.why, exc.remedy]
+
+
+def unpack_error(value: Any) -> VmckptError:
+    """The inverse. Raises ProtocolError."""
+    name, what, why, remedy = unpack(list[str], value)
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
+        raise broken(f"'{name}' is no class of errors")
+    return kind(what, why=why, remedy=remedy)

@@ -1,0 +1,1 @@
+"""SSH connections to hosts: the only package that imports paramiko."""

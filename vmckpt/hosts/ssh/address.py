@@ -1,0 +1,44 @@
+"""Where a host is, in the words of ssh(1)."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from vmckpt.errors import UsageError
+
+_URL = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^@/:\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^@/:\s\[\]-][^@/:\s]*))"
+    r"(?::(?P<port>[0-9]{1,5}))?/?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a host is: `host` is a name, an address, or an alias of the SSH configuration.
+
+    `user` and `port` None: what the configuration says. `config` replaces ~/.ssh/config.
+    """
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+    config: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str, config: Path | None = None) -> Self:
+        """From ssh://[USER@]HOST[:PORT], as ssh(1) and ProxyJump write it. Raises UsageError."""
+        found = _URL.fullmatch(text)
+        port = int(found["port"]) if found and found["port"] else None
+        if found is None or port == 0 or (port or 0) > 65535:
+            raise UsageError(
+                f"'{text}' is no address of a host",
+                why="it has to look like ssh://USER@HOST:PORT; user and port may be left out",
+                remedy="e.g. ssh://root@192.0.2.7",
+            )
+        return cls(found["host"] or found["v6"], found["user"], port, config)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
+        return f"ssh://{user}{host}{port}"

@@ -1,0 +1,68 @@
+"""Each way that a connection over SSH fails, as an error that says what mends it."""
+
+import socket
+
+import paramiko
+
+from vmckpt.errors import HostDownError
+
+
+def translated(name: str, login: str, exc: Exception) -> HostDownError:
+    """Why the SSH server of the host `name` did not let `login` in."""
+    match exc:
+        case paramiko.PasswordRequiredException():
+            why = "the key is protected by a passphrase, and no agent has it"
+            return _no_entry(name, login, why, "ssh-add, then ask again")
+        case paramiko.AuthenticationException():
+            why = f"its SSH server accepts none of our keys: {exc}"
+            return _no_entry(name, login, why, f"ssh-copy-id {login}")
+        case TimeoutError():
+            why = "no answer in time"
+        case _:
+            why = str(exc) or "it closed the connection"
+    return HostDownError(
+        f"the SSH server of {name} does not answer as one",
+        why=why,
+        remedy="check that sshd listens at that address and port, and read its log",
+    )
+
+
+def _no_entry(name: str, login: str, why: str, remedy: str) -> HostDownError:
+    return HostDownError(f"{name} does not let {login} in", why=why, remedy=remedy)
+
+
+def unreachable(name: str, where: tuple[str, int], timeout_s: float, exc: OSError) -> HostDownError:
+    """Why no connection could be made to an address and port."""
+    host, port = where
+    match exc:
+        case socket.gaierror():
+            why = f"nobody knows the name '{host}': {exc.strerror}"
+            remedy = "mend the name, or give the address: vmckpt host remove, then host add"
+        case ConnectionRefusedError():
+            why = f"nobody listens on port {port} of {host}"
+            remedy = "start its SSH server, or give the right port: ssh://USER@HOST:PORT"
+        case TimeoutError():
+            why = f"{host} gave no answer within {timeout_s:g} s"
+            remedy = "check that it runs, and the firewalls between here and there"
+        case _:
+            why = f"there is no way to {host}: {exc.strerror or exc}"
+            remedy = "check this machine's network and routes"
+    return HostDownError(f"cannot reach {name}", why=why, remedy=remedy)
+
+
+def out_of_reach(name: str, jump: str, where: tuple[str, int], exc: Exception) -> HostDownError:
+    """Why a jump host made no connection to where it was to."""
+    return HostDownError(
+        f"cannot reach {name}",
+        why=f"its jump host {jump} gets no connection to {where[0]} port {where[1]}: {exc}",
+        remedy="check the address, and that sshd on the jump host has AllowTcpForwarding",
+    )
+
+
+def runs_nothing(name: str, exc: Exception) -> HostDownError:
+    """Logged in, and yet no command may be started."""
+    return HostDownError(
+        f"{name} lets us run no command",
+        why=str(exc) or "it closed the connection",
+        remedy="look at its sshd: MaxSessions, ForceCommand, the user's shell",
+    )

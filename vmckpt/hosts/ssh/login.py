@@ -1,0 +1,116 @@
+"""Logging in to a host as ssh(1) would: keys, agent, jump hosts; its own key is always checked."""
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from vmckpt.errors import UsageError
+from vmckpt.hosts.ssh.address import Address
+from vmckpt.hosts.ssh.failures import out_of_reach, translated, unreachable
+from vmckpt.hosts.ssh.known_hosts import KnownHosts
+from vmckpt.hosts.ssh.settings import SSH_PORT, Settings, read_settings
+
+AUTH_TIMEOUT_S = 30.0
+MOST_JUMPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A connection that has logged in, over that to a jump host where there is one."""
+
+    client: paramiko.SSHClient
+    jump: "Login | None"
+
+    def close(self) -> None:
+        """End it, and what it goes over."""
+        self.client.close()
+        if self.jump is not None:
+            self.jump.close()
+
+
+def log_in(
+    name: str, address: Address, jumps: tuple[str, ...] = (), jumps_left: int = MOST_JUMPS
+) -> Login:
+    """Log in to the host `name`, over `jumps` if there are any, else as the configuration says.
+
+    Blocks. Raises HostDownError for each way that it fails, UsageError for the configuration.
+    """
+    settings = read_settings(address)
+    jump, stream = _dial(name, settings, jumps or settings.jumps, address.config, jumps_left)
+    client = paramiko.SSHClient()
+    try:
+        _authenticate(client, name, settings, stream)
+    except BaseException:
+        client.close()
+        stream.close()
+        if jump is not None:
+            jump.close()
+        raise
+    return Login(client, jump)
+
+
+def _authenticate(client: paramiko.SSHClient, name: str, settings: Settings, stream: Any) -> None:
+    known = KnownHosts(name, settings.known_as, settings.known_hosts)
+    try:
+        known.load(client)
+        client.set_missing_host_key_policy(known)
+        client.connect(
+            # With a stream of our own this is only what known_hosts is asked for.
+            settings.known_as,
+            port=SSH_PORT,
+            username=settings.user,
+            sock=stream,
+            key_filename=[str(path) for path in settings.keys if path.exists()],
+            allow_agent=settings.use_agent,
+            look_for_keys=not settings.keys,
+            timeout=settings.timeout_s,
+            banner_timeout=settings.timeout_s,
+            auth_timeout=AUTH_TIMEOUT_S,
+        )
+    except paramiko.BadHostKeyException as exc:
+        raise known.changed(exc.key) from exc
+    except (paramiko.SSHException, EOFError, OSError) as exc:
+        raise translated(name, f"{settings.user}@{settings.host}", exc) from exc
+
+
+def _dial(
+    name: str, settings: Settings, jumps: tuple[str, ...], config: Path | None, jumps_left: int
+) -> tuple[Login | None, Any]:
+    """A byte stream to the host's SSH server, over a jump host or a command where so set up."""
+    where = settings.host, settings.port
+    if jumps:
+        return _dial_over(name, where, jumps, config, jumps_left)
+    if settings.command:
+        return None, paramiko.ProxyCommand(settings.command)
+    try:
+        return None, socket.create_connection(where, settings.timeout_s)
+    except OSError as exc:
+        raise unreachable(name, where, settings.timeout_s, exc) from exc
+
+
+def _dial_over(
+    name: str,
+    where: tuple[str, int],
+    jumps: tuple[str, ...],
+    config: Path | None,
+    jumps_left: int,
+) -> tuple[Login, Any]:
+    """A byte stream to `where` from the last of `jumps`, which is reached over those before it."""
+    if jumps_left == 0:
+        raise UsageError(
+            f"{name} is behind more than {MOST_JUMPS} jump hosts",
+            why="they may name one another",
+            remedy="mend ProxyJump in the SSH configuration",
+        )
+    *before, last = jumps
+    jump = log_in(f"{last}, the jump host of {name},", Address.parse(last, config), tuple(before),
+                  jumps_left - 1)  # fmt: skip
+    transport = jump.client.get_transport()
+    try:
+        return jump, transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0))
+    except (paramiko.SSHException, EOFError, OSError) as exc:
+        jump.close()
+        raise out_of_reach(name, last, where, exc) from exc

@@ -1,0 +1,76 @@
+"""How to log in to a host, as ~/.ssh/config and /etc/ssh/ssh_config have it.
+
+Of their keywords these hold here: HostName, User, Port, IdentityFile, IdentitiesOnly, ProxyJump,
+ProxyCommand, UserKnownHostsFile, HostKeyAlias, ConnectTimeout; Host and Match choose as in ssh(1).
+"""
+
+import getpass
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+
+from vmckpt.errors import UsageError
+from vmckpt.hosts.ssh.address import Address
+
+_CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
+_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+_NO = "none"
+SSH_PORT = 22
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that a login needs. `known_as` is the host's name in the files `known_hosts`.
+
+    `jumps` are gone over in this order. Without `keys` those in ~/.ssh are tried.
+    """
+
+    host: str
+    port: int
+    user: str
+    known_as: str
+    known_hosts: tuple[Path, ...]
+    keys: tuple[Path, ...]
+    use_agent: bool
+    jumps: tuple[str, ...]
+    command: str | None
+    timeout_s: float
+
+
+def read_settings(address: Address) -> Settings:
+    """What holds for an address. Raises UsageError when the configuration cannot be used."""
+    paths = [address.config] if address.config else [Path(path).expanduser() for path in _CONFIGS]
+    config = paramiko.SSHConfig()
+    try:
+        for path in paths:
+            if address.config or path.exists():
+                with path.open() as file:
+                    config.parse(file)
+        found = config.lookup(address.host)
+        host, port = found["hostname"], address.port or int(found.get("port", SSH_PORT))
+        jumps, command = found.get("proxyjump", _NO), found.get("proxycommand", _NO)
+        # As in ssh(1), an alias stands in known_hosts by itself, a name with a port that is odd.
+        plain = port == SSH_PORT or "hostkeyalias" in found
+        name = found.get("hostkeyalias", host)
+        files = found.get("userknownhostsfile", _KNOWN_HOSTS).split()
+        return Settings(
+            host=host,
+            port=port,
+            user=address.user or found.get("user") or getpass.getuser(),
+            known_as=name if plain else f"[{name}]:{port}",
+            known_hosts=tuple(Path(file).expanduser() for file in files),
+            keys=tuple(Path(file).expanduser() for file in found.get("identityfile", ())),
+            use_agent=found.get("identitiesonly", "no") != "yes",
+            jumps=() if jumps == _NO else tuple(jumps.split(",")),
+            command=None if command == _NO else command,
+            timeout_s=float(found.get("connecttimeout", CONNECT_TIMEOUT_S)),
+        )
+    # ImportError: `Match exec` needs a package that is not there.
+    except (OSError, ValueError, ImportError, paramiko.SSHException) as exc:
+        raise UsageError(
+            f"the SSH configuration for {address.host} cannot be used",
+            why=str(exc),
+            remedy=f"mend {' or '.join(str(path) for path in paths)}",
+        ) from exc

@@ -1,0 +1,114 @@
+"""A connection to `vmckpt serve` on a host, over SSH."""
+
+import asyncio
+import logging
+import shlex
+import socket
+import threading
+from contextlib import suppress
+from functools import partial
+
+import paramiko
+
+from vmckpt.errors import HostDownError
+from vmckpt.hosts.remote.session import Wire
+from vmckpt.hosts.ssh.address import Address
+from vmckpt.hosts.ssh.failures import runs_nothing
+from vmckpt.hosts.ssh.login import Login, log_in
+from vmckpt.hosts.ssh.settings import CONNECT_TIMEOUT_S
+
+_CHUNK_BYTES = 64 << 10
+# What a shell says of a command that it does not find (POSIX).
+_NOT_FOUND = 127
+_LAST_WORDS_S = 1.0
+# What it logs stands in our errors, without the tracebacks.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
+async def open_wire(name: str, address: Address, command: str) -> Wire:
+    """A connection to `vmckpt serve`, started as `command` on the host `name`.
+
+    Raises HostDownError for each way that it fails, with what mends it; UsageError for a damaged
+    configuration.
+    """
+    connecting = asyncio.create_task(asyncio.to_thread(log_in, name, address))
+    try:
+        login = await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        connecting.add_done_callback(_close_late)
+        raise
+    try:
+        channel = await asyncio.to_thread(_start, name, login, [command, "serve"])
+    except BaseException:
+        login.close()
+        raise
+    near, far = socket.socketpair()
+    for carry in (_carry_in, _carry_out):
+        threading.Thread(target=carry, args=(login, channel, far), daemon=True).start()
+    reader, writer = await asyncio.open_connection(sock=near)
+    return Wire(reader, writer, partial(_why_silent, name, command, channel))
+
+
+def _close_late(connecting: asyncio.Task[Login]) -> None:
+    """Nobody waits for this connection any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().close()
+
+
+def _carry_in(login: Login, channel: paramiko.Channel, sock: socket.socket) -> None:
+    """What the host says goes to `sock`; when it has said all the connection is over."""
+    try:
+        while data := channel.recv(_CHUNK_BYTES):
+            sock.sendall(data)
+    except OSError:
+        pass  # the near side has closed, or the transport is gone: it is over either way
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    # Why it ended may still be on its way.
+    channel.status_event.wait(_LAST_WORDS_S)
+    login.close()
+
+
+def _carry_out(login: Login, channel: paramiko.Channel, sock: socket.socket) -> None:
+    """What is written to `sock` goes to the host; closing it ends the connection."""
+    with sock:
+        try:
+            while data := sock.recv(_CHUNK_BYTES):
+                channel.sendall(data)
+            channel.shutdown_write()
+        except OSError:
+            login.close()
+
+
+async def _why_silent(name: str, command: str, channel: paramiko.Channel) -> HostDownError:
+    return await asyncio.to_thread(_explain_silence, name, command, channel)
+
+
+def _explain_silence(name: str, command: str, channel: paramiko.Channel) -> HostDownError:
+    channel.status_event.wait(_LAST_WORDS_S)
+    status = channel.exit_status if channel.exit_status_ready() else None
+    words = channel.recv_stderr(_CHUNK_BYTES) if channel.recv_stderr_ready() else b""
+    last = (words.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    if status == _NOT_FOUND:
+        return HostDownError(
+            f"there is no vmckpt on {name}",
+            why=last,
+            remedy="install it there; where it is not in PATH: "
+            f"vmckpt host add {name} ... --vmckpt /PATH/OF/vmckpt",
+        )
+    ended = "it still runs" if status is None else f"it ended with {status}"
+    return HostDownError(
+        f"vmckpt on {name} does not answer",
+        why=f"`{command} serve` there: {ended}; {last}",
+        remedy=f"log in there and try: {command} --version",
+    )
+
+
+def _start(name: str, login: Login, argv: list[str]) -> paramiko.Channel:
+    try:
+        channel = login.client.get_transport().open_session(timeout=CONNECT_TIMEOUT_S)
+        # SSH knows only a line for the far user's shell: each word is quoted for it.
+        channel.exec_command(shlex.join(argv))
+    except (paramiko.SSHException, EOFError, OSError) as exc:
+        raise runs_nothing(name, exc) from exc
+    return channel
