@@ -243,8 +243,9 @@ def test_a_stream_that_nobody_reads_does_not_hold_up_the_rest(tmp_path: Path) ->
                 assert await loop.sock_recv(other, 10) == b"hello"
             assert await host.exists(tmp_path)
             sending.cancel()
+            await asyncio.wait({sending})
             full.close()
-            await until(lambda: left == ["end of file", "broken"], "both are closed there")
+            await until(lambda: left == ["end of file", "broken"], f"both are closed there, not {left}")
 
     play(work, tmp_path)
 

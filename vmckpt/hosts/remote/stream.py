@@ -9,6 +9,7 @@ from vmckpt.hosts.remote.frames import Frame, Kind, credit
 
 # What may be under way in each direction of a stream before its reader has taken some.
 WINDOW_BYTES = 256 << 10
+LINGER_S = 1.0
 _CHUNK_BYTES = 64 << 10
 
 
@@ -41,8 +42,11 @@ class Stream:
         if frame.kind is Kind.CREDIT:
             self._credit_bytes += frame.credit_bytes
             self._more_credit.set()
-        else:
-            self._come.put_nowait(frame)
+            return
+        self._come.put_nowait(frame)
+        if frame.kind is Kind.CLOSE and self._task is not None:
+            # What has come is still delivered, unless whoever is here does not take it.
+            asyncio.get_running_loop().call_later(LINGER_S, self._task.cancel)
 
     async def close(self) -> None:
         """The connection is gone: so is the socket."""
@@ -52,17 +56,18 @@ class Stream:
         self._sock.close()  # again: a task that never got to run has not
 
     async def _run(self) -> None:
-        outward = asyncio.create_task(self._carry_out())
         inward = asyncio.create_task(self._carry_in())
+        outward = asyncio.create_task(self._carry_out())
         try:
-            await asyncio.gather(outward, inward)
-        except OSError:
-            # This socket or the connection is broken: the far one is to close too, if it is there.
-            await self._say_closed()
+            both = {inward, outward}
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+            if any(not task.cancelled() and task.exception() for task in done):
+                # This socket or the connection is broken: the far one is to close too.
+                await self._say_closed()
         finally:
-            for task in (outward, inward):
+            for task in (inward, outward):
                 task.cancel()
-            await asyncio.wait({outward, inward})
+            await asyncio.wait({inward, outward})
             self._sock.close()
             self._forget(self._number)
 
