@@ -5,7 +5,8 @@ QEMU ?= 10.0
 BENCH ?= overhead
 BIN := .venv/bin
 
-# What the machine itself must have. QEMU and the guest's parts are unpacked into the user's cache.
+# What the machine itself must have. QEMU, libvirt, sshd and the guest's parts are unpacked into
+# the user's cache.
 APT_PACKAGES := gcc iproute2 libc6-dev openssh-client openssh-server python3-venv util-linux
 
 # Folders with Python in them: mypy refuses a name that is not there.
@@ -14,7 +15,8 @@ CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py be
 # `make test QEMU=...` has no meaning: tests take both.
 TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 	VMCKPT_TEST_QEMU_7_2="$$(tail -n 1 build/qemu-7.2)" \
-	VMCKPT_TEST_QEMU_10_0="$$(tail -n 1 build/qemu-10.0)"
+	VMCKPT_TEST_QEMU_10_0="$$(tail -n 1 build/qemu-10.0)" \
+	VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -30,10 +32,10 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 	$(BIN)/vmckpt lab demo --image "$$(tail -n 1 build/image)" \
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
-test: setup build/image build/qemu-7.2 build/qemu-10.0 ## All tests, with real QEMUs and guests
+test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 ## All tests, with real QEMUs and guests
 	$(TEST_ENV) $(BIN)/pytest
 
-faults: setup build/image build/qemu-10.0 build/qemu-7.2 ## Every fault at every step of every method (long)
+faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 ## Every fault at every step of every method (long)
 	$(TEST_ENV) VMCKPT_FAULTS=all $(BIN)/pytest -s -q tests/qemu/test_faults.py
 
 check: setup ## Style, types, layers and the tests that need no QEMU
@@ -43,7 +45,7 @@ check: setup ## Style, types, layers and the tests that need no QEMU
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -m "unit or contract"
 
-bench: setup build/image build/qemu-7.2 build/qemu-10.0 ## Measure (BENCH=overhead: one of benchmarks/)
+bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 ## Measure (BENCH=overhead: one of benchmarks/)
 	$(TEST_ENV) $(BIN)/python -m benchmarks.$(BENCH)
 
 lock: setup ## Resolve the dependencies in pyproject.toml anew
@@ -74,7 +76,7 @@ packages:
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Both builders keep caches by content and are quick when there is nothing to do.
+# All builders keep caches by content and are quick when there is nothing to do.
 build/image: always | setup
 	@mkdir -p build
 	$(PYTHON) images/build.py >$@
@@ -82,3 +84,7 @@ build/image: always | setup
 build/qemu-%: always | setup
 	@mkdir -p build
 	$(PYTHON) images/qemu.py $* >$@
+
+build/hosts-%: always | setup
+	@mkdir -p build
+	$(PYTHON) images/hosts.py $* >$@

@@ -1,11 +1,11 @@
-"""images/qemu.py reaches other suites by the archive that the machine already uses."""
+"""images/debian.py reaches other suites by the archive that the machine already uses."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from images.qemu import CannotProvideError, parse_sources, private_sources, read
+from images.debian import CannotProvideError, parse_sources, private_sources, read
 
 FOUND = re.search(r"^VERSION_CODENAME=(\w+)", read("/etc/os-release"), re.MULTILINE)
 CODENAME = FOUND[1] if FOUND else "bookworm"
