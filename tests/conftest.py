@@ -1,4 +1,4 @@
-"""A test's folder says what it may use: tests/unit, tests/contract or tests/qemu."""
+"""A test's folder says what it may use: tests/unit, tests/contract, tests/qemu, tests/real."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from hypothesis import settings
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
 
-KINDS = ("unit", "contract", "qemu")
+KINDS = ("unit", "contract", "qemu", "real")
 HERE = Path(__file__).parent
 
 

@@ -129,7 +129,7 @@ def world(*qemus: Path) -> Iterator[World]:
         made = World(state_dir, asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus)))
         yield made
     finally:
-        _keep_evidence(state_dir)
+        show_evidence(state_dir, "lab/*/vms/*/qemu-*/*.log")
         asyncio.run(labs.down(state_dir))
         shutil.rmtree(state_dir)
 
@@ -192,8 +192,8 @@ def eventually(true: Any, within_s: float, what: str) -> None:
         time.sleep(0.02)
 
 
-def _keep_evidence(state_dir: Path) -> None:
+def show_evidence(state_dir: Path, *patterns: str) -> None:
     """What guests and QEMUs said last, printed: pytest shows it when the test failed."""
-    for log in sorted(state_dir.glob("lab/*/vms/*/qemu-*/*.log")):
+    for log in sorted(log for pattern in patterns for log in state_dir.glob(pattern)):
         print(f"--- {log.relative_to(state_dir)}")
         print("\n".join(log.read_text(errors="replace").splitlines()[-40:]))

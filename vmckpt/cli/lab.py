@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from vmckpt.cli.output import Json, run, show
+from vmckpt.errors import UsageError
 
 app = typer.Typer(
     help="Small QEMU hosts on this machine, to try things on.",
@@ -20,22 +21,51 @@ def up(
     qemu: Annotated[
         list[Path] | None, typer.Option(help="QEMU of the first, second, ... host (repeatable).")
     ] = None,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="Hosts that look like machines: sshd, libvirtd (as root)."),
+    ] = False,
+    bare: Annotated[
+        bool, typer.Option("--bare", help="With --real: nothing but Debian and sshd on them.")
+    ] = False,
+    packages: Annotated[
+        Path | None, typer.Option(help="For --real: the folder that images/hosts.py printed.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Make a lab: hosts lab-a, lab-b, ... with a network between their guests and this machine."""
     from vmckpt.hosts.inventory import state_dir
     from vmckpt.lab.lab import up as lab_up
+    from vmckpt.lab.real.build import Look, usual_packages
+    from vmckpt.lab.state import ssh_config
 
-    lab = run(lab_up(state_dir(), hosts=hosts, qemus=qemu or [_installed_qemu()]))
+    if not real and (bare or packages):
+        raise UsageError(
+            "--bare and --packages are for hosts that look like machines",
+            why="--real is missing",
+            remedy="add --real, or leave them out",
+        )
+    if bare and qemu:
+        raise UsageError(
+            "--bare and --qemu exclude one another",
+            why="a bare host has no QEMU",
+            remedy="leave one of them out",
+        )
+    look = Look(packages or usual_packages(), bare) if real else None
+    qemus = qemu or ([] if bare else [_installed_qemu()])
+    lab = run(lab_up(state_dir(), hosts=hosts, qemus=qemus, look=look))
     names = [host.name for host in lab.hosts]
-    show({"hosts": names}, f"the lab is up: {', '.join(names)}", as_json=json)
+    text = f"the lab is up: {', '.join(names)}"
+    if real:
+        text += f"\nlog in: ssh -F {ssh_config(lab.directory)} {names[0]}"
+    show({"hosts": names}, text, as_json=json)
 
 
 @app.command()
 def status(json: Json = False) -> None:
     """Show the lab."""
     from vmckpt.hosts.inventory import state_dir
-    from vmckpt.lab.state import read
+    from vmckpt.lab.state import read, ssh_config
     from vmckpt.ui.tables import table
 
     lab = read(state_dir())
@@ -45,12 +75,16 @@ def status(json: Json = False) -> None:
             "address": h.migration_address,
             "qemu": str(h.qemu),
             "state_dir": str(h.state_dir),
+            "ssh_address": h.ssh_address,
         }
         for h in (lab.hosts if lab else ())
     ]
-    rows = [tuple(host.values()) for host in hosts]
-    text = table(("host", "address", "qemu", "state directory"), rows) if lab else "there is no lab"
-    show({"up": lab is not None, "hosts": hosts}, text, as_json=json)
+    rows = [tuple(value or "" for value in host.values()) for host in hosts]
+    header = ("host", "address", "qemu", "state directory", "ssh")
+    text = table(header, rows) if lab else "there is no lab"
+    config = str(ssh_config(lab.directory)) if lab and lab.hosts[0].ssh_address else None
+    result = {"up": lab is not None, "hosts": hosts, "ssh_config": config}
+    show(result, text, as_json=json)
 
 
 @app.command()

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from vmckpt.errors import RefusedError
 from vmckpt.lab.network import GUEST_BRIDGE
-from vmckpt.lab.state import HOST_PREFIX, Lab, replace_file
+from vmckpt.lab.state import HOST_PREFIX, Lab, LabHost, replace_file, ssh_config
 
 
 def check_free(directory: Path, names: Iterable[str]) -> None:
@@ -24,12 +25,11 @@ def check_free(directory: Path, names: Iterable[str]) -> None:
 def enter_hosts(lab: Lab) -> None:
     """Make the lab's hosts known to every command."""
     _hosts(lab.directory).mkdir(mode=0o700, exist_ok=True)
-    for host in lab.hosts:
+    for host in () if lab.bare else lab.hosts:
         entry = {
-            "kind": "local",
+            **(_over_ssh(lab, host) if host.ssh_address else _here(host)),
             "state_dir": str(host.state_dir),
             "migration_address": host.migration_address,
-            "enter": list(host.enter),
             "qemu": str(host.qemu),
             "bridge": GUEST_BRIDGE,
             "heartbeats": str(lab.heartbeats),
@@ -37,16 +37,28 @@ def enter_hosts(lab: Lab) -> None:
         replace_file(_hosts(lab.directory) / f"{host.name}.json", json.dumps(entry, indent=1))
 
 
-def remove_hosts(directory: Path) -> int:
-    """Take out the hosts of the lab in `directory`, half-written ones too; how many there were."""
-    count = 0
+def _here(host: LabHost) -> dict[str, Any]:
+    return {"kind": "local", "enter": list(host.enter)}
+
+
+def _over_ssh(lab: Lab, host: LabHost) -> dict[str, Any]:
+    return {
+        "kind": "ssh",
+        "address": f"ssh://{host.name}",
+        "ssh_config": str(ssh_config(lab.directory)),
+    }
+
+
+def remove_hosts(directory: Path) -> set[str]:
+    """Take out the hosts of the lab in `directory`, half-written ones too; their names."""
+    names = set()
     for entry in _hosts(directory).glob(f"{HOST_PREFIX}*.json"):
         if _is_ours(entry, directory):
             entry.unlink(missing_ok=True)
-            count += 1
+            names.add(entry.stem)
     for unfinished in _hosts(directory).glob(f".{HOST_PREFIX}*.json.new"):
         unfinished.unlink(missing_ok=True)
-    return count
+    return names
 
 
 def _hosts(directory: Path) -> Path:
@@ -55,6 +67,9 @@ def _hosts(directory: Path) -> Path:
 
 def _is_ours(entry: Path, directory: Path) -> bool:
     try:
-        return Path(json.loads(entry.read_bytes())["state_dir"]).is_relative_to(directory)
-    except (OSError, ValueError, KeyError, TypeError):
+        described = json.loads(entry.read_bytes())
+        # The state of a host that looks like a machine is in its own /var/lib.
+        which = "ssh_config" if described.get("kind") == "ssh" else "state_dir"
+        return Path(described[which]).is_relative_to(directory)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

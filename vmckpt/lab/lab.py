@@ -23,7 +23,10 @@ from vmckpt.lab.inventory import check_free, enter_hosts, remove_hosts
 from vmckpt.lab.leftovers import remove_ram_files
 from vmckpt.lab.lock import locked
 from vmckpt.lab.namespaces import Namespaces, last_line
-from vmckpt.lab.processes import ProcessId, end_all, find, identify, python, reap, tag
+from vmckpt.lab.processes import end_all, find, identify, known, python, reap, tag
+from vmckpt.lab.real import build as real
+from vmckpt.lab.real.build import BARE_QEMU, Look, check_look
+from vmckpt.lab.real.management import remove_cable
 from vmckpt.lab.state import (
     HOST_PREFIX,
     Lab,
@@ -49,16 +52,21 @@ class Removed:
     ram_files: int
 
 
-async def up(state_dir: Path, *, hosts: int, qemus: Sequence[Path]) -> Lab:
+async def up(
+    state_dir: Path, *, hosts: int, qemus: Sequence[Path], look: Look | None = None
+) -> Lab:
     """Make a lab of `hosts` hosts, named lab-a, lab-b, ...; when this returns, all of it works.
 
-    The i-th host gets qemus[i], or the last one. On failure and on cancellation everything made is
-    removed again (which blocks for a moment). Raises UsageError, BusyError if `up` or `down` runs,
+    The i-th host gets qemus[i], or the last one. With a `look` hosts look like machines; bare ones
+    need no QEMU. On failure and on cancellation everything made is removed again (which blocks for
+    a moment). Raises UsageError, BusyError if `up` or `down` runs,
     RefusedError if there is a lab, also one left in pieces by a crash, or if this machine or user
     cannot have one, OperationFailedError.
     """
     directory = lab_directory(state_dir)
-    _check_request(hosts, qemus)
+    _check_request(hosts, qemus, look)
+    if look:
+        check_look(look)
     check_path_lengths(directory)
     names = [f"{HOST_PREFIX}{letter}" for letter in string.ascii_lowercase[:hosts]]
     async with locked(directory):
@@ -67,7 +75,9 @@ async def up(state_dir: Path, *, hosts: int, qemus: Sequence[Path]) -> Lab:
         namespaces = Namespaces(directory)
         try:
             directory.mkdir(mode=0o700)
-            lab = await _build(namespaces, names, [path.absolute() for path in qemus])
+            given = [path.absolute() for path in qemus] or [BARE_QEMU]
+            paths = [given[min(i, len(given) - 1)] for i in range(hosts)]
+            lab = await _build(namespaces, names, paths, look)
             write_record(lab)
             enter_hosts(lab)
         except BaseException:
@@ -92,14 +102,14 @@ async def down(state_dir: Path) -> Removed:
         return _remove(directory, pids)
 
 
-def _check_request(hosts: int, qemus: Sequence[Path]) -> None:
+def _check_request(hosts: int, qemus: Sequence[Path], look: Look | None) -> None:
     if not 1 <= hosts <= MAX_HOSTS:
         raise UsageError(
             f"no lab of {hosts} hosts",
             why=f"a lab has 1 to {MAX_HOSTS}",
             remedy="give another number of hosts",
         )
-    if not qemus:
+    if not qemus and not (look and look.bare):
         raise UsageError("no QEMU was named", why="a host needs one", remedy="name its path")
     for path in qemus:
         if not os.access(path, os.X_OK) or path.is_dir():
@@ -126,50 +136,53 @@ def _refuse_a_second(state_dir: Path) -> None:
         )
 
 
-async def _build(namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path]) -> Lab:
+async def _build(
+    namespaces: Namespaces, names: Sequence[str], qemus: Sequence[Path], look: Look | None
+) -> Lab:
     directory = namespaces.directory
     switch = await namespaces.make_switch()
     switch_enter = namespaces.enter(switch)
     await _check_taps(directory, switch_enter)
-    holders = await namespaces.make_hosts(switch, names)
-    hosts = tuple(
-        LabHost(
-            name=name,
-            holder=_known(holder),
-            enter=namespaces.enter(holder),
-            state_dir=directory / name,
-            migration_address=network.migration_address(number),
-            qemu=qemus[min(number, len(qemus)) - 1],
-        )
-        for number, (name, holder) in enumerate(zip(names, holders, strict=True), start=1)
-    )
     mark = tag(directory)
+    begun = await real.begin(namespaces, switch, names, qemus, look) if look else None
+    hosts = begun.hosts if begun else await _make_hosts(namespaces, switch, names, qemus)
     await network.make_switch(directory, switch_enter, mark, hosts)
     observer = _start_observer(namespaces, switch_enter)
     for number, host in enumerate(hosts, start=1):
         await network.make_host(directory, host, mark, number)
-        host.state_dir.mkdir(mode=0o700)
+    if begun:
+        await real.finish(namespaces, switch_enter, begun)
     await _await_observer(namespaces, observer)
     return Lab(
         directory=directory,
         rootless=namespaces.rootless,
-        client=_known(switch),
+        client=known(switch),
         client_enter=switch_enter,
-        observer=_known(observer),
+        observer=known(observer),
         heartbeats=heartbeats_socket(directory),
         hosts=hosts,
+        bare=look is not None and look.bare,
     )
 
 
-def _known(pid: int) -> ProcessId:
-    process = identify(pid)
-    if process is None:
-        raise OperationFailedError(
-            "the lab could not be made",
-            why=f"its process {pid} ended (somebody killed it?)",
-            remedy="try again",
+async def _make_hosts(
+    namespaces: Namespaces, switch: int, names: Sequence[str], qemus: Sequence[Path]
+) -> tuple[LabHost, ...]:
+    directory = namespaces.directory
+    holders = await namespaces.make_hosts(switch, names)
+    for name in names:
+        (directory / name).mkdir(mode=0o700)
+    return tuple(
+        LabHost(
+            name=name,
+            holder=known(holder),
+            enter=namespaces.enter(holder),
+            state_dir=directory / name,
+            migration_address=network.migration_address(number),
+            qemu=qemu,
         )
-    return process
+        for number, (name, holder, qemu) in enumerate(zip(names, holders, qemus, strict=True), 1)
+    )
 
 
 async def _check_taps(directory: Path, enter: tuple[str, ...]) -> None:
@@ -214,9 +227,11 @@ def _remove(directory: Path, children: Sequence[int]) -> Removed:
 
     `children`: processes of the lab that may be this process's, to be reaped.
     """
-    hosts = remove_hosts(directory)
+    names = remove_hosts(directory)
+    names |= {path.name for path in directory.glob(f"{HOST_PREFIX}*") if path.is_dir()}
     ended = end_all(directory)
     reap(children)
+    remove_cable(directory)
     ram_files = remove_ram_files(directory)
     if directory.exists():
         try:
@@ -227,4 +242,4 @@ def _remove(directory: Path, children: Sequence[int]) -> Removed:
                 why=str(exc),
                 remedy="put it right, then run 'vmckpt lab down'",
             ) from exc
-    return Removed(hosts=hosts, processes=len(ended), ram_files=ram_files)
+    return Removed(hosts=len(names), processes=len(ended), ram_files=ram_files)

@@ -17,9 +17,9 @@ from vmckpt.lab.state import Lab, LabHost
 
 CLIENT_ADDRESS = "10.77.0.254"
 GUEST_BRIDGE = "br0"
-_NETWORK_BITS = 24
+BITS = 24
 # No spanning tree, no learning delay, no snooping: a frame passes from the first moment.
-_BRIDGE = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
+BRIDGE = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
 _IPV6_SWITCHES = [f"/proc/sys/net/ipv6/conf/{which}/disable_ipv6" for which in ("default", "all")]
 # A qdisc sends up to this much at once; below some tens of KiB a fast rate cannot be kept with
 # 64 KiB segments and a 250 Hz timer.
@@ -33,7 +33,8 @@ def migration_address(number: int) -> str:
     return f"10.77.1.{number}"
 
 
-def _mac(kind: int, number: int) -> str:
+def mac(kind: int, number: int) -> str:
+    """The address of host `number`'s interface of a kind: 0 to 6 are made here."""
     return f"02:76:6b:00:{kind:02x}:{number:02x}"
 
 
@@ -46,10 +47,10 @@ async def make_switch(
     """
     lines = [
         "link set lo up",
-        f"link add name {tag} {_BRIDGE}",
-        f"link add name lan address {_mac(0, 0)} {_BRIDGE}",
-        f"link add name mig address {_mac(1, 0)} {_BRIDGE}",
-        f"address add {CLIENT_ADDRESS}/{_NETWORK_BITS} dev lan",
+        f"link add name {tag} {BRIDGE}",
+        f"link add name lan address {mac(0, 0)} {BRIDGE}",
+        f"link add name mig address {mac(1, 0)} {BRIDGE}",
+        f"address add {CLIENT_ADDRESS}/{BITS} dev lan",
         "link set lan up",
         "link set mig up",
     ]
@@ -57,11 +58,11 @@ async def make_switch(
         for kind, network, peer in ((2, "lan", "uplink"), (4, "mig", "mig0")):
             port = f"{network}-{host.letter}"
             lines += [
-                f"link add name {port} address {_mac(kind, number)} type veth"
-                f" peer name {peer} address {_mac(kind + 1, number)} netns {host.holder.pid}",
+                f"link add name {port} address {mac(kind, number)} type veth"
+                f" peer name {peer} address {mac(kind + 1, number)} netns {host.holder.pid}",
                 f"link set {port} master {network} up",
             ]
-    await _apply(directory, enter, lines)
+    await apply(directory, enter, lines)
 
 
 async def make_host(directory: Path, host: LabHost, tag: str, number: int) -> None:
@@ -71,17 +72,18 @@ async def make_host(directory: Path, host: LabHost, tag: str, number: int) -> No
     """
     lines = [
         "link set lo up",
-        f"link add name {tag} {_BRIDGE}",
-        f"link add name {GUEST_BRIDGE} address {_mac(6, number)} {_BRIDGE}",
+        f"link add name {tag} {BRIDGE}",
+        f"link add name {GUEST_BRIDGE} address {mac(6, number)} {BRIDGE}",
         f"link set uplink master {GUEST_BRIDGE} up",
         f"link set {GUEST_BRIDGE} up",
-        f"address add {host.migration_address}/{_NETWORK_BITS} dev mig0",
+        f"address add {host.migration_address}/{BITS} dev mig0",
         "link set mig0 up",
     ]
-    await _apply(directory, host.enter, lines)
+    await apply(directory, host.enter, lines)
 
 
-async def _apply(directory: Path, enter: tuple[str, ...], lines: list[str]) -> None:
+async def apply(directory: Path, enter: tuple[str, ...], lines: list[str]) -> None:
+    """Give lines to ip(8) in the namespace behind `enter`. Raises OperationFailedError."""
     if os.access(_IPV6_SWITCHES[0], os.F_OK):
         # Before the first interface: nothing but IPv4 and what the guests send is on the wire.
         await run([*enter, tool("tee"), *_IPV6_SWITCHES], directory, stdin="1")

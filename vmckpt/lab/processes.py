@@ -53,6 +53,18 @@ def identify(pid: int) -> ProcessId | None:
     return None if fields[_STATE] in b"ZX" else ProcessId(pid, int(fields[_STARTED]))
 
 
+def known(pid: int) -> ProcessId:
+    """The lab's own process `pid`. Raises OperationFailedError when it has ended."""
+    process = identify(pid)
+    if process is None:
+        raise OperationFailedError(
+            "the lab could not be made",
+            why=f"its process {pid} ended (somebody killed it?)",
+            remedy="try again",
+        )
+    return process
+
+
 def tag(directory: Path) -> str:
     """The name of the interface that marks the network namespaces of the lab in `directory`."""
     return "lab" + hashlib.blake2b(bytes(directory), digest_size=6).hexdigest()

@@ -1,8 +1,9 @@
 """What a lab is, and its record on disk.
 
 Everything is in STATE/lab: `lab.json` (written last, so a directory without it is a lab in pieces),
-`observer.sock`, the holders' output, and one state directory per host. Taking a lab down needs none
-of what is recorded: see processes.py.
+`observer.sock`, the holders' output, and one directory per host: its state, or what lies behind the
+directories of one that looks like a machine. Taking a lab down needs none of what is recorded: see
+processes.py.
 """
 
 import json
@@ -26,6 +27,8 @@ class LabHost:
     """A host of the lab: a network namespace and a state directory of its own.
 
     `enter`: what to put in front of a command so that it runs in there; the command keeps its pid.
+    Of a host that looks like a machine it leads to the network alone, `state_dir` is the host's own
+    path, and `ssh_address` where the operator logs in, see `ssh_config`.
     """
 
     name: str
@@ -34,6 +37,7 @@ class LabHost:
     state_dir: Path
     migration_address: str
     qemu: Path
+    ssh_address: str | None = None
 
     @property
     def letter(self) -> str:
@@ -47,7 +51,8 @@ class Lab:
 
     `client_enter` leads to the outside client's place on the guests' network (10.77.0.254), where
     the heartbeat observer runs and answers on the unix socket `heartbeats`.
-    `rootless`: a user namespace owns the network namespaces.
+    `rootless`: a user namespace owns the network namespaces. `bare`: hosts that look like machines
+    and have neither QEMU nor vmckpt; the inventory does not know them.
     """
 
     directory: Path
@@ -57,6 +62,7 @@ class Lab:
     observer: ProcessId
     heartbeats: Path
     hosts: tuple[LabHost, ...]
+    bare: bool = False
 
     def host(self, name: str) -> LabHost:
         """The host of that name. Raises NotFoundError."""
@@ -78,6 +84,11 @@ def lab_directory(state_dir: Path) -> Path:
 def heartbeats_socket(directory: Path) -> Path:
     """Where the observer of the lab in `directory` answers."""
     return directory / "observer.sock"
+
+
+def ssh_config(directory: Path) -> Path:
+    """The configuration by which ssh(1) logs in to hosts that look like machines, by name."""
+    return directory / "ssh/config"
 
 
 def check_path_lengths(directory: Path) -> None:
@@ -129,17 +140,20 @@ def _decode(directory: Path, record: dict[str, Any]) -> Lab:
         client_enter=tuple(record["client_enter"]),
         observer=ProcessId(**record["observer"]),
         heartbeats=heartbeats_socket(directory),
-        hosts=tuple(
-            LabHost(
-                name=host["name"],
-                holder=ProcessId(**host["holder"]),
-                enter=tuple(host["enter"]),
-                state_dir=Path(host["state_dir"]),
-                migration_address=host["migration_address"],
-                qemu=Path(host["qemu"]),
-            )
-            for host in record["hosts"]
-        ),
+        hosts=tuple(_decode_host(host) for host in record["hosts"]),
+        bare=bool(record["bare"]),
+    )
+
+
+def _decode_host(record: dict[str, Any]) -> LabHost:
+    return LabHost(
+        name=record["name"],
+        holder=ProcessId(**record["holder"]),
+        enter=tuple(record["enter"]),
+        state_dir=Path(record["state_dir"]),
+        migration_address=record["migration_address"],
+        qemu=Path(record["qemu"]),
+        ssh_address=record["ssh_address"],
     )
 
 

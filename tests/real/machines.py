@@ -1,0 +1,160 @@
+"""Hosts that look like machines, for tests: vmckpt runs here, QEMUs and libvirtds run on them."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.qemu.world import World, show_evidence
+from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.lab import lab as labs
+from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.processes import find
+from vmckpt.lab.real.build import Look
+from vmckpt.lab.real.management import set_operator_link
+from vmckpt.lab.state import ssh_config
+
+TIMEOUT_S = 60
+LOGS = ("lab/*.log", "lab/*/log/sshd.log", "lab/*/log/libvirt/**/*.log")
+VM_LOGS = "lab/*/state/vms/*/qemu-*/*.log"
+
+
+def packages() -> Path:
+    """What images/hosts.py provides."""
+    return Path(os.environ["VMCKPT_TEST_HOSTS"])
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a command on a host ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machines(World):
+    """Hosts lab-a, lab-b, ...; the operator is this machine.
+
+    `ok("vm", "list")` runs vmckpt here. `ssh` runs something on a host as anybody would, `inside`
+    as the host's root and not by SSH. All hosts have `shared`, at the same path; /var/lib/vmckpt
+    and /var/lib/libvirt are each host's own.
+    """
+
+    @property
+    def shared(self) -> Path:
+        """The folder that this machine and all hosts share."""
+        return self.lab.directory / "shared"
+
+    def folder(self, host: str) -> Path:
+        """Where a host's own folders are on this machine: `state`, `libvirt`, `log`."""
+        return self.lab.directory / host
+
+    def ssh(self, host: str, command: str, *, user: str = "root") -> Said:
+        """Run a line of its shell's on a host, by OpenSSH's client."""
+        config = str(ssh_config(self.lab.directory))
+        return _run([*self.packaged("ssh"), "-F", config, "-l", user, host, command])
+
+    def inside(self, host: str, *argv: str) -> Said:
+        """Run a command on a host where neither links nor sshd matter."""
+        target = f"--target={self.lab.host(host).holder.pid}"
+        kinds = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd=/")
+        return _run(["nsenter", target, *kinds, *argv])
+
+    def virsh(self, host: str, *words: str) -> str:
+        """What virsh says on a host; the command must succeed."""
+        said = self.inside(host, "virsh", "--connect", "qemu:///system", *words)
+        assert said.code == 0, f"{words}: {said.stderr}"
+        return said.stdout.strip()
+
+    def packaged(self, name: str) -> list[str]:
+        """A program of images/hosts.py, such as `ssh` or `virsh`, as it runs on this machine."""
+        libraries = packages() / "usr/lib/x86_64-linux-gnu"
+        return ["env", f"LD_LIBRARY_PATH={libraries}", str(packages() / "usr/bin" / name)]
+
+    def operator_link(self, *, up: bool, host: str | None = None) -> None:
+        """Plug in or pull the operator's cable, or only that to one host."""
+        asyncio.run(set_operator_link(self.lab, up=up, host=host))
+
+    def certify(self) -> None:
+        """Give every host certificates of one authority, as `vmckpt pki` does."""
+        self.ok("pki", "init")
+        self.ok("pki", "issue", *(host.name for host in self.lab.hosts))
+
+    def run_guest(self, guest: LabGuest, host: str) -> dict[str, Any]:
+        """Run a guest whose disk is in the shared folder."""
+        spec = self.shared / f"{guest.name}.toml"
+        spec.write_text(guest.spec())
+        return self.ok("vm", "run", str(spec), "--host", host)
+
+    def qemus(self, name: str | None = None) -> list[ProcessId]:
+        """QEMU processes of a VM of these hosts, of all without a name."""
+        mark = f"-name\0{name},process=" if name else "-pidfile\0/var/lib/vmckpt/"
+        ours = {process.pid for process in find(self.lab.directory)}
+        return [process for process in find_by_argument(mark) if process.pid in ours]
+
+    def files(self, host: str) -> list[str]:
+        """What a host has of any VM."""
+        root = self.folder(host) / "state"
+        found = [path for part in ("vms", "locks") for path in (root / part).rglob("*")]
+        return sorted(str(path.relative_to(root)) for path in found)
+
+    def is_fresh(self) -> bool:
+        """Whether the next test would find nothing of this one: no VM, file, record, dead service.
+
+        Links that are cut or narrow are not seen: whoever does that mends them.
+        """
+        names = [host.name for host in self.lab.hosts]
+        processes = [Path(f"/proc/{p.pid}/comm") for p in find(self.lab.directory)]
+        running = [path.read_text().strip() for path in processes if path.exists()]
+        used = [
+            *self.shared.iterdir(),
+            *self.state_dir.glob("runs/*"),
+            *self.state_dir.glob("pki/*"),
+        ]
+        for name in names:
+            domains = Path(f"/proc/{self.lab.host(name).holder.pid}/root/etc/libvirt/qemu")
+            used += [*domains.glob("*.xml"), *self.folder(name).glob("libvirt/images/*")]
+            used += [
+                p
+                for part in ("vms", "images", "pki")
+                for p in self.folder(name).glob(f"state/{part}/*")
+            ]
+        served = all(running.count(service) >= len(names) for service in ("sshd", "libvirtd"))
+        return served and not used and not any(name.startswith("qemu") for name in running)
+
+
+@contextmanager
+def machines(qemus: Sequence[Path], *, bare: bool = False) -> Iterator[Machines]:
+    """A lab of real hosts, the i-th with the i-th QEMU; nothing stays, whatever happens.
+
+    Takes root, and pytest's skip says so.
+    """
+    state_dir = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
+    try:
+        look = Look(packages(), bare)
+        lab = asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus, look=look))
+        yield Machines(state_dir, lab)
+    finally:
+        show_evidence(state_dir, *LOGS, VM_LOGS)
+        asyncio.run(labs.down(state_dir))
+        shutil.rmtree(state_dir)
+
+
+def _run(argv: list[str]) -> Said:
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)

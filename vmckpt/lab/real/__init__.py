@@ -1,0 +1,1 @@
+"""Hosts of the lab that look like machines: with sshd, libvirtd and a root of their own."""

@@ -1,0 +1,192 @@
+"""Makes a lab whose hosts look like machines: each with a root, processes and network of its own.
+
+Everything ends with the processes that hold it: mounts, namespaces, networks and what runs in them.
+"""
+
+import asyncio
+import os
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import vmckpt
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.lab import network
+from vmckpt.lab.namespaces import Namespaces, last_line
+from vmckpt.lab.processes import ProcessId, identify, known, python, tool
+from vmckpt.lab.real.first import READY
+from vmckpt.lab.real.keys import make_keys
+from vmckpt.lab.real.machine import STATE_DIR, Machine, write_plan
+from vmckpt.lab.real.management import address, connect, lay_cable
+from vmckpt.lab.state import LabHost
+
+# Where a bare host will have one once Debian's is installed.
+BARE_QEMU = Path("/usr/bin/qemu-system-x86_64")
+_START_TIMEOUT_S = 60.0
+_UNSHARE = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--propagation", "private")
+# Where a host's QEMU is found, by libvirt too; images/qemu.py puts these three side by side.
+_QEMU_PROGRAMS = ("qemu-system-x86_64", "qemu-img", "qemu-nbd")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What makes hosts look like machines: `packages` of images/hosts.py; see `Machine.bare`."""
+
+    packages: Path
+    bare: bool = False
+
+
+def usual_packages() -> Path:
+    """Where images/hosts.py puts the packages."""
+    return _cache() / "hosts/11.3"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmckpt"
+
+
+def check_look(look: Look) -> None:
+    """Raises RefusedError if it is plain beforehand that such hosts cannot be made."""
+    if os.geteuid() != 0:
+        raise RefusedError(
+            "hosts that look like machines cannot be made",
+            why="they have mounts and processes of their own, which takes root",
+            remedy="run it as root, or make a lab without --real",
+        )
+    if not (look.packages / "usr/sbin/sshd").is_file():
+        raise RefusedError(
+            "hosts that look like machines cannot be made",
+            why=f"{look.packages} does not hold the packages that they need",
+            remedy="run 'python3 images/hosts.py 11.3' in vmckpt's sources; it prints their folder",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Hosts that have their namespaces, and wait for their network."""
+
+    hosts: tuple[LabHost, ...]
+    management: int
+
+
+async def begin(
+    namespaces: Namespaces, switch: int, names: Sequence[str], qemus: Sequence[Path], look: Look
+) -> Begun:
+    """Start the hosts' first processes. Raises RefusedError, OperationFailedError."""
+    directory = namespaces.directory
+    if namespaces.rootless:
+        raise RefusedError(
+            "hosts that look like machines cannot be made",
+            why="this root may not make namespaces (a container's?)",
+            remedy="run it as the root of the machine, or make a lab without --real",
+        )
+    management = await lay_cable(directory, switch)
+    machines = _plan(directory, management, names, qemus, look)
+    machines[0].shared.mkdir()
+    for machine in machines:
+        machine.folder.mkdir(mode=0o700)
+    await make_keys(directory, machines)
+    pids = [_start(namespaces, machine) for machine in machines]
+    holders = [
+        await _first_process(namespaces, m, pid) for m, pid in zip(machines, pids, strict=True)
+    ]
+    hosts = [
+        LabHost(
+            name=machine.name,
+            holder=holder,
+            enter=namespaces.enter(holder.pid),
+            state_dir=STATE_DIR,
+            migration_address=machine.migration_address,
+            qemu=qemu,
+            ssh_address=machine.address,
+        )
+        for machine, holder, qemu in zip(machines, holders, qemus, strict=True)
+    ]
+    return Begun(tuple(hosts), management)
+
+
+async def finish(namespaces: Namespaces, switch_enter: tuple[str, ...], begun: Begun) -> None:
+    """Connect the operator, and wait until every host is ready. Raises OperationFailedError."""
+    await connect(namespaces.directory, begun.management, switch_enter, begun.hosts)
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    for host in begun.hosts:
+        while last_line(namespaces.log(host.name)) != READY:
+            if not host.holder.is_alive() or time.monotonic() > deadline_s:
+                raise _not_made(namespaces, host.name)
+            await asyncio.sleep(0.01)
+
+
+def _plan(
+    directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], look: Look
+) -> list[Machine]:
+    places = {name: network.migration_address(i) for i, name in enumerate(names, 1)}
+    return [
+        Machine(
+            name=name,
+            folder=directory / name,
+            packages=look.packages.resolve(),
+            uuid=str(uuid.uuid4()),
+            address=address(management, number),
+            migration_address=places[name],
+            shared=directory / "shared",
+            seen=_seen(qemu),
+            programs=_programs(qemu),
+            names=places,
+            bare=look.bare,
+        )
+        for number, (name, qemu) in enumerate(zip(names, qemus, strict=True), start=1)
+    ]
+
+
+def _seen(qemu: Path) -> tuple[Path, ...]:
+    """Folders of this machine without which vmckpt or QEMU would not run on a host.
+
+    All else of this machine's homes and /tmp is hidden from the hosts, and other file systems are.
+    """
+    of_qemu = qemu.parent.parent if qemu.parent.name == "bin" else qemu.parent
+    here = Path(vmckpt.__file__).parents[1]
+    ours = (Path(sys.prefix), Path(sys.base_prefix), here, of_qemu, _cache())
+    wanted = {path.resolve() for path in ours}
+    kept = [path for path in wanted if not Path("/usr").is_relative_to(path) and path.is_dir()]
+    return tuple(
+        path for path in sorted(kept) if not any(path.is_relative_to(o) for o in kept if o != path)
+    )
+
+
+def _programs(qemu: Path) -> dict[str, str]:
+    links = {Path("/usr/bin", name): qemu.with_name(name) for name in _QEMU_PROGRAMS}
+    links[Path("/usr/bin/qemu-system-x86_64")] = qemu
+    links[Path("/usr/local/bin/vmckpt")] = Path(sys.prefix, "bin/vmckpt")
+    return {str(at): str(to) for at, to in links.items() if at != to and to.is_file()}
+
+
+def _start(namespaces: Namespaces, machine: Machine) -> int:
+    write_plan(machine)
+    unshare = [tool("unshare"), *_UNSHARE, "--fork", "--kill-child"]
+    return namespaces.start(
+        [*unshare, *python("vmckpt.lab.real.first", str(machine.plan))], machine.name
+    )
+
+
+async def _first_process(namespaces: Namespaces, machine: Machine, unshare: int) -> ProcessId:
+    """The host's first process, the one child of `unshare`: its namespaces are there."""
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    children = Path(f"/proc/{unshare}/task/{unshare}/children")
+    while identify(unshare) is not None and time.monotonic() < deadline_s:
+        with suppress(OSError):
+            if pids := children.read_text().split():
+                return known(int(pids[0]))
+        await asyncio.sleep(0.001)
+    raise _not_made(namespaces, machine.name)
+
+
+def _not_made(namespaces: Namespaces, name: str) -> OperationFailedError:
+    return OperationFailedError(
+        f"host {name} could not be made",
+        why=last_line(namespaces.log(name)) or "no answer",
+        remedy="see why, put it right and try again",
+    )

@@ -1,0 +1,59 @@
+"""What a host that looks like a machine is made from, as its first process reads it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Where a host has its own things; the same paths on every host, and different folders behind them.
+STATE_DIR = Path("/var/lib/vmckpt")
+OPERATOR_KEY = "operator.pub"
+HOST_KEY = "host_key"
+SSH_PORT = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A host in the making.
+
+    `folder`: its own on this machine: `ssh` with its keys, and what lies behind its directories.
+    `packages`: see images/hosts.py. `seen`: folders of this machine that it sees, read-only, at the
+    same path; `shared`: one that all hosts see and write. `programs`: paths that are links to
+    programs. `names`: every host's, with the address that its name stands for.
+    `bare`: Debian and sshd, nothing else: no QEMU, no libvirt, no vmckpt, no state.
+    """
+
+    name: str
+    folder: Path
+    packages: Path
+    uuid: str
+    address: str
+    migration_address: str
+    shared: Path
+    seen: tuple[Path, ...]
+    programs: dict[str, str]
+    names: dict[str, str]
+    bare: bool
+
+    @property
+    def plan(self) -> Path:
+        """The file by which the first process knows what to make."""
+        return self.folder / "machine.json"
+
+    @property
+    def keys(self) -> Path:
+        """The folder with HOST_KEY and OPERATOR_KEY."""
+        return self.folder / "ssh"
+
+
+def write_plan(machine: Machine) -> None:
+    """Write `machine.plan`."""
+    machine.plan.write_text(json.dumps(asdict(machine), default=str, indent=1))
+
+
+def read_plan(path: Path) -> Machine:
+    """What `write_plan` wrote."""
+    plan = json.loads(path.read_bytes())
+    for name in ("folder", "packages", "shared"):
+        plan[name] = Path(plan[name])
+    plan["seen"] = tuple(Path(path) for path in plan["seen"])
+    return Machine(**plan)
