@@ -59,9 +59,9 @@ async def up(
 
     The i-th host gets qemus[i], or the last one. With a `look` hosts look like machines; bare ones
     need no QEMU. On failure and on cancellation everything made is removed again (which blocks for
-    a moment). Raises UsageError, BusyError if `up` or `down` runs,
-    RefusedError if there is a lab, also one left in pieces by a crash, or if this machine or user
-    cannot have one, OperationFailedError.
+    a moment). Raises UsageError, BusyError if `up` or `down` runs, RefusedError if there is a lab,
+    also one left in pieces by a crash, or if this machine or user cannot have one,
+    OperationFailedError.
     """
     directory = lab_directory(state_dir)
     _check_request(hosts, qemus, look)
@@ -75,6 +75,7 @@ async def up(
         namespaces = Namespaces(directory)
         try:
             directory.mkdir(mode=0o700)
+            heartbeats_socket(directory).parent.mkdir(mode=0o700)
             given = [path.absolute() for path in qemus] or [BARE_QEMU]
             paths = [given[min(i, len(given) - 1)] for i in range(hosts)]
             lab = await _build(namespaces, names, paths, look)

@@ -1,9 +1,9 @@
 """What a lab is, and its record on disk.
 
 Everything is in STATE/lab: `lab.json` (written last, so a directory without it is a lab in pieces),
-`observer.sock`, the holders' output, and one directory per host: its state, or what lies behind the
-directories of one that looks like a machine. Taking a lab down needs none of what is recorded: see
-processes.py.
+`observer/socket`, the holders' output, and one directory per host: its state, or what lies behind
+the directories of one that looks like a machine. Taking a lab down needs none of what is recorded:
+see processes.py.
 """
 
 import json
@@ -82,8 +82,8 @@ def lab_directory(state_dir: Path) -> Path:
 
 
 def heartbeats_socket(directory: Path) -> Path:
-    """Where the observer of the lab in `directory` answers."""
-    return directory / "observer.sock"
+    """Where the observer of the lab in `directory` answers; alone in its folder."""
+    return directory / "observer/socket"
 
 
 def ssh_config(directory: Path) -> Path:

@@ -53,7 +53,8 @@ class Preflight(NamedTuple):
 
 async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
-    if vm.host.name == target.name or vm.host.state_dir == target.state_dir:
+    both_here = vm.host.is_this_machine and target.is_this_machine
+    if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
         reason = f"the VM is on {target.name} already"
         return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
     source, network = await both(_look_at_source(vm), target_checks.network(vm, target))

@@ -22,7 +22,7 @@ from vmckpt.lab.real.first import READY
 from vmckpt.lab.real.keys import make_keys
 from vmckpt.lab.real.machine import STATE_DIR, Machine, write_plan
 from vmckpt.lab.real.management import address, connect, lay_cable
-from vmckpt.lab.state import LabHost
+from vmckpt.lab.state import LabHost, heartbeats_socket
 
 # Where a bare host will have one once Debian's is installed.
 BARE_QEMU = Path("/usr/bin/qemu-system-x86_64")
@@ -133,7 +133,7 @@ def _plan(
             address=address(management, number),
             migration_address=places[name],
             shared=directory / "shared",
-            seen=_seen(qemu),
+            seen=(*_seen(qemu), heartbeats_socket(directory).parent),
             programs=_programs(qemu),
             names=places,
             bare=look.bare,
