@@ -10,6 +10,7 @@ from vmckpt.cli.output import Json, run, show, warn
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.options import Options
+    from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
 
 
@@ -143,8 +144,7 @@ def migrate(
 
         check.dry_run(vm, target, options, as_json=json)
     else:
-        report = run(_migrate(vm, target, options))
-        show(report.to_json(), _text(report), as_json=json)
+        show_outcome(run(_migrate(vm, target, options)), as_json=json)
 
 
 def _downtime_ms(text: str) -> int:
@@ -162,13 +162,27 @@ def _downtime_ms(text: str) -> int:
     return downtime_ms
 
 
-async def _migrate(name: str, target: "Host", options: "Options") -> "Report":
+def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
+    """Show how a migration ended."""
+    from vmckpt.migrate.report import Report
+
+    if isinstance(outcome, Report):
+        show(outcome.to_json(), _text(outcome), as_json=as_json)
+    else:
+        _show_recovery(outcome, as_json=as_json)
+
+
+async def _migrate(name: str, target: "Host", options: "Options") -> "Report | Recovery":
     from vmckpt.cli.vm import settled
     from vmckpt.migrate.run import migrate as migrate_vm
     from vmckpt.ui.progress import display
 
     vm = await settled(name)
     with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
+        if not (vm.host.is_this_machine or target.is_this_machine):
+            from vmckpt.migrate.delegate import migrate_there
+
+            return await migrate_there(vm, target, options, emit)
         return await migrate_vm(vm, target, options, emit)
 
 
@@ -196,8 +210,6 @@ def _text(report: "Report") -> str:
 
 
 def _recover(vm: str, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from vmckpt.migrate.recover import recover
     from vmckpt.vm.inventory import find_vm
 
@@ -207,5 +219,11 @@ def _recover(vm: str, *, as_json: bool) -> None:
         text = f"no migration of {vm} was cut off; it is on {where}"
         show({"vm": vm, "host": where, "outcome": "nothing to recover"}, text, as_json=as_json)
     else:
-        text = f"{vm} is on {recovery.host}: migration {recovery.run} {recovery.outcome}"
-        show(asdict(recovery), text, as_json=as_json)
+        _show_recovery(recovery, as_json=as_json)
+
+
+def _show_recovery(recovery: "Recovery", *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    words = f"{recovery.vm} is on {recovery.host}: migration {recovery.run} {recovery.outcome}"
+    show(asdict(recovery), words, as_json=as_json)

@@ -1,12 +1,17 @@
-"""vmckpt runs: list, show."""
+"""vmckpt runs: list, show, attach."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.output import Json, show
+
+if TYPE_CHECKING:
+    from vmckpt.events.record import RunRecord
+    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.report import Report
 
 app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -23,7 +28,7 @@ def list_(json: Json = False) -> None:
     rows = []
     for record in load_all(runs_dir()):
         when = datetime.fromtimestamp(record.began_unix_s, UTC).astimezone()
-        result = record.result or {"outcome": "running" if record.run in busy else "cut off"}
+        result = record.result or {"outcome": _unfinished(record, busy)}
         target = f"{record.request.get('source')} -> {record.request.get('target')}"
         total = f"{result['total_time_s']:.2f} s" if "total_time_s" in result else "-"
         what = (record.operation, str(record.request.get("vm")), target)
@@ -53,8 +58,36 @@ def show_(
         words = event.get("text") or event.get("phase", "")
         pairs.append((f"{event['at_s']:.3f} s", f"{event['event']}: {words}"))
     pairs.append(("samples", str(len(record.samples))))
-    unfinished = {
-        "outcome": "running" if record.run in output.run(running_operations()) else "cut off"
-    }
+    unfinished = {"outcome": _unfinished(record, output.run(running_operations()))}
     pairs += [(key, str(value)) for key, value in (record.result or unfinished).items()]
     show(facts, fields(pairs), as_json=json)
+
+
+@app.command()
+def attach(
+    run: Annotated[str, typer.Argument(help="The run's id, see `vmckpt runs list`.")],
+    json: Json = False,
+) -> None:
+    """Show a migration that runs on its hosts, from its beginning to its end."""
+    from vmckpt.cli.migrate import show_outcome
+
+    show_outcome(output.run(_attach(run)), as_json=json)
+
+
+async def _attach(run: str) -> "Report | Recovery":
+    from vmckpt.hosts.inventory import check_name
+    from vmckpt.migrate.watch import find_job, watch
+    from vmckpt.ui.progress import display
+
+    host = await find_job(check_name(run, "run"))
+    with display(f"run {run} on {host.name}") as emit:
+        return await watch(host, run, emit)
+
+
+def _unfinished(record: "RunRecord", busy: set[str]) -> str:
+    """What has become of a run without a result, as far as this machine knows."""
+    from vmckpt.migrate.watch import JOB_ON
+
+    if record.run in busy:
+        return "running"
+    return "see attach" if JOB_ON in record.request else "cut off"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmckpt.hosts.host import Entry
+from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.address import Address
 
@@ -48,7 +48,7 @@ def parse_entry(name: str, data: Mapping[str, Any]) -> LocalHost | SshEntry:
             raise ValueError(f"{other!r} is no kind of host: '{LOCAL}' and '{SSH}' are")
 
 
-def fields_to_json(entry: Entry) -> dict[str, Any]:
+def fields_to_json(entry: Entry | Host) -> dict[str, Any]:
     """What every kind of host has."""
     return {
         "state_dir": str(entry.state_dir),

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +40,21 @@ class Recovery:
     outcome: str
 
 
-async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
-    """End a cut-off migration of the VM for good; None when there is none.
+async def recover(
+    name: str, note: Callable[[str], None], hosts: Sequence[Host] | None = None
+) -> Recovery | None:
+    """End a cut-off migration of the VM between any of `hosts` (the inventory's) for good.
 
-    Afterwards the VM is in exactly one place. Raises BusyError while the migration is still being
-    worked on, VmLostError, OutcomeUnknownError (nothing was changed; says which end is silent).
+    None when there is none. Afterwards the VM is in exactly one place. Raises BusyError while the
+    migration is still being worked on, VmLostError, OutcomeUnknownError (nothing was changed; says
+    which end is silent).
     """
-    journal = await find_journal(name, all_hosts())
+    hosts = hosts or all_hosts()
+    journal = await find_journal(name, hosts)
     if journal is None:
-        await _remove_dead_locks(name)
+        await _remove_dead_locks(name, hosts)
         return None
-    source, target = find_host(journal.source), find_host(journal.target)
+    source, target = _named(journal.source, hosts), _named(journal.target, hosts)
     async with await _locks(journal, (source, target)):
         # Which got further is to be known: both have to answer now.
         journals = [await Journal.read(host, name) for host in (source, target)]
@@ -60,7 +64,12 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
         return await _recover(journal, source, target, note)
 
 
-async def _remove_dead_locks(name: str) -> None:
+def _named(name: str, hosts: Iterable[Host]) -> Host:
+    """Of some hosts, else of the inventory. Raises NotFoundError."""
+    return next((host for host in hosts if host.name == name), None) or find_host(name)
+
+
+async def _remove_dead_locks(name: str, hosts: Iterable[Host]) -> None:
     """A killed command's lock is free, but its file is still there: taking it removes it."""
 
     async def remove(host: Host) -> None:
@@ -70,7 +79,7 @@ async def _remove_dead_locks(name: str) -> None:
                 async with host.lock(path, owner(RECOVERY)):
                     pass
 
-    await ask_every(all_hosts(), remove)
+    await ask_every(hosts, remove)
 
 
 async def _recover(

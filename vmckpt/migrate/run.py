@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,16 +27,24 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import sweep
 
 
-async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
+async def migrate(
+    vm: Vm,
+    target: Host,
+    options: Options,
+    emit: Emit,
+    *,
+    run: str | None = None,
+    on_death: Sequence[str] | None = None,
+) -> Report:
     """Move the running `vm` to `target`; returns when the source holds nothing of it any more.
 
-    Every event goes to `emit` and into the run record. Raises RefusedError (nothing was changed),
-    BusyError, OperationFailedError or TimedOutError (undone: the VM is on the source),
-    CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (ask both ends).
+    Every event goes to `emit` and into the run record. `run` is the run's id if it has one already,
+    `on_death` the command that recovers the VM should this process die. Raises RefusedError
+    (nothing was changed), BusyError, OperationFailedError or TimedOutError (undone: the VM is on
+    the source), CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (ask both ends).
     """
-    run = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
-    request = {"vm": vm.name, "source": vm.host.name, "target": target.name} | _plain(options)
-    record = RunRecord(run, "migrate", request)
+    run = run or new_run()
+    record = RunRecord(run, "migrate", request_of(vm, target, options))
     began_s = time.monotonic()
 
     show = heard_or_not(emit)
@@ -54,7 +62,10 @@ async def migrate(vm: Vm, target: Host, options: Options, emit: Emit) -> Report:
 
     try:
         action = f"migrate to {target.name}"
-        async with _dead_mans_switch(vm.name, run), locked(vm.name, (vm.host,), action, run):
+        async with (
+            _dead_mans_switch(vm.name, run, on_death),
+            locked(vm.name, (vm.host,), action, run),
+        ):
             vm = await read_again(vm)
             checked = await preflight(vm, target, options)
             checked.require(vm.name, target.name)
@@ -95,11 +106,13 @@ def _findings(asked: Options, checked: Preflight) -> Iterator[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def _dead_mans_switch(name: str, run: str) -> AsyncIterator[None]:
+async def _dead_mans_switch(
+    name: str, run: str, on_death: Sequence[str] | None
+) -> AsyncIterator[None]:
     """For the block: if this process dies in it, another one recovers the VM at once."""
     runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "vmckpt.cli.entry", "migrate", "--recover", name, "--json"]
-    with armed(command, runs_dir() / f"{run}.recovery.log"):
+    with armed(on_death or command, runs_dir() / f"{run}.recovery.log"):
         yield
 
 
@@ -108,8 +121,15 @@ def runs_dir() -> Path:
     return state_dir() / "runs"
 
 
-def _plain(options: Options) -> dict[str, object]:
-    return {name: getattr(options, name) for name in options.__slots__}
+def new_run() -> str:
+    """The id of a run that begins now."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+
+
+def request_of(vm: Vm, target: Host, options: Options) -> dict[str, object]:
+    """What was asked for, for the run record."""
+    plain = {name: getattr(options, name) for name in options.__slots__}
+    return {"vm": vm.name, "source": vm.host.name, "target": target.name} | plain
 
 
 def _save(record: RunRecord, result: dict[str, object] | None) -> None:

@@ -1,0 +1,22 @@
+"""vmckpt job: what another vmckpt starts on the source of a migration between two hosts."""
+
+from typing import Annotated
+
+import typer
+
+from vmckpt.cli.output import run
+
+
+def job(
+    name: Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")],
+    recover: Annotated[bool, typer.Option("--recover", help="Its process has died.")] = False,
+) -> None:
+    """Do the migration that was written down here; people have no use for it."""
+    from vmckpt.hosts.inventory import check_name, local_host, state_dir
+    from vmckpt.migrate.job import read_job, recover_job, run_job
+
+    found = read_job(state_dir(), check_name(name, "run"))
+    if recover:
+        run(recover_job(found))
+    else:
+        run(run_job(found, run(local_host().own_command())))

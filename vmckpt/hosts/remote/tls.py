@@ -1,0 +1,189 @@
+"""`vmckpt serve` over TLS between two hosts that have no other trust in one another.
+
+The operator has the target listen and brings the source the address, the fingerprint of the
+target's one-time certificate, and a one-time token; both travel over SSH. The listener takes
+connections with the token again and again, and ends by itself when nobody has come for minutes.
+"""
+
+import asyncio
+import errno
+import hmac
+import json
+import os
+import secrets
+import shutil
+import ssl
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.pki.one_time import make_one_time
+from vmckpt.hosts.process import PRIVATE_FILE
+from vmckpt.hosts.remote.serve import serve
+from vmckpt.hosts.remote.session import Wire
+
+CONNECT_TIMEOUT_S = 10.0
+TOKEN_TIMEOUT_S = 10.0
+# How long it listens while nobody is connected: a job that was cut off is recovered within it.
+IDLE_S = 600.0
+START_TIMEOUT_S = 30.0
+_POLL_S, _LOOK_S = 0.02, 0.5
+_ASKED, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a target listens, and what both sides know one another by."""
+
+    address: str
+    port: int
+    fingerprint: str
+    token: str
+
+
+async def have_listen(target: Host, directory: Path) -> Place:
+    """Have `target` listen on its migration address, below `directory`, which is removed after it.
+
+    Raises OperationFailedError with the target's own words.
+    """
+    token = secrets.token_hex(32)
+    first, last = target.migration_ports or (0, 0)
+    asked = {"address": target.migration_address, "first": first, "last": last, "token": token}
+    await target.make_dir(directory)
+    await target.write_text(directory / _ASKED, json.dumps(asked))
+    command = [*await target.own_command(), "link", str(directory)]
+    listener = await target.spawn(command, directory / _LOG)
+    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+    while (listens := await target.read_text(directory / _LISTENS)) is None:
+        alive = await target.is_alive(listener)
+        if not alive or asyncio.get_running_loop().time() > deadline:
+            words = (await target.read_text(directory / _LOG) or "").strip().splitlines()
+            await target.kill(listener)
+            await target.remove(directory)
+            raise OperationFailedError(
+                f"{target.name} does not listen at {target.migration_address}",
+                why="; ".join(words[-3:]) or f"not within {START_TIMEOUT_S:g} s",
+                remedy=f"vmckpt host check {target.name}",
+            )
+        await asyncio.sleep(_POLL_S)
+    said = json.loads(listens)
+    return Place(target.migration_address, said["port"], said["fingerprint"], token)
+
+
+async def open_link(name: str, place: Place) -> Wire:
+    """A connection to the host `name`, which listens at `place`. Raises HostDownError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # It is known by its fingerprint, not by a name or an authority.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    where = f"{place.address} port {place.port}"
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(place.address, place.port, ssl=context)
+    except (OSError, TimeoutError) as exc:
+        raise HostDownError(
+            f"cannot reach {name} at {where}",
+            why=str(exc) or f"no answer within {CONNECT_TIMEOUT_S:g} s",
+            remedy="check the network between the hosts, and their firewalls",
+        ) from exc
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    if not hmac.compare_digest(sha256(shown).hexdigest(), place.fingerprint):
+        writer.transport.abort()
+        raise HostDownError(
+            f"at {where} listens somebody else than {name}",
+            why="it shows another certificate",
+            remedy="find out who it is; nothing was sent there",
+        )
+    writer.write(f"{place.token}\n".encode())
+    return Wire(reader, writer, partial(_refused, name, where))
+
+
+async def _refused(name: str, where: str) -> HostDownError:
+    return HostDownError(
+        f"{name} says nothing at {where}",
+        why="it took the connection and closed it",
+        remedy="the link may have ended: begin anew",
+    )
+
+
+async def listen(directory: Path, state_dir: Path) -> None:
+    """What `have_listen` starts: serve whoever has the token, until the directory is removed.
+
+    Or until nobody has been connected for ten minutes. Raises OperationFailedError.
+    """
+    asked = json.loads((directory / _ASKED).read_text())
+    (directory / _ASKED).unlink()
+    one_time = make_one_time()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    pem = directory / "one-time.pem"
+    with os.fdopen(os.open(pem, PRIVATE_FILE, 0o600), "w") as file:
+        file.write(one_time.key + one_time.certificate)
+    context.load_cert_chain(pem)
+    pem.unlink()
+    visits = _Visits(asked["token"], state_dir)
+    server = await _bind(visits, asked["address"], (asked["first"], asked["last"]), context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        part = directory / f".{_LISTENS}"
+        part.write_text(json.dumps({"port": port, "fingerprint": one_time.fingerprint}))
+        part.rename(directory / _LISTENS)
+        await visits.until_idle(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _bind(
+    visits: "_Visits", address: str, ports: tuple[int, int], context: ssl.SSLContext
+) -> asyncio.Server:
+    """Listen on the first free port of a range."""
+    first, last = ports
+    for port in range(first, last + 1):
+        try:
+            return await asyncio.start_server(visits.visit, address, port, ssl=context)
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE or port == last:
+                raise OperationFailedError(
+                    f"cannot listen at {address}",
+                    why=exc.strerror or str(exc),
+                    remedy="give the host a migration address of its own and enough ports",
+                ) from exc
+    raise OperationFailedError(
+        "cannot listen", why=f"there is no port from {first} to {last}", remedy="mend the range"
+    )
+
+
+class _Visits:
+    """Connections to a listener, and since when there is none."""
+
+    def __init__(self, token: str, state_dir: Path) -> None:
+        self._token, self._state_dir = token, state_dir
+        self._present = 0
+
+    async def visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one visitor who knows the token."""
+        try:
+            async with asyncio.timeout(TOKEN_TIMEOUT_S):
+                said = await reader.readline()
+            if not hmac.compare_digest(said.strip(), self._token.encode()):
+                return
+            self._present += 1
+            try:
+                await serve(reader, writer, self._state_dir)
+            finally:
+                self._present -= 1
+        except (OSError, ValueError, TimeoutError):
+            return  # it spoke nothing that we know
+        finally:
+            writer.transport.abort()
+
+    async def until_idle(self, directory: Path) -> None:
+        """Until nobody is here, and nobody will come any more."""
+        loop = asyncio.get_running_loop()
+        seen_s = loop.time()
+        while self._present or (directory.exists() and loop.time() - seen_s < IDLE_S):
+            if self._present:
+                seen_s = loop.time()
+            await asyncio.sleep(_LOOK_S)

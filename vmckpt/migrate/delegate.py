@@ -1,0 +1,46 @@
+"""The operator's side of a migration between two hosts elsewhere: begun there, watched from here.
+
+The work is the source host's. This side may lose its connection, come back, or not: the migration
+ends either way, and what it told can be read from the beginning (`migrate/watch.py`).
+"""
+
+import json
+from dataclasses import fields
+
+from vmckpt.events.record import RunRecord
+from vmckpt.events.types import Emit
+from vmckpt.hosts.host import Entry, Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote.tls import have_listen
+from vmckpt.migrate.job import Job, JobDir
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.recover import Recovery
+from vmckpt.migrate.report import Report
+from vmckpt.migrate.run import new_run, request_of, runs_dir
+from vmckpt.migrate.watch import JOB_ON, watch
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.inventory import Vm
+
+
+async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> Report | Recovery:
+    """Have the VM's host move it to `target`, both being elsewhere; watch it to its end.
+
+    Raises and returns what `watch` does.
+    """
+    run, source = new_run(), vm.host
+    there = JobDir.of(target.state_dir, run).path
+    link = await have_listen(target, there)
+    try:
+        files = JobDir.of(source.state_dir, run)
+        itself = LocalHost(**{field.name: getattr(source, field.name) for field in fields(Entry)})
+        job = Job(run, vm.name, itself, target, options, link)
+        await source.make_dir(files.path)
+        await source.write_text(files.request, json.dumps(job.to_json()))
+        request = request_of(vm, target, options) | {JOB_ON: source.name}
+        RunRecord(run, "migrate", request).save(runs_dir())
+        begun = await source.spawn([*await source.own_command(), "job", run], files.log)
+    except BaseException:
+        # Without its directory the listener ends; a job that began after all finds nobody there.
+        await finish(target.remove(there))
+        raise
+    return await watch(source, run, emit, begun)

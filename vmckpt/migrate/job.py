@@ -1,0 +1,230 @@
+"""A migration that runs on its source host by itself: what it is to do, and what it leaves to read.
+
+STATE/jobs/RUN on the source has job.json (the request; secret while the link is up), process.json
+(who works on it), events.jsonl, and at the end result.json.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from vmckpt.errors import (
+    CancelledByUserError,
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    VmckptError,
+)
+from vmckpt.events.lines import to_line
+from vmckpt.events.types import Event, Note
+from vmckpt.hosts.entries import fields_to_json, parse_fields
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import identify
+from vmckpt.hosts.remote.host import RemoteHost
+from vmckpt.hosts.remote.session import Session
+from vmckpt.hosts.remote.tls import Place, open_link
+from vmckpt.hosts.remote.values import pack_error
+from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
+from vmckpt.migrate.recover import Recovery, recover
+from vmckpt.migrate.run import migrate
+from vmckpt.vm.inventory import read_vm
+
+FORMAT = 1
+# A recovery tries for so long to reach the target: its listener waits for it.
+RECOVERY_S, RECOVERY_POLL_S = 300.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobDir:
+    """The files of one job, below a host's state directory."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, state_dir: Path, run: str) -> Self:
+        """Where the job of a run has them; the target's listener has its own there too."""
+        return cls(state_dir / "jobs" / run)
+
+    @property
+    def request(self) -> Path:
+        """What is to be done."""
+        return self.path / "job.json"
+
+    @property
+    def process(self) -> Path:
+        """Which process does it."""
+        return self.path / "process.json"
+
+    @property
+    def events(self) -> Path:
+        """What it tells, a line of JSON each."""
+        return self.path / "events.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """How it ended."""
+        return self.path / "result.json"
+
+    @property
+    def log(self) -> Path:
+        """What the process says besides."""
+        return self.path / "job.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One migration to run on `source`, which reaches the target through `link`."""
+
+    run: str
+    vm: str
+    source: LocalHost
+    target: Host
+    options: Options
+    link: Place
+
+    def to_json(self) -> dict[str, Any]:
+        """For its file."""
+        return {
+            "format": FORMAT,
+            "run": self.run,
+            "vm": self.vm,
+            "source": {"name": self.source.name, **fields_to_json(self.source)},
+            "target": {"name": self.target.name, **fields_to_json(self.target)},
+            "options": asdict(self.options),
+            "link": asdict(self.link),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse, with a target that is reached over the link when it is asked."""
+        link = Place(**data["link"])
+        here, there = data["source"], data["target"]
+        name, fields = there["name"], parse_fields(there)
+        session = Session(name, fields["state_dir"], partial(open_link, name, link))
+        return cls(
+            data["run"],
+            data["vm"],
+            LocalHost(here["name"], **parse_fields(here)),
+            RemoteHost(name, **fields, session=session),
+            _options(data["options"]),
+            link,
+        )
+
+
+def _options(data: Mapping[str, Any]) -> Options:
+    return replace(
+        Options(**data),
+        method=Method(data["method"]),
+        on_timeout=OnTimeout(data["on_timeout"]),
+        disks=Disks(data["disks"]),
+        tls=Tls(data["tls"]),
+    )
+
+
+def read_job(state_dir: Path, run: str) -> Job:
+    """A job of this host's. Raises NotFoundError."""
+    path = JobDir.of(state_dir, run).request
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            raise ValueError("written by another version of vmckpt")
+        return Job.from_json(data)
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise NotFoundError(
+            f"there is no job '{run}' here", why=f"{path}: {exc}", remedy="see `vmckpt runs list`"
+        ) from exc
+
+
+async def run_job(job: Job, own_command: Sequence[str]) -> None:
+    """Migrate, telling of it in files; should this process die, another one recovers the VM."""
+    files = JobDir.of(job.source.state_dir, job.run)
+    process = identify(os.getpid())
+    await job.source.write_text(files.process, json.dumps(asdict(process) if process else {}))
+    on_death = [*own_command, "job", job.run, "--recover"]
+    with files.events.open("a") as lines:
+        tell = partial(_tell, lines)
+        try:
+            vm = await read_vm(job.source, job.vm)
+            if vm is None:
+                raise NotFoundError(
+                    f"'{job.vm}' is not on {job.source.name} any more",
+                    why="it was moved or removed meanwhile",
+                    remedy="see `vmckpt vm list`",
+                )
+            report = await migrate(
+                vm, job.target, job.options, tell, run=job.run, on_death=on_death
+            )
+            result: dict[str, Any] = {"report": report.to_json()}
+        except VmckptError as exc:
+            result = {"error": pack_error(exc)}
+        except asyncio.CancelledError:
+            result = {"error": pack_error(_cancelled(job))}
+        await _end(job, files, result)
+
+
+async def recover_job(job: Job) -> None:
+    """After the death of its process: finish or undo the migration, and say which."""
+    files = JobDir.of(job.source.state_dir, job.run)
+    with files.events.open("a") as lines:
+        _tell(lines, Note(0.0, "job-died", "the process of the migration was killed: recovering"))
+
+        def note(text: str) -> None:
+            _tell(lines, Note(0.0, "recovery", text))
+
+        try:
+            recovery = await _recovered(job, note)
+            result: dict[str, Any] = {"recovery": asdict(recovery)}
+        except VmckptError as exc:
+            result = {"error": pack_error(exc)}
+        await _end(job, files, result)
+
+
+async def _recovered(job: Job, note: Callable[[str], None]) -> Recovery:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + RECOVERY_S
+    while True:
+        try:
+            found = await recover(job.vm, note, (job.source, job.target))
+            break
+        except HostDownError:
+            if loop.time() > deadline:
+                raise
+        await asyncio.sleep(RECOVERY_POLL_S)
+    if found is None:
+        raise OperationFailedError(
+            "the migration was cut off before it had changed anything",
+            why=f"its process on {job.source.name} was killed",
+            remedy=f"'{job.vm}' runs on there; migrate it again",
+        )
+    return found
+
+
+async def _end(job: Job, files: JobDir, result: Mapping[str, Any]) -> None:
+    """Say how it ended, and let the target's listener go."""
+    await job.source.write_text(files.result, json.dumps(result))
+    if isinstance(job.target, RemoteHost):
+        try:
+            await job.target.remove(JobDir.of(job.target.state_dir, job.run).path)
+        except HostDownError:
+            pass  # then it ends by itself when nobody has come for minutes
+        finally:
+            await job.target.close()
+
+
+def _tell(lines: TextIO, event: Event) -> None:
+    lines.write(to_line(event))
+    lines.flush()
+
+
+def _cancelled(job: Job) -> CancelledByUserError:
+    return CancelledByUserError(
+        "the migration was cancelled",
+        why="asked to stop before it had begun",
+        remedy=f"'{job.vm}' goes on where it was",
+    )

@@ -1,0 +1,219 @@
+"""Watching a migration that runs on its source host by itself, from its beginning to its end."""
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import (
+    CancelledByUserError,
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+)
+from vmckpt.events.lines import Lines
+from vmckpt.events.record import RunRecord
+from vmckpt.events.types import Emit, Note, heard_or_not
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.remote.values import unpack_error
+from vmckpt.migrate.job import JobDir
+from vmckpt.migrate.recover import Recovery
+from vmckpt.migrate.report import Report
+from vmckpt.migrate.run import runs_dir
+from vmckpt.sequence.steps import to_the_end
+
+POLL_S = 0.2
+RECONNECT_S = 1.0
+# A job that has died is recovered by its dead-man's switch, which says how it ended.
+RECOVERY_TIMEOUT_S = 330.0
+START_TIMEOUT_S = 30.0
+# In a run record's request: the host whose job it is.
+JOB_ON = "job_on"
+
+
+async def find_job(run: str) -> Host:
+    """The host that a run is a job of. Raises NotFoundError, HostDownError when one is silent."""
+
+    async def has_it(host: Host) -> Host | None:
+        there = await host.exists(JobDir.of(host.state_dir, run).request)
+        return host if there else None
+
+    answers = await ask_every(all_hosts(), has_it)
+    if found := next((host for host in answers.given if host), None):
+        return found
+    if answers.silent:
+        raise answers.silent[0]
+    raise NotFoundError(
+        f"no host has a job '{run}'",
+        why="it has ended, or never was one of a migration between two hosts elsewhere",
+        remedy=f"see how it ended: vmckpt runs show {run}",
+    )
+
+
+async def watch(
+    source: Host, run: str, emit: Emit, begun: ProcessId | None = None
+) -> Report | Recovery:
+    """Show a job's events from its beginning, over as many connections as it takes.
+
+    `begun` is its process, where that is known already.
+    A Recovery when the job was killed and its dead-man's switch has finished the migration. Raises
+    what `run.migrate` raises. A cancellation cancels the job; a second one only stops watching.
+    """
+    emit = heard_or_not(emit)
+    watching = asyncio.ensure_future(_Watch(source, run, emit, begun).to_the_end())
+    interrupting: asyncio.Task[None] | None = None
+    while not watching.done():
+        try:
+            await asyncio.wait({watching})
+        except asyncio.CancelledError:
+            if interrupting is not None:
+                watching.cancel()
+                await asyncio.wait({watching})
+                raise CancelledByUserError(
+                    "this command watches no longer",
+                    why=f"asked to stop again before {source.name} had ended the migration",
+                    remedy=f"see how it ends: vmckpt runs attach {run}",
+                ) from None
+            emit(Note(0.0, "cancel", f"asking {source.name} to cancel the migration"))
+            interrupting = asyncio.create_task(_interrupt(source, run))
+    if interrupting is not None:
+        interrupting.cancel()
+    return await to_the_end(_conclude(source, run, watching.result()))
+
+
+async def _interrupt(source: Host, run: str) -> None:
+    """Have the job cancel itself, as soon as its host can be reached."""
+    files = JobDir.of(source.state_dir, run)
+    while True:
+        with suppress(HostDownError):
+            if process := _process(await source.read_text(files.process)):
+                await source.interrupt(process)
+                return
+        await asyncio.sleep(RECONNECT_S)
+
+
+class _Watch:
+    """Reads what a job tells, over as many connections as it takes."""
+
+    def __init__(self, source: Host, run: str, emit: Emit, begun: ProcessId | None) -> None:
+        self._source, self._run, self._emit, self._begun = source, run, emit, begun
+        self._files = JobDir.of(source.state_dir, run)
+        self._lines, self._offset = Lines(), 0
+        self._lost = False
+        self._died_s: float | None = None
+        self._began_s = asyncio.get_running_loop().time()
+
+    async def to_the_end(self) -> dict[str, Any]:
+        """What stands in the job's result."""
+        while True:
+            try:
+                if (result := await self._look()) is not None:
+                    return result
+                self._say_found()
+                await asyncio.sleep(POLL_S)
+            except HostDownError as exc:
+                self._say_lost(exc)
+                await asyncio.sleep(RECONNECT_S)
+
+    async def _look(self) -> dict[str, Any] | None:
+        # Asked first: what it told before its end is whole then.
+        text = await self._source.read_text(self._files.result)
+        while data := await self._source.read_from(self._files.events, self._offset):
+            self._offset += len(data)
+            for event in self._lines.feed(data):
+                self._emit(event)
+        if text is not None:
+            result: dict[str, Any] = json.loads(text)
+            return result
+        await self._check_alive()
+        return None
+
+    async def _check_alive(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        process = _process(await self._source.read_text(self._files.process))
+        if process is None:
+            await self._check_begins(now_s)
+            return
+        if await self._source.is_alive(process):
+            return
+        if self._died_s is None:
+            self._died_s = now_s
+        elif now_s - self._died_s > RECOVERY_TIMEOUT_S:
+            raise OutcomeUnknownError(
+                "nobody knows how the migration ended",
+                why=f"its process on {self._source.name} is gone, and so is its dead-man's switch",
+                remedy="vmckpt vm list ends what was cut off, and says where the VM is",
+            )
+
+    async def _check_begins(self, now_s: float) -> None:
+        """A process that has not said yet that it works on it is still starting."""
+        starts = self._begun is None or await self._source.is_alive(self._begun)
+        if starts and now_s - self._began_s < START_TIMEOUT_S:
+            return
+        if await self._source.exists(self._files.process):
+            return  # it has said so at this moment
+        words = (await self._source.read_text(self._files.log) or "").strip()
+        raise OperationFailedError(
+            f"the migration does not begin on {self._source.name}",
+            why=words[-300:] or f"no process within {START_TIMEOUT_S:g} s",
+            remedy=f"vmckpt host check {self._source.name}",
+        )
+
+    def _say_lost(self, exc: HostDownError) -> None:
+        if not self._lost:
+            text = f"{exc.what}: {exc.why}; the migration goes on there, waiting to see it again"
+            self._emit(Note(0.0, "connection", text))
+        self._lost = True
+
+    def _say_found(self) -> None:
+        if self._lost:
+            self._emit(Note(0.0, "connection", f"{self._source.name} answers again"))
+        self._lost = False
+
+
+def _process(text: str | None) -> ProcessId | None:
+    if not text:
+        return None
+    data = json.loads(text)
+    return ProcessId(data["pid"], data["start_ticks"])
+
+
+async def _conclude(source: Host, run: str, result: dict[str, Any]) -> Report | Recovery:
+    """The result as a value or an error; its record is fetched, and the job's files are removed."""
+    path = runs_dir() / f"{run}.json"
+    with suppress(HostDownError):
+        if text := await source.read_text(source.state_dir / "runs" / path.name):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_text(text)
+        await source.remove(JobDir.of(source.state_dir, run).path)
+    if "error" in result:
+        error = unpack_error(result["error"])
+        _complete(path, {"outcome": error.kind, "what": error.what, "why": error.why})
+        raise error
+    if "recovery" in result:
+        recovery = Recovery(**result["recovery"])
+        _complete(path, {"outcome": recovery.outcome})
+        if recovery.host == source.name:
+            raise OperationFailedError(
+                f"the migration was {recovery.outcome}",
+                why=f"its process on {source.name} was killed at step '{recovery.step}'",
+                remedy="migrate it again",
+            )
+        return recovery
+    report = Report(**result["report"] | {"warnings": tuple(result["report"]["warnings"])})
+    return replace(report, run_record=str(path))
+
+
+def _complete(path: Path, result: dict[str, str]) -> None:
+    """Say in a record that was cut off how the run ended."""
+    with suppress(NotFoundError):
+        record = RunRecord.load(path)
+        if record.result is None:
+            record.result = result
+            record.save(path.parent)
