@@ -7,6 +7,8 @@ STATE/jobs/RUN on the source has job.json (the request; secret while the link is
 import asyncio
 import json
 import os
+import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -38,6 +40,8 @@ from vmckpt.vm.inventory import read_vm
 FORMAT = 1
 # A recovery tries for so long to reach the target: its listener waits for it.
 RECOVERY_S, RECOVERY_POLL_S = 300.0, 2.0
+# What a job told can be read for so long after its end.
+KEPT_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ def read_job(state_dir: Path, run: str) -> Job:
 async def run_job(job: Job, own_command: Sequence[str]) -> None:
     """Migrate, telling of it in files; should this process die, another one recovers the VM."""
     files = JobDir.of(job.source.state_dir, job.run)
+    forget_old(job.source.state_dir, time.time())
     process = identify(os.getpid())
     await job.source.write_text(files.process, json.dumps(asdict(process) if process else {}))
     on_death = [*own_command, "job", job.run, "--recover"]
@@ -166,6 +171,13 @@ async def run_job(job: Job, own_command: Sequence[str]) -> None:
         except asyncio.CancelledError:
             result = {"error": pack_error(_cancelled(job))}
         await _end(job, files, result)
+
+
+def forget_old(state_dir: Path, now_unix_s: float) -> None:
+    """Remove the files of jobs that ended more than a week ago."""
+    for ended in (state_dir / "jobs").glob("*/result.json"):
+        if now_unix_s - ended.stat().st_mtime > KEPT_S:
+            shutil.rmtree(ended.parent, ignore_errors=True)
 
 
 async def recover_job(job: Job) -> None:

@@ -105,7 +105,7 @@ class _Watch:
         self._source, self._run, self._emit, self._begun = source, run, emit, begun
         self._files = JobDir.of(source.state_dir, run)
         self._lines, self._offset = Lines(), 0
-        self._lost = False
+        self._lost, self._at_s = False, 0.0
         self._died_s: float | None = None
         self._began_s = asyncio.get_running_loop().time()
 
@@ -127,6 +127,7 @@ class _Watch:
         while data := await self._source.read_from(self._files.events, self._offset):
             self._offset += len(data)
             for event in self._lines.feed(data):
+                self._at_s = max(self._at_s, event.at_s)
                 self._emit(event)
         if text is not None:
             result: dict[str, Any] = json.loads(text)
@@ -168,12 +169,12 @@ class _Watch:
     def _say_lost(self, exc: HostDownError) -> None:
         if not self._lost:
             text = f"{exc.what}: {exc.why}; the migration goes on there, waiting to see it again"
-            self._emit(Note(0.0, "connection", text))
+            self._emit(Note(self._at_s, "connection", text))
         self._lost = True
 
     def _say_found(self) -> None:
         if self._lost:
-            self._emit(Note(0.0, "connection", f"{self._source.name} answers again"))
+            self._emit(Note(self._at_s, "connection", f"{self._source.name} answers again"))
         self._lost = False
 
 
@@ -185,13 +186,12 @@ def _process(text: str | None) -> ProcessId | None:
 
 
 async def _conclude(source: Host, run: str, result: dict[str, Any]) -> Report | Recovery:
-    """The result as a value or an error; its record is fetched, and the job's files are removed."""
+    """The result as a value or an error; the run record is fetched."""
     path = runs_dir() / f"{run}.json"
     with suppress(HostDownError):
         if text := await source.read_text(source.state_dir / "runs" / path.name):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.write_text(text)
-        await source.remove(JobDir.of(source.state_dir, run).path)
     if "error" in result:
         error = unpack_error(result["error"])
         _complete(path, {"outcome": error.kind, "what": error.what, "why": error.why})

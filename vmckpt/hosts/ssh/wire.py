@@ -20,6 +20,8 @@ from vmckpt.hosts.ssh.settings import CONNECT_TIMEOUT_S
 _CHUNK_BYTES = 64 << 10
 # What a shell says of a command that it does not find (POSIX).
 _NOT_FOUND = 127
+# paramiko's, of a channel whose connection is gone.
+_NO_STATUS = -1
 _LAST_WORDS_S = 1.0
 # What it logs stands in our errors, without the tracebacks.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
@@ -87,6 +89,12 @@ async def _why_silent(name: str, command: str, channel: paramiko.Channel) -> Hos
 def _explain_silence(name: str, command: str, channel: paramiko.Channel) -> HostDownError:
     channel.status_event.wait(_LAST_WORDS_S)
     status = channel.exit_status if channel.exit_status_ready() else None
+    if status == _NO_STATUS:
+        return HostDownError(
+            f"the connection to {name} broke",
+            why="before vmckpt there had said anything",
+            remedy="check the network, then ask again",
+        )
     words = channel.recv_stderr(_CHUNK_BYTES) if channel.recv_stderr_ready() else b""
     last = (words.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
     if status == _NOT_FOUND:

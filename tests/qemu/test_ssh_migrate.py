@@ -1,0 +1,281 @@
+"""Migrations between two hosts over SSH: they do the work, whatever becomes of the operator."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.proxy import Proxy
+from tests.qemu.world import COMMAND, COMMAND_TIMEOUT_S, Done, eventually, image, kill, qemu
+from tests.sshd import Sshd, sshd
+from vmckpt.hosts import process
+from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.lab.labguest import LabGuest
+from vmckpt.migrate.journal import STEPS
+
+STALL_S = 20.0
+# Long enough to be met in the middle of sending memory.
+SLOW = ["--tls", "psk", "--bandwidth", "20MB"]
+
+
+@dataclass(frozen=True, slots=True)
+class SshWorld:
+    """Hosts a and b, with state directories of their own, and an operator who has SSH alone."""
+
+    directory: Path
+    server: Sshd
+    proxy: Proxy
+
+    @property
+    def operator(self) -> Path:
+        return self.directory / "op"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"VMCKPT_STATE_DIR": str(self.operator)}
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        argv = [*COMMAND, *words, "--json"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, env=self.environment, stdout=pipe, stderr=pipe, text=True)
+
+    @staticmethod
+    def done(running: subprocess.Popen[str]) -> Done:
+        stdout, stderr = running.communicate(timeout=COMMAND_TIMEOUT_S)
+        assert "Traceback" not in stderr, stderr
+        return Done(running.returncode, json.loads(stdout) if stdout else {}, stderr)
+
+    def vmckpt(self, *words: str) -> Done:
+        return self.done(self.begin(*words))
+
+    def ok(self, *words: str) -> dict[str, Any]:
+        done = self.vmckpt(*words)
+        assert done.code == 0, f"{words}: {done.stderr}"
+        return done.result
+
+    def processes(self, mark: str) -> list[ProcessId]:
+        return [one for one in find_by_argument(mark) if self._is_ours(one)]
+
+    def _is_ours(self, which: ProcessId) -> bool:
+        try:
+            text = Path(f"/proc/{which.pid}/environ").read_bytes()
+            text += Path(f"/proc/{which.pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+        return str(self.directory).encode() in text
+
+    def qemus(self) -> list[ProcessId]:
+        return self.processes("-pidfile")
+
+    def jobs(self) -> list[ProcessId]:
+        return [one for one in self.processes("\0job\0") if one not in self.processes("xargs")]
+
+    def run(self) -> str:
+        """The run that is under way."""
+        [request] = [path for path in self.directory.glob("[ab]/jobs/*/job.json")
+                     if not path.with_name("result.json").exists()]  # fmt: skip
+        return request.parent.name
+
+    def links(self) -> list[str]:
+        """What listeners have left on the hosts."""
+        return [str(path) for path in self.directory.glob("[ab]/jobs/*/link*")]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where the guest is, and where it is to go."""
+
+    made: SshWorld
+    source: str
+    target: str
+
+    def begin(self, *more: str) -> subprocess.Popen[str]:
+        return self.made.begin("migrate", "mover", self.target, *(more or SLOW))
+
+    def step(self) -> str | None:
+        path = self.made.directory / self.source / "vms/mover/migration.json"
+        try:
+            return str(json.loads(path.read_text())["step"])
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def until(self, step: str) -> None:
+        """The journal has come to `step`, or past it."""
+        eventually(lambda: (found := self.step()) and STEPS.index(found) >= STEPS.index(step),
+                   60, f"step {step}")  # fmt: skip
+
+    def ends_at(self, host: str) -> None:
+        """The guest runs there and nowhere else, and nothing else is left."""
+        shown = self.made.ok("vm", "show", "mover")
+        found = (shown["host"], shown["state"], shown["migration_cut_off"])
+        assert found == (host, "running", False)
+        assert len(self.made.qemus()) == 1
+        eventually(lambda: not self.made.processes("\0link\0"), 20, "the listener ends")
+        assert self.made.links() == []
+
+
+@contextmanager
+def ssh_world() -> Iterator[SshWorld]:
+    directory = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
+    try:
+        with sshd(directory / "sshd") as server:
+            proxy = Proxy(server.port)
+            try:
+                yield _set_up(SshWorld(directory, server, proxy))
+            finally:
+                proxy.close()
+    finally:
+        for mark in ("\0job\0", "\0link\0", "-pidfile"):
+            for left in find_by_argument(mark):
+                if SshWorld(directory, server, proxy)._is_ours(left):
+                    process.kill(left)
+        shutil.rmtree(directory)
+
+
+def _set_up(made: SshWorld) -> SshWorld:
+    made.server.known_hosts.write_text(made.server.host_line.replace(
+        f"[127.0.0.1]:{made.server.port}", "both"))  # fmt: skip
+    with made.server.config.open("a") as config:
+        config.write("  HostKeyAlias both\n")
+    for name in "ab":
+        made.ok(
+            "host", "add", name, f"ssh://root@127.0.0.1:{made.proxy.port}",
+            "--ssh-config", str(made.server.config), "--vmckpt", str(made.server.vmckpt),
+            "--state-dir", str(made.directory / name), "--qemu", str(qemu("10.0")),
+            "--migration-ports", "49300-49399",
+        )  # fmt: skip
+    guest = LabGuest("mover", 1, image(), disk=None)
+    spec = made.directory / "mover.toml"
+    spec.write_text(guest.spec().replace('network = "bridge"', 'network = "user"'))
+    made.ok("vm", "run", str(spec), "--host", "a")
+    return made
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SshWorld]:
+    with ssh_world() as made:
+        yield made
+
+
+@pytest.fixture
+def way(shared: SshWorld) -> Way:
+    """From wherever the last test has left the guest."""
+    home = shared.ok("vm", "show", "mover")["host"]
+    return Way(shared, home, "b" if home == "a" else "a")
+
+
+def test_a_vm_moves_and_its_record_is_the_operators(way: Way) -> None:
+    made = way.made
+    moved = made.ok("migrate", "mover", way.target, "--tls", "psk")
+    found = (moved["outcome"], moved["source"], moved["target"])
+    assert found == ("completed", way.source, way.target)
+    assert moved["encryption"] == "psk"
+    assert Path(moved["run_record"]).parent == made.operator / "runs"
+    shown = made.ok("runs", "show", moved["run"])
+    assert shown["result"]["outcome"] == "completed"
+    assert shown["samples"]
+    way.ends_at(way.target)
+
+
+def test_the_operators_connection_breaks_and_the_command_comes_back(way: Way) -> None:
+    made = way.made
+    running = way.begin()
+    way.until("transfer")
+    before = set(made.server.sessions())
+    made.proxy.cut()
+    eventually(lambda: set(made.server.sessions()) - before, 20, "the command connects again")
+    attached = made.begin("runs", "attach", made.run())
+    done, again = made.done(running), made.done(attached)
+    assert (done.code, again.code) == (0, 0), done.stderr + again.stderr
+    # Both show all of it from the beginning.
+    for stderr in (done.stderr, again.stderr):
+        assert "starting QEMU on the target" in stderr
+        assert "releasing the source" in stderr
+    assert done.result == again.result
+    way.ends_at(way.target)
+
+
+@pytest.mark.timeout(900)
+def test_the_operators_connection_is_silent_for_20_s(shared: SshWorld) -> None:
+    """In the middle of sending memory; with VMCKPT_FAULTS=all at the beginning of each step."""
+    everywhere = os.environ.get("VMCKPT_FAULTS") == "all"
+    for step in STEPS[1:] if everywhere else ["transfer"]:
+        home = shared.ok("vm", "show", "mover")["host"]
+        way = Way(shared, home, "b" if home == "a" else "a")
+        running = way.begin(*SLOW, *(["--method", "postcopy"] if step == "drain" else []))
+        way.until(step)
+        shared.proxy.stall()
+        time.sleep(STALL_S)
+        # The hosts have not waited.
+        assert way.step() is None
+        shared.proxy.flow()
+        done = shared.done(running)
+        assert done.code == 0, f"{step}: {done.stderr}"
+        assert done.result["outcome"] == "completed"
+        assert shared.ok("runs", "attach", done.result["run"]) == done.result
+        way.ends_at(way.target)
+
+
+def test_the_operators_command_is_killed_and_another_shows_the_end(way: Way) -> None:
+    made = way.made
+    running = way.begin()
+    way.until("transfer")
+    kill(running)
+    run = made.run()
+    assert made.ok("runs", "list")["runs"][-1]["outcome"] == "running"
+    attached = made.ok("runs", "attach", run)
+    assert attached["outcome"] == "completed"
+    assert made.ok("runs", "list")["runs"][-1]["outcome"] == "completed"
+    way.ends_at(way.target)
+
+
+def test_ctrl_c_cancels_the_job(way: Way) -> None:
+    running = way.begin()
+    way.until("transfer")
+    running.send_signal(signal.SIGINT)
+    done = way.made.done(running)
+    assert done.code == 130, done.stderr
+    assert done.error["kind"] == "cancelled"
+    way.ends_at(way.source)
+
+
+def test_a_killed_job_is_undone_by_its_hosts(way: Way) -> None:
+    running = way.begin()
+    way.until("transfer")
+    [job] = way.made.jobs()
+    assert process.kill(job)
+    done = way.made.done(running)
+    assert done.code == 7, done.stderr
+    assert "undone" in done.error["what"]
+    assert "was killed at step 'transfer'" in done.error["why"]
+    way.ends_at(way.source)
+
+
+def test_a_target_that_cannot_listen_is_told(way: Way) -> None:
+    path = way.made.operator / f"hosts/{way.target}.json"
+    entry = path.read_text()
+    path.write_text(json.dumps(json.loads(entry) | {"migration_address": "192.0.2.1"}))
+    try:
+        done = way.made.vmckpt("migrate", "mover", way.target, "--tls", "psk")
+        assert done.code == 7
+        assert f"{way.target} does not listen at 192.0.2.1" in done.error["what"]
+    finally:
+        path.write_text(entry)
+    way.ends_at(way.source)
+
+
+def test_a_refusal_of_the_job_is_the_commands(way: Way) -> None:
+    done = way.made.vmckpt("migrate", "mover", way.target, "--tls", "require")
+    assert done.code == 4
+    assert f"vmckpt pki issue {way.source} {way.target}" in done.error["remedy"]
+    way.ends_at(way.source)

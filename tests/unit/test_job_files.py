@@ -1,0 +1,81 @@
+"""What a migration that runs on its source host leaves to read."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.errors import NotFoundError
+from vmckpt.events.lines import Lines, from_line, to_line
+from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote.tls import Place
+from vmckpt.migrate.job import KEPT_S, Job, JobDir, forget_old, read_job
+from vmckpt.migrate.options import Method, Options, Tls
+
+EVENTS: list[Event] = [
+    PhaseBegan(0.1, "prepare"),
+    Note(0.2, "tls", "encrypted, ü\nby certificates"),
+    JobProgress(0.3, "mirror", 1, 2),
+    Progress(0.4, "active", 1, 2, 3, 4, 5.5, 6.5, None, 0, 0, None),
+    Progress(0.5, "active", 2, 2, 3, 4, 5.5, 6.5, 30, 20, 7, 1.5),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_is_one_line_and_comes_back(event: Event) -> None:
+    line = to_line(event)
+    assert line.count("\n") == 1
+    assert line.endswith("\n")
+    assert from_line(line) == event
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"event": "Explosion"}', '{"event": "Note"}'])
+def test_what_is_no_event_is_refused(line: str) -> None:
+    with pytest.raises(ValueError):
+        from_line(line)
+
+
+@given(st.lists(st.integers(1, 40), max_size=60))
+def test_lines_come_whole_however_the_bytes_come(sizes: list[int]) -> None:
+    data = "".join(to_line(event) for event in EVENTS).encode()
+    lines, found, offset = Lines(), [], 0
+    for size in [*sizes, len(data)]:
+        found += list(lines.feed(data[offset : offset + size]))
+        offset += size
+    assert found == EVENTS
+
+
+def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
+    source = LocalHost("a", tmp_path, "192.0.2.1", bridge="br0", migration_ports=(5, 9))
+    target = LocalHost("b", Path("/b"), "192.0.2.2", qemu="/opt/qemu")
+    options = Options(method=Method.POSTCOPY, tls=Tls.PSK, timeout_s=5.0)
+    job = Job("r1", "web", source, target, options, Place("192.0.2.2", 7, "ab", "cd"))
+    files = JobDir.of(tmp_path, "r1")
+    with pytest.raises(NotFoundError):
+        read_job(tmp_path, "r1")
+    files.path.mkdir(parents=True)
+    files.request.write_text(json.dumps(job.to_json()))
+    found = read_job(tmp_path, "r1")
+    assert (found.run, found.vm, found.source, found.link) == ("r1", "web", source, job.link)
+    assert found.options == options
+    assert found.options.method is Method.POSTCOPY
+    there = found.target
+    assert (there.name, there.state_dir, there.qemu) == ("b", Path("/b"), "/opt/qemu")
+    assert not there.is_this_machine
+
+
+def test_jobs_that_ended_long_ago_are_forgotten(tmp_path: Path) -> None:
+    ages = {"old": KEPT_S + 10, "new": KEPT_S - 10, "unfinished": None}
+    for name, age in ages.items():
+        files = JobDir.of(tmp_path, name)
+        files.path.mkdir(parents=True)
+        files.request.touch()
+        if age is not None:
+            files.result.touch()
+            os.utime(files.result, (1e9 - age, 1e9 - age))
+    forget_old(tmp_path, 1e9)
+    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["new", "unfinished"]
