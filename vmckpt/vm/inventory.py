@@ -34,6 +34,11 @@ class Vm:
         """The VM's name, the same on every host."""
         return self.spec.name
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The block nodes of its disks in the QEMU that runs it."""
+        return self.qemu.nodes or tuple(disk.node for disk in self.spec.disks)
+
     async def is_alive(self) -> bool:
         """Whether its QEMU process runs."""
         return await self.host.is_alive(self.qemu.process)
