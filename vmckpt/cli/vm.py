@@ -93,10 +93,10 @@ def show_(name: Name, json: Json = False) -> None:
 def console(name: Name) -> None:
     """Attach to the VM's serial console; Ctrl-] leaves it."""
     from vmckpt.cli.terminal import attach
-    from vmckpt.vm.inventory import require_alive
+    from vmckpt.vm.inventory import require_console
 
     vm = run(settled(name))
-    run(require_alive(vm))
+    run(require_console(vm))
     run(attach(vm.host, vm.qemu.files.console))
 
 
@@ -177,6 +177,7 @@ def _facts(look: "Look") -> dict[str, Any]:
         "state": look.state,
         "adopted": vm.spec.adopted is not None,
         "started_by": "somebody else" if vm.qemu.is_foreign else "vmckpt",
+        "cannot": [] if vm.ram_is_shared else ["checkpoint", "replicate"],
         "operation": look.owner.action if look.owner else None,
         "migration_cut_off": look.migrating and look.owner is None,
         "vcpus": vm.spec.vcpus,

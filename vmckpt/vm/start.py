@@ -123,11 +123,17 @@ async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
     """The QEMU of `files` while it runs, whoever started it, recorded in vm.json or not."""
     if found := await host.find_processes(files.mark):
         return found
+    foreign = await foreign_process(host, files)
+    return [foreign] if foreign else []
+
+
+async def foreign_process(host: Host, files: QemuDir) -> ProcessId | None:
+    """The QEMU of `files` while it runs, if somebody else started it."""
     text = await host.read_text(files.process)
     if text is None:
-        return []
-    foreign = ProcessId(**json.loads(text))
-    return [foreign] if await host.is_alive(foreign) else []
+        return None
+    recorded = ProcessId(**json.loads(text))
+    return recorded if await host.is_alive(recorded) else None
 
 
 async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:

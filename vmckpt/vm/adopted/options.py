@@ -38,27 +38,28 @@ def _named(fate: Fate, *words: str) -> dict[str, Fate]:
 WITH_VALUE = (
     _named(
         Fate.KEEP,
-        "m smp cpu boot global set uuid rtc numa vga watchdog watchdog-action action icount",
-        "overcommit sandbox g prom-env usbdevice semihosting-config",
+        "m smp cpu global set uuid rtc numa vga watchdog watchdog-action action icount",
+        "overcommit sandbox g prom-env usbdevice semihosting-config iscsi",
     )
-    | _named(Fate.FILE, "kernel initrd dtb bios")
+    | _named(Fate.FILE, "kernel initrd dtb bios shim")
     | {"append": Fate.KEEP, "mem-path": Fate.REWRITE}
     | _named(
         Fate.DROP,
         "pidfile D d trace dfilter monitor qmp qmp-pretty mon gdb incoming name runas run-with",
         "chroot L add-fd echr msg k accel tb-size compat loadvm",
+        "seed",
     )
-    | _named(Fate.SCREEN, "vnc spice display")
+    | _named(Fate.SCREEN, "vnc spice display rotate")
     | _named(
         Fate.REWRITE,
         "machine M drive hda hdb hdc hdd cdrom fda fdb sd mtdblock pflash blockdev device netdev",
         "nic net object chardev serial parallel debugcon audiodev audio fw_cfg smbios acpitable",
-        "option-rom",
+        "option-rom boot",
     )
     | _named(
         Fate.REFUSE,
-        "readconfig writeconfig virtfs fsdev tpmdev iscsi plugin dump-vmstate qtest",
-        "qtest-log xen-domid xen-attach virtioconsole vmgenid chardev-fd smb tftp",
+        "readconfig writeconfig virtfs fsdev tpmdev plugin dump-vmstate qtest",
+        "qtest-log xen-domid xen-attach",
     )
 )
 FLAGS = (
@@ -69,10 +70,11 @@ FLAGS = (
     )
     | _named(
         Fate.DROP, "daemonize S s enable-kvm no-quit async-teardown enable-sync-profile perfmap",
-        "jitdump",
+        "jitdump singlestep",
     )
     | _named(
-        Fate.SCREEN, "nographic curses sdl gtk full-screen alt-grab ctrl-grab no-frame show-cursor"
+        Fate.SCREEN, "nographic curses sdl gtk full-screen alt-grab ctrl-grab no-frame",
+        "show-cursor portrait",
     )
     | _named(Fate.REFUSE, "snapshot preconfig xen-domid-restrict")
 )  # fmt: skip

@@ -145,6 +145,16 @@ _HANDLERS: Mapping[str, Callable[[Draft, Option], None]] = (
 )
 
 
+# The options whose value may name a file, with the key of a first value without one.
+_FIRST_KEY = {
+    "fw_cfg": "name",
+    "option-rom": "romfile",
+    "boot": "order",
+    "smbios": None,
+    "acpitable": None,
+}
+
+
 def _carry(draft: Draft, option: Option) -> None:
     match fate(option):
         case Fate.KEEP:
@@ -174,9 +184,9 @@ def _rewrite(draft: Draft, option: Option) -> None:
     elif option.name == "mem-path":
         draft.has_own_memory = True
         draft.add("mem-path", devices.memory_directory(draft, option, value))
-    elif option.name in ("fw_cfg", "smbios", "acpitable", "option-rom"):
-        settings = _settings(option, {"fw_cfg": "name", "option-rom": "romfile"}.get(option.name))
-        for key in ("file", "romfile"):
+    elif option.name in _FIRST_KEY:
+        settings = _settings(option, _FIRST_KEY[option.name])
+        for key in ("file", "romfile", "splash"):
             if path := settings.get(key):
                 settings = settings.put(key, str(draft.file(path, option)))
         draft.add(option.name, settings)
