@@ -1,7 +1,9 @@
 """A QEMU that was started by hand becomes a VM: it moves, loses nothing, and comes back."""
 
 import asyncio
+import os
 import random
+import signal
 import socket
 import subprocess
 import time
@@ -227,6 +229,33 @@ def test_kill_9_leaves_the_guest_in_one_place(pair: World) -> None:
     with by_hand(pair, PLAIN, monitors=1) as process:
         adopt(pair)
         asyncio.run(go(process))
+
+
+@pytest.mark.timeout(200)
+def test_a_stuck_source_is_freed_over_its_only_monitor(pair: World) -> None:
+    """A target that stops in the device phase blocks the source: only a yank frees it."""
+
+    async def go(log: Path) -> None:
+        async with loaded(pair, HAND) as control:
+            await control.load_memory("rate=100M set=96M pattern=uniform content=random")
+            words = ("--bandwidth", "300MB", "--max-downtime", "2s")
+            command = pair.begin("migrate", "hand", "lab-b", *words)
+            try:
+                while "vm_state_notify running 0" not in log.read_text(errors="replace"):
+                    assert command.poll() is None
+                    await asyncio.sleep(0.0005)
+                for one in pair.qemus("hand"):
+                    os.kill(one.pid, signal.SIGSTOP)
+                out, err = await asyncio.to_thread(command.communicate, timeout=120)
+            finally:
+                kill_command(command)
+            assert command.returncode == 7, out + err
+            await control.ping()
+
+    with by_hand(pair, f"{PLAIN} -trace vm_state_notify", monitors=1) as process:
+        adopt(pair)
+        asyncio.run(go(pair.state_dir / "hand.log"))
+        assert pair.ok("vm", "show", "hand")["pid"] == process.pid
 
 
 def test_a_killed_adoption_leaves_the_process_alone(pair: World) -> None:

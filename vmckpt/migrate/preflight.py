@@ -145,11 +145,13 @@ class _Source(NamedTuple):
 
 
 async def _look_at_source(vm: Vm) -> _Source:
-    installed = await abilities(vm.host)
+    # One that somebody else started may be another build than the host's own, or the only one.
+    installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
         remedy = f"start it: vmckpt vm start {vm.name}"
-        return _Source((Check("running", REFUSE, reason, remedy),), installed)
+        checks = (Check("running", REFUSE, reason, remedy),)
+        return _Source(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         run = await commands.query_status(monitor)
         blockers = (await commands.query_migrate(monitor)).blockers
@@ -157,8 +159,8 @@ async def _look_at_source(vm: Vm) -> _Source:
         images = await query_disk_images(monitor)
         changed = await _changed(vm, monitor) if vm.qemu.is_foreign else None
         # The VM may run under a QEMU that has been replaced on disk since it was started.
-        same = await commands.query_version(monitor) == installed.version
-        ours = installed if same else await learn(monitor)
+        version = await commands.query_version(monitor)
+        ours = installed if installed and installed.version == version else await learn(monitor)
     if run.status not in ("running", "paused", "prelaunch"):
         reason = f"its state is '{run.status}'"
         remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
