@@ -275,6 +275,7 @@ def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
         ("-object sev-guest,id=s", "such an object"),
         ("-nic user,smb=/srv", "smb="),
         ("-append <vmckpt:dir>", "vmckpt's own mark"),
+        ('-machine {"type":"q35"}', "in JSON"),
         ("-device scsi-hd,drive=base", "does not use 'base' any more"),
     ],
 )
@@ -304,10 +305,30 @@ def test_a_snapshot_on_top_of_an_image_is_not_overlooked() -> None:
 
 
 def test_a_device_plugged_later_with_a_back_end_that_nobody_knows_is_refused() -> None:
-    port = {"driver": "virtserialport", "id": "p", "chardev": "c"}
-    disk = {"driver": "virtio-blk-pci", "id": "d", "drive": "n"}
-    late = facts("-m 512", drive("json:{}", owner="d"), late={"p": port, "d": disk})
+    late: dict[str, dict[str, str]] = {
+        "p": {"driver": "virtserialport", "id": "p", "bus": "b", "chardev": "c"},
+        "d": {"driver": "virtio-blk-pci", "id": "d", "bus": "b", "drive": "n"},
+        "e": {"driver": "scsi-cd", "id": "e", "bus": "b", "drive": "m"},
+        "c": {"driver": "qemu64-x86_64-cpu", "id": "c"},
+        "v": {"driver": "vfio-pci", "id": "v", "bus": "b"},
+        "n": {"driver": "e1000e", "id": "n", "bus": "b", "netdev": "n9"},
+    }
+    seen = facts("-m 512", drive("json:{}", owner="d"), late=late, networks={"n9": "vhost-user"})
     with pytest.raises(RefusedError) as refused:
-        rewrite("web", late)
-    assert "'p'" in refused.value.why
-    assert "'d'" in refused.value.why
+        rewrite("web", seen)
+    for words in ("'p'", "'d'", "'e'", "'c'", "'v'", "'n9'"):
+        assert words in refused.value.why
+
+
+def test_ports_get_names_of_their_own() -> None:
+    line = (
+        "-serial pty -serial file:/log -parallel pty -parallel vc -debugcon stdio -nic model=e1000"
+    )
+    lines = written(rewrite("web", facts(line)))
+    named = [word.partition("id=")[2].partition(",")[0] for word in lines if "id=" in word]
+    assert named[:5] == [
+        "vmckpt-serial1", "vmckpt-serial2", "vmckpt-parallel1", "vmckpt-parallel2",
+        "vmckpt-debugcon1",
+    ]  # fmt: skip
+    assert "-nic model=e1000" in lines
+    assert len({word for word in lines if "path=" in word}) == 5

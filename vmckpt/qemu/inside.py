@@ -76,10 +76,16 @@ async def query_networks(monitor: Monitor) -> dict[str, str]:
 
 
 async def device_settings(monitor: Monitor, name: str, driver: str) -> dict[str, Any]:
-    """What `-device` needs to make the device `name` again, where it is."""
+    """What `-device` needs to make the device `name` again, where it is.
+
+    Without a `bus` it is no more than its kind: a processor, or memory.
+    """
     path = f"/machine/peripheral/{name}"
     settings: dict[str, Any] = {"driver": driver, "id": name}
-    bus = await commands.qom_get(monitor, path, "parent_bus")
+    try:
+        bus = await commands.qom_get(monitor, path, "parent_bus")
+    except CommandRefusedError:
+        return settings  # a processor, or memory: on no bus
     settings["bus"] = bus.rpartition("/")[2]
     for item in await monitor.ask("device-list-properties", {"typename": driver}):
         key, kind = item["name"], item["type"]

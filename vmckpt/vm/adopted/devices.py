@@ -65,18 +65,29 @@ def plugged_devices(draft: Draft, nodes: Mapping[str, str]) -> None:
     """Devices that were plugged later; `nodes` are their disks' nodes on the target."""
     for name, settings in sorted(draft.facts.late.items()):
         written: dict[str, Any] = dict(settings)
-        if why := next(
-            (why for start, why in _PASSED_THROUGH.items() if settings["driver"].startswith(start)),
-            "its character device was plugged later too" if "chardev" in settings else None,
-        ):
-            draft.refuse(f"the device '{name}' ({settings['driver']})", why)
+        if why := _unpluggable(settings, nodes):
+            draft.refuse(f"the device '{name}' ({settings['driver']})", f"plugged later: {why}")
             continue
-        if "drive" in settings and name in nodes:
+        if "drive" in settings:
             written["drive"] = nodes[name]
         if (netdev := settings.get("netdev")) and not _has_network(draft, netdev):
             plugged_network(draft, netdev)
         draft.notes.append(f"'{name}' ({settings['driver']}) was plugged later: the target gets it")
         draft.add("device", JsonObject(written))
+
+
+def _unpluggable(settings: Mapping[str, Any], nodes: Mapping[str, str]) -> str | None:
+    """Why a device that was plugged later cannot be given to the target; None: it can."""
+    for start, why in _PASSED_THROUGH.items():
+        if settings["driver"].startswith(start):
+            return why
+    if "bus" not in settings:
+        return "vmckpt does not carry processors and memory plugged later"
+    if "chardev" in settings:
+        return "vmckpt does not carry character devices plugged later"
+    if "drive" in settings and settings["id"] not in nodes:
+        return "there is no image in it"
+    return None
 
 
 def _has_network(draft: Draft, name: str) -> bool:
@@ -122,8 +133,10 @@ def machine(draft: Draft, options: list[Option]) -> None:
     """-machine, with the type and accelerator that it came to; the CPU and the memory too."""
     given = [parse_settings(option.value or "", "type") for option in options]
     pairs: list[tuple[str, str]] = []
-    for settings in given:
-        if isinstance(settings, KeyValues):
+    for option, settings in zip(options, given, strict=True):
+        if isinstance(settings, JsonObject):
+            draft.refuse_option(option, "vmckpt does not read a machine in JSON")
+        else:
             pairs += settings.pairs
     kept = KeyValues(tuple(pairs)).without("type", "accel", "graphics")
     if kept.get("confidential-guest-support") or kept.get("memory-encryption"):

@@ -42,7 +42,7 @@ class Draft:
     refusals: list[tuple[str, str]] = field(default_factory=list)
     vanished: set[str] = field(default_factory=set)
     chardevs: int = 0
-    serials: int = 0
+    ports: Counter[str] = field(default_factory=Counter)
     agent: str | None = None
     console: str | None = None
     has_own_memory: bool = False

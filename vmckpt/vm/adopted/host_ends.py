@@ -70,8 +70,7 @@ def _add_socket(draft: Draft, name: str, *, mux: bool = False) -> None:
 def port(draft: Draft, option: Option) -> None:
     """-serial, -parallel and -debugcon: the same port, on a socket."""
     value = option.value or ""
-    if option.name == "serial":
-        draft.serials += 1
+    draft.ports[option.name] += 1
     if value in ("none", "null", "msmouse") or value.startswith("chardev:"):
         draft.add(option.name, value)
         return
@@ -86,21 +85,21 @@ def port(draft: Draft, option: Option) -> None:
         return
     elif value.startswith(("stdio", "mon:stdio")):
         draft.notes.append(f"'{option.text}' is `vmckpt vm console` when the VM has moved")
-    name = f"vmckpt-{option.name}{draft.serials}"
+    name = f"vmckpt-{option.name}{draft.ports[option.name]}"
     _add_socket(draft, name)
     draft.add(option.name, f"chardev:{name}")
 
 
 def default_console(draft: Draft) -> None:
     """The serial port that QEMU makes where nobody asks for one, on a socket."""
-    if draft.serials == 0 and "serial0" in draft.facts.labels:
+    if draft.ports["serial"] == 0 and "serial0" in draft.facts.labels:
         port(draft, Option("serial", "vc"))
 
 
 def network(draft: Draft, option: Option) -> None:
     """-netdev, -nic and -net: a tap becomes vmckpt's own, on the target's bridge."""
     settings = parse_settings(option.value or "", "type")
-    kind = settings.get("type")
+    kind = settings.get("type") or ("user" if option.name == "nic" else None)
     if kind == "user":
         _user(draft, option, settings)
         draft.nics.append("user")

@@ -13,8 +13,6 @@ from vmckpt.vm.adopted.settings import parse_settings
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import images_dir
 
-_PATH_KEYS = ("mem-path",)
-
 
 async def process_of(monitor: Monitor, host: Host, pid: int | None) -> int:
     """The process behind a monitor: the one that has its vCPUs' threads.
