@@ -67,14 +67,6 @@ GOLDEN = r"""/usr/bin/qemu
 -smp 2
 -m 1024M
 -object {"qom-type":"memory-backend-file","id":"ram0","size":1073741824,"mem-path":"/ram/vmckpt-web-0123abcd.ram","share":true}
--pidfile /state/vms/web/qemu-0123abcd/pid
--msg timestamp=on
--chardev socket,id=operator,path=/state/vms/web/qemu-0123abcd/qmp.sock,server=on,wait=off
--mon chardev=operator,mode=control
--chardev socket,id=onlooker,path=/state/vms/web/qemu-0123abcd/watch.sock,server=on,wait=off
--mon chardev=onlooker,mode=control
--chardev socket,id=rescue,path=/state/vms/web/qemu-0123abcd/rescue.sock,server=on,wait=off
--mon chardev=rescue,mode=control
 -chardev socket,id=console,path=/state/vms/web/qemu-0123abcd/console.sock,server=on,wait=off,logfile=/state/vms/web/qemu-0123abcd/console.log,logappend=on
 -serial chardev:console
 -kernel /boot/vmlinuz
@@ -98,6 +90,14 @@ GOLDEN = r"""/usr/bin/qemu
 -chardev socket,id=agent,path=/state/vms/web/qemu-0123abcd/agent.sock,server=on,wait=off
 -device {"driver":"virtserialport","chardev":"agent","name":"org.qemu.guest_agent.0"}
 -device {"driver":"virtio-rng-pci","addr":"0x10"}
+-pidfile /state/vms/web/qemu-0123abcd/pid
+-msg timestamp=on
+-chardev socket,id=operator,path=/state/vms/web/qemu-0123abcd/qmp.sock,server=on,wait=off
+-mon chardev=operator,mode=control
+-chardev socket,id=onlooker,path=/state/vms/web/qemu-0123abcd/watch.sock,server=on,wait=off
+-mon chardev=onlooker,mode=control
+-chardev socket,id=rescue,path=/state/vms/web/qemu-0123abcd/rescue.sock,server=on,wait=off
+-mon chardev=rescue,mode=control
 -trace vm_state_notify
 -S"""  # noqa: E501
 

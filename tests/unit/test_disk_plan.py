@@ -11,7 +11,8 @@ from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.spec import Disk
 
 HERE, THERE = Path("/a/images/root.qcow2"), Path("/b/images/root.qcow2")
-DISK = Disk(Path("images/root.qcow2"), "qcow2", None, False, "none")
+DISK = Disk(Path("images/root.qcow2"), "qcow2", None, False, "none", "disk0")
+NODES = ("disk0",)
 IMAGES = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, ())}
 
 
@@ -22,15 +23,15 @@ def place(
 
 
 def test_a_disk_that_is_not_shared_is_copied() -> None:
-    plan = decide_disks([DISK], [place()], IMAGES)
-    assert plan.copies == (DiskCopy(0, "qcow2", False, 1 << 30, 5 << 20, HERE, THERE),)
-    assert plan.copies[0].node == "disk0"
+    plan = decide_disks([DISK], NODES, [place()], IMAGES)
+    nodes = ("disk0", "disk0")
+    assert plan.copies == (DiskCopy(0, "qcow2", False, 1 << 30, 5 << 20, HERE, THERE, *nodes),)
     assert (plan.shared, plan.obstacles) == ((), ())
 
 
 def test_a_shared_disk_stays_where_it_is() -> None:
     # On shared storage the file is on the target too, of course.
-    plan = decide_disks([DISK], [place(shared=True, taken=True)], {})
+    plan = decide_disks([DISK], NODES, [place(shared=True, taken=True)], {})
     assert (plan.shared, plan.copies, plan.obstacles) == ((THERE,), (), ())
 
 
@@ -43,7 +44,7 @@ def test_a_shared_disk_stays_where_it_is() -> None:
     ],
 )
 def test_what_cannot_be_copied_is_an_obstacle(found: Place, code: str, words: str) -> None:
-    plan = decide_disks([DISK], [found], IMAGES)
+    plan = decide_disks([DISK], NODES, [found], IMAGES)
     (obstacle,) = plan.obstacles
     assert (obstacle.code, words in obstacle.reason, plan.copies) == (code, True, ())
     assert obstacle.remedy
@@ -51,13 +52,13 @@ def test_what_cannot_be_copied_is_an_obstacle(found: Place, code: str, words: st
 
 def test_snapshots_that_a_copy_would_lose_are_named() -> None:
     images = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, ("before", "after"))}
-    (obstacle,) = decide_disks([DISK], [place()], images).obstacles
+    (obstacle,) = decide_disks([DISK], NODES, [place()], images).obstacles
     assert obstacle.code == "disk-snapshots"
     assert "before, after" in obstacle.reason
 
 
 def test_a_stopped_vm_has_nothing_to_copy() -> None:
-    plan = decide_disks([DISK], [place()], {})
+    plan = decide_disks([DISK], NODES, [place()], {})
     assert (plan.copies, plan.obstacles) == ((), ())
 
 
@@ -84,5 +85,5 @@ def test_a_copy_in_which_nothing_moves_fails() -> None:
 def test_the_files_behind_a_shared_disk_have_to_be_there_too() -> None:
     chain = ("/images/base.qcow2", 'json:{"driver":"nbd"}', "/images/bottom.raw")
     images = {"disk0": DiskImage("disk0", 1 << 30, 5 << 20, (), chain)}
-    plan = decide_disks([DISK], [place(shared=True)], images)
+    plan = decide_disks([DISK], NODES, [place(shared=True)], images)
     assert plan.shared == (THERE, Path("/images/base.qcow2"), Path("/images/bottom.raw"))

@@ -71,14 +71,15 @@ def test_a_full_spec_is_read_whole() -> None:
         boot=Boot(BASE / "vmlinuz", Path("/boot/initrd"), "console=ttyS0 quiet"),
         firmware=Firmware(Path("/usr/share/OVMF/OVMF_CODE.fd"), BASE / "vars.fd"),
         disks=(
-            Disk(BASE / "root.qcow2", "qcow2", 10 * GIB, False, "none"),
-            Disk(Path("/images/data.raw"), "raw", None, True, "writeback"),
+            Disk(BASE / "root.qcow2", "qcow2", 10 * GIB, False, "none", "disk0"),
+            Disk(Path("/images/data.raw"), "raw", None, True, "writeback", "disk1"),
         ),
         nics=(Nic("bridge", "52:54:00:ab:cd:ef"), Nic("user", None)),
         devices=({"driver": "virtio-rng-pci", "addr": "0x10"},),
         guest_agent=True,
         ram_dir=Path("/dev/hugepages"),
         heartbeat_id=7,
+        adopted=None,
         text=FULL,
     )
 

@@ -122,7 +122,7 @@ def _snapshot_nodes(vm: Vm) -> list[str]:
             why=why,
             remedy="convert the disk (qemu-img convert -O qcow2), or add a small qcow2 disk",
         )
-    return [f"disk{n}" for n in writable]
+    return [vm.nodes[n] for n in writable]
 
 
 async def _open(vm: Vm) -> Monitor:

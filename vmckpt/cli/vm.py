@@ -1,4 +1,4 @@
-"""vmckpt vm: run, list, show, console, start, stop, rm."""
+"""vmckpt vm: run, adopt, list, show, console, start, stop, rm."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +28,31 @@ def run_(
 
     vm = run(run_vm(read_spec(spec), find_host(host)))
     _show_started(vm, as_json=json)
+
+
+@app.command()
+def adopt(
+    name: Name,
+    qmp: Annotated[
+        list[Path],
+        typer.Option(help="A QMP socket of the QEMU; up to three: to work, to look, for a rescue."),
+    ],
+    host: HostOption = "local",
+    pid: Annotated[int | None, typer.Option(help="Its process, where that is in doubt.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a QEMU that somebody else started a VM; nothing about its process changes."""
+    from vmckpt.hosts.inventory import find_host
+    from vmckpt.vm.adopted.adopt import adopt as adopt_
+
+    paths = [path.absolute() for path in qmp]
+    adoption = run(adopt_(name, find_host(host), paths, pid))
+    vm = adoption.vm
+    facts = {"vm": name, "host": vm.host.name, "pid": vm.qemu.process.pid, "adopted": True,
+             "notes": adoption.notes}  # fmt: skip
+    told = "".join(f"\n  note: {note}" for note in adoption.notes)
+    show(facts, f"{name} is adopted on {vm.host.name} (pid {vm.qemu.process.pid}){told}",
+         as_json=json)  # fmt: skip
 
 
 @app.command("list")
@@ -68,10 +93,10 @@ def show_(name: Name, json: Json = False) -> None:
 def console(name: Name) -> None:
     """Attach to the VM's serial console; Ctrl-] leaves it."""
     from vmckpt.cli.terminal import attach
-    from vmckpt.vm.inventory import require_alive
+    from vmckpt.vm.inventory import require_console
 
     vm = run(settled(name))
-    run(require_alive(vm))
+    run(require_console(vm))
     run(attach(vm.host, vm.qemu.files.console))
 
 
@@ -103,14 +128,16 @@ def stop(
 
 @app.command()
 def rm(name: Name, json: Json = False) -> None:
-    """Forget a stopped VM; its disk images stay."""
+    """Forget a stopped VM; its disk images stay. An adopted QEMU goes on by itself."""
     from vmckpt.vm.lifecycle import remove_vm
 
     vm = run(settled(name))
-    run(remove_vm(vm))
+    pid = run(remove_vm(vm))
     disks = [str(disk.on(vm.host.state_dir)) for disk in vm.spec.disks]
     kept = f"; its disks stay: {', '.join(disks)}" if disks else ""
-    show({"vm": name, "removed": True, "disks": disks}, f"{name} is removed{kept}", as_json=json)
+    done = "is removed" if pid is None else f"is forgotten; its QEMU (pid {pid}) goes on as it was"
+    facts = {"vm": name, "removed": True, "disks": disks, "goes_on_as_pid": pid}
+    show(facts, f"{name} {done}{kept}", as_json=json)
 
 
 async def settled(name: str) -> "Vm":
@@ -148,6 +175,9 @@ def _facts(look: "Look") -> dict[str, Any]:
         "name": vm.name,
         "host": vm.host.name,
         "state": look.state,
+        "adopted": vm.spec.adopted is not None,
+        "started_by": "somebody else" if vm.qemu.is_foreign else "vmckpt",
+        "cannot": [] if vm.ram_is_shared else ["checkpoint", "replicate"],
         "operation": look.owner.action if look.owner else None,
         "migration_cut_off": look.migrating and look.owner is None,
         "vcpus": vm.spec.vcpus,

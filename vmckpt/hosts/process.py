@@ -60,8 +60,13 @@ def identify(pid: int) -> ProcessId | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
+    return from_stat(pid, stat)
+
+
+def from_stat(pid: int, stat: str) -> ProcessId | None:
+    """The process that has `pid`, by its /proc/PID/stat; None when it is a zombie or none."""
     fields = _fields(stat)
-    if fields[0] in "ZX":
+    if not fields or fields[0] in "ZX":
         return None
     return ProcessId(pid, int(fields[19]))
 

@@ -31,7 +31,7 @@ class Obstacle(NamedTuple):
 
 
 class DiskCopy(NamedTuple):
-    """A disk to copy: node `diskN` of the source's QEMU to a new file on the target.
+    """A disk to copy: a node of the source's QEMU to a new file on the target, `node` there.
 
     The source's file is removed when the VM has moved, unless `keep`: others may read it too.
     """
@@ -43,12 +43,9 @@ class DiskCopy(NamedTuple):
     allocated_bytes: int
     source: Path
     target: Path
+    source_node: str
+    node: str
     keep: bool = False
-
-    @property
-    def node(self) -> str:
-        """Its node in both QEMUs."""
-        return f"disk{self.number}"
 
 
 class DiskPlan(NamedTuple):
@@ -83,20 +80,26 @@ async def plan_disks(vm: Vm, target: Host, how: Disks, images: Mapping[str, Disk
     places = await asyncio.gather(
         *(_place(vm, target, number, disk, how) for number, disk in enumerate(vm.spec.disks))
     )
-    plan = decide_disks(vm.spec.disks, places, images)
+    plan = decide_disks(vm.spec.disks, vm.nodes, places, images)
     full = tuple(await _room(plan.copies, target))
     return DiskPlan(plan.shared, plan.copies, plan.obstacles + full)
 
 
 def decide_disks(
-    disks: Iterable[Disk], places: Iterable[Place], images: Mapping[str, DiskImage]
+    disks: Iterable[Disk],
+    nodes: Iterable[str],
+    places: Iterable[Place],
+    images: Mapping[str, DiskImage],
 ) -> DiskPlan:
-    """What becomes of every disk. Pure; `images` has the nodes of the running QEMU."""
+    """What becomes of every disk. Pure; `images` has the nodes of the running QEMU.
+
+    `nodes` says which of them are the disks'.
+    """
     shared: list[Path] = []
     copies: list[DiskCopy] = []
     obstacles: list[Obstacle] = []
-    for disk, place in zip(disks, places, strict=True):
-        image = images.get(f"disk{place.number}")
+    for disk, node, place in zip(disks, nodes, places, strict=True):
+        image = images.get(node)
         if place.shared:
             # QEMU names a backing file by its path, or in JSON what is none.
             backing = image.backing if image else ()
@@ -113,6 +116,8 @@ def decide_disks(
                     image.allocated_bytes,
                     place.source,
                     place.target,
+                    node,
+                    disk.node,
                     place.keep,
                 )
             )

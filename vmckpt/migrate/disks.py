@@ -66,7 +66,7 @@ class DiskMirrors:
         with source.events("JOB_STATUS_CHANGE") as events:
             for copy in self._copies:
                 name, speed = self._name(copy), self._bandwidth // len(self._copies)
-                await block.blockdev_mirror(source, name, copy.node, name, speed)
+                await block.blockdev_mirror(source, name, copy.source_node, name, speed)
             watch = CopyWatch(time.monotonic())
             while True:
                 jobs = await self._jobs(source)

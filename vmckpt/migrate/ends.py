@@ -11,7 +11,7 @@ from vmckpt.migrate.ownership import Side, View
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.start import end_qemu
+from vmckpt.vm.start import end_qemu, processes
 
 LOOK_TIMEOUT_S = 3.0
 # QEMU's trace line for vCPUs starting; it stands in the log before the first guest instruction.
@@ -26,6 +26,7 @@ class End:
         self._certainly_ran = certainly_ran
         self._monitor: Monitor | None = None
         self._rescue: Monitor | None = None
+        self._shares_monitor = False
 
     @property
     def label(self) -> str:
@@ -34,7 +35,7 @@ class End:
 
     async def alive(self) -> bool:
         """Whether its process runs."""
-        return bool(await self.host.find_processes(self.files.mark))
+        return bool(await processes(self.host, self.files))
 
     async def ever_ran(self) -> bool:
         """Whether its vCPUs have ever run, by its own log, which outlives it, or by the journal."""
@@ -72,17 +73,27 @@ class End:
             run = await commands.query_status(monitor, LOOK_TIMEOUT_S)
             migration = await commands.query_migrate(monitor, LOOK_TIMEOUT_S)
         except HostDownError:
-            await self._drop_monitor()
+            # A shared one is all that reaches a stuck QEMU, which would not greet again.
+            if not (self._shares_monitor and self._monitor and self._monitor.is_open):
+                await self._drop_monitor()
             return Side(await self.alive(), ever_ran=await self.ever_ran())
         return Side(True, run, migration, await self.ever_ran())
 
     async def rescue(self) -> Monitor:
         """A session for out-of-band commands, which work while QEMU is stuck.
 
-        It has to be open before QEMU is: greeting needs the main loop. Raises HostDownError.
+        It has to be open before QEMU is: greeting needs the main loop. An adopted QEMU may have no
+        monitor for it: then the operator's does, which takes such commands too. Raises
+        HostDownError.
         """
         if self._rescue is None or not self._rescue.is_open:
-            sock = await self.host.connect(self.files.rescue)
+            try:
+                sock = await self.host.connect(self.files.rescue)
+            except HostDownError:
+                if await self.host.exists(self.files.rescue):
+                    raise
+                self._shares_monitor = True
+                return await self.monitor()
             self._rescue = await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
         return self._rescue
 
@@ -121,7 +132,7 @@ class Pair:
 
 async def kill(end: End) -> None:
     """End a QEMU for certain, keeping its files (its log says whether it ever ran)."""
-    for process in await end.host.find_processes(end.files.mark):
+    for process in await processes(end.host, end.files):
         await end.host.kill(process)
 
 

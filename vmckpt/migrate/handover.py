@@ -1,12 +1,19 @@
 """Making one host the VM's home and leaving nothing on the other: the ends of every migration."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 
+from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.ends import End, discard
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu
+from vmckpt.vm.start import Qemu, foreign_process
+
+QUIT_POLLS, QUIT_POLL_S = 500, 0.01
 
 
 async def settle_on_target(target: End, qemu: Qemu, source: Host) -> None:
@@ -18,9 +25,26 @@ async def settle_on_target(target: End, qemu: Qemu, source: Host) -> None:
 
 async def release(end: End, ram_dir: Path) -> None:
     """The VM is at home elsewhere: end its QEMU on this host and remove what it had here."""
+    await _ask_to_quit(end)
     # The guest is elsewhere and goes on: nobody waits for the kernel to free its old memory.
     await discard(end, ram_dir, await_freed=False)
     await end.host.remove(vm_dir(end.host.state_dir, end.files.vm_name).path)
+
+
+async def _ask_to_quit(end: End) -> None:
+    """A QEMU that somebody else started ends as its starter expects: in good order, if it can.
+
+    Its own sockets and pid file go with it, and a supervisor sees no failure to mend.
+    """
+    process = await foreign_process(end.host, end.files)
+    if process is None:
+        return
+    with suppress(HostDownError, OutcomeUnknownError, CommandRefusedError):
+        await commands.quit_(await end.monitor())
+    for _ in range(QUIT_POLLS):
+        if not await end.host.is_alive(process):
+            return
+        await asyncio.sleep(QUIT_POLL_S)
 
 
 async def find_qemu(end: End, platform: Platform) -> Qemu | None:

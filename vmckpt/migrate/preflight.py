@@ -15,7 +15,7 @@ from vmckpt.migrate.options import Method, Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
 from vmckpt.qemu.block import DiskImage, query_disk_images
-from vmckpt.qemu.monitor import session
+from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import both
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
@@ -77,6 +77,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *_pace(ours, disks.copies),
         *[check async for check in target_checks.files(vm, target, disks)],
         *network,
+        *await target_checks.forwards(vm, target),
         *await target_checks.ports(target, needed=2 if disks.copies else 1),
         await target_checks.clock(vm.host, target),
         encrypted,
@@ -144,25 +145,39 @@ class _Source(NamedTuple):
 
 
 async def _look_at_source(vm: Vm) -> _Source:
-    installed = await abilities(vm.host)
+    # One that somebody else started may be another build than the host's own, or the only one.
+    installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
         remedy = f"start it: vmckpt vm start {vm.name}"
-        return _Source((Check("running", REFUSE, reason, remedy),), installed)
+        checks = (Check("running", REFUSE, reason, remedy),)
+        return _Source(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         run = await commands.query_status(monitor)
         blockers = (await commands.query_migrate(monitor)).blockers
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
         images = await query_disk_images(monitor)
+        changed = await _changed(vm, monitor) if vm.qemu.is_foreign else None
         # The VM may run under a QEMU that has been replaced on disk since it was started.
-        same = await commands.query_version(monitor) == installed.version
-        ours = installed if same else await learn(monitor)
+        version = await commands.query_version(monitor)
+        ours = installed if installed and installed.version == version else await learn(monitor)
     if run.status not in ("running", "paused", "prelaunch"):
         reason = f"its state is '{run.status}'"
         remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
         return _Source((Check("running", REFUSE, reason, remedy),), ours)
     running = Check("running", OK, f"the VM is {run.status}")
+    if changed:
+        reason = f"since it was adopted the VM has changed: {changed}"
+        remedy = f"adopt it again: vmckpt vm rm {vm.name} (its QEMU goes on), then vm adopt"
+        return _Source((Check("adopted", REFUSE, reason, remedy),), ours, images)
     return _Source((running, *device_checks(blockers, pci_ids)), ours, images)
+
+
+async def _changed(vm: Vm, monitor: Monitor) -> str | None:
+    # Only adopted VMs pay for it.
+    from vmckpt.vm.adopted.adopt import changes
+
+    return await changes(vm, monitor)
 
 
 def resolve_method(options: Options, *, loses_pages: bool) -> Options:

@@ -109,11 +109,7 @@ def disks(plan: DiskPlan) -> Iterator[Check]:
 async def files(vm: Vm, target: Host, plan: DiskPlan) -> AsyncIterator[Check]:
     """Everything that QEMU opens by path is there, and the firmware is the same."""
     spec = vm.spec
-    wanted: list[Path] = list(plan.shared)
-    if spec.boot:
-        wanted += [path for path in (spec.boot.kernel, spec.boot.initrd) if path]
-    if spec.firmware:
-        wanted += [spec.firmware.code, spec.firmware.vars]
+    wanted = [*plan.shared, *spec.files]
     missing = [str(path) for path in wanted if not await target.readable(path)]
     if missing:
         reason = f"{target.name} cannot read {', '.join(missing)}"
@@ -176,6 +172,18 @@ async def ports(target: Host, *, needed: int) -> list[Check]:
         remedy = "let other migrations to it end, or widen migration_ports in its inventory entry"
         return [Check("ports", REFUSE, text, remedy)]
     return [Check("ports", OK, text)]
+
+
+async def forwards(vm: Vm, target: Host) -> list[Check]:
+    """The host ports that an adopted VM's user-mode networks listen on."""
+    if vm.spec.adopted is None or not vm.spec.adopted.forwards:
+        return []
+    taken = await target.listening_ports(target.migration_address)
+    wanted = vm.spec.adopted.forwards
+    if clash := [str(port) for port in wanted if port in taken]:
+        reason = f"the VM forwards {', '.join(clash)} of its host, taken on {target.name}"
+        return [Check("forwarded-ports", REFUSE, reason, "free them there")]
+    return [Check("forwarded-ports", OK, f"{len(wanted)} are free on {target.name}")]
 
 
 async def clock(source: Host, target: Host) -> Check:

@@ -43,6 +43,11 @@ async def system_powerdown(monitor: Monitor) -> None:
     await monitor.tell("system_powerdown")
 
 
+async def quit_(monitor: Monitor) -> None:
+    """End QEMU, which removes its sockets and its pid file; the guest goes with it."""
+    await monitor.tell("quit")
+
+
 async def query_cpus(monitor: Monitor) -> list[Cpu]:
     """The vCPUs, by index."""
     return [Cpu(cpu["thread-id"], cpu["qom-path"]) for cpu in await monitor.ask("query-cpus-fast")]

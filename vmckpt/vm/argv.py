@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vmckpt.vm.adopted.holes import fill
+from vmckpt.vm.adopted.settings import double_commas
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec import Disk, Spec
 
@@ -27,10 +29,35 @@ def qemu_argv(
     Devices get fixed places on the PCI bus, so that both ends of a migration agree whatever else
     is there.
     """
-    argv = [
+    return [
         qemu,
         "-name",
         f"{spec.name},process=vmckpt-{spec.name}"[:64],
+        *(_described(spec, platform, files) if spec.adopted is None else _adopted(spec, files)),
+        "-pidfile",
+        str(files.pid),
+        "-msg",
+        "timestamp=on",
+        *_sockets(files),
+        # The log then says when vCPUs began to run: proof, even of a dead QEMU, that it did or
+        # never.
+        "-trace",
+        "vm_state_notify",
+        "-S",
+        *(["-incoming", "defer"] if incoming else []),
+    ]
+
+
+def _adopted(spec: Spec, files: QemuDir) -> list[str]:
+    """The machine that was adopted, as its own command line has it."""
+    images = [disk.on(files.state_dir) for disk in spec.disks]
+    arguments = spec.adopted.arguments if spec.adopted else ()
+    return fill(arguments, files, files.ram(spec.ram_dir), images, len(spec.nics))
+
+
+def _described(spec: Spec, platform: Platform, files: QemuDir) -> list[str]:
+    """The machine that the spec describes."""
+    argv = [
         "-nodefaults",
         "-no-user-config",
         "-display",
@@ -49,11 +76,6 @@ def qemu_argv(
         f"{spec.memory_bytes >> 20}M",
         "-object",
         _json(_ram(spec, files)),
-        "-pidfile",
-        str(files.pid),
-        "-msg",
-        "timestamp=on",
-        *_sockets(files),
         *_console(files),
         *_boot(spec),
     ]
@@ -69,9 +91,7 @@ def qemu_argv(
         argv += _agent(files, slot)
     for device in spec.devices:
         argv += ["-device", _json(device)]
-    # The log then says when vCPUs began to run: proof, even of a dead QEMU, that it did or never.
-    argv += ["-trace", "vm_state_notify", "-S"]
-    return [*argv, *(["-incoming", "defer"] if incoming else [])]
+    return argv
 
 
 def _nic(number: int, mac: str, tap: str | None, slot: int) -> list[str]:
@@ -113,8 +133,7 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def _plain(path: Path) -> str:
-    # In QEMU's key=value options a comma in a value is written twice.
-    return str(path).replace(",", ",,")
+    return double_commas(str(path))
 
 
 def _ram(spec: Spec, files: QemuDir) -> dict[str, Any]:

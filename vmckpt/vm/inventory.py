@@ -11,6 +11,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
+from vmckpt.vm.adopted.holes import RAM
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, open_monitor
@@ -33,6 +34,18 @@ class Vm:
     def name(self) -> str:
         """The VM's name, the same on every host."""
         return self.spec.name
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The block nodes of its disks in the QEMU that runs it."""
+        return self.qemu.nodes or tuple(disk.node for disk in self.spec.disks)
+
+    @property
+    def ram_is_shared(self) -> bool:
+        """Whether its memory is a file of vmckpt's, which is what captures it from outside."""
+        adopted = self.spec.adopted
+        has_own = adopted is not None and not any(RAM in word for word in adopted.arguments)
+        return not (self.qemu.is_foreign or has_own)
 
     async def is_alive(self) -> bool:
         """Whether its QEMU process runs."""
@@ -159,6 +172,17 @@ async def running_operations() -> set[str]:
 
     answers = await ask_every(all_hosts(), look_at)
     return {owner.run for owners in answers.given for owner in owners if owner}
+
+
+async def require_console(vm: Vm) -> None:
+    """Raises RefusedError when the VM is stopped, or its console is nobody else's to read."""
+    await require_alive(vm)
+    if not await vm.host.exists(vm.qemu.files.console):
+        raise RefusedError(
+            f"the console of '{vm.name}' cannot be reached",
+            why="whoever started its QEMU put no serial port of it on a socket",
+            remedy="look at it where it was put, or move the VM first: then it has one",
+        )
 
 
 async def require_alive(vm: Vm) -> None:

@@ -111,10 +111,14 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
         await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
 
 
-async def remove_vm(vm: Vm) -> None:
-    """Forget a stopped VM; its disk images stay. Raises RefusedError while it runs."""
+async def remove_vm(vm: Vm) -> int | None:
+    """Forget a stopped VM; its disk images stay. Raises RefusedError while it runs.
+
+    An adopted VM whose QEMU somebody else started is forgotten as it is: the pid that goes on.
+    """
     async with held(vm, "vm rm") as now:
-        if await now.is_alive():
+        is_alive = await now.is_alive()
+        if is_alive and not now.qemu.is_foreign:
             raise RefusedError(
                 f"'{now.name}' runs",
                 why="only a stopped VM can be removed",
@@ -122,6 +126,7 @@ async def remove_vm(vm: Vm) -> None:
             )
         await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
         await now.host.remove(now.directory.path)
+        return now.qemu.process.pid if is_alive else None
 
 
 @asynccontextmanager
@@ -161,12 +166,18 @@ async def read_again(vm: Vm) -> Vm:
 
 async def _go_on(vm: Vm) -> Vm:
     """Finish a start that was cut off. Raises RefusedError when the VM runs already."""
+    if vm.qemu.is_foreign:
+        raise _runs_already(vm)
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
         if (await commands.query_status(monitor)).status == "prelaunch":
             await plug_taps(vm.host, vm.spec, vm.qemu.files)
             await commands.cont(monitor)
             return vm
-    raise RefusedError(
+    raise _runs_already(vm)
+
+
+def _runs_already(vm: Vm) -> RefusedError:
+    return RefusedError(
         f"'{vm.name}' runs already",
         why=f"its QEMU on {vm.host.name} is pid {vm.qemu.process.pid}",
         remedy="nothing is to be done",

@@ -94,6 +94,11 @@ class QemuDir:
         """Two arguments that only this QEMU's command line has, as /proc shows them."""
         return f"-pidfile\0{self.pid}"
 
+    @property
+    def process(self) -> Path:
+        """Which process it is (JSON): only of a QEMU that somebody else started has this file."""
+        return self.path / "process.json"
+
     def ram(self, ram_dir: Path) -> Path:
         """The file that is the guest's RAM."""
         return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}.ram"
@@ -114,6 +119,11 @@ def vms_dir(state_dir: Path) -> Path:
 def vm_dir(state_dir: Path, name: str) -> VmDir:
     """Where a host keeps one VM."""
     return VmDir(vms_dir(state_dir) / name)
+
+
+def images_dir(state_dir: Path) -> Path:
+    """Where a host keeps the images of its own."""
+    return state_dir / IMAGES
 
 
 def lock_path(state_dir: Path, name: str) -> Path:

@@ -12,7 +12,7 @@ from vmckpt.vm.paths import IMAGES
 from vmckpt.vm.toml_table import Source, Table
 
 MIN_MEMORY_BYTES = 16 * MIB
-_IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class Boot(NamedTuple):
@@ -31,9 +31,10 @@ class Firmware(NamedTuple):
 
 
 class Disk(NamedTuple):
-    """One virtio disk. `size_bytes` is set when vmckpt shall create a missing image.
+    """One disk. `size_bytes` is set when vmckpt shall create a missing image.
 
-    `path` is absolute, or relative to a host's state directory: an image of the host's own.
+    `path` is absolute, or relative to a host's state directory: an image of the host's own. `node`
+    is its block node in every QEMU that vmckpt starts.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class Disk(NamedTuple):
     size_bytes: int | None
     read_only: bool
     cache: str
+    node: str
 
     def on(self, state_dir: Path) -> Path:
         """Where its image stands on the host with that state directory."""
@@ -54,8 +56,23 @@ class Nic(NamedTuple):
     mac: str | None
 
 
+class Adopted(NamedTuple):
+    """A machine that somebody else started: what of its command line every QEMU of it gets.
+
+    `arguments` has holes for what is a QEMU's own (see adopted.holes). `files` have to be readable
+    wherever it goes, TCP ports `forwards` free.
+    """
+
+    arguments: tuple[str, ...]
+    files: tuple[Path, ...]
+    forwards: tuple[int, ...]
+
+
 class Spec(NamedTuple):
-    """A VM as its owner describes it. `text` is the TOML it was read from."""
+    """A VM as its owner describes it. `text` is the TOML it was read from.
+
+    Of an `adopted` one the command line counts, and the rest says what is in it.
+    """
 
     name: str
     memory_bytes: int
@@ -71,7 +88,15 @@ class Spec(NamedTuple):
     guest_agent: bool
     ram_dir: Path
     heartbeat_id: int | None
+    adopted: Adopted | None
     text: str
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a QEMU of it opens by path, disks left out."""
+        boot = (self.boot.kernel, self.boot.initrd) if self.boot else ()
+        found = (*boot, *(self.firmware or ()), *(self.adopted.files if self.adopted else ()))
+        return tuple(path for path in found if path is not None)
 
 
 def parse_spec(text: str, source: str, base: Path) -> Spec:
@@ -88,6 +113,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
     if top.has("base"):
         top = Table(data, Source(text, source, top.absolute("base")), ())
         top.absolute("base")
+    adopted = top.table("adopted")
     spec = Spec(
         name=top.name("name", "VM"),
         memory_bytes=top.size("memory"),
@@ -97,12 +123,16 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
         cpu=top.text("cpu", "auto"),
         boot=_boot(top.table("boot")),
         firmware=_firmware(top.table("firmware")),
-        disks=tuple(_disk(table) for table in top.tables("disks")),
+        disks=tuple(
+            _disk(table, number, is_adopted=adopted is not None)
+            for number, table in enumerate(top.tables("disks"))
+        ),
         nics=tuple(_nic(table) for table in top.tables("nics")),
         devices=tuple(_device(table) for table in top.tables("devices")),
         guest_agent=top.boolean("guest_agent", False),
         ram_dir=top.path("ram_dir", "/dev/shm"),
         heartbeat_id=top.optional_integer("heartbeat_id"),
+        adopted=_adopted(adopted),
         text=text,
     )
     top.no_more_keys()
@@ -135,13 +165,26 @@ def _firmware(table: Table | None) -> Firmware | None:
     return firmware
 
 
-def _disk(table: Table) -> Disk:
+def _adopted(table: Table | None) -> Adopted | None:
+    if table is None:
+        return None
+    adopted = Adopted(
+        table.texts("arguments"),
+        tuple(Path(text) for text in table.texts("files")),
+        table.integers("forwards"),
+    )
+    table.no_more_keys()
+    return adopted
+
+
+def _disk(table: Table, number: int, *, is_adopted: bool) -> Disk:
     disk = Disk(
         path=_image(table),
         format=table.choice("format", ("qcow2", "raw"), "qcow2"),
         size_bytes=table.size("size") if table.has("size") else None,
         read_only=table.boolean("read_only", False),
         cache=table.choice("cache", ("none", "writeback"), "none"),
+        node=table.text("node") if is_adopted else f"disk{number}",
     )
     table.no_more_keys()
     return disk
@@ -153,7 +196,7 @@ def _image(table: Table) -> Path:
     name = table.text("image")
     if table.has("path"):
         raise table.wrong("image", "a disk has a path or an image, not both", "leave out one")
-    if not _IMAGE_NAME.fullmatch(name):
+    if not IMAGE_NAME.fullmatch(name):
         raise table.wrong("image", "it is the name of a file", "write letters, digits and . _ -")
     return Path(IMAGES) / name
 

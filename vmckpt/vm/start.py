@@ -26,11 +26,17 @@ LOG_HEAD = "vmckpt: QEMU of"
 
 @dataclass(frozen=True, slots=True)
 class Qemu:
-    """A QEMU process that vmckpt started: its files, which process it is, what it runs as."""
+    """A QEMU process: its files, which process it is, what it runs as.
+
+    Of one that somebody else started (`is_foreign`) `nodes` are the names of its disks' nodes; in
+    vmckpt's own they are as the spec says.
+    """
 
     files: QemuDir
     process: ProcessId
     platform: Platform
+    nodes: tuple[str, ...] = ()
+    is_foreign: bool = False
 
     def to_json(self) -> str:
         """For vm.json."""
@@ -40,6 +46,7 @@ class Qemu:
                 "qemu_id": self.files.qemu_id,
                 **asdict(self.process),
                 "platform": self.platform._asdict(),
+                **({"nodes": self.nodes, "foreign": True} if self.is_foreign else {}),
             }
         )
 
@@ -49,7 +56,13 @@ class Qemu:
         try:
             data = json.loads(text)
             process = ProcessId(data["pid"], data["start_ticks"])
-            return cls(directory.qemu(data["qemu_id"]), process, Platform(**data["platform"]))
+            return cls(
+                directory.qemu(data["qemu_id"]),
+                process,
+                Platform(**data["platform"]),
+                tuple(data.get("nodes", ())),
+                data.get("foreign", False),
+            )
         except (ValueError, KeyError, TypeError) as exc:
             raise UsageError(
                 f"{directory.current} is damaged",
@@ -95,7 +108,7 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
     may still be freeing its memory and the locks on its disks. Raises OperationFailedError when the
     process does not end.
     """
-    for process in await host.find_processes(files.mark):
+    for process in await processes(host, files):
         end = host.kill if await_freed else host.stop_for_good
         if not await end(process):
             raise OperationFailedError(
@@ -104,6 +117,23 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
                 remedy="it is stuck in the kernel: look at its storage",
             )
     await remove_qemu_files(host, ram_dir, files)
+
+
+async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
+    """The QEMU of `files` while it runs, whoever started it, recorded in vm.json or not."""
+    if found := await host.find_processes(files.mark):
+        return found
+    foreign = await foreign_process(host, files)
+    return [foreign] if foreign else []
+
+
+async def foreign_process(host: Host, files: QemuDir) -> ProcessId | None:
+    """The QEMU of `files` while it runs, if somebody else started it."""
+    text = await host.read_text(files.process)
+    if text is None:
+        return None
+    recorded = ProcessId(**json.loads(text))
+    return recorded if await host.is_alive(recorded) else None
 
 
 async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:
@@ -115,7 +145,10 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
     for name in await host.list_dir(directory.path):
         if name.startswith(QEMU_PREFIX) and name != known:
             files = directory.qemu(name.removeprefix(QEMU_PREFIX))
-            await end_qemu(host, spec.ram_dir, files)
+            # An adoption that was cut off started nothing.
+            is_foreign = await host.exists(files.process)
+            end = remove_qemu_files if is_foreign else end_qemu
+            await end(host, spec.ram_dir, files)
 
 
 async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:

@@ -100,6 +100,20 @@ class Table:
         """A whole number, or None where there is none."""
         return int(self._get(key, int)) if self.has(key) else None
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """An array of strings, empty when it is missing."""
+        items = self._get(key, list, [])
+        if not all(isinstance(item, str) for item in items):
+            raise self.wrong(key, "it has to be an array of texts", "put each in quotes")
+        return tuple(items)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """An array of whole numbers, empty when it is missing."""
+        items = self._get(key, list, [])
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            raise self.wrong(key, "it has to be an array of whole numbers", "mend it")
+        return tuple(items)
+
     def boolean(self, key: str, default: bool) -> bool:
         """A TOML boolean."""
         return bool(self._get(key, bool, default))

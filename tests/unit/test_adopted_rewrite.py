@@ -1,0 +1,334 @@
+"""Command lines of running QEMUs, rewritten for a target: by hand, and as Proxmox writes them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import RefusedError
+from vmckpt.qemu.inside import Drive
+from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.rewrite import Rewritten, rewrite
+from vmckpt.vm.adopted.spec_text import spec_text
+from vmckpt.vm.argv import Platform, qemu_argv
+from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.spec import parse_spec
+
+MIB = 1 << 20
+TCG = Platform("pc-i440fx-10.0", "tcg", "qemu64")
+
+
+def drive(file: str, device: str = "", **more: Any) -> Drive:
+    found = Drive(device, "", "#block144", "qcow2", file, read_only=False, direct=False)
+    return found._replace(**more)
+
+
+def facts(line: str, *drives: Drive, **more: Any) -> Facts:
+    """Facts on a QEMU that was started so: nothing was plugged or unplugged since."""
+    argv = ("/usr/bin/qemu-system-x86_64", *line.split())
+    found = Facts(
+        argv=argv,
+        cwd=Path("/home/me"),
+        platform=TCG,
+        ram_id="pc.ram",
+        memory_bytes=512 * MIB,
+        vcpus=1,
+        drives=drives,
+        devices={},
+        late={},
+        places={},
+        networks={},
+        labels=frozenset({"serial0", "parallel0"}),
+        directories=frozenset(),
+        images_dir=Path("/state/images"),
+    )
+    return found._replace(**more)
+
+
+def written(made: Rewritten) -> list[str]:
+    """An option and its value to a line."""
+    text = " ".join(made.arguments)
+    return [f"-{part}".strip() for part in text[1:].split(" -")]
+
+
+RAM = '{"qom-type":"memory-backend-file","id":"pc.ram","size":536870912,"mem-path":"<vmckpt:ram>","share":true}'  # noqa: E501
+
+
+def test_a_line_as_people_type_it() -> None:
+    line = (
+        "-enable-kvm -m 512 -hda disk.img -cdrom /iso/debian.iso -boot d -vnc :1 -net nic "
+        "-net user,hostfwd=tcp::2222-:22 -pidfile x.pid -qmp unix:q,server,nowait"
+    )
+    kvm = TCG._replace(accel="kvm")
+    drives = (
+        drive("disk.img", "ide0-hd0", driver="raw"),
+        drive("/iso/debian.iso", "ide1-cd0", driver="raw", read_only=True),
+    )
+    made = rewrite("web", facts(line, *drives, platform=kvm))
+    assert written(made) == [
+        "-m 512",
+        "-drive file=<vmckpt:disk0>,index=0,media=disk,node-name=vmckpt-disk0,format=raw",
+        "-drive file=<vmckpt:disk1>,index=2,media=cdrom,node-name=vmckpt-disk1,format=raw",
+        "-boot order=d",
+        "-net type=nic",
+        "-net type=user,hostfwd=tcp::2222-:22",
+        "-chardev backend=socket,id=vmckpt-serial1,path=<vmckpt:dir>/console.sock,server=on,"
+        "wait=off,logfile=<vmckpt:dir>/console.log,logappend=on",
+        "-serial chardev:vmckpt-serial1",
+        f"-object {RAM}",
+        "-machine type=pc-i440fx-10.0,memory-backend=pc.ram",
+        "-accel accel=kvm",
+        "-cpu qemu64",
+        "-display none",
+    ]
+    assert [disk.path for disk in made.disks] == [
+        Path("/home/me/disk.img"), Path("/iso/debian.iso"),
+    ]  # fmt: skip
+    assert (made.nics, made.forwards) == (("user",), (2222,))
+    assert any("-vnc :1" in note for note in made.notes)
+
+
+PROXMOX = """
+-name web,debug-threads=on -no-shutdown
+-chardev socket,id=qmp,path=/var/run/qemu-server/100.qmp,server=on,wait=off
+-mon chardev=qmp,mode=control
+-chardev socket,id=qmp-event,path=/var/run/qmeventd.sock,reconnect-ms=5000
+-mon chardev=qmp-event,mode=control
+-pidfile /var/run/qemu-server/100.pid -daemonize -smbios type=1,uuid=0c7d
+-smp 4,sockets=1,cores=4,maxcpus=4 -nodefaults -boot menu=on,strict=on,reboot-timeout=1000
+-vnc unix:/var/run/qemu-server/100.vnc,password=on -cpu kvm64,+sep -m 512
+-object iothread,id=iothread-virtioscsi0
+-device pci-bridge,id=pci.3,chassis_nr=3,bus=pci.0,addr=0x5
+-device usb-tablet,id=tablet,bus=uhci.0,port=1 -device VGA,id=vga,bus=pci.0,addr=0x2
+-chardev socket,path=/var/run/qemu-server/100.qga,server=on,wait=off,id=qga0
+-device virtio-serial,id=qga0,bus=pci.0,addr=0x8
+-device virtserialport,chardev=qga0,name=org.qemu.guest_agent.0
+-device virtio-scsi-pci,id=virtioscsi0,bus=pci.3,addr=0x1,iothread=iothread-virtioscsi0
+-drive file=/dev/pve/vm-100-disk-0,if=none,id=drive-scsi0,format=raw,cache=none
+-device scsi-hd,bus=virtioscsi0.0,scsi-id=0,drive=drive-scsi0,id=scsi0,bootindex=100
+-netdev type=tap,id=net0,ifname=tap100i0,script=/x/bridge,downscript=/x/down,vhost=on
+-device virtio-net-pci,mac=BC:24:11:00:00:01,netdev=net0,bus=pci.0,addr=0x12,id=net0
+-rtc driftfix=slew,base=localtime -machine hpet=off,type=pc
+"""
+
+
+def test_a_line_as_proxmox_writes_it() -> None:
+    names = ("pci.3", "tablet", "vga", "qga0", "virtioscsi0", "scsi0", "net0")
+    disk = drive("/dev/pve/vm-100-disk-0", "drive-scsi0", owner="scsi0", driver="raw")
+    known = dict.fromkeys(names, "x")
+    made = rewrite("web", facts(PROXMOX, disk, devices=known, labels=frozenset()))
+    assert written(made) == [
+        "-no-shutdown",
+        "-smbios type=1,uuid=0c7d",
+        "-smp 4,sockets=1,cores=4,maxcpus=4",
+        "-nodefaults",
+        "-boot menu=on,strict=on,reboot-timeout=1000",
+        "-cpu kvm64,+sep",
+        "-m 512",
+        "-object qom-type=iothread,id=iothread-virtioscsi0",
+        "-device driver=pci-bridge,id=pci.3,chassis_nr=3,bus=pci.0,addr=0x5",
+        "-device driver=usb-tablet,id=tablet,bus=uhci.0,port=1",
+        "-device driver=VGA,id=vga,bus=pci.0,addr=0x2",
+        "-chardev backend=socket,id=qga0,path=<vmckpt:dir>/agent.sock,server=on,wait=off",
+        "-device driver=virtio-serial,id=qga0,bus=pci.0,addr=0x8",
+        "-device driver=virtserialport,chardev=qga0,name=org.qemu.guest_agent.0",
+        "-device driver=virtio-scsi-pci,id=virtioscsi0,bus=pci.3,addr=0x1,"
+        "iothread=iothread-virtioscsi0",
+        "-drive file=<vmckpt:disk0>,if=none,id=drive-scsi0,format=raw,cache=none,"
+        "node-name=vmckpt-disk0",
+        "-device driver=scsi-hd,bus=virtioscsi0.0,scsi-id=0,drive=drive-scsi0,id=scsi0,"
+        "bootindex=100",
+        "-netdev type=tap,id=net0,ifname=<vmckpt:tap0>,script=no,downscript=no,vhost=off",
+        "-device driver=virtio-net-pci,mac=BC:24:11:00:00:01,netdev=net0,bus=pci.0,addr=0x12,"
+        "id=net0",
+        "-rtc driftfix=slew,base=localtime",
+        f"-object {RAM}",
+        "-machine type=pc-i440fx-10.0,hpet=off,memory-backend=pc.ram",
+        "-accel accel=tcg",
+        "-display none",
+    ]
+    assert made.guest_agent
+    assert made.nics == ("bridge",)
+
+
+JSON_STYLE = """
+-nodefaults -machine q35,memory-backend=mem -m 512 -cpu qemu64
+-object {"qom-type":"memory-backend-memfd","id":"mem","size":536870912,"share":true}
+-blockdev {"driver":"file","filename":"/img/a,b.qcow2","node-name":"f","auto-read-only":true}
+-blockdev {"node-name":"top","driver":"qcow2","file":"f"}
+-device {"driver":"virtio-blk-pci","bus":"pcie.0","drive":"top","id":"v0"}
+-netdev {"type":"tap","fds":"30:31","vhost":true,"vhostfds":"32:33","id":"n0"}
+-device {"driver":"virtio-net-pci","netdev":"n0","id":"n0","mac":"52:54:00:00:00:01"}
+-chardev pty,id=c0 -device {"driver":"isa-serial","chardev":"c0","id":"s0"}
+-audiodev {"id":"a1","driver":"spice"}
+"""
+
+
+def test_json_as_libvirt_writes_it() -> None:
+    disk = drive("/img/a,b.qcow2", owner="v0", node="top")
+    known = dict.fromkeys(("v0", "n0", "s0"), "x")
+    places = {"v0": "3.0", "n0": "4.0"}
+    made = rewrite("web", facts(JSON_STYLE, disk, devices=known, places=places))
+    lines = written(made)
+    assert (
+        '-blockdev {"driver":"file","filename":"<vmckpt:disk0>","node-name":"f",'
+        '"auto-read-only":true}'
+    ) in lines
+    # Where a device is must not depend on what else there is.
+    assert (
+        '-device {"driver":"virtio-blk-pci","bus":"pcie.0","drive":"top","id":"v0","addr":"3.0"}'
+    ) in lines
+    assert (
+        '-netdev {"type":"tap","id":"n0","queues":2,"ifname":"<vmckpt:tap0>","script":"no",'
+        '"downscript":"no","vhost":false}'
+    ) in lines
+    assert "-audiodev driver=none,id=a1" in lines
+    assert "-machine type=pc-i440fx-10.0,memory-backend=mem" in lines
+    assert not any("memory-backend-file" in line for line in lines)
+    (found,) = made.disks
+    assert (found.node, found.node_now, found.format) == ("top", "top", "qcow2")
+
+
+def test_it_is_a_spec_from_which_every_qemu_gets_its_own_names() -> None:
+    known = dict.fromkeys(("v0", "n0", "s0"), "x")
+    seen = facts(JSON_STYLE, drive("/img/a,b.qcow2", owner="v0", node="top"), devices=known)
+    spec = parse_spec(spec_text("web", seen, rewrite("web", seen)), "spec", Path("/"))
+    assert (spec.memory_bytes, spec.disks[0].node, spec.nics[0].network) == (
+        512 * MIB, "top", "bridge",
+    )  # fmt: skip
+    files = QemuDir(Path('/st,a"te/vms/web/qemu-12345678'), "web", "12345678")
+    argv = qemu_argv(spec, TCG, files, "qemu", incoming=True)
+    text = "\n".join(argv)
+    assert '"filename":"/img/a,b.qcow2"' in text
+    assert '"ifname":"vk123456780"' in text
+    assert 'path=/st,,a"te/vms/web/qemu-12345678/console.sock' in text
+    assert "<vmckpt:" not in text
+    assert argv[-2:] == ["-incoming", "defer"]
+
+
+def test_an_image_of_the_hosts_own_stays_its_own() -> None:
+    line = "-drive file=/state/images/a.qcow2,if=virtio"
+    made = rewrite("web", facts(line, drive("/state/images/a.qcow2", "virtio0")))
+    assert [disk.path for disk in made.disks] == [Path("images/a.qcow2")]
+
+
+def test_what_was_plugged_later_comes_along_and_what_was_unplugged_does_not() -> None:
+    line = (
+        "-drive file=/a.qcow2,if=none,id=a -device virtio-blk-pci,drive=a,id=gone "
+        "-drive file=/b.qcow2,if=none,id=b -device virtio-blk-pci,drive=b,id=stays "
+        "-netdev user,id=u0"
+    )
+    disks = (
+        drive("/b.qcow2", "b", owner="stays"),
+        drive("/late.qcow2", owner="late", node="hot", direct=True),
+    )
+    late = {
+        "late": {"driver": "virtio-blk-pci", "id": "late", "bus": "rp0", "drive": "hot"},
+        "nic": {"driver": "e1000e", "id": "nic", "bus": "rp1", "netdev": "t1"},
+    }
+    known = {"stays": "virtio-blk-pci", "late": "virtio-blk-pci", "nic": "e1000e"}
+    seen = facts(line, *disks, devices=known, late=late, networks={"t1": "tap,ifname=x"})
+    made = rewrite("web", seen)
+    lines = written(made)
+    assert not any("/a.qcow2" in one or "id=gone" in one for one in lines)
+    assert [disk.path for disk in made.disks] == [Path("/b.qcow2"), Path("/late.qcow2")]
+    assert (
+        '-blockdev {"driver":"qcow2","node-name":"vmckpt-disk1","read-only":false,"file":'
+        '{"driver":"file","filename":"<vmckpt:disk1>","cache":{"direct":true}}}'
+    ) in lines
+    assert (
+        '-device {"driver":"virtio-blk-pci","id":"late","bus":"rp0","drive":"vmckpt-disk1"}'
+    ) in lines
+    assert "-netdev type=tap,id=t1,ifname=<vmckpt:tap1>,script=no,downscript=no,vhost=off" in lines
+    assert made.nics == ("user", "bridge")
+    assert [note for note in made.notes if "unplugged" in note]
+
+
+def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
+    line = (
+        "-machine q35,memory-backend=m -m 512 "
+        "-object memory-backend-file,id=m,size=512M,mem-path=/dev/hugepages/vm,share=on"
+    )
+    made = rewrite("web", facts(line))
+    backend = "-object qom-type=memory-backend-file,id=m,size=512M,mem-path={},share=on"
+    assert backend.format("/dev/hugepages") in written(made)
+    one = facts(line.replace("/vm,", ","), directories=frozenset({"/dev/hugepages"}))
+    assert backend.format("/dev/hugepages") in written(rewrite("web", one))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("-device vfio-pci,host=01:00.0", "passed through"),
+        ("-device usb-host,vendorid=1", "USB device of the host"),
+        ("-netdev vhost-user,id=n,chardev=c", "type 'vhost-user'"),
+        ("-chardev socket,id=c,path=/run/x -device virtserialport,chardev=c", "a program outside"),
+        ("-serial tcp:10.0.0.1:4555", "a program outside"),
+        ("-serial /dev/ttyS0", "a port of the host"),
+        ("-virtfs local,path=/x,mount_tag=x", "-virtfs"),
+        ("-snapshot -hda /x.img", "-snapshot"),
+        ("-daemonize -kernel vmlinuz", "relative path"),
+        ("-drive file=json:{},if=virtio", "'json:' images"),
+        ("-drive file=/dev/fdset/3,if=virtio", "open descriptor"),
+        ("-drive file=fat:rw:/dir", "'fat:' images"),
+        ("-hda /x.qcow2", "does not use it any more"),
+        ("-object sev-guest,id=s", "such an object"),
+        ("-nic user,smb=/srv", "smb="),
+        ("-append <vmckpt:dir>", "vmckpt's own mark"),
+        ('-machine {"type":"q35"}', "in JSON"),
+        ("-device scsi-hd,drive=base", "does not use 'base' any more"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_by_name(line: str, words: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        rewrite("web", facts(line))
+    assert words in refused.value.why
+    assert refused.value.remedy
+
+
+def test_every_refusal_is_told_at_once() -> None:
+    with pytest.raises(RefusedError) as refused:
+        rewrite("web", facts("-device vfio-pci,host=1 -device usb-host -snapshot"))
+    assert refused.value.why.count(";") == 2
+
+
+def test_an_option_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(RefusedError, match="-id"):
+        rewrite("web", facts("-id 100"))
+
+
+def test_a_snapshot_on_top_of_an_image_is_not_overlooked() -> None:
+    line = "-drive file=/base.qcow2,if=virtio"
+    with pytest.raises(RefusedError) as refused:
+        rewrite("web", facts(line, drive("/overlay.qcow2", "virtio0")))
+    assert "/overlay.qcow2" in refused.value.why
+
+
+def test_a_device_plugged_later_with_a_back_end_that_nobody_knows_is_refused() -> None:
+    late: dict[str, dict[str, str]] = {
+        "p": {"driver": "virtserialport", "id": "p", "bus": "b", "chardev": "c"},
+        "d": {"driver": "virtio-blk-pci", "id": "d", "bus": "b", "drive": "n"},
+        "e": {"driver": "scsi-cd", "id": "e", "bus": "b", "drive": "m"},
+        "c": {"driver": "qemu64-x86_64-cpu", "id": "c"},
+        "v": {"driver": "vfio-pci", "id": "v", "bus": "b"},
+        "n": {"driver": "e1000e", "id": "n", "bus": "b", "netdev": "n9"},
+    }
+    seen = facts("-m 512", drive("json:{}", owner="d"), late=late, networks={"n9": "vhost-user"})
+    with pytest.raises(RefusedError) as refused:
+        rewrite("web", seen)
+    for words in ("'p'", "'d'", "'e'", "'c'", "'v'", "'n9'"):
+        assert words in refused.value.why
+
+
+def test_ports_get_names_of_their_own() -> None:
+    line = (
+        "-serial pty -serial file:/log -parallel pty -parallel vc -debugcon stdio -nic model=e1000"
+    )
+    lines = written(rewrite("web", facts(line)))
+    named = [word.partition("id=")[2].partition(",")[0] for word in lines if "id=" in word]
+    assert named[:5] == [
+        "vmckpt-serial1", "vmckpt-serial2", "vmckpt-parallel1", "vmckpt-parallel2",
+        "vmckpt-debugcon1",
+    ]  # fmt: skip
+    assert "-nic model=e1000" in lines
+    assert len({word for word in lines if "path=" in word}) == 5

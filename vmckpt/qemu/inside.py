@@ -1,0 +1,117 @@
+"""What is plugged into a running QEMU: drives, devices and their settings, back ends."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+
+# Set by QEMU itself, or meaningless on another host.
+_NOT_SETTINGS = frozenset({"busnr", "hotplugged", "parent_bus", "failover_pair_id"})
+_NETWORK = re.compile(r"^(?:\s*\\ )?(?P<id>\S+): index=\d+,type=(?P<words>\S+)", re.MULTILINE)
+
+
+class Drive(NamedTuple):
+    """What a guest has as a disk. `device` is its -drive's id, `owner` the id of the device.
+
+    `node` is the block node on top, `driver` its format, `file` the image, "" where there is none.
+    """
+
+    device: str
+    owner: str
+    node: str
+    driver: str
+    file: str
+    read_only: bool
+    direct: bool
+
+
+async def query_drives(monitor: Monitor) -> tuple[Drive, ...]:
+    """Every drive of the guest, empty ones included."""
+    return tuple(_drive(item) for item in await monitor.ask("query-block"))
+
+
+def _drive(item: Mapping[str, Any]) -> Drive:
+    inserted = item.get("inserted", {})
+    path = item.get("qdev", "")
+    # Before 8.0 QEMU names a device by its id, later by its path.
+    owner = path.removeprefix("/machine/peripheral/").partition("/")[0]
+    return Drive(
+        device=item["device"],
+        owner="" if path.startswith("/machine/unattached") else owner,
+        node=inserted.get("node-name", ""),
+        driver=inserted.get("drv", ""),
+        file=inserted.get("file", ""),
+        read_only=inserted.get("ro", False),
+        direct=inserted.get("cache", {}).get("direct", False),
+    )
+
+
+async def query_chardev_labels(monitor: Monitor) -> frozenset[str]:
+    """The names of all character devices."""
+    return frozenset(item["label"] for item in await monitor.ask("query-chardev"))
+
+
+async def query_memory_bytes(monitor: Monitor) -> int:
+    """What the guest began with; memory plugged later is left out."""
+    return int((await monitor.ask("query-memory-size-summary"))["base-memory"])
+
+
+async def query_ram_id(monitor: Monitor, machine: str) -> str | None:
+    """The name of the machine type's main memory; None: it has none."""
+    machines = await monitor.ask("query-machines")
+    return next((item.get("default-ram-id") for item in machines if item["name"] == machine), None)
+
+
+async def query_architecture(monitor: Monitor) -> str:
+    """What the guest's processors are, "x86_64"."""
+    return str((await monitor.ask("query-target"))["arch"])
+
+
+async def query_networks(monitor: Monitor) -> dict[str, str]:
+    """QEMU's words on each network back end, by id; it has no other way to ask for them."""
+    text = await monitor.ask("human-monitor-command", {"command-line": "info network"})
+    return {found["id"]: found["words"] for found in _NETWORK.finditer(text)}
+
+
+async def device_settings(monitor: Monitor, name: str, driver: str) -> dict[str, Any]:
+    """What `-device` needs to make the device `name` again, where it is.
+
+    Without a `bus` it is no more than its kind: a processor, or memory.
+    """
+    path = f"/machine/peripheral/{name}"
+    settings: dict[str, Any] = {"driver": driver, "id": name}
+    try:
+        bus = await commands.qom_get(monitor, path, "parent_bus")
+    except CommandRefusedError:
+        return settings  # a processor, or memory: on no bus
+    settings["bus"] = bus.rpartition("/")[2]
+    for item in await monitor.ask("device-list-properties", {"typename": driver}):
+        key, kind = item["name"], item["type"]
+        if key in _NOT_SETTINGS or kind.startswith(("child<", "link<")) or key.startswith("x-"):
+            continue
+        try:
+            value = await commands.qom_get(monitor, path, key)
+        except CommandRefusedError:
+            continue  # it can be set, and not read
+        if key == "addr":
+            value = _slot(value)
+        unset = value in ("", None, []) or (key == "bootindex" and value == -1)
+        if not unset and value != item.get("default-value"):
+            settings[key] = value
+    return settings
+
+
+async def query_slot(monitor: Monitor, name: str) -> str | None:
+    """The PCI address of a device on its bus; None where it has none."""
+    try:
+        return _slot(await commands.qom_get(monitor, f"/machine/peripheral/{name}", "addr"))
+    except CommandRefusedError:
+        return None
+
+
+def _slot(value: int | str) -> str:
+    if isinstance(value, int):
+        return f"{value >> 3:x}.{value & 7}"
+    return value

@@ -1,0 +1,210 @@
+"""adopt: a QEMU that somebody started by hand becomes a VM. Nothing about the process changes."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import (
+    BusyError,
+    NotFoundError,
+    OperationFailedError,
+    RefusedError,
+    UsageError,
+)
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts, check_name, local_host, state_dir
+from vmckpt.hosts.process import ProcessId, from_stat
+from vmckpt.qemu.monitor import Monitor, MonitorLostError
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.look import look_inside, process_of
+from vmckpt.vm.adopted.rewrite import rewrite
+from vmckpt.vm.adopted.spec_text import spec_text
+from vmckpt.vm.inventory import Vm, homes, read_vm
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import QemuDir, lock_path, vm_dir, vms_dir
+from vmckpt.vm.spec import Spec, parse_spec
+from vmckpt.vm.start import Qemu, new_qemu_id, sweep
+
+MONITOR_TIMEOUT_S = 5.0
+ROLES = ("operator", "onlooker", "rescue")
+
+
+class Adoption(NamedTuple):
+    """The new VM, and what its owner should know of it."""
+
+    vm: Vm
+    notes: tuple[str, ...]
+
+
+async def adopt(name: str, host: Host, monitors: Sequence[Path], pid: int | None) -> Adoption:
+    """Make the QEMU behind `monitors`, one to three QMP sockets of it, the VM `name`.
+
+    Raises BusyError (a monitor is held by another client), NotFoundError (no such socket),
+    RefusedError naming everything that could not be moved. On an error nothing of it is left.
+    """
+    check_name(name, "VM")
+    if len(set(monitors)) != len(monitors) or not 1 <= len(monitors) <= len(ROLES):
+        raise UsageError(
+            "adopt takes one to three different QMP sockets",
+            why=f"there are {len(monitors)}",
+            remedy="name each once: --qmp PATH --qmp PATH2",
+        )
+    await host.require_up()
+    directory = vm_dir(host.state_dir, name)
+    name_lock = local_host().lock(state_dir() / "names" / name, owner("vm adopt"))
+    async with name_lock, host.lock(lock_path(host.state_dir, name), owner("vm adopt")):
+        if taken := await homes(name, all_hosts()):
+            raise RefusedError(
+                f"there is a VM '{name}' already",
+                why=f"on host {taken[0].host.name}",
+                remedy="choose another name, or see `vmckpt vm show`",
+            )
+        facts, process = await _look(host, monitors, pid)
+        await _require_nobodys(host, facts, process)
+        made = rewrite(name, facts)
+        text = spec_text(name, facts, made)
+        spec = parse_spec(text, str(directory.spec), directory.path)
+        await sweep(host, spec, directory, None)
+        files = directory.qemu(new_qemu_id())
+        nodes = tuple(disk.node_now for disk in made.disks)
+        qemu = Qemu(files, process, facts.platform, nodes=nodes, is_foreign=True)
+        try:
+            await _write(host, files, process, monitors, made.console)
+            await host.write_text(directory.spec, spec.text)
+            await host.write_text(directory.current, qemu.to_json())
+        except BaseException:
+            await finish(host.remove(directory.path))
+            raise
+    notes = (*made.notes, *_on_monitors(len(monitors)), *await _supervisor(host, process))
+    return Adoption(Vm(spec, host, directory, qemu), notes)
+
+
+async def changes(vm: Vm, monitor: Monitor) -> str | None:
+    """How an adopted QEMU differs from what it was at its adoption; None: not at all."""
+    facts = await look_inside(monitor, vm.host, vm.qemu.process.pid)
+    try:
+        made = rewrite(vm.name, facts)
+    except RefusedError as exc:
+        return exc.why
+    now = parse_spec(spec_text(vm.name, facts, made), "its command line", vm.directory.path)
+    nodes = tuple(disk.node_now for disk in made.disks)
+    if _machine(now) == _machine(vm.spec) and nodes == vm.qemu.nodes:
+        return None
+    old, new = (set(one.adopted.arguments if one.adopted else ()) for one in (vm.spec, now))
+    told = [f"without {word}" for word in sorted(old - new)]
+    told += [f"with {word}" for word in sorted(new - old)]
+    return "it is now " + (", ".join(told) or "on other images")
+
+
+def _machine(spec: Spec) -> Spec:
+    return spec._replace(text="")
+
+
+async def _look(host: Host, monitors: Sequence[Path], pid: int | None) -> tuple[Facts, ProcessId]:
+    """The QEMU that all the monitors belong to."""
+    found = pid
+    for path in monitors[1:]:
+        monitor = await _open(host, path)
+        try:
+            found = await process_of(monitor, host, found)
+        finally:
+            await monitor.close()
+    monitor = await _open(host, monitors[0])
+    try:
+        found = await process_of(monitor, host, found)
+        process = from_stat(found, await host.read_text(Path(f"/proc/{found}/stat")) or "")
+        facts = await look_inside(monitor, host, found)
+    finally:
+        await monitor.close()
+    if process is None:
+        raise NotFoundError(
+            f"process {found} on {host.name} has ended", why="just now", remedy="start it again"
+        )
+    return facts, process
+
+
+async def _open(host: Host, path: Path) -> Monitor:
+    if not await host.exists(path):
+        raise NotFoundError(
+            f"there is no socket {path} on {host.name}",
+            why="nothing stands there",
+            remedy="name the path of a QMP socket: QEMU's -qmp unix:PATH,server=on,wait=off",
+        )
+    sock = await host.connect(path)
+    try:
+        return await Monitor.connect(sock, f"the QEMU at {path}", MONITOR_TIMEOUT_S)
+    except MonitorLostError as exc:
+        if "no greeting" not in exc.why:
+            raise
+        raise BusyError(
+            f"the monitor {path} is busy",
+            why=f"QEMU serves one client at a time, and did not greet for {MONITOR_TIMEOUT_S:g} s: "
+            "another client holds it, or QEMU is stuck",
+            remedy="end the other client, or name a second QMP socket of this QEMU",
+        ) from exc
+
+
+async def _require_nobodys(host: Host, facts: Facts, process: ProcessId) -> None:
+    """Raises RefusedError when the QEMU is a VM already, of vmckpt or of libvirt."""
+    for name in await host.list_dir(vms_dir(host.state_dir)):
+        vm = await read_vm(host, name)
+        if vm and vm.qemu.process == process:
+            raise RefusedError(
+                f"this QEMU is the VM '{name}' already",
+                why=f"it is pid {process.pid} on {host.name}",
+                remedy=f"see `vmckpt vm show {name}`",
+            )
+    words = " ".join(facts.argv)
+    keeper = "libvirt" if "/libvirt/qemu/" in words else ""
+    keeper = "another vmckpt" if ",process=vmckpt-" in words else keeper
+    if keeper:
+        raise RefusedError(
+            f"this QEMU belongs to {keeper}",
+            why="its command line says so, and two owners would work against each other",
+            remedy=f"move it by {keeper}",
+        )
+
+
+async def _write(
+    host: Host, files: QemuDir, process: ProcessId, monitors: Sequence[Path], console: Path | None
+) -> None:
+    """The QEMU's directory: which process it is, and links to its sockets under vmckpt's names."""
+    await host.make_dir(files.path)
+    # First of all: from here on nobody takes the process for one that vmckpt started.
+    await host.write_text(files.process, json.dumps(asdict(process)))
+    links = dict(zip((files.operator, files.onlooker, files.rescue), monitors, strict=False))
+    links.setdefault(files.onlooker, monitors[0])
+    if console is not None:
+        links[files.console] = console
+    for link, path in links.items():
+        done = await host.run(["ln", "-s", "-T", "--", str(path), str(link)])
+        if done.returncode:
+            raise OperationFailedError(
+                f"cannot make {link} on {host.name}",
+                why=done.stderr.strip(),
+                remedy="mend the rights of the state directory",
+            )
+
+
+def _on_monitors(count: int) -> tuple[str, ...]:
+    if count > 1:
+        return ()
+    return (
+        "one monitor only: while vmckpt works on the VM, `vm show` and `vm list` cannot ask it, "
+        "and whoever holds the socket keeps vmckpt out. A second --qmp mends that",
+    )
+
+
+async def _supervisor(host: Host, process: ProcessId) -> tuple[str, ...]:
+    """Who may start the QEMU again once it has moved: then it would run twice."""
+    groups = (await host.read_text(Path(f"/proc/{process.pid}/cgroup")) or "").split()
+    unit = next((group.rpartition("/")[2] for group in groups if group.endswith(".service")), None)
+    if unit is None or unit.startswith("user@"):
+        return ()
+    return (
+        f"it runs in {unit}: see that nothing starts it there again when it has moved, or the "
+        "guest runs twice",
+    )

@@ -1,0 +1,160 @@
+"""-device, -object and the machine: kept as the guest sees them, but for what is the host's."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vmckpt.vm.adopted import holes
+from vmckpt.vm.adopted.draft import Draft
+from vmckpt.vm.adopted.host_ends import plugged_network
+from vmckpt.vm.adopted.options import Option
+from vmckpt.vm.adopted.settings import JsonObject, KeyValues, Settings, parse_settings
+
+_MEMORY = re.compile(r"memory-backend-(ram|file|memfd|shm)")
+# The start of a driver's name, and what of the host it hands to the guest.
+_PASSED_THROUGH = {
+    "vfio-": "it is a device of the host, passed through",
+    "pci-assign": "it is a device of the host, passed through",
+    "usb-host": "it is a USB device of the host",
+    "usb-redir": "it is a USB device behind a program outside",
+    "scsi-generic": "it is a SCSI device of the host",
+    "scsi-block": "it is a SCSI device of the host",
+    "vhost-user": "a program outside QEMU serves it and writes the guest's memory",
+    "vhost-scsi": "the host's kernel serves it",
+    "vhost-vdpa": "it is a device of the host",
+    "ivshmem": "it shares memory with programs on the host",
+    "virtio-9p": "it shares a directory of the host",
+    "u2f-passthru": "it is a device of the host",
+    "ccid-card-emulated": "it is a card of the host",
+    "ccid-card-passthru": "it is a card behind a program outside",
+    "tpm-": "its state is outside QEMU",
+    "xen-": "it needs Xen",
+    "virtio-gpu-gl": "it draws on the host's GPU",
+    "virtio-vga-gl": "it draws on the host's GPU",
+    "virtio-gpu-rutabaga": "it draws on the host's GPU",
+    "virtio-input-host": "it is an input device of the host",
+}
+_OBJECTS = frozenset(
+    {"iothread", "rng-random", "rng-builtin", "throttle-group", "main-loop", "thread-context",
+     "can-bus", "cryptodev-backend", "cryptodev-backend-builtin", "secret",
+     "acpi-generic-initiator"}
+)  # fmt: skip
+# They serve displays and monitors, which stay behind.
+_LEFT_BEHIND = re.compile(r"(tls-creds|tls-cipher|authz)-")
+
+
+def device(draft: Draft, option: Option) -> None:
+    """-device: kept where it is; one that was unplugged goes."""
+    settings = parse_settings(option.value or "", "driver")
+    driver, name = settings.get("driver") or "", settings.get("id")
+    for start, why in _PASSED_THROUGH.items():
+        if driver.startswith(start):
+            draft.refuse_option(option, why)
+            return
+    if name and name not in draft.facts.devices:
+        draft.notes.append(f"'{name}' ({driver}) was unplugged, and the target does not get it")
+        return
+    if (rom := settings.get("romfile")) and "/" in rom:
+        settings = settings.put("romfile", str(draft.file(rom, option)))
+    if name and settings.get("addr") is None and name in draft.facts.places:
+        settings = settings.put("addr", draft.facts.places[name])
+    draft.add("device", settings)
+
+
+def plugged_devices(draft: Draft, nodes: Mapping[str, str]) -> None:
+    """Devices that were plugged later; `nodes` are their disks' nodes on the target."""
+    for name, settings in sorted(draft.facts.late.items()):
+        written: dict[str, Any] = dict(settings)
+        if why := _unpluggable(settings, nodes):
+            draft.refuse(f"the device '{name}' ({settings['driver']})", f"plugged later: {why}")
+            continue
+        if "drive" in settings:
+            written["drive"] = nodes[name]
+        if (netdev := settings.get("netdev")) and not _has_network(draft, netdev):
+            plugged_network(draft, netdev)
+        draft.notes.append(f"'{name}' ({settings['driver']}) was plugged later: the target gets it")
+        draft.add("device", JsonObject(written))
+
+
+def _unpluggable(settings: Mapping[str, Any], nodes: Mapping[str, str]) -> str | None:
+    """Why a device that was plugged later cannot be given to the target; None: it can."""
+    for start, why in _PASSED_THROUGH.items():
+        if settings["driver"].startswith(start):
+            return why
+    if "bus" not in settings:
+        return "vmckpt does not carry processors and memory plugged later"
+    if "chardev" in settings:
+        return "vmckpt does not carry character devices plugged later"
+    if "drive" in settings and settings["id"] not in nodes:
+        return "there is no image in it"
+    return None
+
+
+def _has_network(draft: Draft, name: str) -> bool:
+    return any(
+        parse_settings(value, "type").get("id") == name
+        for option, value in zip(draft.arguments, draft.arguments[1:], strict=False)
+        if option == "-netdev"
+    )
+
+
+def object_(draft: Draft, option: Option) -> None:
+    """-object: memory, threads and the like; what serves monitors and displays stays behind."""
+    settings = parse_settings(option.value or "", "qom-type")
+    kind = settings.get("qom-type") or ""
+    if _MEMORY.fullmatch(kind):
+        draft.has_own_memory = True
+        draft.add("object", _memory(draft, option, settings))
+    elif kind in _OBJECTS:
+        if path := settings.get("file"):
+            settings = settings.put("file", str(draft.file(path, option)))
+        draft.add("object", settings)
+    elif not _LEFT_BEHIND.match(kind):
+        draft.refuse_option(option, "vmckpt does not know how to carry such an object")
+
+
+def _memory(draft: Draft, option: Option, settings: Settings) -> Settings:
+    path = settings.get("mem-path")
+    if path is None:
+        return settings
+    return settings.put("mem-path", str(memory_directory(draft, option, path)))
+
+
+def memory_directory(draft: Draft, option: Option, text: str) -> object:
+    """Where a file of memory goes: two QEMUs must never have the same.
+
+    In a directory QEMU makes a file of its own.
+    """
+    path = draft.path(text, option)
+    return path if str(path) in draft.facts.directories else path.parent
+
+
+def machine(draft: Draft, options: list[Option]) -> None:
+    """-machine, with the type and accelerator that it came to; the CPU and the memory too."""
+    given = [parse_settings(option.value or "", "type") for option in options]
+    pairs: list[tuple[str, str]] = []
+    for option, settings in zip(options, given, strict=True):
+        if isinstance(settings, JsonObject):
+            draft.refuse_option(option, "vmckpt does not read a machine in JSON")
+        else:
+            pairs += settings.pairs
+    kept = KeyValues(tuple(pairs)).without("type", "accel", "graphics")
+    if kept.get("confidential-guest-support") or kept.get("memory-encryption"):
+        draft.refuse("the machine", "its memory is encrypted for this host's processor")
+    if kept.get("memory-backend"):
+        draft.has_own_memory = True
+    facts = draft.facts
+    if not draft.has_own_memory and facts.ram_id:
+        ram = {"qom-type": "memory-backend-file", "id": facts.ram_id, "size": facts.memory_bytes,
+               "mem-path": holes.RAM, "share": True}  # fmt: skip
+        draft.add("object", JsonObject(ram))
+        kept = kept.put("memory-backend", facts.ram_id)
+    draft.add("machine", KeyValues((("type", facts.platform.machine), *kept.pairs)))
+
+
+def accelerator(draft: Draft, options: list[Option]) -> None:
+    """-accel, the one of those asked for that it came to."""
+    kind = draft.facts.platform.accel
+    asked = [parse_settings(option.value or "", "accel") for option in options]
+    chosen = next((one for one in asked if one.get("accel") == kind), None)
+    draft.add("accel", chosen or KeyValues((("accel", kind),)))

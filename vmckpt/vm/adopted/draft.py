@@ -1,0 +1,81 @@
+"""A target's command line while it is being written: what is carried over, noted, refused."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.vm.adopted.facts import Facts
+from vmckpt.vm.adopted.options import Option
+
+
+class Image(NamedTuple):
+    """An image on the command line, as it is named there; `drive` is its -drive's id, if any.
+
+    `node` is the block node that a device would use; "" where QEMU made one up.
+    """
+
+    file: str
+    path: Path
+    drive: str | None
+    node: str
+    fixed_format: bool
+    leaf_of_blockdev: bool
+
+
+@dataclass(slots=True)
+class Draft:
+    """Grows option by option. `users` counts the devices and ports at each character device.
+
+    `agent` and `console` name the ones that vmckpt itself uses; `vanished` are the -drives whose
+    device was unplugged.
+    """
+
+    facts: Facts
+    users: Counter[str]
+    arguments: list[str] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    nics: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    forwards: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    refusals: list[tuple[str, str]] = field(default_factory=list)
+    vanished: set[str] = field(default_factory=set)
+    chardevs: int = 0
+    ports: Counter[str] = field(default_factory=Counter)
+    agent: str | None = None
+    console: str | None = None
+    has_own_memory: bool = False
+
+    def add(self, name: str, value: object = None) -> None:
+        """One option of the target's."""
+        self.arguments.append(f"-{name}")
+        if value is not None:
+            self.arguments.append(str(value))
+
+    def refuse(self, what: str, why: str) -> None:
+        """Something cannot be carried over."""
+        self.refusals.append((what, why))
+
+    def refuse_option(self, option: Option, why: str) -> None:
+        """Likewise an option."""
+        self.refuse(f"'{option.text}'", why)
+
+    def path(self, text: str, option: Option) -> Path:
+        """A path of the command line, absolute. Refused where nobody knows what it counts from."""
+        path = Path(text)
+        if not path.is_absolute() and any(
+            word.lstrip("-") == "daemonize" for word in self.facts.argv
+        ):
+            self.refuse_option(
+                option, f"'{text}' is a relative path, and -daemonize has changed its directory"
+            )
+        return self.facts.cwd / path
+
+    def file(self, text: str, option: Option) -> Path:
+        """A file that the target needs too."""
+        path = self.path(text, option)
+        if str(path) in self.facts.directories:
+            self.refuse_option(option, f"{path} is a directory")
+        self.files.append(path)
+        return path

@@ -1,0 +1,37 @@
+"""Places in an adopted VM's command line that every QEMU of it fills with names of its own."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vmckpt.vm.adopted.settings import escaped
+from vmckpt.vm.paths import QemuDir
+
+MARK = "<vmckpt:"
+DIRECTORY, RAM = f"{MARK}dir>", f"{MARK}ram>"
+
+
+def tap(number: int) -> str:
+    """The tap of NIC `number`."""
+    return f"{MARK}tap{number}>"
+
+
+def disk(number: int) -> str:
+    """The image of disk `number`."""
+    return f"{MARK}disk{number}>"
+
+
+def fill(
+    arguments: Iterable[str], files: QemuDir, ram: Path, disks: Sequence[Path], taps: int
+) -> list[str]:
+    """The command line of one QEMU."""
+    values = {DIRECTORY: str(files.path), RAM: str(ram)}
+    values |= {tap(number): files.tap(number) for number in range(taps)}
+    values |= {disk(number): str(path) for number, path in enumerate(disks)}
+    return [substitute(argument, values) for argument in arguments]
+
+
+def substitute(argument: str, values: dict[str, str]) -> str:
+    """An argument with its holes filled as its syntax wants it."""
+    for hole, text in values.items():
+        argument = argument.replace(hole, escaped(text, argument))
+    return argument

@@ -1,0 +1,109 @@
+"""QEMU's command line as options: which there are, which take a value, what becomes of each."""
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
+
+
+class Option(NamedTuple):
+    """One option, without its dash; `value` is None where it takes none."""
+
+    name: str
+    value: str | None = None
+
+    @property
+    def text(self) -> str:
+        """As people write it, for messages."""
+        return f"-{self.name}" if self.value is None else f"-{self.name} {self.value}"
+
+
+class Fate(Enum):
+    """What becomes of an option on the target."""
+
+    KEEP = "the guest sees it"
+    FILE = "the guest sees what is in the file that it names"
+    DROP = "it belongs to the process"
+    SCREEN = "it shows the guest's screen"
+    REFUSE = "it cannot be carried over"
+    REWRITE = "part of it belongs to the process"
+
+
+def _named(fate: Fate, *words: str) -> dict[str, Fate]:
+    return {name: fate for line in words for name in line.split()}
+
+
+# By the manual of QEMU 10.0 (qemu-options.hx); those gone since 7.2 are in it too.
+WITH_VALUE = (
+    _named(
+        Fate.KEEP,
+        "m smp cpu global set uuid rtc numa vga watchdog watchdog-action action icount",
+        "overcommit sandbox g prom-env usbdevice semihosting-config iscsi",
+    )
+    | _named(Fate.FILE, "kernel initrd dtb bios shim")
+    | {"append": Fate.KEEP, "mem-path": Fate.REWRITE}
+    | _named(
+        Fate.DROP,
+        "pidfile D d trace dfilter monitor qmp qmp-pretty mon gdb incoming name runas run-with",
+        "chroot L add-fd echr msg k accel tb-size compat loadvm",
+        "seed",
+    )
+    | _named(Fate.SCREEN, "vnc spice display rotate")
+    | _named(
+        Fate.REWRITE,
+        "machine M drive hda hdb hdc hdd cdrom fda fdb sd mtdblock pflash blockdev device netdev",
+        "nic net object chardev serial parallel debugcon audiodev audio fw_cfg smbios acpitable",
+        "option-rom boot",
+    )
+    | _named(
+        Fate.REFUSE,
+        "readconfig writeconfig virtfs fsdev tpmdev plugin dump-vmstate qtest",
+        "qtest-log xen-domid xen-attach",
+    )
+)
+FLAGS = (
+    _named(
+        Fate.KEEP,
+        "usb nodefaults no-user-config nouserconfig no-acpi no-hpet no-fd-bootchk no-reboot",
+        "no-shutdown win2k-hack mem-prealloc semihosting only-migratable",
+    )
+    | _named(
+        Fate.DROP, "daemonize S s enable-kvm no-quit async-teardown enable-sync-profile perfmap",
+        "jitdump singlestep",
+    )
+    | _named(
+        Fate.SCREEN, "nographic curses sdl gtk full-screen alt-grab ctrl-grab no-frame",
+        "show-cursor portrait",
+    )
+    | _named(Fate.REFUSE, "snapshot preconfig xen-domid-restrict")
+)  # fmt: skip
+
+
+def split_options(argv: Sequence[str]) -> Iterator[Option]:
+    """The options of a command line, its program left out.
+
+    Raises RefusedError for one that vmckpt does not know: it may be seen by the guest.
+    """
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-") or word == "-":
+            # A word by itself is the first disk (system/vl.c).
+            yield Option("hda", word)
+            continue
+        name = word.removeprefix("-").removeprefix("-")
+        if name in FLAGS:
+            yield Option(name)
+        elif name in WITH_VALUE:
+            yield Option(name, next(words, ""))
+        else:
+            raise RefusedError(
+                f"the command line has -{name}",
+                why="vmckpt does not know this option, and so not what the guest sees of it",
+                remedy="start the QEMU without it, or move the VM by hand",
+            )
+
+
+def fate(option: Option) -> Fate:
+    """What becomes of it."""
+    return (FLAGS if option.value is None else WITH_VALUE)[option.name]

@@ -1,0 +1,138 @@
+"""The values of QEMU's options: `key=value,...` with doubled commas, or JSON. Pure."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+Value = str | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValues:
+    """`key=value,...` in order; a key may come twice, and the last one counts."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+    def get(self, key: str) -> str | None:
+        """What counts for `key`, None where it is not given."""
+        return next((value for name, value in reversed(self.pairs) if name == key), None)
+
+    def all(self, key: str) -> list[str]:
+        """Every value given for `key`."""
+        return [value for name, value in self.pairs if name == key]
+
+    def put(self, key: str, value: Value) -> "KeyValues":
+        """With `key` set, in the place where it was first."""
+        text = _word(value)
+        if self.get(key) is None:
+            return KeyValues((*self.pairs, (key, text)))
+        first = next(n for n, (name, _) in enumerate(self.pairs) if name == key)
+        rest = [pair for n, pair in enumerate(self.pairs) if pair[0] != key or n == first]
+        return KeyValues(tuple((name, text if name == key else old) for name, old in rest))
+
+    def without(self, *keys: str) -> "KeyValues":
+        """Without any of `keys`."""
+        return KeyValues(tuple(pair for pair in self.pairs if pair[0] not in keys))
+
+    def __str__(self) -> str:
+        return ",".join(f"{key}={double_commas(value)}" for key, value in self.pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """The same as one JSON object; keys with dots reach into objects inside it."""
+
+    data: dict[str, Any]
+
+    def get(self, key: str) -> str | None:
+        """What counts for `key`, None where it is not given or is no single value."""
+        found: Any = self.data
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return _word(found) if isinstance(found, Value) else None
+
+    def all(self, key: str) -> list[str]:
+        """Every value given for `key`: those of a list of `{"str": value}`, or the one."""
+        listed = self.data.get(key)
+        if isinstance(listed, list):
+            return [str(item["str"]) for item in listed if isinstance(item, dict) and "str" in item]
+        value = self.get(key)
+        return [] if value is None else [value]
+
+    def put(self, key: str, value: Value) -> "JsonObject":
+        """With `key` set."""
+        return JsonObject(_put(self.data, key.split("."), value))
+
+    def without(self, *keys: str) -> "JsonObject":
+        """Without any of `keys`, which have no dots."""
+        return JsonObject({key: value for key, value in self.data.items() if key not in keys})
+
+    def __str__(self) -> str:
+        return json.dumps(self.data, separators=(",", ":"), ensure_ascii=False)
+
+
+Settings = KeyValues | JsonObject
+
+
+def parse_settings(text: str, implied: str | None = None) -> Settings:
+    """An option's value as QEMU reads it (qemu-option.c, keyval.c).
+
+    `implied` is the key of a first value that has none. Raises ValueError on broken JSON.
+    """
+    if text.startswith("{"):
+        data = json.loads(text)
+        return JsonObject(data)
+    pairs = []
+    for number, item in enumerate(_items(text)):
+        key, equals, value = item.partition("=")
+        if equals:
+            pairs.append((key, _halve(value)))
+        elif number == 0 and implied:
+            pairs.append((implied, _halve(item)))
+        elif item.startswith("no"):
+            pairs.append((item.removeprefix("no"), "off"))
+        else:
+            pairs.append((item, "on"))
+    return KeyValues(tuple(pairs))
+
+
+def double_commas(text: str) -> str:
+    """A value as it stands in `key=value,...`."""
+    return text.replace(",", ",,")
+
+
+def escaped(text: str, option_value: str) -> str:
+    """`text` as it has to be written inside an option's value, which may be JSON."""
+    if option_value.startswith("{"):
+        return json.dumps(text, ensure_ascii=False)[1:-1]
+    return double_commas(text)
+
+
+def _items(text: str) -> list[str]:
+    """The items between single commas; doubled ones stay doubled."""
+    items, start, place = [], 0, 0
+    while (place := text.find(",", place)) >= 0:
+        if text[place + 1 : place + 2] == ",":
+            place += 2
+            continue
+        items.append(text[start:place])
+        start = place = place + 1
+    items.append(text[start:])
+    return [item for item in items if item]
+
+
+def _halve(text: str) -> str:
+    return text.replace(",,", ",")
+
+
+def _word(value: Value) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def _put(data: dict[str, Any], path: list[str], value: Value) -> dict[str, Any]:
+    first, *rest = path
+    inner = data.get(first)
+    below = _put(inner if isinstance(inner, dict) else {}, rest, value) if rest else value
+    return data | {first: below}
