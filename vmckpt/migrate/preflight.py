@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate import target_checks
+from vmckpt.migrate import dirty_log, target_checks
 from vmckpt.migrate.blockers import device_checks
 from vmckpt.migrate.check import OK, REFUSE, WARN, Check
 from vmckpt.migrate.disk_plan import DiskCopy, plan_disks
@@ -62,8 +62,8 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if rights.verdict == REFUSE:
         return Preflight((rights, *source.checks), options)
     ours, theirs = source.abilities, await abilities(target)
-    loses_pages = _loses_dirty_pages(vm, ours)
-    options = resolve_method(options, loses_pages=loses_pages)
+    loss = dirty_log.loss(vm, ours.version)
+    options = resolve_method(options, loses_pages=loss is not None)
     disks = await plan_disks(vm, target, options.disks, source.images)
     encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
@@ -84,7 +84,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *source.checks,
         *_postcopy_risk(options),
         *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
-        *(_lost_pages(ours, options) if loses_pages else ()),
+        *(dirty_log.checks(loss, options) if loss else ()),
         *_way_back(vm, ours, theirs, wish),
     ]
     agreed = agree(ours, theirs, wish)
@@ -112,10 +112,9 @@ def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterato
     if isinstance(back, list):
         reason = "; ".join(f"{refusal.option}: {refusal.reason}" for refusal in back)
         yield Check("way-back", WARN, f"it cannot come back in the same way: {reason}")
-    elif _loses_dirty_pages(vm, theirs):
-        reason = f"QEMU {theirs.version} as a source under TCG loses dirty pages"
+    elif loss := dirty_log.loss(vm, theirs.version):
         remedy = "let it come back with --method stop"
-        yield Check("way-back", WARN, f"it cannot come back while it runs: {reason}", remedy)
+        yield Check("way-back", WARN, f"it cannot come back while it runs: {loss.reason}", remedy)
     else:
         yield Check("way-back", OK, f"QEMU {theirs.version} -> {ours.version} can do the same")
 
@@ -189,11 +188,6 @@ def resolve_method(options: Options, *, loses_pages: bool) -> Options:
     return replace(options, method=Method.PRECOPY, auto_converge=True)
 
 
-def _loses_dirty_pages(vm: Vm, ours: Abilities) -> bool:
-    # Seen with 7.2, never with 10.0; which version in between mended it is not known here.
-    return vm.qemu.platform.accel == "tcg" and ours.version.major < 8
-
-
 def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:
     if any(not copy.read_only for copy in copies) and "block-job-change" not in ours.commands:
         reason = (
@@ -214,15 +208,3 @@ def _postcopy_risk(options: Options) -> Iterator[Check]:
         yield Check("postcopy-risk", REFUSE, risk, "use --method precopy or stop")
     else:
         yield Check("postcopy-risk", WARN, risk, "--never-risk-postcopy refuses it")
-
-
-def _lost_pages(ours: Abilities, options: Options) -> Iterator[Check]:
-    if options.method is Method.STOP:
-        return
-    qemu = f"QEMU {ours.version} as a source under TCG loses dirty pages"
-    remedy = "use --method stop, which needs no dirty tracking, or run it under a newer QEMU"
-    if options.may_postcopy:
-        yield Check("tcg-dirty-log", REFUSE, f"{qemu}: post-copy destroys the guest", remedy)
-    else:
-        reason = f"{qemu} now and then: the guest may be damaged although QEMU says 'completed'"
-        yield Check("tcg-dirty-log", WARN, reason, remedy)
