@@ -26,6 +26,8 @@ from vmckpt.migrate.journal import STEPS
 STALL_S = 20.0
 # Long enough to be met in the middle of sending memory.
 SLOW = ["--tls", "psk", "--bandwidth", "20MB"]
+# Not done before whatever is to end it has ended it.
+ENDLESS = ["--tls", "psk", "--bandwidth", "2MB"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ def test_the_operators_command_is_killed_and_another_shows_the_end(way: Way) -> 
 
 
 def test_ctrl_c_cancels_the_job(way: Way) -> None:
-    running = way.begin()
+    running = way.begin(*ENDLESS)
     way.until("transfer")
     running.send_signal(signal.SIGINT)
     done = way.made.done(running)
@@ -250,7 +252,7 @@ def test_ctrl_c_cancels_the_job(way: Way) -> None:
 
 
 def test_a_killed_job_is_undone_by_its_hosts(way: Way) -> None:
-    running = way.begin()
+    running = way.begin(*ENDLESS)
     way.until("transfer")
     [job] = way.made.jobs()
     assert process.kill(job)
@@ -258,6 +260,24 @@ def test_a_killed_job_is_undone_by_its_hosts(way: Way) -> None:
     assert done.code == 7, done.stderr
     assert "undone" in done.error["what"]
     assert "was killed at step 'transfer'" in done.error["why"]
+    way.ends_at(way.source)
+
+
+def test_a_job_killed_with_its_switch_is_undone_by_the_operator(way: Way) -> None:
+    running = way.begin(*ENDLESS)
+    way.until("transfer")
+    for left in (*way.made.processes("--recover"), *way.made.jobs()):
+        assert process.kill(left)
+    done = way.made.done(running)
+    assert done.code == 9, done.stderr
+    assert "dead-man's switch" in done.error["why"]
+    # Its listener would wait ten minutes for a recovery by the source.
+    for listener in way.made.processes("\0link\0"):
+        process.kill(listener)
+    for path in way.made.links():
+        Path(path).unlink()
+    recovered = way.made.ok("migrate", "--recover", "mover")
+    assert (recovered["step"], recovered["host"]) == ("transfer", way.source)
     way.ends_at(way.source)
 
 
