@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
+from tests.kinds import EVERY_KIND, hosts
+from tests.qemu.world import World, eventually, image, loaded, qemu
 from vmckpt.hosts import process
 from vmckpt.lab.labguest import LabGuest
 
@@ -16,9 +17,9 @@ KILLS = 10
 SEED = 20261121
 
 
-@pytest.fixture(scope="module")
-def made() -> Iterator[World]:
-    with world(qemu("10.0"), qemu("10.0")) as one:
+@pytest.fixture(scope="module", params=EVERY_KIND)
+def made(request: pytest.FixtureRequest) -> Iterator[World]:
+    with hosts(request.param, qemu("10.0"), qemu("10.0")) as one:
         one.run_guest(LabGuest("mover", 1, image()), "lab-a")
         yield one
 
@@ -32,7 +33,7 @@ def is_in_one_place(made: World) -> str:
     shown = made.ok("vm", "show", "mover")
     assert shown["state"] == "running"
     assert not shown["migration_cut_off"]
-    assert [one.pid for one in made.qemus("mover")] == [shown["pid"]]
+    assert made.pids("mover") == [shown["pid"]]
     assert made.files(other(shown["host"])) == []
     return str(shown["host"])
 
@@ -47,7 +48,7 @@ def test_kill_9_at_random_moments(made: World, method: str) -> None:
                 host = is_in_one_place(made)
                 command = made.begin("migrate", "mover", other(host), "--method", method)
                 await asyncio.sleep(moments.uniform(0.1, 1.2))
-                kill(command)
+                made.kill(command)
                 await asyncio.to_thread(is_in_one_place, made)
                 await control.ping()
 
@@ -58,10 +59,10 @@ def test_a_dead_command_is_recovered_without_another(made: World) -> None:
     host = is_in_one_place(made)
     words = ("migrate", "mover", other(host), "--method", "stop", "--bandwidth", "20MB")
     command = made.begin(*words)
-    journal = made.lab.host(host).state_dir / "vms/mover/migration.json"
+    journal = made.state(host) / "vms/mover/migration.json"
     eventually(lambda: '"transfer"' in read(journal), 10, "the transfer begins")
     time.sleep(0.3)
-    kill(command)
+    made.kill(command)
     # The guest is stopped at this moment; its dead-man's switch lets it run again.
     eventually(lambda: not journal.exists(), 10, "the dead-man's switch acts")
     assert is_in_one_place(made) == host
