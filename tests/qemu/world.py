@@ -168,9 +168,15 @@ class World:
         """The pids of a VM's QEMUs, as their hosts number them."""
         return [process.pid for process in self.qemus(name)]
 
+    def jobs(self) -> list[ProcessId]:
+        """Processes on hosts that do a migration for a command here."""
+        return []
+
     def kill(self, command: "subprocess.Popen[str]") -> None:
-        """SIGKILL whatever does what the command was asked for."""
+        """SIGKILL a command, and what does its work elsewhere."""
         kill(command)
+        for job in self.jobs():
+            os.kill(job.pid, signal.SIGKILL)
 
     @contextmanager
     def spoilt(self, host: str, rule: dict[str, str] | None) -> Iterator[None]:
@@ -260,6 +266,27 @@ async def _keep_asking(client: KvClient) -> int:
             assert count == answers
             await asyncio.sleep(0.01)
     return answers
+
+
+async def reach(
+    made: World, step: str, command: "subprocess.Popen[str]", home: str, name: str
+) -> None:
+    """Return when a migration from `home` has begun `step`, or has ended."""
+    directory = made.state(home) / "vms" / name
+    file, mark = directory / "migration.json", f'"step": "{step}"'
+    if step == "switchover":
+        # It is too short for the journal: the source stops its guest for it.
+        (file,), mark = directory.glob("qemu-*/stderr.log"), "vm_state_notify running 0"
+    marks = _read(file).count(mark)
+    while command.poll() is None and _read(file).count(mark) == marks:  # noqa: ASYNC110
+        await asyncio.sleep(0.0005)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def kill(process: subprocess.Popen[str]) -> None:

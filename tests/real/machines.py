@@ -85,6 +85,13 @@ class Machines(World):
         ours = {process.pid for process in find(self.lab.directory)}
         return [process for process in find_by_argument(mark) if process.pid in ours]
 
+    def jobs(self) -> list[ProcessId]:
+        """Processes on the hosts that do a migration."""
+        ours = {process.pid for process in find(self.lab.directory)}
+        recover = find_by_argument("\0--recover\0")  # and the switches that would start it
+        found = [one for one in find_by_argument("\0job\0") if one not in recover]
+        return [one for one in found if one.pid in ours]
+
     def pids(self, name: str) -> list[int]:
         """The pids of a VM's QEMUs, as their hosts number them."""
         return [_inner_pid(process.pid) for process in self.qemus(name)]
