@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.kinds import EVERY_KIND, Kind, hosts
-from tests.qemu.world import World, eventually, image, loaded, qemu
+from tests.qemu.world import World, eventually, fill, image, loaded, qemu
 from vmckpt.hosts import process
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import commands
@@ -207,13 +206,6 @@ def test_a_target_without_room_is_refused_and_one_that_fills_up_is_undone(made: 
 
     asyncio.run(fills())
     stands_whole(made, "lab-a")
-
-
-def fill(path: Path) -> None:
-    """Write until there is no room."""
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(MIB)):
-            pass
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

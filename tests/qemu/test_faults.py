@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.kinds import EVERY_KIND, hosts
-from tests.qemu.world import World, image, reach, spoilable
+from tests.qemu.world import World, fill, image, reach, spoilable
 from vmckpt.hosts.process import ProcessId
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
@@ -226,9 +226,7 @@ async def inject(
             await asyncio.sleep(5)
             await set_link(made.lab, "lab-b", up=True)
         case _:
-            with (images / "filler").open("wb", buffering=0) as file, suppress(OSError):
-                while file.write(bytes(1 << 20)):
-                    pass
+            fill(images / "filler")
 
 
 async def judge(made: World, case: Case, control: GuestControl, start: Start, said: str) -> None:

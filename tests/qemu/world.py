@@ -196,7 +196,7 @@ class World:
     def small(self, host: str, directory: str, size_bytes: int) -> Iterator[None]:
         """For the block: a file system of so many bytes at a directory of a host's state."""
         path = str(self.lab.host(host).state_dir / directory)
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "small", path]
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "small", path]
         mounted = self.inside(host, *mount)
         assert mounted.code == 0, mounted.stderr
         try:
@@ -277,16 +277,24 @@ async def reach(
     if step == "switchover":
         # It is too short for the journal: the source stops its guest for it.
         (file,), mark = directory.glob("qemu-*/stderr.log"), "vm_state_notify running 0"
-    marks = _read(file).count(mark)
-    while command.poll() is None and _read(file).count(mark) == marks:  # noqa: ASYNC110
+    marks = read(file).count(mark)
+    while command.poll() is None and read(file).count(mark) == marks:  # noqa: ASYNC110
         await asyncio.sleep(0.0005)
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """What a file holds; nothing when there is none."""
     try:
         return path.read_text()
     except FileNotFoundError:
         return ""
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 20)):
+            pass
 
 
 def kill(process: subprocess.Popen[str]) -> None:
