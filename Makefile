@@ -21,7 +21,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test faults check bench lock clean always
+.PHONY: help setup packages demo test faults long check bench lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -36,7 +36,10 @@ test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 ## All t
 	$(TEST_ENV) $(BIN)/pytest
 
 faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 ## Every fault at every step of every method (long)
-	$(TEST_ENV) VMCKPT_FAULTS=all $(BIN)/pytest -s -q tests/qemu/test_faults.py
+	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
+
+long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 ## All that `make test` leaves out (hours)
+	$(TEST_ENV) $(BIN)/pytest --long -m long
 
 check: setup ## Style, types, layers and the tests that need no QEMU
 	$(BIN)/ruff check .

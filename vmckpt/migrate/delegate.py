@@ -29,8 +29,8 @@ async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> R
     """
     run, source = new_run(), vm.host
     there = JobDir.of(target.state_dir, run).path
-    link = await have_listen(target, there)
     try:
+        link = await have_listen(target, there)
         files = JobDir.of(source.state_dir, run)
         itself = LocalHost(**{field.name: getattr(source, field.name) for field in fields(Entry)})
         job = Job(run, vm.name, itself, target, options, link)
