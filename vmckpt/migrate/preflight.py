@@ -1,17 +1,22 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate import target_checks
 from vmckpt.migrate.blockers import device_checks
-from vmckpt.migrate.check import OK, REFUSE, WARN, Check
-from vmckpt.migrate.disk_plan import DiskCopy, plan_disks
+from vmckpt.migrate.check import OK, REFUSE, WARN, Check, refusal
+from vmckpt.migrate.disk_plan import DiskCopy, Owned, plan_disks
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.options import Method, Options
+from vmckpt.migrate.method_checks import (
+    loses_dirty_pages,
+    lost_pages,
+    postcopy_risk,
+    resolve_method,
+)
+from vmckpt.migrate.options import Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
 from vmckpt.qemu.block import DiskImage, query_disk_images
@@ -42,12 +47,7 @@ class Preflight(NamedTuple):
     def require(self, vm_name: str, target: str) -> Agreement:
         """The agreed settings. Raises RefusedError naming every refusal."""
         if self.agreement is None or not self.possible:
-            refused = [check for check in self.checks if check.verdict == REFUSE]
-            raise RefusedError(
-                f"'{vm_name}' cannot migrate to {target}",
-                why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
-                remedy="; ".join(check.remedy for check in refused if check.remedy),
-            )
+            raise refusal(self.checks, vm_name, target)
         return self.agreement
 
 
@@ -64,7 +64,9 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     ours, theirs = source.abilities, await abilities(target)
     loses_pages = _loses_dirty_pages(vm, ours)
     options = resolve_method(options, loses_pages=loses_pages)
-    disks = await plan_disks(vm, target, options.disks, source.images)
+    disks = await plan_disks(
+        Owned(vm.host, vm.name, vm.spec.disks, vm.nodes), target, options.disks, source.images
+    )
     encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
     checks = [
@@ -82,9 +84,9 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         await target_checks.clock(vm.host, target),
         encrypted,
         *source.checks,
-        *_postcopy_risk(options),
+        *postcopy_risk(options),
         *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
-        *(_lost_pages(ours, options) if loses_pages else ()),
+        *(lost_pages(ours.version, options) if loses_pages else ()),
         *_way_back(vm, ours, theirs, wish),
     ]
     agreed = agree(ours, theirs, wish)
@@ -180,18 +182,8 @@ async def _changed(vm: Vm, monitor: Monitor) -> str | None:
     return await changes(vm, monitor)
 
 
-def resolve_method(options: Options, *, loses_pages: bool) -> Options:
-    """The options with "auto" replaced by the method that it comes to."""
-    if options.method is not Method.AUTO:
-        return options
-    if loses_pages:
-        return replace(options, method=Method.STOP)
-    return replace(options, method=Method.PRECOPY, auto_converge=True)
-
-
 def _loses_dirty_pages(vm: Vm, ours: Abilities) -> bool:
-    # Seen with 7.2, never with 10.0; which version in between mended it is not known here.
-    return vm.qemu.platform.accel == "tcg" and ours.version.major < 8
+    return loses_dirty_pages(vm.qemu.platform.accel, ours.version.major)
 
 
 def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:
@@ -201,28 +193,3 @@ def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:
             "fast as its disk is copied is not moved"
         )
         yield Check("disk-pace", WARN, reason, "let it write less meanwhile, or use a newer QEMU")
-
-
-def _postcopy_risk(options: Options) -> Iterator[Check]:
-    if not options.may_postcopy:
-        return
-    risk = (
-        "in post-copy the guest runs on the target while its memory is still on both hosts: "
-        "a source that dies then takes the guest with it"
-    )
-    if options.never_risk_postcopy:
-        yield Check("postcopy-risk", REFUSE, risk, "use --method precopy or stop")
-    else:
-        yield Check("postcopy-risk", WARN, risk, "--never-risk-postcopy refuses it")
-
-
-def _lost_pages(ours: Abilities, options: Options) -> Iterator[Check]:
-    if options.method is Method.STOP:
-        return
-    qemu = f"QEMU {ours.version} as a source under TCG loses dirty pages"
-    remedy = "use --method stop, which needs no dirty tracking, or run it under a newer QEMU"
-    if options.may_postcopy:
-        yield Check("tcg-dirty-log", REFUSE, f"{qemu}: post-copy destroys the guest", remedy)
-    else:
-        reason = f"{qemu} now and then: the guest may be damaged although QEMU says 'completed'"
-        yield Check("tcg-dirty-log", WARN, reason, remedy)
