@@ -1,12 +1,11 @@
 """Which domains there are: those of every libvirtd that the inventory names."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from vmckpt.errors import BusyError, HostDownError, RefusedError, UsageError
+from vmckpt.errors import BusyError, RefusedError, UsageError
+from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.description import Description, parse_domain
 from vmckpt.vm.domains.flags import PausedReason, State
@@ -53,28 +52,15 @@ class Domain:
         return "stopped" if self.seen.state is State.SHUTOFF else self.seen.state.name.lower()
 
 
-class Found(NamedTuple):
-    """The domains of some hosts, and the errors of those whose libvirtd gave no answer."""
-
-    domains: list[Domain]
-    silent: list[HostDownError]
-
-
-async def all_domains(hosts: Iterable[Host]) -> Found:
+async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
     """Every domain of `hosts`, asked side by side. Hosts without a libvirtd have none."""
-    asked = [host for host in hosts if host.libvirt is not None]
-    answers = await asyncio.gather(*(_ask(host) for host in asked))
-    found = [answer for answer in answers if not isinstance(answer, HostDownError)]
-    silent = [answer for answer in answers if isinstance(answer, HostDownError)]
-    return Found([domain for domains in found for domain in domains], silent)
 
-
-async def _ask(host: Host) -> list[Domain] | HostDownError:
-    try:
+    async def ask(host: Host) -> list[Domain]:
         async with libvirtd(host) as session:
             return [as_domain(host, seen) for seen in await session.domains()]
-    except HostDownError as exc:
-        return exc
+
+    answers = await ask_every((host for host in hosts if host.libvirt is not None), ask)
+    return Answers([domain for found in answers.given for domain in found], answers.silent)
 
 
 def as_domain(host: Host, seen: Seen) -> Domain:
@@ -89,7 +75,7 @@ async def find_domain(name: str, hosts: Iterable[Host]) -> Domain | None:
     have the name, HostDownError when nobody who answers has it and somebody gives no answer.
     """
     found = await all_domains(hosts)
-    chosen = choose([domain for domain in found.domains if domain.name == name])
+    chosen = choose([domain for domain in found.given if domain.name == name])
     if chosen is None and found.silent:
         raise found.silent[0]
     return chosen

@@ -12,7 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RefusedError,
+    VmckptError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
 from vmckpt.vm.domains.flags import ErrorCode, EventId, JobStats, State, Undefine
@@ -68,10 +74,11 @@ class Event(NamedTuple):
 async def libvirtd(host: Host) -> AsyncIterator["Libvirtd"]:
     """A session with the host's libvirtd for the block.
 
-    Raises HostDownError: the inventory names none, it does not answer, or this user may not use it.
+    Raises RefusedError: the inventory names none; HostDownError: it does not answer, or this user
+    may not use it.
     """
     if host.libvirt is None:
-        raise HostDownError(
+        raise RefusedError(
             f"{host.name} has no libvirtd",
             why="its inventory entry names no socket of one",
             remedy="name it: vmckpt host add --libvirt /run/libvirt/libvirt-sock",
