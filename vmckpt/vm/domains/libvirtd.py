@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from vmckpt.errors import (
@@ -28,7 +27,7 @@ from vmckpt.vm.domains.job import Job, parse_job
 T = TypeVar("T")
 
 OPEN_TIMEOUT_S = 10.0
-ASK_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S, CLOSE_TIMEOUT_S = 10.0, 1.0
 # A libvirtd that is silent for 15 s is given up.
 KEEPALIVE_EVERY_S, KEEPALIVE_MISSED = 5, 3
 _LOST = frozenset({ErrorCode.RPC, ErrorCode.INVALID_CONN, ErrorCode.SYSTEM_ERROR})
@@ -84,34 +83,13 @@ async def libvirtd(host: Host) -> AsyncIterator["Libvirtd"]:
             remedy="name it: vmckpt host add --libvirt /run/libvirt/libvirt-sock",
         )
     async with forwarded(host, host.libvirt) as near:
-        connection = await _opened(host, near)
-        session = Libvirtd(connection, host)
+        mode = "session" if host.libvirt.is_relative_to("/run/user") else "system"
+        session = Libvirtd(f"qemu+unix:///{mode}?socket={near}", host)
+        await session.open()
         try:
             yield session
         finally:
-            # The forwarder's end cuts whatever a silent libvirtd leaves unanswered.
-            with suppress(VmckptError, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await session.close()
-
-
-async def _opened(host: Host, near: Path) -> Any:
-    import libvirt
-
-    _event_loop()
-    mode = "session" if host.libvirt and host.libvirt.is_relative_to("/run/user") else "system"
-    try:
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
-            return await _in_thread(lambda: _open(f"qemu+unix:///{mode}?socket={near}"))
-    except (libvirt.libvirtError, TimeoutError) as exc:
-        code = exc.get_error_code() if isinstance(exc, libvirt.libvirtError) else None
-        raise HostDownError(
-            f"the libvirtd of {host.name} does not answer",
-            why=str(exc) or f"no answer within {OPEN_TIMEOUT_S:g} s",
-            remedy="let this user use it: usermod -a -G libvirt USER"
-            if code in _RIGHTS
-            else "start it there: systemctl restart libvirtd",
-        ) from exc
+            await session.close()
 
 
 def _open(uri: str) -> Any:
@@ -172,12 +150,39 @@ class Libvirtd:
     OutcomeUnknownError then. LibvirtRefusedError: libvirt says no; NotFoundError: no such domain.
     """
 
-    def __init__(self, connection: Any, host: Host) -> None:
-        self._connection, self.host = connection, host
+    def __init__(self, uri: str, host: Host) -> None:
+        self._uri, self.host = uri, host
+        self._connection: Any = None
+        # libvirt's client before 10.0 may sleep through the answer to one of two calls at a time
+        # until the next keep-alive.
+        self._one_call = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connect. Raises HostDownError."""
+        self._connection = await self._connect()
+
+    async def _connect(self) -> Any:
+        import libvirt
+
+        _event_loop()
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                return await _in_thread(lambda: _open(self._uri))
+        except (libvirt.libvirtError, TimeoutError) as exc:
+            code = exc.get_error_code() if isinstance(exc, libvirt.libvirtError) else None
+            raise HostDownError(
+                f"the libvirtd of {self.host.name} does not answer",
+                why=str(exc) or f"no answer within {OPEN_TIMEOUT_S:g} s",
+                remedy="let this user use it: usermod -a -G libvirt USER"
+                if code in _RIGHTS
+                else "start it there: systemctl restart libvirtd",
+            ) from exc
 
     async def close(self) -> None:
         """End the session; nothing that libvirtd does ends with it."""
-        await self._ask("hang up", self._connection.close)
+        # The forwarder's end cuts whatever a silent libvirtd leaves unanswered.
+        with suppress(VmckptError):
+            await self._ask("hang up", self._connection.close, CLOSE_TIMEOUT_S)
 
     # -- calling -----------------------------------------------------------------------------
 
@@ -187,7 +192,7 @@ class Libvirtd:
         import libvirt
 
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), self._one_call:
                 return await _in_thread(work)
         except libvirt.libvirtError as exc:
             raise self._meaning(what, exc) from exc
@@ -355,12 +360,17 @@ class Libvirtd:
     ) -> None:
         """Move a running domain, as its own libvirtd's work; returns when it has ended.
 
-        A cancellation leaves it under way: `abort` it.
+        Other calls may be made meanwhile. A cancellation leaves it under way: `abort` it.
         """
-        await self._tell(
-            "migrate the domain",
-            lambda: self._domain(uuid).migrateToURI3(to_libvirtd, dict(parameters), flags),
-        )
+        beside = Libvirtd(self._uri, self.host)
+        await beside.open()
+        try:
+            await beside._tell(
+                "migrate the domain",
+                lambda: beside._domain(uuid).migrateToURI3(to_libvirtd, dict(parameters), flags),
+            )
+        finally:
+            await beside.close()
 
     async def job(self, uuid: str) -> Job:
         """The job that the domain is in; not active when there is none."""
