@@ -122,7 +122,9 @@ async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identi
     await host.make_dir(directory)
     for name, text in parts.items():
         await host.write_text(directory / name, text)
-    await _link_for_libvirt(host)
+    await host.make_dir(libvirt_dir(host))
+    for name, qemus in LIBVIRT_FILES.items():
+        await host.write_text(libvirt_dir(host) / name, parts[qemus])
     identity = await read_identity(host)
     if identity is None:
         raise StorageError(
@@ -131,19 +133,6 @@ async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identi
             remedy="issue them again",
         )
     return identity
-
-
-async def _link_for_libvirt(host: Host) -> None:
-    await host.make_dir(libvirt_dir(host))
-    for name, qemus in LIBVIRT_FILES.items():
-        link = libvirt_dir(host) / name
-        done = await host.run(["ln", "-sfn", "--", f"../{qemus}", str(link)])
-        if done.returncode:
-            raise StorageError(
-                f"cannot write {link} on {host.name}",
-                why=done.stderr.strip(),
-                remedy="free space there, or mend the rights of the directory",
-            )
 
 
 def _host_certificate(

@@ -8,7 +8,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.certificate import Certificate, is_issued_by, parse_certificate
 
 FILES = ("ca-cert.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem")
-# The names that libvirt's client wants, each a link to one of QEMU's.
+# What libvirt's client wants, by its own names.
 LIBVIRT_FILES = {
     "cacert.pem": "ca-cert.pem",
     "clientcert.pem": "client-cert.pem",
