@@ -61,6 +61,7 @@ def place(state: State, reason: int) -> Place:
 
 _HAS_IT = frozenset({Place.RUNNING, Place.PAUSED})
 _HAS_NOTHING = frozenset({Place.OFF, Place.ABSENT})
+_IN_POSTCOPY = frozenset({Place.POSTCOPY, Place.POSTCOPY_FAILED})
 
 
 def decide(view: View) -> Move:
@@ -69,10 +70,8 @@ def decide(view: View) -> Move:
     WAIT may last for ever: the caller has a time limit, after which it counts as UNKNOWN.
     """
     ends = (view.source, view.target)
-    if Place.POSTCOPY_FAILED in ends:
-        return Move.BROKEN_POSTCOPY
-    if view.job or Place.POSTCOPY in ends:
-        return _with_job(view)
+    if view.job or _IN_POSTCOPY & set(ends):
+        return _under_way(view)
     if view.source in _HAS_IT and view.target in _HAS_IT:
         return Move.UNKNOWN
     if view.target in _HAS_IT:
@@ -87,8 +86,10 @@ def decide(view: View) -> Move:
     return Move.WAIT  # a silent end may come back; a waiting one is on its way to something else
 
 
-def _with_job(view: View) -> Move:
-    if view.source in _HAS_NOTHING:
-        # The pages that were still there are gone with it, unless the target had them all.
-        return Move.WAIT if view.target not in _HAS_NOTHING else Move.LOST
+def _under_way(view: View) -> Move:
+    if view.source is view.target is Place.POSTCOPY_FAILED:
+        return Move.BROKEN_POSTCOPY
+    if view.source in _HAS_NOTHING and view.target is not Place.POSTCOPY:
+        return Move.LOST  # with the pages that the target has not got
+    # While one end alone says that it failed, the two QEMUs may still be connected.
     return Move.WAIT

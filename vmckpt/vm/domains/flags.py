@@ -50,6 +50,7 @@ class PausedReason(IntEnum):
 class ErrorCode(IntEnum):
     """virErrorNumber, as far as vmckpt acts on it."""
 
+    NO_SUPPORT = 3
     INVALID_CONN = 6
     SYSTEM_ERROR = 38
     RPC = 39

@@ -96,7 +96,11 @@ def _open(uri: str) -> Any:
     import libvirt
 
     connection = libvirt.open(uri)
-    connection.setKeepAlive(KEEPALIVE_EVERY_S, KEEPALIVE_MISSED)
+    try:
+        connection.setKeepAlive(KEEPALIVE_EVERY_S, KEEPALIVE_MISSED)
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() != ErrorCode.NO_SUPPORT:  # not every driver of libvirt's has it
+            raise
     return connection
 
 
