@@ -14,9 +14,9 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.migrate.job import Job, JobDir
 from vmckpt.migrate.options import Options
+from vmckpt.migrate.recorded import new_run, request_of, runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
-from vmckpt.migrate.recorded import new_run, request_of, runs_dir
 from vmckpt.migrate.watch import JOB_ON, watch
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.cli.drivers.driver import Row, SnapshotRow, Started
+from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
     from vmckpt.migrate.check import Check
     from vmckpt.migrate.options import Options
+    from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.qemu.replies import Snapshot
     from vmckpt.vm.inventory import Look, Vm
@@ -41,9 +42,9 @@ class DirectVm:
     async def attach(self) -> None:
         """Join this terminal to its console."""
         from vmckpt.cli.terminal import attach
-        from vmckpt.vm.inventory import require_alive
+        from vmckpt.vm.inventory import require_console
 
-        await require_alive(self.vm)
+        await require_console(self.vm)
         await attach(self.host, self.vm.qemu.files.console)
 
     async def start(self) -> Started:
@@ -58,12 +59,11 @@ class DirectVm:
 
         await stop_vm(self.vm, force=force, timeout_s=timeout_s)
 
-    async def remove(self) -> list[str]:
-        """Forget it; the images that stay."""
+    async def remove(self) -> Removed:
+        """Forget it; what stays."""
         from vmckpt.vm.lifecycle import remove_vm
 
-        await remove_vm(self.vm)
-        return _disks(self.vm)
+        return Removed(goes_on_as_pid=await remove_vm(self.vm), disks=_disks(self.vm))
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""
@@ -73,8 +73,12 @@ class DirectVm:
         held = await busy(self.vm)
         return found.checks if held is None else (held, *found.checks)
 
-    async def migrate(self, target: Host, options: "Options", emit: Emit) -> "Report":
-        """Move it while it runs."""
+    async def migrate(self, target: Host, options: "Options", emit: Emit) -> "Report | Recovery":
+        """Move it while it runs; between two hosts elsewhere the source does so by itself."""
+        if not (self.host.is_this_machine or target.is_this_machine):
+            from vmckpt.migrate.delegate import migrate_there
+
+            return await migrate_there(self.vm, target, options, emit)
         from vmckpt.migrate.run import migrate
 
         return await migrate(self.vm, target, options, emit)
@@ -132,6 +136,9 @@ def _facts(look: "Look") -> dict[str, Any]:
         "host": vm.host.name,
         "driver": "qemu",
         "state": look.state,
+        "adopted": vm.spec.adopted is not None,
+        "started_by": "somebody else" if vm.qemu.is_foreign else "vmckpt",
+        "cannot": [] if vm.ram_is_shared else ["checkpoint", "replicate"],
         "operation": look.owner.action if look.owner else None,
         "migration_cut_off": look.migrating and look.owner is None,
         "vcpus": vm.spec.vcpus,

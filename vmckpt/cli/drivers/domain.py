@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vmckpt.cli.drivers.driver import Row, SnapshotRow, Started
+from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
 from vmckpt.errors import RefusedError
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
@@ -62,12 +62,12 @@ class LibvirtDomain:
 
         await stop_domain(self.domain, force=force, timeout_s=timeout_s)
 
-    async def remove(self) -> list[str]:
-        """Have libvirt forget it; the images that stay."""
+    async def remove(self) -> Removed:
+        """Have libvirt forget it; what stays."""
         from vmckpt.vm.domains.lifecycle import remove_domain
 
         await remove_domain(self.domain)
-        return _disks(self.domain)
+        return Removed(_disks(self.domain))
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""
@@ -126,6 +126,9 @@ async def row(domain: "Domain") -> Row:
         "host": domain.host.name,
         "driver": "libvirt",
         "state": state,
+        "adopted": False,
+        "started_by": "libvirt",
+        "cannot": ["checkpoint", "replicate"],
         "operation": owner.action if owner else None,
         "migration_cut_off": cut_off,
         "vcpus": what.vcpus,

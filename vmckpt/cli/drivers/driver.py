@@ -9,6 +9,7 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from vmckpt.migrate.check import Check
     from vmckpt.migrate.options import Options
+    from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
 
 
@@ -29,6 +30,13 @@ class Started(NamedTuple):
 
     what: str
     facts: dict[str, Any]
+
+
+class Removed(NamedTuple):
+    """A VM that is forgotten: its images, which stay, and the QEMU that goes on without vmckpt."""
+
+    disks: list[str]
+    goes_on_as_pid: int | None = None
 
 
 class SnapshotRow(NamedTuple):
@@ -64,14 +72,14 @@ class Driver(Protocol):
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
 
-    async def remove(self) -> list[str]:
-        """Forget it; the images that stay."""
+    async def remove(self) -> Removed:
+        """Forget it; what stays."""
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""
 
-    async def migrate(self, target: Host, options: "Options", emit: Emit) -> "Report":
-        """Move it while it runs."""
+    async def migrate(self, target: Host, options: "Options", emit: Emit) -> "Report | Recovery":
+        """Move it while it runs; a Recovery when it had to be ended by one."""
 
     async def save(self, name: str, emit: Emit) -> SnapshotRow:
         """Take a snapshot."""

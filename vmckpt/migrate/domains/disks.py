@@ -36,18 +36,18 @@ async def plan_domain_disks(
     disks = [disk for disk in domain.description.disks if disk.kind != "empty"]
     local = [disk for disk in disks if disk.path is not None and disk.kind in _ON_FILES]
     owned = tuple(
-        Disk(disk.path, disk.format, None, disk.read_only, disk.cache)
+        Disk(disk.path, disk.format, None, disk.read_only, disk.cache, disk.target)
         for disk in local
         if disk.path is not None
     )
     images = {}
-    for number, disk in enumerate(local):
+    for disk in local:
         size = await session.disk_size(domain.uuid, disk.target)
-        node = f"disk{number}"
-        images[node] = DiskImage(node, size.virtual_bytes, size.allocated_bytes, ())
-    plan = await plan_disks(Owned(domain.host, domain.name, owned), target, how, images)
+        images[disk.target] = DiskImage(disk.target, size.virtual_bytes, size.allocated_bytes, ())
+    nodes = tuple(disk.target for disk in local)
+    plan = await plan_disks(Owned(domain.host, domain.name, owned, nodes), target, how, images)
     copied = [local[copy.number] for copy in plan.copies]
-    shared = [disk for number, disk in enumerate(local) if disk not in copied]
+    shared = [disk for disk in local if disk not in copied]
     wrong = (*_strange(disks), *_incoherent(shared), *_uncopiable(copied))
     return DomainDisks(
         plan._replace(obstacles=plan.obstacles + wrong),

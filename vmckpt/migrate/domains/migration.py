@@ -26,7 +26,7 @@ from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place
 from vmckpt.migrate.hearing import heard
 from vmckpt.migrate.options import Method, Options
-from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded
+from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
 from vmckpt.sequence.steps import to_the_end
@@ -43,7 +43,7 @@ async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) ->
     """
     source, action = domain.host, f"migrate to {target.name}"
     async with (
-        recorded(domain.name, (source.name, target.name), options, emit) as run,
+        recorded(request_of(domain.name, (source, target), options), options, emit) as run,
         dead_mans_switch(domain.name, run.id),
         locked(domain.name, (source, target), action, run.id),
     ):
