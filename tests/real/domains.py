@@ -63,7 +63,8 @@ def start_libvirtd(machines: Machines, host: str) -> None:
 def run_domain(machines: Machines, host: str, *, disk: Path | None = None) -> None:
     """Define and start the guest as a domain, its disk a new image at `disk`."""
     if disk is not None:
-        machines.inside(host, "mkdir", "-p", str(disk.parent))
+        for each in HOSTS:
+            machines.inside(each, "mkdir", "-p", str(disk.parent))
         made = machines.inside(host, "qemu-img", "create", "-q", "-f", "qcow2", str(disk), "64M")
         assert made.code == 0, made.stderr
     xml = machines.shared / "dom.xml"
