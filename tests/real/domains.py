@@ -85,6 +85,8 @@ def run_domain(machines: Machines, host: str, *, disk: Path | None = None) -> No
 def remove_domain(machines: Machines) -> None:
     """Nothing of it stays, wherever it is."""
     for host in HOSTS:
+        if machines.inside(host, "pgrep", "-x", "libvirtd").code:
+            start_libvirtd(machines, host)
         for words in (("destroy", GUEST.name), ("undefine", GUEST.name, "--snapshots-metadata")):
             machines.inside(host, "virsh", "--connect", "qemu:///system", *words)
         machines.inside(host, "sh", "-c", "rm -f /var/lib/libvirt/images/* /var/lib/vmckpt/locks/*")

@@ -16,7 +16,7 @@ from vmckpt.vm.domains.libvirtd import libvirtd
 POLL_S = 0.3
 # How long an end may be silent, or in between, until nobody waits for it any more; and how long a
 # post-copy whose link is silent, which QEMU goes on with by itself when the link is back.
-SILENT_S, POSTCOPY_S = 30.0, 300.0
+SILENT_S, POSTCOPY_S = 15.0, 300.0
 
 
 async def settle(
@@ -118,14 +118,15 @@ async def unknown(
     """It cannot be said yet who has it; which QEMUs of it live is said, when that can be seen."""
     source, target = ends
     again = f"vmckpt migrate --recover {journal.vm}"
-    if move is Move.BROKEN_POSTCOPY:
+    if move is Move.BROKEN_POSTCOPY or Place.POSTCOPY_FAILED in (view.source, view.target):
         return OutcomeUnknownError(
             f"'{journal.vm}' waits on {target.name} for memory that is still on {source.name}",
-            why="the connection between their QEMUs broke in post-copy; libvirt's way to rejoin "
-            "them (VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon on the target (seen with 11.3), "
-            "so vmckpt does not use it",
-            remedy="with a libvirt that can: virsh migrate --postcopy-resume, then "
-            f"{again}; else end it on both (virsh destroy) and start it from its disks",
+            why=f"{describe(view, ends)}; libvirt's way to rejoin them "
+            "(VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon on the target (seen with 11.3), so "
+            "vmckpt does not use it",
+            remedy=f"if only the link was silent, {again} sees it end well; with a libvirt that "
+            "can, virsh migrate --postcopy-resume; else end it on both (virsh destroy) and start "
+            f"it from its disks: vmckpt vm start {journal.vm}",
         )
     silent = [
         host
