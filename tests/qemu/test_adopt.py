@@ -28,6 +28,12 @@ PLAIN = (
 )
 # The same with an image that is the host's own, and so is copied.
 OWN_IMAGE = PLAIN.replace("file=root.qcow2", "file=lab/lab-a/images/root.qcow2")
+NUMA = PLAIN.replace(
+    "-m 256",
+    "-m 256 -smp 2 -object memory-backend-ram,id=m0,size=128M "
+    "-object memory-backend-ram,id=m1,size=128M -numa node,memdev=m0,cpus=0 "
+    "-numa node,memdev=m1,cpus=1",
+)
 BLOCKDEV = (
     "-M q35,accel=tcg -m size=256M -display none -nodefaults -smp 2 "
     "-netdev tap,id=n0,ifname=hand0,script=no,downscript=no "
@@ -274,6 +280,27 @@ def test_a_killed_adoption_leaves_the_process_alone(pair: World) -> None:
         adopt(pair)
         assert pair.ok("vm", "show", "hand")["state"] == "running"
         assert runs_as(process) == before
+
+
+def test_a_guest_with_numa_nodes_moves_stopped_under_tcg(pair: World) -> None:
+    """QEMU does not see what it writes to its second back end."""
+
+    async def go() -> None:
+        async with loaded(pair, HAND) as control:
+            await control.load_memory("rate=50M set=96M pattern=uniform content=random")
+            refused = await asyncio.to_thread(
+                pair.vmckpt, "migrate", "hand", "lab-b", "--method", "precopy"
+            )
+            assert refused.code == 4
+            assert "memory back end" in refused.error["why"]
+            moved = await asyncio.to_thread(pair.ok, "migrate", "hand", "lab-b")
+            assert moved["method"] == "stop"
+
+    with by_hand(pair, NUMA):
+        adopt(pair)
+        asyncio.run(go())
+        pair.ok("vm", "stop", "hand", "--force")
+        pair.ok("vm", "rm", "hand")
 
 
 def there_and_back(made: World, *words: str) -> None:

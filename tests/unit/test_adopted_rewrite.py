@@ -272,7 +272,6 @@ def test_a_file_of_memory_is_never_shared_by_two_qemus() -> None:
         ("-drive file=/dev/fdset/3,if=virtio", "open descriptor"),
         ("-drive file=fat:rw:/dir", "'fat:' images"),
         ("-hda /x.qcow2", "does not use it any more"),
-        ("-object memory-backend-ram,id=a -object memory-backend-ram,id=b", "several memory"),
         ("-object sev-guest,id=s", "such an object"),
         ("-nic user,smb=/srv", "smb="),
         ("-append <vmckpt:dir>", "vmckpt's own mark"),

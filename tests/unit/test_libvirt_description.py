@@ -17,7 +17,8 @@ XML = """\
 <vcpu placement='static'>2</vcpu>
 <metadata><vmckpt:heartbeats xmlns:vmckpt='urn:vmckpt' id='4'/></metadata>
 <os><type arch='x86_64' machine='pc-q35-10.0'>hvm</type><kernel>/k</kernel><loader>/l</loader></os>
-<cpu mode='custom'><model>qemu64</model></cpu>
+<cpu mode='custom'><model>qemu64</model>
+<numa><cell id='0'/><cell id='1'/></numa></cpu>
 <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>
 <disk type='file'><driver type='qcow2' cache='none'/><source file='/d.qcow2'/>
 <target dev='vda'/></disk>
@@ -32,7 +33,7 @@ XML = """\
 def test_what_vmckpt_has_to_know_is_read() -> None:
     found = parse_domain(XML)
     assert (found.name, found.uuid, found.vcpus) == ("web", "u-1", 2)
-    assert found.memory_bytes == 256 << 20
+    assert (found.memory_bytes, found.memory_back_ends) == (256 << 20, 2)
     assert (found.accel, found.accel_word, found.machine) == ("qemu", "tcg", "pc-q35-10.0")
     assert (found.cpu, found.heartbeat_id) == ("qemu64", 4)
     assert found.files == (Path("/k"), Path("/l"))

@@ -17,6 +17,7 @@ from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.check import Check
+from vmckpt.migrate.dirty_log import loss
 from vmckpt.migrate.method_checks import resolve_method
 from vmckpt.migrate.options import Method, OnTimeout, Options
 from vmckpt.migrate.preflight import Preflight, preflight
@@ -399,3 +400,30 @@ def test_warnings_do_not_refuse() -> None:
     assert Preflight(checks, Options(), AGREEMENT).require("web", "b") is AGREEMENT
     with pytest.raises(RefusedError):
         Preflight(checks, Options()).require("web", "b")
+
+
+BACK_END = '"-object", "memory-backend-ram,id=m{0},size=8M"'
+NUMA = (
+    "[adopted]\nfiles = []\nforwards = []\narguments = ["
+    f"{BACK_END.format(0)}, {BACK_END.format(1)}]\n"
+)
+
+
+@pytest.mark.parametrize("method", [Method.PRECOPY, Method.HYBRID, Method.POSTCOPY])
+def test_writes_to_a_second_memory_back_end_are_not_seen_under_tcg(
+    tmp_path: Path, method: Method
+) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
+    check = checked(stopped_vm(source, more=NUMA), target, Options(method=method))["tcg-dirty-log"]
+    assert check.verdict == "refuse"
+    assert "memory back end" in check.reason
+    one = NUMA.replace(f", {BACK_END.format(1)}", "")
+    assert "tcg-dirty-log" not in checked(stopped_vm(source, more=one), target)
+
+
+def test_kvm_sees_the_writes_to_every_back_end(tmp_path: Path) -> None:
+    vm = stopped_vm(host(tmp_path, "a", NEW), more=NUMA)
+    assert loss(vm, QemuVersion(10, 0, 2))
+    platform = vm.qemu.platform._replace(accel="kvm")
+    kvm = dataclasses.replace(vm, qemu=dataclasses.replace(vm.qemu, platform=platform))
+    assert loss(kvm, QemuVersion(10, 0, 2)) is None

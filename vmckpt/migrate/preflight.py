@@ -5,17 +5,12 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate import target_checks
+from vmckpt.migrate import dirty_log, target_checks
 from vmckpt.migrate.blockers import device_checks
 from vmckpt.migrate.check import OK, REFUSE, WARN, Check, refusal
 from vmckpt.migrate.disk_plan import DiskCopy, Owned, plan_disks
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.method_checks import (
-    loses_dirty_pages,
-    lost_pages,
-    postcopy_risk,
-    resolve_method,
-)
+from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
 from vmckpt.migrate.options import Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
@@ -62,8 +57,8 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if rights.verdict == REFUSE:
         return Preflight((rights, *source.checks), options)
     ours, theirs = source.abilities, await abilities(target)
-    loses_pages = _loses_dirty_pages(vm, ours)
-    options = resolve_method(options, loses_pages=loses_pages)
+    loss = dirty_log.loss(vm, ours.version)
+    options = resolve_method(options, loses_pages=loss is not None)
     disks = await plan_disks(
         Owned(vm.host, vm.name, vm.spec.disks, vm.nodes), target, options.disks, source.images
     )
@@ -86,7 +81,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *source.checks,
         *postcopy_risk(options),
         *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
-        *(lost_pages(ours.version, options) if loses_pages else ()),
+        *(dirty_log.checks(loss, options) if loss else ()),
         *_way_back(vm, ours, theirs, wish),
     ]
     agreed = agree(ours, theirs, wish)
@@ -114,10 +109,9 @@ def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterato
     if isinstance(back, list):
         reason = "; ".join(f"{refusal.option}: {refusal.reason}" for refusal in back)
         yield Check("way-back", WARN, f"it cannot come back in the same way: {reason}")
-    elif _loses_dirty_pages(vm, theirs):
-        reason = f"QEMU {theirs.version} as a source under TCG loses dirty pages"
+    elif loss := dirty_log.loss(vm, theirs.version):
         remedy = "let it come back with --method stop"
-        yield Check("way-back", WARN, f"it cannot come back while it runs: {reason}", remedy)
+        yield Check("way-back", WARN, f"it cannot come back while it runs: {loss.reason}", remedy)
     else:
         yield Check("way-back", OK, f"QEMU {theirs.version} -> {ours.version} can do the same")
 
@@ -180,10 +174,6 @@ async def _changed(vm: Vm, monitor: Monitor) -> str | None:
     from vmckpt.vm.adopted.adopt import changes
 
     return await changes(vm, monitor)
-
-
-def _loses_dirty_pages(vm: Vm, ours: Abilities) -> bool:
-    return loses_dirty_pages(vm.qemu.platform.accel, ours.version.major)
 
 
 def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate import target_checks
+from vmckpt.migrate import dirty_log, target_checks
 from vmckpt.migrate.check import OK, REFUSE, WARN, Check
 from vmckpt.migrate.disk_plan import DiskCopy
 from vmckpt.migrate.domains import target_libvirt
@@ -16,12 +16,7 @@ from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.migrate.domains.link import find_link
 from vmckpt.migrate.domains.request import Cargo, Request, Route, bandwidth_mib_per_s, build
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.method_checks import (
-    loses_dirty_pages,
-    lost_pages,
-    postcopy_risk,
-    resolve_method,
-)
+from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
 from vmckpt.migrate.options import Options, Tls
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.units import MIB
@@ -63,8 +58,9 @@ async def preflight(
     if missing := _not_running(domain):
         return DomainPreflight((missing,), options)
     version = QemuVersion(*await source.qemu_version())
-    loses_pages = loses_dirty_pages(domain.description.accel_word, version.major)
-    options = resolve_method(options, loses_pages=loses_pages)
+    what = domain.description
+    loss = dirty_log.loss_of(what.accel_word, version, what.memory_back_ends)
+    options = resolve_method(options, loses_pages=loss is not None)
     disks = await plan_domain_disks(domain, source, there, options.disks)
     encryption, encrypted = await _encryption(domain.host, there, options.tls)
     link = await find_link(options.tls, domain.host, there)
@@ -81,7 +77,7 @@ async def preflight(
         *await _source_checks(domain, source),
         *postcopy_risk(options),
         *await _userfaults(target, options),
-        *(lost_pages(version, options) if loses_pages else ()),
+        *(dirty_log.checks(loss, options) if loss else ()),
         *option_checks(options),
     )
     request = build(

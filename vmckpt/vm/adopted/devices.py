@@ -103,11 +103,6 @@ def object_(draft: Draft, option: Option) -> None:
     settings = parse_settings(option.value or "", "qom-type")
     kind = settings.get("qom-type") or ""
     if _MEMORY.fullmatch(kind):
-        if draft.has_own_memory:
-            # Seen with QEMU 10.0 under TCG: 4 of 4 pre-copies of a guest with two NUMA nodes.
-            draft.refuse_option(
-                option, "guests with several memory back ends were damaged by pre-copy"
-            )
         draft.has_own_memory = True
         draft.add("object", _memory(draft, option, settings))
     elif kind in _OBJECTS:

@@ -46,6 +46,7 @@ class Description(NamedTuple):
     emulator: str
     cpu: str
     memory_bytes: int
+    memory_back_ends: int
     vcpus: int
     disks: tuple[DomainDisk, ...]
     interfaces: tuple[Interface, ...]
@@ -77,6 +78,8 @@ def parse_domain(xml: str) -> Description:
             emulator=root.findtext("devices/emulator", ""),
             cpu=_cpu(root),
             memory_bytes=_size(memory) if memory is not None else 0,
+            memory_back_ends=len(root.findall("cpu/numa/cell"))
+            + len(root.findall("devices/memory")),
             vcpus=int(root.findtext("vcpu", "1")),
             disks=tuple(_disk(disk) for disk in root.iterfind("devices/disk")),
             interfaces=tuple(_interface(nic) for nic in root.iterfind("devices/interface")),

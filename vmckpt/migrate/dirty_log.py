@@ -1,0 +1,59 @@
+"""QEMU's dirty log under TCG, which misses writes: of which VM, and what comes of it.
+
+QEMU before 8 clears the log without making the vCPUs notice their next write to a page. From 8 on
+it makes them notice those to the first block of RAM alone (migration/ram.c: the block's offset is
+left out), so that a guest with several, as NUMA nodes have them, is damaged by any pre-copy.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vmckpt.migrate.check import REFUSE, WARN, Check
+from vmckpt.migrate.options import Method, Options
+from vmckpt.qemu.replies import QemuVersion
+from vmckpt.vm.inventory import Vm
+
+_BACK_END = "memory-backend-"
+_SOUND_FROM = 8
+
+
+class Loss(NamedTuple):
+    """Why a source loses pages that its guest writes meanwhile; `always`, or now and then."""
+
+    reason: str
+    always: bool
+
+
+def loss(vm: Vm, version: QemuVersion) -> Loss | None:
+    """What a source of that version loses of the VM; None: nothing."""
+    arguments = vm.spec.adopted.arguments if vm.spec.adopted else ()
+    back_ends = sum(_BACK_END in argument for argument in arguments)
+    return loss_of(vm.qemu.platform.accel, version, back_ends)
+
+
+def loss_of(accel: str, version: QemuVersion, back_ends: int) -> Loss | None:
+    """The same by what decides it. Pure."""
+    if accel != "tcg":
+        return None
+    if version.major < _SOUND_FROM:
+        return Loss(f"QEMU {version} as a source under TCG loses dirty pages", always=False)
+    if back_ends > 1:
+        reason = "QEMU under TCG tracks writes to the first memory back end alone, the VM has more"
+        return Loss(reason, always=True)
+    return None
+
+
+def checks(found: Loss, options: Options) -> Iterator[Check]:
+    """What is against a method that rests on the log."""
+    if options.method is Method.STOP:
+        return
+    remedy = "use --method stop, which needs no dirty tracking, or run it under a newer QEMU"
+    if found.always:
+        remedy = "use --method stop, which needs no dirty tracking"
+        yield Check("tcg-dirty-log", REFUSE, f"{found.reason}: the guest is damaged", remedy)
+    elif options.may_postcopy:
+        reason = f"{found.reason}: post-copy destroys the guest"
+        yield Check("tcg-dirty-log", REFUSE, reason, remedy)
+    else:
+        told = "now and then: the guest may be damaged although QEMU says 'completed'"
+        yield Check("tcg-dirty-log", WARN, f"{found.reason} {told}", remedy)
