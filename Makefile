@@ -7,7 +7,8 @@ BIN := .venv/bin
 
 # What the machine itself must have. QEMU, libvirt, sshd and the guest's parts are unpacked into
 # the user's cache.
-APT_PACKAGES := gcc iproute2 libc6-dev openssh-client openssh-server python3-venv util-linux
+APT_PACKAGES := gcc iproute2 libc6-dev libvirt-dev openssh-client openssh-server pkg-config \
+	python3-dev python3-venv util-linux
 
 # Folders with Python in them: mypy refuses a name that is not there.
 CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py benchmarks/*.py))))

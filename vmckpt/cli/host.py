@@ -45,6 +45,10 @@ def add(
     migration_ports: Annotated[
         str | None, typer.Option(help="Ports that migrations may come in on.", metavar="A-B")
     ] = None,
+    libvirt: Annotated[
+        Path | None,
+        typer.Option(help="The socket of its libvirtd, e.g. /run/libvirt/libvirt-sock."),
+    ] = None,
     vmckpt: Annotated[str, typer.Option(help="The command vmckpt there.")] = "vmckpt",
     ssh_config: Annotated[
         Path | None, typer.Option(help="An SSH configuration instead of ~/.ssh/config.")
@@ -66,6 +70,7 @@ def add(
         qemu=qemu,
         bridge=bridge,
         migration_ports=_ports(migration_ports),
+        libvirt=libvirt,
         address=where,
         vmckpt=vmckpt,
     )

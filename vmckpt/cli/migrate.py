@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
@@ -173,17 +173,12 @@ def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
 
 
 async def _migrate(name: str, target: "Host", options: "Options") -> "Report | Recovery":
-    from vmckpt.cli.vm import settled
-    from vmckpt.migrate.run import migrate as migrate_vm
+    from vmckpt.cli.drivers.find import find
     from vmckpt.ui.progress import display
 
-    vm = await settled(name)
+    vm = await find(name)
     with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
-        if not (vm.host.is_this_machine or target.is_this_machine):
-            from vmckpt.migrate.delegate import migrate_there
-
-            return await migrate_there(vm, target, options, emit)
-        return await migrate_vm(vm, target, options, emit)
+        return await vm.migrate(target, options, emit)
 
 
 def _text(report: "Report") -> str:
@@ -210,12 +205,11 @@ def _text(report: "Report") -> str:
 
 
 def _recover(vm: str, *, as_json: bool) -> None:
-    from vmckpt.migrate.recover import recover
-    from vmckpt.vm.inventory import find_vm
+    from vmckpt.cli.drivers.find import find, recover
 
-    recovery = run(recover(vm, warn))
+    recovery = run(recover(vm))
     if recovery is None:
-        where = run(find_vm(vm)).host.name
+        where = run(find(vm)).host.name
         text = f"no migration of {vm} was cut off; it is on {where}"
         show({"vm": vm, "host": where, "outcome": "nothing to recover"}, text, as_json=as_json)
     else:

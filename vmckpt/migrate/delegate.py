@@ -14,9 +14,9 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.migrate.job import Job, JobDir
 from vmckpt.migrate.options import Options
+from vmckpt.migrate.recorded import new_run, request_of, runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
-from vmckpt.migrate.run import new_run, request_of, runs_dir
 from vmckpt.migrate.watch import JOB_ON, watch
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm
@@ -36,7 +36,7 @@ async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> R
         job = Job(run, vm.name, itself, target, options, link)
         await source.make_dir(files.path)
         await source.write_text(files.request, json.dumps(job.to_json()))
-        request = request_of(vm, target, options) | {JOB_ON: source.name}
+        request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
         RunRecord(run, "migrate", request).save(runs_dir())
         begun = await source.spawn([*await source.own_command(), "job", run], files.log)
     except BaseException:

@@ -23,9 +23,9 @@ from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.migrate.job import JobDir
+from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
-from vmckpt.migrate.run import runs_dir
 from vmckpt.sequence.steps import to_the_end
 
 POLL_S = 0.2
