@@ -1,4 +1,4 @@
-"""A test's folder says what it may use: tests/unit, tests/contract, tests/qemu, tests/real."""
+"""A test's folder says what it may use: tests/unit, contract, qemu, real or role."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from hypothesis import settings
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
 
-KINDS = ("unit", "contract", "qemu", "real")
+KINDS = ("unit", "contract", "qemu", "real", "role")
 HERE = Path(__file__).parent
 
 
