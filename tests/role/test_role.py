@@ -99,8 +99,13 @@ def test_vmckpt_finds_the_hosts_ready(ready: Operator) -> None:
     assert {"alpha", "beta"} < {host["name"] for host in hosts}
     certificates = json.loads(ready.vmckpt("pki", "show", "alpha", "beta", "--json"))["hosts"]
     assert [host["state"] for host in certificates] == ["ok", "ok"]
+    lacking = {}
     for name in ready.hosts:
-        assert json.loads(ready.vmckpt("host", "check", name, "--json"))
+        checks = json.loads(ready.vmckpt("host", "check", name, "--json"))["checks"]
+        lacking[name] = {check["code"] for check in checks if check["verdict"] != "ok"}
+        lacking[name] -= {"kvm", "page-tracking"}  # this machine's processor and kernel
+    # A bridge is of no use to a user who is not root; the other host has none.
+    assert lacking == {"alpha": {"taps"}, "beta": {"bridge"}}
 
 
 def test_state_and_keys_are_the_users_own(ready: Operator) -> None:
@@ -159,7 +164,7 @@ def test_a_vm_moves_from_one_to_the_other_encrypted(ready: Operator) -> None:
     [vm] = json.loads(ready.vmckpt("vm", "list", "--json"))["vms"]
     assert (vm["name"], vm["host"], vm["state"]) == ("web", "beta", "running")
     assert "vmckpt" in ready.on("beta", "ps", "-C", "vmckpt-web", "-o", "user=")
-    ready.vmckpt("vm", "stop", "web")
+    ready.vmckpt("vm", "stop", "web", "--force")
     ready.vmckpt("vm", "rm", "web")
 
 
