@@ -212,7 +212,7 @@ def _fence(operator: Operator, source: str) -> None:
     operator.on("alpha", *install, "ufw")
     operator.on("alpha", "ufw", "allow", "22/tcp")
     operator.on("alpha", "ufw", "--force", "enable")
-    # What a check finds there already belongs to a user who does not exist yet.
+    # There before the user whose it is to be, as after an earlier attempt.
     operator.on("beta", "mkdir", "-p", "/var/lib/vmckpt/.ssh")
     operator.on("beta", *install, "nftables")
     operator.on("beta", "tee", "/etc/nftables.conf", stdin=NFTABLES)
