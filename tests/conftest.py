@@ -1,7 +1,6 @@
 """What a test may use, and when it runs.
 
-Its folder says what it may use: tests/unit, tests/contract, tests/qemu, tests/real. What is marked
-`long` runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py), those on
+Its folder says what it may use: tests/unit, contract, qemu, real or role. What is marked `long` runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py), those on
 hosts that look like machines are long but for the ones marked `sample`.
 """
 
@@ -14,7 +13,7 @@ from hypothesis import settings
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
 
-KINDS = ("unit", "contract", "qemu", "real")
+KINDS = ("unit", "contract", "qemu", "real", "role")
 HERE = Path(__file__).parent
 
 
