@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import loaded, qemu
+from tests.qemu.world import eventually, loaded, qemu
 from tests.real.domains import (
     GUEST,
     await_transfer,
@@ -124,7 +124,8 @@ def test_a_targets_libvirtd_that_ends_leaves_the_domain_at_home(domain: Machines
     _, stderr = command.communicate(timeout=120)
     start_libvirtd(domain, "lab-b")
     assert command.returncode == 7, stderr
-    assert states(domain) == {"lab-a": "running"}
+    alone = {"lab-a": "running"}
+    eventually(lambda: states(domain) == alone, 30, "lab-b's libvirtd to remove what had arrived")
 
 
 def test_a_sources_libvirtd_that_ends_is_waited_for_and_recovered(domain: Machines) -> None:

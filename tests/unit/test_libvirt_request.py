@@ -79,8 +79,6 @@ def test_libvirts_numbers_are_libvirts() -> None:
         assert paused == getattr(libvirt, f"VIR_DOMAIN_PAUSED_{paused.name}")
     for code in flags.ErrorCode:
         assert code == getattr(libvirt, f"VIR_ERR_{code.name}")
-    for stats in flags.JobStats:
-        assert stats == getattr(libvirt, f"VIR_DOMAIN_JOB_STATS_{stats.name}")
     for undefine in flags.Undefine:
         assert undefine == getattr(libvirt, f"VIR_DOMAIN_UNDEFINE_{undefine.name}")
     for event in flags.EventId:

@@ -55,19 +55,9 @@ class ErrorCode(IntEnum):
     SYSTEM_ERROR = 38
     RPC = 39
     NO_DOMAIN = 42
-    NO_NETWORK = 43
     AUTH_FAILED = 45
-    OPERATION_INVALID = 55
-    NO_DOMAIN_SNAPSHOT = 72
     AUTH_CANCELLED = 79
     AUTH_UNAVAILABLE = 94
-
-
-class JobStats(IntFlag):
-    """virDomainGetJobStatsFlags."""
-
-    COMPLETED = 1 << 0
-    KEEP_COMPLETED = 1 << 1
 
 
 class Undefine(IntFlag):

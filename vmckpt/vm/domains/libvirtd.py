@@ -20,8 +20,9 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
-from vmckpt.vm.domains.flags import ErrorCode, EventId, JobStats, State, Undefine
+from vmckpt.vm.domains.flags import ErrorCode, EventId, State, Undefine
 from vmckpt.vm.domains.forward import forwarded
+from vmckpt.vm.domains.in_thread import in_thread
 from vmckpt.vm.domains.job import Job, parse_job
 
 T = TypeVar("T")
@@ -121,32 +122,6 @@ def _event_loop() -> threading.Thread:
     return thread
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return  # nobody waits any more
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
-            error = exc
-        with suppress(RuntimeError):  # the program has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="libvirt-call", daemon=True).start()
-    return await done
-
-
 class Libvirtd:
     """One session.
 
@@ -171,7 +146,7 @@ class Libvirtd:
         _event_loop()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                return await _in_thread(lambda: _open(self._uri))
+                return await in_thread(lambda: _open(self._uri))
         except (libvirt.libvirtError, TimeoutError) as exc:
             code = exc.get_error_code() if isinstance(exc, libvirt.libvirtError) else None
             raise HostDownError(
@@ -197,7 +172,7 @@ class Libvirtd:
 
         try:
             async with asyncio.timeout(timeout_s), self._one_call:
-                return await _in_thread(work)
+                return await in_thread(work)
         except libvirt.libvirtError as exc:
             raise self._meaning(what, exc) from exc
         except TimeoutError as exc:
@@ -258,10 +233,6 @@ class Libvirtd:
             return await self._ask("look for a domain", lambda: _seen(self._domain(uuid)))
         except NotFoundError:
             return None
-
-    async def migratable_xml(self, uuid: str) -> str:
-        """The definition that a host it moves to would get."""
-        return await self._ask("describe a domain", lambda: str(self._domain(uuid).XMLDesc(8)))
 
     async def capabilities(self) -> str:
         """The host's capabilities, XML."""
@@ -380,13 +351,6 @@ class Libvirtd:
         """The job that the domain is in; not active when there is none."""
         return await self._ask(
             "tell how far it is", lambda: parse_job(self._domain(uuid).jobStats())
-        )
-
-    async def completed_job(self, uuid: str) -> Job:
-        """The figures of the last job that has ended here."""
-        flags = JobStats.COMPLETED | JobStats.KEEP_COMPLETED
-        return await self._ask(
-            "tell how the job was", lambda: parse_job(self._domain(uuid).jobStats(flags))
         )
 
     async def abort(self, uuid: str) -> None:
