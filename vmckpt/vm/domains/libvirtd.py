@@ -149,14 +149,7 @@ class Libvirtd:
         self._connection = await self._connect()
 
     async def _connect(self) -> Any:
-        try:
-            import libvirt
-        except ImportError as exc:
-            raise RefusedError(
-                "the package libvirt-python is not installed here",
-                why=str(exc),
-                remedy="apt-get install libvirt-dev; pip install 'vmckpt[libvirt]'",
-            ) from exc
+        import libvirt
 
         _event_loop()
         try:
