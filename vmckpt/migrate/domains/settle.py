@@ -3,15 +3,22 @@
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError, VmLostError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StorageError,
+    VmckptError,
+    VmLostError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import hand_over_files, remove_files
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.whereabouts import Move, Place, View, decide, place
+from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State
-from vmckpt.vm.domains.libvirtd import libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
 
 POLL_S = 0.3
 # How long an end may be silent, or in between, until nobody waits for it any more; and how long a
@@ -44,25 +51,45 @@ async def settle(
 
 async def look(uuid: str, ends: tuple[Host, Host]) -> View:
     """What both ends say at this moment."""
-    (source, job), (target, _) = await asyncio.gather(*(_ask(uuid, host) for host in ends))
-    return View(source, target, job)
+    source, target = ends
+    (at_source, job), (at_target, _) = await asyncio.gather(
+        _ask(uuid, source, is_source=True), _ask(uuid, target, is_source=False)
+    )
+    return View(at_source, at_target, job)
 
 
-async def _ask(uuid: str, host: Host) -> tuple[Place, bool]:
+async def _ask(uuid: str, host: Host, *, is_source: bool) -> tuple[Place, bool]:
     try:
         async with libvirtd(host) as session:
-            seen = await session.find(uuid)
-            if seen is None:
-                return Place.ABSENT, False
-            where = place(seen.state, seen.reason)
-            if where in (Place.OFF, Place.ABSENT):
-                return where, False
-            job = False
-            with suppress(VmckptError):  # a target's libvirtd refuses to tell
-                job = (await session.job(uuid)).active
-            return where, job
+            return await look_at(session, uuid, is_source=is_source)
     except HostDownError:
         return Place.SILENT, False
+
+
+async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[Place, bool]:
+    """What one end says, and whether it works on the domain.
+
+    A source that will not tell whether it does is silent: that happens while it works. Raises
+    HostDownError.
+    """
+    where = await _place(session, uuid)
+    if where in (Place.OFF, Place.ABSENT):
+        return where, False
+    try:
+        if (await session.job(uuid)).active:
+            return where, True
+    except NotFoundError:
+        return Place.ABSENT, False
+    except LibvirtRefusedError:  # a target's libvirtd refuses to tell
+        if is_source:
+            return Place.SILENT, False
+    # The job may have ended between the two questions, and the domain have moved with that.
+    return await _place(session, uuid), False
+
+
+async def _place(session: Libvirtd, uuid: str) -> Place:
+    seen = await session.find(uuid)
+    return Place.ABSENT if seen is None else place(seen.state, seen.reason)
 
 
 def describe(view: View, ends: tuple[Host, Host]) -> str:
