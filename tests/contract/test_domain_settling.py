@@ -1,18 +1,24 @@
 """Libvirt's answers in the middle of a migration: what counts as an answer, and for how long."""
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.domains.settle import look_at
+from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Place
+from vmckpt.migrate.options import Options
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.flags import MigrateFlag, State
 from vmckpt.vm.domains.job import Job
-from vmckpt.vm.domains.libvirtd import Libvirtd, Seen
+from vmckpt.vm.domains.libvirtd import Event, Libvirtd, Seen
 
 pytestmark = pytest.mark.contract
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -57,3 +63,48 @@ def test_a_target_may_refuse_to_tell_of_its_job() -> None:
 def test_a_job_that_ends_between_the_questions_moves_the_domain() -> None:
     assert _look(Answers(State.RUNNING, State.SHUTOFF, job=IDLE)) == (Place.OFF, False)
     assert _look(Answers(State.RUNNING, job=Job(active=True))) == (Place.RUNNING, True)
+
+
+class Stuck(Libvirtd):
+    """A libvirtd whose migration neither ends nor can be given up."""
+
+    def __init__(self) -> None:
+        super().__init__("test:///default", LocalHost("a", Path("/"), "::1"))
+        self.asked_to_abort = 0
+        self.began = asyncio.Event()
+
+    @asynccontextmanager
+    async def events(self, uuid: str) -> AsyncIterator[asyncio.Queue[Event]]:
+        yield asyncio.Queue()
+
+    async def migrate(
+        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
+    ) -> None:
+        self.began.set()
+        await asyncio.Event().wait()
+
+    async def job(self, uuid: str) -> Job:
+        return Job(active=True, transferred_bytes=1)
+
+    async def abort(self, uuid: str) -> None:
+        self.asked_to_abort += 1
+        raise LOCKED
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("postcopy", [False, True])
+def test_a_migration_that_cannot_be_given_up_is_left_alone_in_the_end(*, postcopy: bool) -> None:
+    async def main() -> Stuck:
+        session = Stuck()
+        transfer = DomainTransfer(
+            session, UUID, Options(), clock=lambda: 0.0, emit=lambda _: None, patience_s=0.1
+        )
+        transfer.postcopy = postcopy
+        call = asyncio.ensure_future(transfer.run(Request("", {}, MigrateFlag.LIVE)))
+        await session.began.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        return session
+
+    assert (asyncio.run(main()).asked_to_abort > 0) is not postcopy

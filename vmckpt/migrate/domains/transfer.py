@@ -23,6 +23,8 @@ DEFAULT_DOWNTIME_MS = 300
 # With more than the least downtime pre-copy is done before post-copy can begin.
 POSTCOPY_DOWNTIME_MS = 1
 ABORT_EVERY_S = 2.0
+# How long a call that is given up may go without any sign of life.
+GIVE_UP_S = 60.0
 
 
 class DomainTransfer:
@@ -33,9 +35,17 @@ class DomainTransfer:
     """
 
     def __init__(
-        self, source: Libvirtd, uuid: str, options: Options, clock: Callable[[], float], emit: Emit
+        self,
+        source: Libvirtd,
+        uuid: str,
+        options: Options,
+        clock: Callable[[], float],
+        emit: Emit,
+        *,
+        patience_s: float = GIVE_UP_S,
     ) -> None:
         self._source, self._uuid, self._options = source, uuid, options
+        self._patience_s = patience_s
         self._clock, self._emit = clock, emit
         self._steering = Steering(options)
         self._began_s = time.monotonic()
@@ -53,7 +63,8 @@ class DomainTransfer:
 
         Raises LibvirtRefusedError (it gave up), TimedOutError, OperationFailedError (the link is
         silent), OutcomeUnknownError (libvirtd gave no answer), CancelledError. After each of them
-        ask both ends. One that was begun is given up before, unless the guest is in post-copy.
+        ask both ends. One that was begun is given up before, unless the guest is in post-copy; that
+        may be in vain, then libvirt goes on with it.
         """
         async with self._source.events(self._uuid) as events:
             call = asyncio.ensure_future(self._source.migrate(self._uuid, *request))
@@ -124,12 +135,20 @@ class DomainTransfer:
             await self._source.set_max_downtime(self._uuid, UNLIMITED_DOWNTIME_MS)
 
     async def _give_up(self, call: "asyncio.Future[None]") -> None:
-        """Until libvirt's call has ended: given up, or in post-copy brought to its end."""
-        while not call.done():
-            if not self.postcopy:
-                with suppress(LibvirtRefusedError, HostDownError, OutcomeUnknownError):
+        """Until libvirt's call has ended: given up, or in post-copy brought to its end.
+
+        A call that does neither is left alone after a while; both ends say then what became of it.
+        """
+        sent_bytes, since_s = -1, time.monotonic()
+        while not call.done() and time.monotonic() - since_s < self._patience_s:
+            with suppress(LibvirtRefusedError, HostDownError, OutcomeUnknownError):
+                if not self.postcopy:
                     await self._source.abort(self._uuid)  # refused when it has just ended
-            await asyncio.wait({call}, timeout=ABORT_EVERY_S)
+                elif (sent := (await self._source.job(self._uuid)).transferred_bytes) > sent_bytes:
+                    sent_bytes, since_s = sent, time.monotonic()
+            await asyncio.wait({call}, timeout=min(ABORT_EVERY_S, self._patience_s))
+        call.cancel()
+        await asyncio.wait({call})
 
     def _account(self, events: asyncio.Queue[Event]) -> None:
         """The last figures; libvirt tells them once, as the job ends on the source."""
