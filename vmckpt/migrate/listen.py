@@ -4,6 +4,7 @@ import asyncio
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
+from vmckpt.migrate.address import in_uri
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 
@@ -35,9 +36,7 @@ async def listen(target: Monitor, host: Host) -> int:
 
 def uri(host: Host, port: int) -> str:
     """QEMU's name for a port of the host's migration address."""
-    address = host.migration_address
-    # An IPv6 address has colons of its own.
-    return f"tcp:[{address}]:{port}" if ":" in address else f"tcp:{address}:{port}"
+    return f"tcp:{in_uri(host.migration_address)}:{port}"
 
 
 async def _port(target: Monitor) -> int:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir
+from vmckpt.migrate.address import in_uri
 from vmckpt.migrate.check import OK, REFUSE, WARN, Check
 from vmckpt.migrate.options import Tls
 
@@ -47,8 +48,7 @@ async def find_link(tls: Tls, source: Host, target: Host) -> Link:
 
 def decide_link(tls: Tls, ways: Ways, source: str, target: Host) -> Link:
     """By TLS where it can be had; in clear only if asked to, or within one machine. Pure."""
-    address = target.migration_address
-    host = f"[{address}]" if ":" in address else address
+    host = in_uri(target.migration_address)
     if TLS_PORT in ways.ports and ways.certificates is not None:
         path = f"?pkipath={ways.certificates}" if ways.certificates else ""
         found = Check("libvirt-link", OK, f"{source} reaches libvirtd on {target.name} by TLS")

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from vmckpt.migrate.address import in_uri
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.units import MIB
 from vmckpt.vm.domains.flags import MigrateFlag
@@ -80,5 +81,5 @@ def bandwidth_mib_per_s(options: Options) -> int:
 
 
 def _uri(address: str, port: int | None) -> str:
-    host = f"[{address}]" if ":" in address else address
+    host = in_uri(address)
     return f"tcp://{host}" if port is None else f"tcp://{host}:{port}"
