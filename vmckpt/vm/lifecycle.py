@@ -1,19 +1,15 @@
 """run, start, stop, rm: a VM's life on one host."""
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from vmckpt.errors import (
     BusyError,
-    HostDownError,
     OperationFailedError,
-    OutcomeUnknownError,
     RefusedError,
-    TimedOutError,
     UsageError,
 )
 from vmckpt.hosts.host import Host
@@ -25,6 +21,7 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.power_off import power_off
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec import Spec, anchored, parse_spec
 from vmckpt.vm.start import (
@@ -36,7 +33,6 @@ from vmckpt.vm.start import (
     sweep,
 )
 
-STOP_POLL_S, PRESS_AGAIN_S = 0.05, 5.0
 # Runs everywhere TCG does and is the same in every QEMU, unlike "max".
 TCG_CPU = "qemu64"
 KVM_CPU = "host"
@@ -107,7 +103,7 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
         if await now.is_alive() and force:
             await end_qemu(now.host, now.spec.ram_dir, now.qemu.files)
         elif await now.is_alive():
-            await _power_off(now, timeout_s)
+            await power_off(now.name, lambda: _press_button(now), now.is_alive, timeout_s)
         await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
 
 
@@ -252,25 +248,6 @@ async def create_image(host: Host, path: Path, image_format: str, size_bytes: in
             why=done.stderr.strip(),
             remedy="check the path and free space",
         )
-
-
-async def _power_off(vm: Vm, timeout_s: float) -> None:
-    began_s = pressed_s = time.monotonic()
-    await _press_button(vm)
-    while await vm.is_alive():
-        now_s = time.monotonic()
-        if now_s > began_s + timeout_s:
-            raise TimedOutError(
-                f"'{vm.name}' did not power off within {timeout_s:g} s",
-                why="the guest did not act on its power button",
-                remedy="wait longer (--timeout), or end it at once with --force",
-            )
-        if now_s > pressed_s + PRESS_AGAIN_S:
-            # A guest that is just booting does not see the first one.
-            pressed_s = now_s
-            with suppress(HostDownError, OutcomeUnknownError):  # it may be ending
-                await _press_button(vm)
-        await asyncio.sleep(STOP_POLL_S)
 
 
 async def _press_button(vm: Vm) -> None:

@@ -1,13 +1,9 @@
 """start, stop, rm of a domain, as its libvirtd does them."""
 
-import asyncio
-import time
-
-from vmckpt.errors import RefusedError, TimedOutError
+from vmckpt.errors import RefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
-
-STOP_POLL_S, PRESS_AGAIN_S = 0.1, 5.0
+from vmckpt.vm.power_off import power_off
 
 
 async def start_domain(domain: Domain) -> None:
@@ -32,24 +28,12 @@ async def stop_domain(domain: Domain, *, force: bool, timeout_s: float) -> None:
         if now.is_active and force:
             await session.destroy(now.uuid)
         elif now.is_active:
-            await _power_off(now, session, timeout_s)
-
-
-async def _power_off(domain: Domain, session: Libvirtd, timeout_s: float) -> None:
-    began_s, pressed_s = time.monotonic(), 0.0
-    while await _runs(domain, session):
-        now_s = time.monotonic()
-        if now_s > began_s + timeout_s:
-            raise TimedOutError(
-                f"'{domain.name}' did not power off within {timeout_s:g} s",
-                why="the guest did not act on its power button",
-                remedy="wait longer (--timeout), or end it at once with --force",
+            await power_off(
+                now.name,
+                lambda: session.press_power_button(now.uuid),
+                lambda: _runs(now, session),
+                timeout_s,
             )
-        if now_s > pressed_s + PRESS_AGAIN_S:
-            # A guest that is just booting does not see the first one.
-            pressed_s = now_s
-            await session.press_power_button(domain.uuid)
-        await asyncio.sleep(STOP_POLL_S)
 
 
 async def _runs(domain: Domain, session: Libvirtd) -> bool:
