@@ -128,11 +128,22 @@ async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
 
 
 async def foreign_process(host: Host, files: QemuDir) -> ProcessId | None:
-    """The QEMU of `files` while it runs, if somebody else started it."""
+    """The QEMU of `files` while it runs, if somebody else started it.
+
+    Raises UsageError on a damaged file.
+    """
     text = await host.read_text(files.process)
     if text is None:
         return None
-    recorded = ProcessId(**json.loads(text))
+    try:
+        data = json.loads(text)
+        recorded = ProcessId(int(data["pid"]), int(data["start_ticks"]))
+    except (ValueError, KeyError, TypeError) as exc:
+        raise UsageError(
+            f"{files.process} is damaged",
+            why=f"{type(exc).__name__}: {exc}",
+            remedy='write {"pid": N, "start_ticks": N} into it, both as in vm.json of the VM',
+        ) from exc
     return recorded if await host.is_alive(recorded) else None
 
 
