@@ -16,10 +16,13 @@ import pytest
 
 from tests.qemu.world import Done, World, eventually, image, loaded, qemu, world
 from tests.qemu.world import kill as kill_command
+from vmckpt.hosts.lock import held
 from vmckpt.hosts.process import ProcessId, identify, is_alive, kill
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.lab.network import GUEST_BRIDGE
 from vmckpt.qemu.monitor import session
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import adoption_lock_path
 
 HAND = LabGuest("hand", 1, image=Path("/"), disk=None)
 PLAIN = (
@@ -105,6 +108,15 @@ def connected(made: World) -> Iterator[socket.socket]:
         yield sock
 
 
+@contextmanager
+def locked(made: World, process: ProcessId) -> Iterator[None]:
+    """Somebody who is adopting the process, under some name."""
+    path = adoption_lock_path(made.lab.host("lab-a").state_dir, process.pid)
+    path.parent.mkdir()
+    with held(path, owner("vm adopt")):
+        yield
+
+
 def adopting(made: World, *words: str) -> Done:
     sockets = sorted(made.state_dir.glob("hand[0-9].sock"))
     monitors = [word for path in sockets for word in ("--qmp", str(path))]
@@ -179,6 +191,8 @@ def test_adoption_changes_nothing_and_is_taken_back(pair: World) -> None:
             held.recv(1)
             busy = adopting(pair)
             assert (busy.code, "busy" in busy.error["what"]) == (5, True)
+        with locked(pair, process):
+            assert adopting(pair).code == 5
         assert pair.files("lab-a") == []
         adopted = adopt(pair, "--pid", str(process.pid))
         assert ["one monitor only" in note for note in adopted["notes"]] == [True]

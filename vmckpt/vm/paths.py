@@ -126,6 +126,11 @@ def images_dir(state_dir: Path) -> Path:
     return state_dir / IMAGES
 
 
+def adoption_lock_path(state_dir: Path, pid: int) -> Path:
+    """The lock of the process that is being adopted on a host, under whatever name."""
+    return state_dir / "adoptions" / str(pid)
+
+
 def lock_path(state_dir: Path, name: str) -> Path:
     """The lock of one VM on a host."""
     return state_dir / "locks" / name

@@ -24,7 +24,7 @@ from vmckpt.vm.adopted.rewrite import rewrite
 from vmckpt.vm.adopted.spec_text import spec_text
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import QemuDir, lock_path, vm_dir, vms_dir
+from vmckpt.vm.paths import QemuDir, VmDir, adoption_lock_path, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, new_qemu_id, sweep
 
@@ -42,8 +42,9 @@ class Adoption(NamedTuple):
 async def adopt(name: str, host: Host, monitors: Sequence[Path], pid: int | None) -> Adoption:
     """Make the QEMU behind `monitors`, one to three QMP sockets of it, the VM `name`.
 
-    Raises BusyError (a monitor is held by another client), NotFoundError (no such socket),
-    RefusedError naming everything that could not be moved. On an error nothing of it is left.
+    Raises BusyError (a monitor is held by another client, or somebody else is adopting it),
+    NotFoundError (no such socket), RefusedError naming everything that could not be moved. On an
+    error nothing of it is left.
     """
     check_name(name, "VM")
     if len(set(monitors)) != len(monitors) or not 1 <= len(monitors) <= len(ROLES):
@@ -63,21 +64,32 @@ async def adopt(name: str, host: Host, monitors: Sequence[Path], pid: int | None
                 remedy="choose another name, or see `vmckpt vm show`",
             )
         facts, process = await _look(host, monitors, pid)
-        await _require_nobodys(host, facts, process)
-        made = rewrite(name, facts)
-        text = spec_text(name, facts, made)
-        spec = parse_spec(text, str(directory.spec), directory.path)
-        await sweep(host, spec, directory, None)
-        files = directory.qemu(new_qemu_id())
-        nodes = tuple(disk.node_now for disk in made.disks)
-        qemu = Qemu(files, process, facts.platform, nodes=nodes, is_foreign=True)
-        try:
-            await _write(host, files, process, monitors, made.console)
-            await host.write_text(directory.spec, spec.text)
-            await host.write_text(directory.current, qemu.to_json())
-        except BaseException:
-            await finish(host.remove(directory.path))
-            raise
+        # Nobody makes the same process a VM of another name meanwhile.
+        process_lock = adoption_lock_path(host.state_dir, process.pid)
+        async with host.lock(process_lock, owner("vm adopt")):
+            await _require_nobodys(host, facts, process)
+            return await _become(directory, host, monitors, facts, process)
+
+
+async def _become(
+    directory: VmDir, host: Host, monitors: Sequence[Path], facts: Facts, process: ProcessId
+) -> Adoption:
+    """The VM, written down; on an error nothing of it is left."""
+    name = directory.path.name
+    made = rewrite(name, facts)
+    text = spec_text(name, facts, made)
+    spec = parse_spec(text, str(directory.spec), directory.path)
+    await sweep(host, spec, directory, None)
+    files = directory.qemu(new_qemu_id())
+    nodes = tuple(disk.node_now for disk in made.disks)
+    qemu = Qemu(files, process, facts.platform, nodes=nodes, is_foreign=True)
+    try:
+        await _write(host, files, process, monitors, made.console)
+        await host.write_text(directory.spec, spec.text)
+        await host.write_text(directory.current, qemu.to_json())
+    except BaseException:
+        await finish(host.remove(directory.path))
+        raise
     notes = (*made.notes, *_on_monitors(len(monitors)), *await _supervisor(host, process))
     return Adoption(Vm(spec, host, directory, qemu), notes)
 
