@@ -1,10 +1,17 @@
 """vmckpt migrate."""
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vmckpt.cli.migrate_options import (
+    Asked,
+    CompressWord,
+    DisksWord,
+    MethodWord,
+    TimeoutWord,
+    TlsWord,
+)
 from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
@@ -14,58 +21,26 @@ if TYPE_CHECKING:
     from vmckpt.migrate.report import Report
 
 
-class MethodWord(StrEnum):
-    """--method; means what migrate.options.Method says."""
-
-    auto = "auto"
-    precopy = "precopy"
-    postcopy = "postcopy"
-    hybrid = "hybrid"
-    stop = "stop"
-
-
-class TimeoutWord(StrEnum):
-    """--on-timeout."""
-
-    abort = "abort"
-    postcopy = "postcopy"
-    pause = "pause"
-
-
-class DisksWord(StrEnum):
-    """--disks; means what migrate.options.Disks says."""
-
-    auto = "auto"
-    shared = "shared"
-    copy = "copy"
-
-
-class TlsWord(StrEnum):
-    """--tls; means what migrate.options.Tls says."""
-
-    auto = "auto"
-    require = "require"
-    psk = "psk"
-    off = "off"
-
-
-class CompressWord(StrEnum):
-    """--compress."""
-
-    none = "none"
-    zstd = "zstd"
+MethodOption = Annotated[
+    MethodWord,
+    typer.Option(
+        help="auto: pre-copy that slows a guest which dirties faster than the link; hybrid: "
+        "pre-copy, then post-copy when it will not converge; stop: stopped while memory moves."
+    ),
+]
+TlsOption = Annotated[
+    TlsWord,
+    typer.Option(
+        help="auto: by the hosts' certificates (`vmckpt pki`), in clear only between hosts of "
+        "one machine that have none; psk: by a key made for this migration."
+    ),
+]
 
 
 def migrate(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str | None, typer.Argument(help="Where it shall run.")] = None,
-    method: Annotated[
-        MethodWord,
-        typer.Option(
-            help="auto: pre-copy that slows a guest which dirties faster than the link; hybrid: "
-            "pre-copy, then post-copy when it will not converge; stop: stopped while memory moves."
-        ),
-    ] = MethodWord.auto,
+    method: MethodOption = MethodWord.auto,
     max_downtime: Annotated[str, typer.Option(help="How long the VM may stand still.")] = "300ms",
     bandwidth: Annotated[str | None, typer.Option(help="At most this much a second.")] = None,
     timeout: Annotated[str | None, typer.Option(help="How long memory may take to move.")] = None,
@@ -87,13 +62,7 @@ def migrate(
         DisksWord,
         typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
     ] = DisksWord.auto,
-    tls: Annotated[
-        TlsWord,
-        typer.Option(
-            help="auto: by the hosts' certificates (`vmckpt pki`), in clear only between hosts of "
-            "one machine that have none; psk: by a key made for this migration."
-        ),
-    ] = TlsWord.auto,
+    tls: TlsOption = TlsWord.auto,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
     recover: Annotated[
         bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
@@ -101,44 +70,23 @@ def migrate(
     json: Json = False,
 ) -> None:
     """Move a running VM to another host."""
-    from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import find_host
-    from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
-    from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
-
-    if recover and host:
-        raise UsageError(
-            "--recover takes no host",
-            why="both ends of the migration stand in its journal",
-            remedy=f"vmckpt migrate --recover {vm}",
-        )
     if recover:
-        _recover(vm, as_json=json)
+        _recover(vm, host, as_json=json)
         return
-    if timeout is None and on_timeout is not TimeoutWord.abort:
-        raise UsageError(
-            "--on-timeout has no --timeout",
-            why="without one the time is never up",
-            remedy="add e.g. --timeout 5m",
-        )
-    if host is None:
-        raise UsageError(
-            "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
-        )
-    options = Options(
-        method=Method(method),
-        max_downtime_ms=_downtime_ms(max_downtime),
-        bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0,
-        timeout_s=parse_duration_s(timeout) if timeout else None,
-        on_timeout=OnTimeout(on_timeout),
+    options = Asked(
+        method=method,
+        max_downtime=max_downtime,
+        bandwidth=bandwidth,
+        timeout=timeout,
+        on_timeout=on_timeout,
         auto_converge=auto_converge,
-        compression=None if compress is CompressWord.none else compress.value,
-        channels=parallel,
-        disks=Disks(disks),
-        tls=Tls(tls),
+        compress=compress,
+        parallel=parallel,
         never_risk_postcopy=never_risk_postcopy,
-    )
-    target = find_host(host)
+        disks=disks,
+        tls=tls,
+    ).options()
+    target = _target(host)
     if dry_run:
         from vmckpt.cli import check
 
@@ -147,19 +95,15 @@ def migrate(
         show_outcome(run(_migrate(vm, target, options)), as_json=json)
 
 
-def _downtime_ms(text: str) -> int:
+def _target(name: str | None) -> "Host":
     from vmckpt.errors import UsageError
-    from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
-    from vmckpt.units import parse_duration_s
+    from vmckpt.hosts.inventory import find_host
 
-    downtime_ms = max(1, round(parse_duration_s(text) * 1e3))
-    if downtime_ms > UNLIMITED_DOWNTIME_MS:
+    if name is None:
         raise UsageError(
-            f"--max-downtime {text} is too long",
-            why=f"QEMU takes at most {UNLIMITED_DOWNTIME_MS // 1000} s",
-            remedy="--method stop lets the VM stand still for as long as it takes",
+            "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
         )
-    return downtime_ms
+    return find_host(name)
 
 
 def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
@@ -204,9 +148,16 @@ def _text(report: "Report") -> str:
     return "\n".join([*lines, *(f"  warning   {text}" for text in report.warnings)])
 
 
-def _recover(vm: str, *, as_json: bool) -> None:
+def _recover(vm: str, host: str | None, *, as_json: bool) -> None:
     from vmckpt.cli.drivers.find import find, recover
+    from vmckpt.errors import UsageError
 
+    if host:
+        raise UsageError(
+            "--recover takes no host",
+            why="both ends of the migration stand in its journal",
+            remedy=f"vmckpt migrate --recover {vm}",
+        )
     recovery = run(recover(vm))
     if recovery is None:
         where = run(find(vm)).host.name

@@ -1,0 +1,106 @@
+"""What the options of `vmckpt migrate` mean."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from vmckpt.migrate.options import Options
+
+
+class MethodWord(StrEnum):
+    """--method; means what migrate.options.Method says."""
+
+    auto = "auto"
+    precopy = "precopy"
+    postcopy = "postcopy"
+    hybrid = "hybrid"
+    stop = "stop"
+
+
+class TimeoutWord(StrEnum):
+    """--on-timeout."""
+
+    abort = "abort"
+    postcopy = "postcopy"
+    pause = "pause"
+
+
+class DisksWord(StrEnum):
+    """--disks; means what migrate.options.Disks says."""
+
+    auto = "auto"
+    shared = "shared"
+    copy = "copy"
+
+
+class TlsWord(StrEnum):
+    """--tls; means what migrate.options.Tls says."""
+
+    auto = "auto"
+    require = "require"
+    psk = "psk"
+    off = "off"
+
+
+class CompressWord(StrEnum):
+    """--compress."""
+
+    none = "none"
+    zstd = "zstd"
+
+
+class Asked(NamedTuple):
+    """The options as they were typed."""
+
+    method: MethodWord
+    max_downtime: str
+    bandwidth: str | None
+    timeout: str | None
+    on_timeout: TimeoutWord
+    auto_converge: bool
+    compress: CompressWord
+    parallel: int | None
+    never_risk_postcopy: bool
+    disks: DisksWord
+    tls: TlsWord
+
+    def options(self) -> "Options":
+        """For a migration. Raises UsageError when they are malformed or at odds."""
+        from vmckpt.errors import UsageError
+        from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
+        from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
+
+        if self.timeout is None and self.on_timeout is not TimeoutWord.abort:
+            raise UsageError(
+                "--on-timeout has no --timeout",
+                why="without one the time is never up",
+                remedy="add e.g. --timeout 5m",
+            )
+        return Options(
+            method=Method(self.method),
+            max_downtime_ms=_downtime_ms(self.max_downtime),
+            bandwidth_bytes_per_s=parse_rate_bytes_per_s(self.bandwidth) if self.bandwidth else 0,
+            timeout_s=parse_duration_s(self.timeout) if self.timeout else None,
+            on_timeout=OnTimeout(self.on_timeout),
+            auto_converge=self.auto_converge,
+            compression=None if self.compress is CompressWord.none else self.compress.value,
+            channels=self.parallel,
+            disks=Disks(self.disks),
+            tls=Tls(self.tls),
+            never_risk_postcopy=self.never_risk_postcopy,
+        )
+
+
+def _downtime_ms(text: str) -> int:
+    from vmckpt.errors import UsageError
+    from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
+    from vmckpt.units import parse_duration_s
+
+    downtime_ms = max(1, round(parse_duration_s(text) * 1e3))
+    if downtime_ms > UNLIMITED_DOWNTIME_MS:
+        raise UsageError(
+            f"--max-downtime {text} is too long",
+            why=f"QEMU takes at most {UNLIMITED_DOWNTIME_MS // 1000} s",
+            remedy="--method stop lets the VM stand still for as long as it takes",
+        )
+    return downtime_ms
