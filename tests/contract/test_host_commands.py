@@ -89,6 +89,15 @@ def test_what_cannot_be_added_leaves_nothing(
     assert not list(operator.state_dir.rglob("*.json"))
 
 
+@pytest.mark.parametrize("option", ["--state-dir", "--libvirt"])
+def test_a_path_that_is_relative_is_refused(operator: Operator, option: str) -> None:
+    code, refused = operator.add("a", option, "some/where")
+    assert (code, refused["error"]["kind"]) == (2, "usage")
+    assert "'some/where' has to be an absolute path" in refused["error"]["why"]
+    assert not list(operator.state_dir.rglob("*.json"))
+    assert operator.vmckpt("host", "list")[0] == 0
+
+
 def test_what_a_host_lacks_is_told_with_what_mends_it(operator: Operator, tmp_path: Path) -> None:
     state = tmp_path / "a"
     operator.add("a", "--state-dir", str(state), "--qemu", "/gone/qemu", "--bridge", "nobr9")

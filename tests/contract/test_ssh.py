@@ -2,6 +2,8 @@
 
 import asyncio
 import getpass
+import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -13,8 +15,11 @@ import pytest
 from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError, StorageError, UsageError
 from vmckpt.hosts.entries import SshEntry
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.inventory import reach
+from vmckpt.hosts.ssh import wire
 from vmckpt.hosts.ssh.address import Address
+from vmckpt.hosts.ssh.login import Login, log_in
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,56 @@ def test_a_user_that_is_not_there(server: Sshd, tmp_path: Path) -> None:
 def test_a_name_that_nobody_knows(server: Sshd, tmp_path: Path) -> None:
     error = refusal(at(server.entry("a", tmp_path), host="nowhere.invalid"))
     assert "nobody knows the name 'nowhere.invalid'" in error.why
+
+
+def test_a_name_that_cannot_be_one(server: Sshd, tmp_path: Path) -> None:
+    error = refusal(at(server.entry("a", tmp_path), host="x" * 64 + ".invalid"))
+    assert "is no name of a host" in error.why
+
+
+@pytest.mark.parametrize("command", ["/gone/proxy %h", "nc 'unclosed"])
+def test_a_proxy_command_that_does_not_start(server: Sshd, tmp_path: Path, command: str) -> None:
+    mine = config(server, tmp_path / "config", f"ProxyCommand {command}")
+    error = refusal(at(server.entry("a", tmp_path), config=mine))
+    assert "its ProxyCommand" in error.why
+    assert "does not start" in error.why
+
+
+def test_a_host_with_damaged_settings_keeps_no_other_back(server: Sshd, tmp_path: Path) -> None:
+    async def play() -> None:
+        good = server.entry("a", tmp_path)
+        hosts = [reach(at(good, config=tmp_path / "gone")), reach(good)]
+        try:
+            answers = await ask_every(hosts, lambda host: host.exists(tmp_path))
+        finally:
+            for host in hosts:
+                await host.close()
+        assert answers.given == [True]
+        assert [error.kind for error in answers.silent] == ["usage"]
+
+    asyncio.run(play())
+
+
+def test_a_server_that_starts_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "_START_TIMEOUT_S", 1.0)
+    with sshd(tmp_path / "sshd") as frozen:
+
+        async def play() -> None:
+            def log_in_and_freeze(name: str, address: Address) -> Login:
+                login = log_in(name, address)
+                for pid in frozen.sessions():
+                    os.kill(pid, signal.SIGSTOP)
+                return login
+
+            monkeypatch.setattr(wire, "log_in", log_in_and_freeze)
+            entry = frozen.entry("a", tmp_path)
+            with pytest.raises(HostDownError, match="a lets us run no command"):
+                await wire.open_wire("a", entry.address, entry.vmckpt)
+
+        asyncio.run(play())
+        frozen.cut()
 
 
 def test_a_port_where_nobody_listens(server: Sshd, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The link between the two hosts of a migration: TLS, one-time certificate, one-time token."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,8 @@ import pytest
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.remote import tls
 from vmckpt.hosts.remote.host import RemoteHost
 from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.tls import Place, have_listen, open_link
@@ -104,6 +107,32 @@ def test_it_ends_when_its_directory_is_removed_and_nobody_is_there(tmp_path: Pat
             await host.close()
             mark = str(tmp_path / "b/jobs/r1")
             await until(lambda: not process.find_by_argument(mark), "it ends")
+
+    asyncio.run(play())
+
+
+def test_who_stays_after_its_end_is_put_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "SILENCE_S", 1.0)
+    directory = tmp_path / "b/jobs/r1"
+    directory.mkdir(parents=True)
+    asked = {"address": "127.0.0.1", "first": 0, "last": 0, "token": "ab"}
+    (directory / "link.json").write_text(json.dumps(asked))
+
+    async def play() -> None:
+        listener = asyncio.create_task(tls.listen(directory, tmp_path / "b"))
+        await until((directory / "listens.json").exists, "it listens")
+        said = json.loads((directory / "listens.json").read_text())
+        host = over(Place("127.0.0.1", said["port"], said["fingerprint"], "ab"), tmp_path)
+        held = host.lock(tmp_path / "b/locks/web", Owner("r", "migrate to b", 1, 1.0))
+        await held.__aenter__()
+        await host.remove(directory)
+        await asyncio.wait_for(listener, 20)
+        assert await LocalHost("b", tmp_path, "x").lock_owner(tmp_path / "b/locks/web") is None
+        with pytest.raises(HostDownError, match="cannot reach b"):
+            await host.exists(tmp_path)
+        await held.__aexit__(None, None, None)
 
     asyncio.run(play())
 

@@ -69,13 +69,15 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_jobs_that_ended_long_ago_are_forgotten(tmp_path: Path) -> None:
-    ages = {"old": KEPT_S + 10, "new": KEPT_S - 10, "unfinished": None}
-    for name, age in ages.items():
+    old, new = KEPT_S + 10, KEPT_S - 10
+    ages = {"ended": (old, old), "cut-off": (old, None), "new": (new, new), "tells": (old, new)}
+    for name, (asked, last) in ages.items():
         files = JobDir.of(tmp_path, name)
         files.path.mkdir(parents=True)
-        files.request.touch()
-        if age is not None:
-            files.result.touch()
-            os.utime(files.result, (1e9 - age, 1e9 - age))
+        for path, age in ((files.request, asked), (files.events, last)):
+            if age is not None:
+                path.touch()
+                os.utime(path, (1e9 - age, 1e9 - age))
+        os.utime(files.path, (1e9 - asked, 1e9 - asked))
     forget_old(tmp_path, 1e9)
-    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["new", "unfinished"]
+    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["new", "tells"]

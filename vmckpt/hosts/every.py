@@ -4,28 +4,31 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-from vmckpt.errors import HostDownError
+from vmckpt.errors import HostDownError, StorageError, UsageError, VmckptError
 from vmckpt.hosts.host import Host
 
 T = TypeVar("T")
+
+# Of one host only: it does not answer, or its settings or its files are damaged.
+_ITS_OWN = (HostDownError, UsageError, StorageError)
 
 
 class Answers(NamedTuple, Generic[T]):
     """What the hosts said, in their order, and why the others said nothing."""
 
     given: list[T]
-    silent: list[HostDownError]
+    silent: list[VmckptError]
 
 
 async def ask_every(hosts: Iterable[Host], question: Callable[[Host], Awaitable[T]]) -> Answers[T]:
-    """Every host's answer. Raises what `question` raises but for HostDownError."""
+    """Every host's answer. Raises what `question` raises but for what is wrong with one host."""
 
-    async def ask(host: Host) -> T | HostDownError:
+    async def ask(host: Host) -> T | VmckptError:
         try:
             return await question(host)
-        except HostDownError as exc:
+        except _ITS_OWN as exc:
             return exc
 
     found = await asyncio.gather(*(ask(host) for host in hosts))
-    silent = [one for one in found if isinstance(one, HostDownError)]
-    return Answers([one for one in found if not isinstance(one, HostDownError)], silent)
+    silent = [one for one in found if isinstance(one, VmckptError)]
+    return Answers([one for one in found if not isinstance(one, VmckptError)], silent)

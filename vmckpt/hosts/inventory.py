@@ -91,11 +91,18 @@ def require_new_name(name: str) -> None:
 
 
 def add_host(entry: SshEntry) -> None:
-    """Write a host into the inventory. Raises RefusedError, OSError."""
+    """Write a host into the inventory. Raises RefusedError, UsageError, OSError."""
     require_new_name(entry.name)
-    path = _entry_path(entry.name)
+    path, data = _entry_path(entry.name), entry.to_json()
+    try:
+        # A file that cannot be read would make the whole inventory unusable.
+        parse_entry(entry.name, data)
+    except (ValueError, TypeError, KeyError) as exc:
+        raise UsageError(
+            f"'{entry.name}' cannot be described so", why=str(exc), remedy="mend the option"
+        ) from exc
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_text(json.dumps(entry.to_json(), indent=1) + "\n")
+    path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def remove_host(name: str) -> None:

@@ -5,8 +5,11 @@ ends either way, and what it told can be read from the beginning (`migrate/watch
 """
 
 import json
+from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 
+from vmckpt.errors import OutcomeUnknownError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Entry, Host
@@ -34,7 +37,7 @@ async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> R
         # Both processes take their time to start: the job waits for its request.
         begun, link = await both(_begin(source, run, files), have_listen(target, there))
     except BaseException:
-        await finish(both(target.remove(there), source.remove(files.path)))
+        await finish(both(_remove(target, there), _remove(source, files.path)))
         raise
     try:
         itself = LocalHost(**{field.name: getattr(source, field.name) for field in fields(Entry)})
@@ -42,14 +45,30 @@ async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> R
         request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
         RunRecord(run, "migrate", request).save(runs_dir())
         await source.write_text(files.request, json.dumps(job.to_json()))
-    except BaseException:
+    except BaseException as exc:
         # Without its directory the listener ends; a job that began after all finds nobody there.
-        await finish(target.remove(there))
+        await finish(_remove(target, there))
+        # A cancellation may have come after the request: the job needs its files to say so.
+        if isinstance(exc, Exception):
+            await finish(_remove(source, files.path))
         raise
     return await watch(source, run, emit, begun)
 
 
-async def _begin(source: Host, run: str, files: JobDir) -> ProcessId:
-    """Start the job's process, which ends when its directory is removed, or nothing comes."""
+async def _begin(source: Host, run: str, files: JobDir) -> ProcessId | None:
+    """Start the job's process, which ends when its directory is removed, or nothing comes.
+
+    None when the connection broke: whether it has begun is to be seen there.
+    """
     await source.make_dir(files.path)
-    return await source.spawn([*await source.own_command(), "job", run], files.log)
+    command = [*await source.own_command(), "job", run]
+    try:
+        return await source.spawn(command, files.log)
+    except OutcomeUnknownError:
+        return None
+
+
+async def _remove(host: Host, path: Path) -> None:
+    # What failed before says more; a process that is left ends by itself when nobody comes.
+    with suppress(VmckptError):
+        await host.remove(path)

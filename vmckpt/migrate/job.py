@@ -9,13 +9,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from vmckpt.errors import (
+    BusyError,
     CancelledByUserError,
     HostDownError,
     NotFoundError,
@@ -32,6 +34,7 @@ from vmckpt.hosts.remote.host import RemoteHost
 from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.tls import Place, open_link
 from vmckpt.hosts.remote.values import pack_error
+from vmckpt.migrate.journal import STEPS
 from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.migrate.recover import Recovery, recover
 from vmckpt.migrate.run import migrate
@@ -42,6 +45,7 @@ FORMAT = 1
 RECOVERY_S, RECOVERY_POLL_S = 300.0, 2.0
 # The operator may lose its connection for a while before it has said what is to be done.
 REQUEST_S, REQUEST_POLL_S = 60.0, 0.005
+FINISHED = "finished: the VM is on the target"
 # What a job told can be read for so long after its end.
 KEPT_S = 7 * 86_400.0
 
@@ -164,6 +168,10 @@ def read_job(state_dir: Path, run: str) -> Job:
 async def run_job(job: Job, own_command: Sequence[str]) -> None:
     """Migrate, telling of it in files; should this process die, another one recovers the VM."""
     files = JobDir.of(job.source.state_dir, job.run)
+    await _end(job, files, await _result(job, _work(job, files, own_command)))
+
+
+async def _work(job: Job, files: JobDir, own_command: Sequence[str]) -> dict[str, Any]:
     forget_old(job.source.state_dir, time.time())
     process = identify(os.getpid())
     await job.source.write_text(files.process, json.dumps(asdict(process) if process else {}))
@@ -181,56 +189,73 @@ async def run_job(job: Job, own_command: Sequence[str]) -> None:
             report = await migrate(
                 vm, job.target, job.options, tell, run=job.run, on_death=on_death
             )
-            result: dict[str, Any] = {"report": report.to_json()}
-        except VmckptError as exc:
-            result = {"error": pack_error(exc, job.source.name)}
-        except asyncio.CancelledError:
-            result = {"error": pack_error(_cancelled(job), job.source.name)}
-        await _end(job, files, result)
+        except asyncio.CancelledError as exc:
+            raise _cancelled(job) from exc
+    return {"report": report.to_json()}
 
 
 def forget_old(state_dir: Path, now_unix_s: float) -> None:
-    """Remove the files of jobs that ended more than a week ago."""
-    for ended in (state_dir / "jobs").glob("*/result.json"):
-        if now_unix_s - ended.stat().st_mtime > KEPT_S:
-            shutil.rmtree(ended.parent, ignore_errors=True)
+    """Remove the files of jobs, ended or cut off, in which nothing was written for a week."""
+    for directory in (state_dir / "jobs").glob("*"):
+        with suppress(FileNotFoundError):  # another job removes it too
+            last_unix_s = max(path.stat().st_mtime for path in (directory, *directory.iterdir()))
+            if now_unix_s - last_unix_s > KEPT_S:
+                shutil.rmtree(directory)
 
 
 async def recover_job(job: Job) -> None:
     """After the death of its process: finish or undo the migration, and say which."""
     files = JobDir.of(job.source.state_dir, job.run)
+    await _end(job, files, await _result(job, _recover(job, files)))
+
+
+async def _recover(job: Job, files: JobDir) -> dict[str, Any]:
     with files.events.open("a") as lines:
         _tell(lines, Note(0.0, "job-died", "the process of the migration was killed: recovering"))
 
         def note(text: str) -> None:
             _tell(lines, Note(0.0, "recovery", text))
 
-        try:
-            recovery = await _recovered(job, note)
-            result: dict[str, Any] = {"recovery": asdict(recovery)}
-        except VmckptError as exc:
-            result = {"error": pack_error(exc, job.source.name)}
-        await _end(job, files, result)
+        return {"recovery": asdict(await find_out(job, note))}
 
 
-async def _recovered(job: Job, note: Callable[[str], None]) -> Recovery:
+async def find_out(job: Job, note: Callable[[str], None]) -> Recovery:
+    """End the migration of a dead process for good, over minutes of silence or a lock that is held.
+
+    Raises what `recover` raises, OperationFailedError when there is nothing to end.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + RECOVERY_S
     while True:
         try:
-            found = await recover(job.vm, note, (job.source, job.target))
-            break
-        except HostDownError:
+            return await _ended(job, note)
+        except (HostDownError, BusyError):
+            # The target frees what the dead process held when it has noticed that it is gone.
             if loop.time() > deadline:
                 raise
         await asyncio.sleep(RECOVERY_POLL_S)
-    if found is None:
-        raise OperationFailedError(
-            "the migration was cut off before it had changed anything",
-            why=f"its process on {job.source.name} was killed",
-            remedy=f"'{job.vm}' runs on there; migrate it again",
-        )
-    return found
+
+
+async def _ended(job: Job, note: Callable[[str], None]) -> Recovery:
+    if found := await recover(job.vm, note, (job.source, job.target)):
+        return found
+    home, arrived = await read_vm(job.source, job.vm), await read_vm(job.target, job.vm)
+    if home is None and arrived is not None:
+        # All was done but for the report.
+        return Recovery(job.run, job.vm, job.target.name, STEPS[-1], FINISHED)
+    raise OperationFailedError(
+        "the migration was cut off before it had changed anything",
+        why=f"its process on {job.source.name} was killed",
+        remedy=f"'{job.vm}' runs on there; migrate it again",
+    )
+
+
+async def _result(job: Job, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """What the work gives; an error of it as a result."""
+    try:
+        return await work
+    except (VmckptError, OSError) as exc:
+        return {"error": pack_error(exc, job.source.name)}
 
 
 async def _end(job: Job, files: JobDir, result: Mapping[str, Any]) -> None:

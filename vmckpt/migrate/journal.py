@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import HostDownError, UsageError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
@@ -83,10 +83,15 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     """The journal of a migration of the VM: of two the one that got further.
 
     Writing it on one host may have failed, or been cut off after the other. Hosts that do not
-    answer are left out: both ends of the migration have it.
+    answer are left out: both ends of the migration have it. Raises UsageError when one is damaged
+    and none is whole.
     """
     answers = await ask_every(hosts, lambda host: Journal.read(host, vm))
-    return newest(journal for journal in answers.given if journal)
+    found = newest(journal for journal in answers.given if journal)
+    damaged = (error for error in answers.silent if not isinstance(error, HostDownError))
+    if found is None and (error := next(damaged, None)):
+        raise error
+    return found
 
 
 def newest(found: Iterable[Journal]) -> Journal | None:

@@ -129,11 +129,28 @@ class Session:
                 self._down = time.monotonic(), exc
                 raise
             self._down = None
-            # Nothing is asked over it before what this side holds is held again.
-            for path, owner in self._locks.items():
-                await connection.lock(path, owner)
+            try:
+                await self._hold_again(connection)
+            except BaseException:
+                await connection.close()
+                raise
             self._connection = connection
             return connection
+
+    async def _hold_again(self, connection: "_Connection") -> None:
+        """Nothing is asked over a connection before what this side holds is held again.
+
+        Raises HostDownError.
+        """
+        for path, owner in list(self._locks.items()):
+            try:
+                await connection.lock(path, owner)
+            except BusyError as exc:
+                raise HostDownError(
+                    f"the lock '{path.name}' on {self._name} was lost with the connection",
+                    why=f"it is {exc.why} now",
+                    remedy="wait for that to end, then see where the VM is: vmckpt vm list",
+                ) from exc
 
     async def _greet(self, wire: Wire) -> "_Connection":
         """Both sides say who they are. Raises HostDownError."""
@@ -164,7 +181,11 @@ class Session:
             Greeting(hello["version"], state_dir, hello["address"]),
         )
         mine = {"protocol": PROTOCOL, "name": self._name, "state_dir": str(state_dir)}
-        await connection.begin(with_json(Kind.HELLO, 0, mine))
+        try:
+            await connection.begin(with_json(Kind.HELLO, 0, mine))
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
 

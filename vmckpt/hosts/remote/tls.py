@@ -22,6 +22,7 @@ from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.one_time import make_one_time
 from vmckpt.hosts.process import PRIVATE_FILE
+from vmckpt.hosts.remote.link import SILENCE_S
 from vmckpt.hosts.remote.serve import serve
 from vmckpt.hosts.remote.session import Wire
 
@@ -112,7 +113,8 @@ async def _refused(name: str, where: str) -> HostDownError:
 async def listen(directory: Path, state_dir: Path) -> None:
     """What `have_listen` starts: serve whoever has the token, until the directory is removed.
 
-    Or until nobody has been connected for ten minutes. Raises OperationFailedError.
+    Or until nobody has been connected for ten minutes. Who is connected then may end what is begun,
+    for as long as a connection may be silent. Raises OperationFailedError.
     """
     asked = json.loads((directory / _ASKED).read_text())
     (directory / _ASKED).unlink()
@@ -131,7 +133,9 @@ async def listen(directory: Path, state_dir: Path) -> None:
         part = directory / f".{_LISTENS}"
         part.write_text(json.dumps({"port": port, "fingerprint": one_time.fingerprint}))
         part.rename(directory / _LISTENS)
-        await visits.until_idle(directory)
+        await visits.until_over(directory)
+        server.close()
+        await visits.end()
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -160,7 +164,7 @@ class _Visits:
 
     def __init__(self, token: str, state_dir: Path) -> None:
         self._token, self._state_dir = token, state_dir
-        self._present = 0
+        self._present: set[asyncio.StreamWriter] = set()
 
     async def visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one visitor who knows the token."""
@@ -169,21 +173,31 @@ class _Visits:
                 said = await reader.readline()
             if not hmac.compare_digest(said.strip(), self._token.encode()):
                 return
-            self._present += 1
+            self._present.add(writer)
             try:
                 await serve(reader, writer, self._state_dir)
             finally:
-                self._present -= 1
+                self._present.remove(writer)
         except (OSError, ValueError, TimeoutError):
             return  # it spoke nothing that we know
         finally:
             writer.transport.abort()
 
-    async def until_idle(self, directory: Path) -> None:
-        """Until nobody is here, and nobody will come any more."""
+    async def until_over(self, directory: Path) -> None:
+        """Until the directory is gone, or nobody will come any more."""
         loop = asyncio.get_running_loop()
         seen_s = loop.time()
-        while self._present or (directory.exists() and loop.time() - seen_s < IDLE_S):
+        while directory.exists() and loop.time() - seen_s < IDLE_S:
             if self._present:
                 seen_s = loop.time()
+            await asyncio.sleep(_LOOK_S)
+
+    async def end(self) -> None:
+        """Let those who are here leave by themselves; put out who does not, with all it holds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SILENCE_S
+        while self._present:
+            if loop.time() > deadline:
+                for writer in self._present:
+                    writer.transport.abort()
             await asyncio.sleep(_LOOK_S)

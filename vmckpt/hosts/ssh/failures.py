@@ -31,12 +31,17 @@ def _no_entry(name: str, login: str, why: str, remedy: str) -> HostDownError:
     return HostDownError(f"{name} does not let {login} in", why=why, remedy=remedy)
 
 
-def unreachable(name: str, where: tuple[str, int], timeout_s: float, exc: OSError) -> HostDownError:
+def unreachable(
+    name: str, where: tuple[str, int], timeout_s: float, exc: OSError | ValueError
+) -> HostDownError:
     """Why no connection could be made to an address and port."""
     host, port = where
     match exc:
         case socket.gaierror():
             why = f"nobody knows the name '{host}': {exc.strerror}"
+            remedy = "mend the name, or give the address: vmckpt host remove, then host add"
+        case ValueError():
+            why = f"'{host}' is no name of a host: {exc}"
             remedy = "mend the name, or give the address: vmckpt host remove, then host add"
         case ConnectionRefusedError():
             why = f"nobody listens on port {port} of {host}"
@@ -48,6 +53,15 @@ def unreachable(name: str, where: tuple[str, int], timeout_s: float, exc: OSErro
             why = f"there is no way to {host}: {exc.strerror or exc}"
             remedy = "check this machine's network and routes"
     return HostDownError(f"cannot reach {name}", why=why, remedy=remedy)
+
+
+def no_proxy(name: str, command: str, exc: OSError | ValueError) -> HostDownError:
+    """Why the command that the configuration names for the way there cannot be run."""
+    return HostDownError(
+        f"cannot reach {name}",
+        why=f"its ProxyCommand `{command}` does not start: {exc}",
+        remedy="mend ProxyCommand in the SSH configuration",
+    )
 
 
 def out_of_reach(name: str, jump: str, where: tuple[str, int], exc: Exception) -> HostDownError:

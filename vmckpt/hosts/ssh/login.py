@@ -9,9 +9,9 @@ import paramiko
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.ssh.address import Address
-from vmckpt.hosts.ssh.failures import out_of_reach, translated, unreachable
+from vmckpt.hosts.ssh.failures import no_proxy, out_of_reach, translated, unreachable
 from vmckpt.hosts.ssh.known_hosts import KnownHosts
-from vmckpt.hosts.ssh.settings import SSH_PORT, Settings, read_settings
+from vmckpt.hosts.ssh.settings import CONNECT_TIMEOUT_S, SSH_PORT, Settings, read_settings
 
 AUTH_TIMEOUT_S = 30.0
 MOST_JUMPS = 8
@@ -84,11 +84,20 @@ def _dial(
     if jumps:
         return _dial_over(name, where, jumps, config, jumps_left)
     if settings.command:
-        return None, paramiko.ProxyCommand(settings.command)
+        return None, _run_proxy(name, settings.command)
     try:
         return None, socket.create_connection(where, settings.timeout_s)
-    except OSError as exc:
+    # ValueError: a name that the resolver's encoding cannot hold.
+    except (OSError, ValueError) as exc:
         raise unreachable(name, where, settings.timeout_s, exc) from exc
+
+
+def _run_proxy(name: str, command: str) -> paramiko.ProxyCommand:
+    try:
+        return paramiko.ProxyCommand(command)
+    # ValueError: quotes that are not closed.
+    except (OSError, ValueError) as exc:
+        raise no_proxy(name, command, exc) from exc
 
 
 def _dial_over(
@@ -110,7 +119,9 @@ def _dial_over(
                   jumps_left - 1)  # fmt: skip
     transport = jump.client.get_transport()
     try:
-        return jump, transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0))
+        return jump, transport.open_channel(
+            "direct-tcpip", where, ("127.0.0.1", 0), timeout=CONNECT_TIMEOUT_S
+        )
     except (paramiko.SSHException, EOFError, OSError) as exc:
         jump.close()
         raise out_of_reach(name, last, where, exc) from exc

@@ -11,6 +11,7 @@ from functools import partial
 import paramiko
 
 from vmckpt.errors import HostDownError
+from vmckpt.hosts.in_thread import in_thread
 from vmckpt.hosts.remote.session import Wire
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.failures import runs_nothing
@@ -23,6 +24,7 @@ _NOT_FOUND = 127
 # paramiko's, of a channel whose connection is gone.
 _NO_STATUS = -1
 _LAST_WORDS_S = 1.0
+_START_TIMEOUT_S = 20.0
 # What it logs stands in our errors, without the tracebacks.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
@@ -33,14 +35,18 @@ async def open_wire(name: str, address: Address, command: str) -> Wire:
     Raises HostDownError for each way that it fails, with what mends it; UsageError for a damaged
     configuration.
     """
-    connecting = asyncio.create_task(asyncio.to_thread(log_in, name, address))
+    connecting = asyncio.create_task(in_thread(partial(log_in, name, address)))
     try:
         login = await asyncio.shield(connecting)
     except asyncio.CancelledError:
         connecting.add_done_callback(_close_late)
         raise
     try:
-        channel = await asyncio.to_thread(_start, name, login, [command, "serve"])
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            channel = await in_thread(partial(_start, name, login, [command, "serve"]))
+    except TimeoutError as exc:
+        login.close()
+        raise runs_nothing(name, TimeoutError(f"no answer in {_START_TIMEOUT_S:g} s")) from exc
     except BaseException:
         login.close()
         raise
@@ -83,7 +89,7 @@ def _carry_out(login: Login, channel: paramiko.Channel, sock: socket.socket) -> 
 
 
 async def _why_silent(name: str, command: str, channel: paramiko.Channel) -> HostDownError:
-    return await asyncio.to_thread(_explain_silence, name, command, channel)
+    return await in_thread(partial(_explain_silence, name, command, channel))
 
 
 def _explain_silence(name: str, command: str, channel: paramiko.Channel) -> HostDownError:

@@ -20,10 +20,10 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.in_thread import in_thread
 from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
 from vmckpt.vm.domains.flags import ErrorCode, EventId, State, Undefine
 from vmckpt.vm.domains.forward import forwarded
-from vmckpt.vm.domains.in_thread import in_thread
 from vmckpt.vm.domains.job import Job, parse_job
 
 T = TypeVar("T")

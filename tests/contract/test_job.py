@@ -1,0 +1,181 @@
+"""The job of a migration between two hosts elsewhere: its beginning, and what its death leaves."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    StorageError,
+)
+from vmckpt.events.types import Event
+from vmckpt.hosts import process
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.remote.tls import Place
+from vmckpt.hosts.remote.values import pack_error, unpack_error
+from vmckpt.migrate import job as job_module
+from vmckpt.migrate.delegate import migrate_there
+from vmckpt.migrate.job import FINISHED, Job, JobDir, find_out, forget_old, run_job
+from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.options import Options
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+SPEC = 'name = "web"\nmemory = "64M"\n'
+JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", True, "handover")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breaking(LocalHost):
+    """A host whose answers to `spawn` and `remove` are these errors; a job begins there or not."""
+
+    of_spawn: Exception | None = None
+    of_remove: Exception | None = None
+
+    async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
+        if self.of_spawn is None:
+            return await LocalHost.spawn(self, argv, stderr_path)
+        if isinstance(self.of_spawn, OutcomeUnknownError):
+            stopped = NotFoundError("the job spoke", why="it began", remedy="-")
+            result = stderr_path.parent / "result.json"
+            result.write_text(json.dumps({"error": pack_error(stopped, self.name)}))
+        raise self.of_spawn
+
+    async def remove(self, path: Path) -> None:
+        if self.of_remove is not None:
+            raise self.of_remove
+        await LocalHost.remove(self, path)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "op"))
+    return tmp_path
+
+
+def a_vm(host: LocalHost) -> Vm:
+    directory = vm_dir(host.state_dir, "web")
+    spec = parse_spec(SPEC, "test", directory.path)
+    return Vm(
+        spec,
+        host,
+        directory,
+        Qemu(directory.qemu("q"), ProcessId(0, 0), Platform("q35", "tcg", "qemu64")),
+    )
+
+
+@asynccontextmanager
+async def ended(state: Path) -> AsyncIterator[None]:
+    """Of the block no listener is left."""
+    try:
+        yield
+    finally:
+        for left in process.find_by_argument(str(state / "b/jobs")):
+            process.kill(left)
+
+
+def ignore(_: Event) -> None:
+    pass
+
+
+def test_a_job_that_may_have_begun_is_watched_and_keeps_its_link(state: Path) -> None:
+    cut = OutcomeUnknownError("nobody knows", why="cut", remedy="-")
+    source = Breaking("a", state / "a", "127.0.0.1", of_spawn=cut)
+    target = LocalHost("b", state / "b", "127.0.0.1")
+
+    async def play() -> None:
+        async with ended(state):
+            with pytest.raises(NotFoundError, match="the job spoke"):
+                await migrate_there(a_vm(source), target, Options(), ignore)
+            assert list((state / "b/jobs").iterdir())
+
+    asyncio.run(play())
+
+
+def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state: Path) -> None:
+    full = StorageError("the disk is full", why="full", remedy="-")
+    down = HostDownError("b is down", why="gone", remedy="-")
+    source = Breaking("a", state / "a", "127.0.0.1", of_spawn=full)
+    target = Breaking("b", state / "b", "127.0.0.1", of_remove=down)
+
+    async def play() -> None:
+        async with ended(state):
+            with pytest.raises(StorageError, match="the disk is full"):
+                await migrate_there(a_vm(source), target, Options(), ignore)
+            assert not list((state / "a/jobs").iterdir())
+
+    asyncio.run(play())
+
+
+def a_job(state: Path) -> tuple[Job, LocalHost, LocalHost]:
+    a, b = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
+    return Job("r1", "web", a, b, Options(), Place("127.0.0.1", 1, "", "")), a, b
+
+
+async def make_home(host: LocalHost) -> None:
+    vm = a_vm(host)
+    await host.make_dir(vm.directory.path)
+    await host.write_text(vm.directory.spec, SPEC)
+    await host.write_text(vm.directory.current, vm.qemu.to_json())
+
+
+def test_a_recovery_waits_for_the_lock_and_sees_what_was_finished(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target holds the lock of the dead job's connection until it notices the silence."""
+    monkeypatch.setattr(job_module, "RECOVERY_POLL_S", 0.05)
+    job, a, b = a_job(state)
+
+    async def play() -> None:
+        await JOURNAL.write((a, b))
+        async with b.lock(lock_path(b.state_dir, "web"), Owner("r1", "migrate to b", 1, 1.0)):
+            finding = asyncio.create_task(find_out(job, lambda _: None))
+            await asyncio.sleep(0.5)
+            assert not finding.done()
+            await make_home(b)
+            await JOURNAL.remove((a, b))
+        found = await asyncio.wait_for(finding, 20)
+        assert (found.host, found.outcome) == ("b", FINISHED)
+
+    asyncio.run(play())
+
+
+def test_without_a_journal_a_vm_at_the_source_was_not_moved(state: Path) -> None:
+    job, a, b = a_job(state)
+
+    async def play() -> None:
+        await make_home(a)
+        with pytest.raises(OperationFailedError, match="before it had changed anything"):
+            await find_out(job, lambda _: None)
+        await make_home(b)  # another of that name
+        with pytest.raises(OperationFailedError, match="before it had changed anything"):
+            await find_out(job, lambda _: None)
+
+    asyncio.run(play())
+
+
+def test_files_that_cannot_be_written_are_the_jobs_result(state: Path) -> None:
+    job, a, _ = a_job(state)
+    files = JobDir.of(a.state_dir, "r1")
+    files.events.mkdir(parents=True)
+    asyncio.run(run_job(job, ["vmckpt"]))
+    error = unpack_error(json.loads(files.result.read_text())["error"])
+    assert isinstance(error, StorageError)
+    assert "events.jsonl" in error.what
+
+
+def test_nothing_to_forget_is_fine(tmp_path: Path) -> None:
+    forget_old(tmp_path, 1e12)
