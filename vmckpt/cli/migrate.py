@@ -1,10 +1,17 @@
 """vmckpt migrate."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vmckpt.cli.arguments import (
+    FinishBy,
+    FinishWithin,
+    MaxPause,
+    MaxSlowdown,
+    NeverRiskPostcopy,
+)
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
@@ -12,6 +19,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
+    from vmckpt.plan.choose import Intent
 
 
 class MethodWord(StrEnum):
@@ -79,10 +87,11 @@ def migrate(
     parallel: Annotated[
         int | None, typer.Option(help="Send memory over so many channels.", min=1, max=64)
     ] = None,
-    never_risk_postcopy: Annotated[
-        bool,
-        typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy."),
-    ] = False,
+    never_risk_postcopy: NeverRiskPostcopy = False,
+    max_pause: MaxPause = None,
+    finish_within: FinishWithin = None,
+    finish_by: FinishBy = None,
+    max_slowdown: MaxSlowdown = None,
     disks: Annotated[
         DisksWord,
         typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
@@ -138,13 +147,19 @@ def migrate(
         tls=Tls(tls),
         never_risk_postcopy=never_risk_postcopy,
     )
-    target = find_host(host)
+    target, forecast = find_host(host), None
+    if max_pause or finish_within or finish_by or max_slowdown:
+        from vmckpt.cli.arguments import intent
+
+        risk = never_risk_postcopy
+        wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)
+        options, forecast = run(_planned(vm, target, options, wanted))
     if dry_run:
         from vmckpt.cli import check
 
         check.dry_run(vm, target, options, as_json=json)
     else:
-        show_outcome(run(_migrate(vm, target, options)), as_json=json)
+        show_outcome(run(_migrate(vm, target, options, forecast)), as_json=json)
 
 
 def _downtime_ms(text: str) -> int:
@@ -172,7 +187,21 @@ def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
         _show_recovery(outcome, as_json=as_json)
 
 
-async def _migrate(name: str, target: "Host", options: "Options") -> "Report | Recovery":
+async def _planned(
+    name: str, target: "Host", options: "Options", wanted: "Intent"
+) -> "tuple[Options, dict[str, Any]]":
+    """The options of the way that keeps the intent, and the forecast for the record."""
+    from vmckpt.cli import plan
+
+    made = await plan.make(name, target, options, wanted)
+    planned = made.require()
+    warn(f"plan: {made.choice.reason}")
+    return planned, made.record()
+
+
+async def _migrate(
+    name: str, target: "Host", options: "Options", forecast: "dict[str, Any] | None"
+) -> "Report | Recovery":
     from vmckpt.cli.vm import settled
     from vmckpt.migrate.run import migrate as migrate_vm
     from vmckpt.ui.progress import display
@@ -182,8 +211,8 @@ async def _migrate(name: str, target: "Host", options: "Options") -> "Report | R
         if not (vm.host.is_this_machine or target.is_this_machine):
             from vmckpt.migrate.delegate import migrate_there
 
-            return await migrate_there(vm, target, options, emit)
-        return await migrate_vm(vm, target, options, emit)
+            return await migrate_there(vm, target, options, emit, forecast)
+        return await migrate_vm(vm, target, options, emit, forecast=forecast)
 
 
 def _text(report: "Report") -> str:

@@ -13,7 +13,7 @@ from vmckpt.memory.windows import Dirtied, Windows
 TICK_S = 0.05
 # A first write to a protected page takes about so much longer, and of one processor's time so much
 # may go there: with more, pages stay unprotected for longer, and windows begin less often.
-FAULT_S, FAULT_SHARE = 1.5e-6, 0.02
+FAULT_S, FAULT_SHARE = 1e-5, 0.03
 # However long a window gets, so many of them are wanted.
 LEAST_WINDOWS = 4
 

@@ -5,7 +5,9 @@ ends either way, and what it told can be read from the beginning (`migrate/watch
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit
@@ -22,7 +24,13 @@ from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm
 
 
-async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> Report | Recovery:
+async def migrate_there(
+    vm: Vm,
+    target: Host,
+    options: Options,
+    emit: Emit,
+    forecast: Mapping[str, Any] | None = None,
+) -> Report | Recovery:
     """Have the VM's host move it to `target`, both being elsewhere; watch it to its end.
 
     Raises and returns what `watch` does.
@@ -33,11 +41,11 @@ async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> R
     try:
         files = JobDir.of(source.state_dir, run)
         itself = LocalHost(**{field.name: getattr(source, field.name) for field in fields(Entry)})
-        job = Job(run, vm.name, itself, target, options, link)
+        job = Job(run, vm.name, itself, target, options, link, forecast)
         await source.make_dir(files.path)
         await source.write_text(files.request, json.dumps(job.to_json()))
         request = request_of(vm, target, options) | {JOB_ON: source.name}
-        RunRecord(run, "migrate", request).save(runs_dir())
+        RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
         begun = await source.spawn([*await source.own_command(), "job", run], files.log)
     except BaseException:
         # Without its directory the listener ends; a job that began after all finds nobody there.

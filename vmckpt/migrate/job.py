@@ -91,6 +91,7 @@ class Job:
     target: Host
     options: Options
     link: Place
+    forecast: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For its file."""
@@ -102,6 +103,7 @@ class Job:
             "target": {"name": self.target.name, **fields_to_json(self.target)},
             "options": asdict(self.options),
             "link": asdict(self.link),
+            "forecast": self.forecast,
         }
 
     @classmethod
@@ -118,6 +120,7 @@ class Job:
             RemoteHost(name, **fields, session=session),
             _options(data["options"]),
             link,
+            data["forecast"],
         )
 
 
@@ -163,7 +166,13 @@ async def run_job(job: Job, own_command: Sequence[str]) -> None:
                     remedy="see `vmckpt vm list`",
                 )
             report = await migrate(
-                vm, job.target, job.options, tell, run=job.run, on_death=on_death
+                vm,
+                job.target,
+                job.options,
+                tell,
+                run=job.run,
+                on_death=on_death,
+                forecast=job.forecast,
             )
             result: dict[str, Any] = {"report": report.to_json()}
         except VmckptError as exc:

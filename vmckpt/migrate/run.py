@@ -4,10 +4,11 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
@@ -35,16 +36,19 @@ async def migrate(
     *,
     run: str | None = None,
     on_death: Sequence[str] | None = None,
+    forecast: Mapping[str, Any] | None = None,
 ) -> Report:
     """Move the running `vm` to `target`; returns when the source holds nothing of it any more.
 
-    Every event goes to `emit` and into the run record. `run` is the run's id if it has one already,
-    `on_death` the command that recovers the VM should this process die. Raises RefusedError
-    (nothing was changed), BusyError, OperationFailedError or TimedOutError (undone: the VM is on
-    the source), CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (ask both ends).
+    Every event goes to `emit` and into the run record, with the `forecast` made beforehand. `run`
+    is the run's id if it has one already, `on_death` the command that recovers the VM should this
+    process die. Raises RefusedError (nothing was changed), BusyError, OperationFailedError or
+    TimedOutError (undone: the VM is on the source), CancelledByUserError (likewise), VmLostError,
+    OutcomeUnknownError (ask both ends).
     """
     run = run or new_run()
-    record = RunRecord(run, "migrate", request_of(vm, target, options))
+    request = request_of(vm, target, options)
+    record = RunRecord(run, "migrate", request, forecast=forecast)
     began_s = time.monotonic()
 
     show = heard_or_not(emit)
@@ -69,6 +73,7 @@ async def migrate(
             vm = await read_again(vm)
             checked = await preflight(vm, target, options)
             checked.require(vm.name, target.name)
+            request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
             _save(record, None)
             for code, text in _findings(options, checked):
                 tell(Note(time.monotonic() - began_s, code, text))

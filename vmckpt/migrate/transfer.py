@@ -150,6 +150,8 @@ class Transfer:
                 throttle_percent=status.throttle_percent,
                 postcopy_requests=status.postcopy_requests,
                 eta_s=eta_s(status.remaining_bytes, status.throughput_bytes_per_s, dirty),
+                normal_pages=status.normal_pages,
+                zero_pages=status.zero_pages,
             )
         )
         return status

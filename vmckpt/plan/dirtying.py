@@ -6,6 +6,7 @@ points are made so (monotone) before they are used.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import log
 from statistics import fmean
 from typing import Any, NamedTuple, Self
 
@@ -47,6 +48,8 @@ class DirtyCurve(NamedTuple):
         """U(t), in pages. `quantile` 0.1, 0.5 and 0.9 are what was measured, others between."""
         if not self.points or t_s <= 0:
             return 0.0
+        if t_s < self.points[0].t_s:
+            return self._before_all(t_s, quantile)
         known = (DirtyPoint(0.0, 0.0, 0.0, 0.0), *self.points)
         for before, after in pairwise(known):
             if t_s <= after.t_s:
@@ -56,6 +59,16 @@ class DirtyCurve(NamedTuple):
         slope = (at_last - _at(known[-2], quantile)) / (last.t_s - known[-2].t_s)
         slope = min(slope, at_last / last.t_s)
         return min(at_last + (t_s - last.t_s) * slope, self.total_pages)
+
+    def _before_all(self, t_s: float, quantile: float) -> float:
+        """Below the first point: a power of t, as between the first two."""
+        first = self.points[0]
+        power = 1.0
+        if len(self.points) > 1 and first.pages > 0:
+            second = self.points[1]
+            power = log(second.pages / first.pages) / log(second.t_s / first.t_s)
+        part: float = (t_s / first.t_s) ** min(max(power, 0.0), 1.0)
+        return min(part * _at(first, quantile), self.total_pages)
 
     def _between(self, first: DirtyPoint, last: DirtyPoint, t_s: float, quantile: float) -> float:
         low, high = _at(first, quantile), _at(last, quantile)
