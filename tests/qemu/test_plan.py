@@ -1,0 +1,63 @@
+"""The planner on real guests: calibrated, planned, moved, and put to the test."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from tests.qemu.world import image, qemu, world
+from vmckpt.lab.labguest import LabGuest
+
+WAYS = {"precopy", "auto-converge", "multifd", "zstd", "hybrid", "postcopy", "stop"}
+
+
+def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
+    guest = LabGuest("one", 1, image(), disk=None)
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        made.run_guest(guest, "lab-a")
+        unknown = made.vmckpt("plan", "one", "lab-b")
+        assert unknown.code == 4
+        assert unknown.error["remedy"].endswith("vmckpt host calibrate lab-a lab-b")
+        assert made.vmckpt("migrate", "one", "lab-b", "--max-pause", "2s").code == 4
+
+        done = made.ok("host", "calibrate", "lab-a", "lab-b", "--size", "64M")
+        known = {(link["source"], link["sending"]) for link in done["links"]}
+        assert {("lab-a", "plain"), ("lab-b", "plain"), ("lab-a", "multifd")} <= known
+        assert [vm["name"] for vm in made.ok("vm", "list")["vms"]] == ["one"]
+
+        async def load() -> None:
+            control = await guest.control(made.lab)
+            await control.load_memory("rate=10M set=32M pattern=uniform content=random")
+            await control.close()
+
+        asyncio.run(load())
+        plan = made.ok("plan", "one", "lab-b", "--for", "2s", "--never-risk-postcopy")
+        assert {way["way"] for way in plan["ways"]} | set(plan["closed"]) == WAYS
+        assert set(plan["closed"]) == {"hybrid", "postcopy"}
+        assert plan["way"] in WAYS - {"hybrid", "postcopy", "stop"}
+        for way in plan["ways"]:
+            assert way["total_s"] == sorted(way["total_s"])
+
+        impossible = made.vmckpt("plan", "one", "lab-b", "--for", "1s", "--finish-within", "1ms")
+        assert impossible.code == 4
+        assert impossible.result["change"].startswith("--finish-within ")
+        refused = made.vmckpt("migrate", "one", "lab-b", "--finish-within", "1ms")
+        assert (refused.code, refused.error["remedy"][:16]) == (4, "--finish-within ")
+        for words in (("--max-pause", "200"), ("--max-slowdown", "20"), ("--finish-by", "25:00")):
+            assert made.vmckpt("plan", "one", "lab-b", *words).code == 2
+
+        moved = made.ok("migrate", "one", "lab-b", "--max-pause", "5s", "--finish-within", "5m")
+        record = json.loads(Path(moved["run_record"]).read_text())
+        forecast = record["forecast"]["forecast"]
+        assert forecast["way"] in WAYS
+        assert 0 < forecast["total_s"][0] < moved["total_time_s"] * 20
+        assert record["forecast"]["dirty_rate"]["source"] == "page-tracking"
+
+        scored = made.ok("runs", "score")
+        assert [line["moves"] for line in scored["ways"]] == [1, 1]
+        assert scored["moves"][0]["run"] == moved["run"]
+        page, picture = made.state_dir / "run.html", made.state_dir / "run.png"
+        drawn = made.ok("report", moved["run"], "--html", str(page), "--png", str(picture))
+        assert "forecast time" in drawn["facts"]
+        assert "<svg" in page.read_text()
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert made.vmckpt("report", moved["run"], "--png", "run.gif").code == 2
