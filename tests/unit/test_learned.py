@@ -112,6 +112,22 @@ def test_copied_disks_teach_how_fast_they_go() -> None:
     assert found.fixed_s == pytest.approx(0.3)
 
 
+def test_how_much_of_post_copys_slow_phase_is_felt_is_learned() -> None:
+    def postcopy(felt_ms: float | None) -> RunRecord:
+        result = {"method": "postcopy", "guest_downtime_ms": felt_ms, "downtime_ms": 2}
+        record = run(result=result)
+        record.events[0]["phase"] = "drain"  # for 2 s
+        return record
+
+    moves = [*MOVES, *(postcopy(25 + 2000 * part) for part in (0.1, 0.2, 0.3))]
+    low, middle, high = learned(moves, "a", "b")["plain"].waiting
+    assert low < middle < high
+    assert middle == pytest.approx(0.2)
+    few = [*MOVES, postcopy(2025), postcopy(None), postcopy(None)]
+    assert learned(few, "a", "b")["plain"].waiting == (0.0, 0.5, 1.0)
+    assert learned(few, "a", "b")["plain"].switch_s == pytest.approx(0.025)
+
+
 def planned(total_s: float, pause_s: float, way: Way = Way.PRECOPY) -> dict[str, Any]:
     def around(value: float) -> Band:
         return Band(0.9 * value, value, 1.1 * value)

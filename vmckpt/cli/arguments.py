@@ -1,11 +1,12 @@
 """Options that several commands take, and what they mean."""
 
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from vmckpt.plan.choose import Intent
 
 MaxPause = Annotated[
@@ -24,6 +25,22 @@ NeverRiskPostcopy = Annotated[
     bool, typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy.")
 ]
 MAX_PAUSE_S = 2000.0
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 3600.0
+
+
+def look_s(text: str) -> float:
+    """How long to look at a guest. Raises UsageError."""
+    from vmckpt.errors import UsageError
+    from vmckpt.units import parse_duration_s
+
+    duration_s = parse_duration_s(text)
+    if not SHORTEST_LOOK_S <= duration_s <= LONGEST_LOOK_S:
+        raise UsageError(
+            f"--for {text} cannot be measured",
+            why="it takes from 200 ms to an hour",
+            remedy="write e.g. --for 30s",
+        )
+    return duration_s
 
 
 def intent(
@@ -35,6 +52,8 @@ def intent(
     never_risk_postcopy: bool,
 ) -> "Intent":
     """What is wanted of a migration. Raises UsageError for what cannot be meant."""
+    from datetime import datetime
+
     from vmckpt.errors import UsageError
     from vmckpt.plan.choose import Intent
     from vmckpt.units import parse_duration_s
@@ -65,8 +84,10 @@ def intent(
     return Intent(pause_s, within_s, _share(max_slowdown), never_risk_postcopy)
 
 
-def seconds_until(clock: str, now: datetime) -> float:
+def seconds_until(clock: str, now: "datetime") -> float:
     """Seconds from `now` until the clock next says HH:MM. Raises UsageError."""
+    from datetime import timedelta
+
     from vmckpt.errors import UsageError
 
     hours, _, minutes = clock.partition(":")

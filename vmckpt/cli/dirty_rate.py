@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vmckpt.cli.arguments import look_s
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
@@ -27,16 +28,9 @@ def dirty_rate(
     from vmckpt.cli.vm import settled
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
-    from vmckpt.units import parse_duration_s
     from vmckpt.vm.dirty_rate import measure
 
-    for_s = parse_duration_s(for_)
-    if not 0.2 <= for_s <= 3600:
-        raise UsageError(
-            f"--for {for_} cannot be measured",
-            why="it takes from 200 ms to an hour",
-            remedy="write e.g. --for 30s",
-        )
+    for_s = look_s(for_)
     if watch and (json or plot):
         raise UsageError(
             "--watch goes with neither --json nor --plot",

@@ -75,7 +75,10 @@ def migrate(
         ),
     ] = MethodWord.auto,
     max_downtime: Annotated[str, typer.Option(help="How long the VM may stand still.")] = "300ms",
-    bandwidth: Annotated[str | None, typer.Option(help="At most this much a second.")] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option("--bandwidth", "--max-bandwidth", help="At most this much a second."),
+    ] = None,
     timeout: Annotated[str | None, typer.Option(help="How long memory may take to move.")] = None,
     on_timeout: Annotated[
         TimeoutWord, typer.Option(help="What to do when that is over.")

@@ -11,6 +11,7 @@ from vmckpt.cli.arguments import (
     MaxSlowdown,
     NeverRiskPostcopy,
     intent,
+    look_s,
 )
 from vmckpt.cli.output import Json, run, show
 
@@ -33,7 +34,8 @@ def plan(
     max_slowdown: MaxSlowdown = None,
     never_risk_postcopy: NeverRiskPostcopy = False,
     max_bandwidth: Annotated[
-        str | None, typer.Option(help="At most this much a second goes over the link.")
+        str | None,
+        typer.Option("--max-bandwidth", "--bandwidth", help="At most this much a second."),
     ] = None,
     for_: Annotated[str, typer.Option("--for", help="How long to look at the guest.")] = "8s",
     json: Json = False,
@@ -44,7 +46,7 @@ def plan(
     """
     from vmckpt.hosts.inventory import find_host
     from vmckpt.migrate.options import Options
-    from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
+    from vmckpt.units import parse_rate_bytes_per_s
 
     wanted = intent(
         max_pause,
@@ -56,7 +58,7 @@ def plan(
     options = Options(
         bandwidth_bytes_per_s=parse_rate_bytes_per_s(max_bandwidth) if max_bandwidth else 0
     )
-    made = run(make(vm, find_host(host), options, wanted, parse_duration_s(for_)))
+    made = run(make(vm, find_host(host), options, wanted, look_s(for_)))
     show(made.to_json(), text(made), as_json=json)
     if made.choice.way is None:
         raise typer.Exit(4)

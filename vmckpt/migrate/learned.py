@@ -61,6 +61,7 @@ def moved(record: RunRecord) -> Moved | None:
         stalled_s=_stalled_s(result),
         last_pages=last["normal_pages"] - (active[-1] if active else 0),
         felt=result.get("guest_downtime_ms") is not None,
+        slow_s=_phase_s(record.events, "drain"),
         copied_bytes=copied,
         copying_s=_phase_s(record.events, "mirror") if copied else 0.0,
     )
@@ -76,6 +77,9 @@ def _stalled_s(result: Mapping[str, Any]) -> float | None:
     pause = pause_ms(result)
     # A guest that dirties nothing is switched over by QEMU without asking, target ready or not.
     idle = result.get("rounds", 0) <= IDLE_ROUNDS
+    if result.get("method") == "postcopy":
+        felt = result.get("guest_downtime_ms")  # QEMU's word hides the waiting for pages
+        return felt / 1e3 if felt is not None else None
     if pause is None or idle or result.get("method") != "precopy":
         return None
     return pause / 1e3

@@ -107,6 +107,12 @@ async def make_plan(
     An explicit method in `options` leaves only its own way. Raises RefusedError when nothing is
     known of the pair or no way is open, BusyError when the VM is moving.
     """
+    if vm.host.name == target.name:
+        raise RefusedError(
+            f"'{vm.name}' is on {target.name} already",
+            why="moving needs another host",
+            remedy="name another: vmckpt host list",
+        )
     links = learned(load_all(runs_dir()), vm.host.name, target.name, vm.name)
     if not links:
         raise _nothing_known(vm.host.name, target.name)

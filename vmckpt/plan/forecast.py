@@ -24,8 +24,6 @@ from vmckpt.plan.rounds import (
 
 # What the tenth of all outcomes is, in standard deviations.
 _TENTH = 1.28
-# Until it is known how much of the slow phase of a post-copy the guest stands still: any of it.
-UNKNOWN_STALL = (0.0, 0.5, 1.0)
 
 
 class Way(StrEnum):
@@ -148,7 +146,7 @@ def _play(way: Way, guest: Guest, link: Link, limits: Limits, *, which: int) -> 
         left_s = dirtied_s(guest, path, left, limited=False)
         sent += dirtied_bytes(guest, path, left)
         played = Played(True, took_s, left_s, left, sent, 2)
-        return _in_postcopy(played, around_s, switch_s, which)
+        return _in_postcopy(played, around_s, switch_s, link.waiting[which + 1])
     played = play_precopy(
         guest,
         path,
@@ -158,7 +156,7 @@ def _play(way: Way, guest: Guest, link: Link, limits: Limits, *, which: int) -> 
         until_stalled=way is Way.HYBRID,
     )
     if way is Way.HYBRID and not played.ends:
-        return _in_postcopy(played, around_s, switch_s, which)
+        return _in_postcopy(played, around_s, switch_s, link.waiting[which + 1])
     return _stopped(played, around_s, switch_s)
 
 
@@ -176,10 +174,10 @@ def _stopped(played: Played, around_s: float, switch_s: float) -> _Outcome:
     )
 
 
-def _in_postcopy(played: Played, around_s: float, switch_s: float, which: int) -> _Outcome:
+def _in_postcopy(played: Played, around_s: float, switch_s: float, waiting: float) -> _Outcome:
     slow_s = played.left_s
     total_s = around_s + played.took_s + switch_s + slow_s
-    waiting_s = UNKNOWN_STALL[which + 1] * slow_s
+    waiting_s = waiting * slow_s
     return _Outcome(
         True,
         total_s,

@@ -12,6 +12,8 @@ LEAST_SPREAD = 0.04
 FEW_PAGES_S = 0.02
 # So many moves are few: there is more doubt.
 FEW_MOVES = 3
+# Until it is known what part of post-copy's slow phase the guest stands still: any of it.
+UNKNOWN_WAITING = (0.0, 0.5, 1.0)
 # Of p10 to p90, in standard deviations on each side.
 _TENTH = 1.28
 
@@ -22,7 +24,8 @@ class Moved(NamedTuple):
     `stalled_s` is how long the guest stood still (None: not known, or it was stopped throughout),
     `last_pages` at most how many pages went meanwhile; `felt`: by whoever waited for the guest, not
     by QEMU. `copied_bytes` of disks took `copying_s`. What a guest of another kind took besides
-    sending does not count (`fixed_counts`).
+    sending does not count (`fixed_counts`). `slow_s` is how long post-copy fetched pages while the
+    guest ran; `stalled_s` is then how long it stood still in all.
     """
 
     pages: float
@@ -33,6 +36,7 @@ class Moved(NamedTuple):
     last_pages: float = 0.0
     felt: bool = False
     fixed_counts: bool = True
+    slow_s: float = 0.0
     copied_bytes: int = 0
     copying_s: float = 0.0
 
@@ -52,6 +56,7 @@ class Link:
     `fixed_s` is what a migration takes besides sending; `switch_s` how long the guest stands still
     besides the pages sent meanwhile. `spread` is the standard deviation of a forecast, of 1;
     `switch_spread_s` that of `switch_s`. `disk_bytes_per_s` is None where no disk was copied yet.
+    `waiting`: what part of post-copy's slow phase the guest stands still, p10, median and p90.
     """
 
     costs: Costs
@@ -61,6 +66,7 @@ class Link:
     switch_spread_s: float
     moves: int
     disk_bytes_per_s: float | None = None
+    waiting: tuple[float, float, float] = UNKNOWN_WAITING
 
     @property
     def bytes_per_s(self) -> float:
@@ -91,19 +97,32 @@ def learn(moved: Sequence[Moved], misses: Sequence[float] = ()) -> Link | None:
         switch_spread_s=_spread_s(stalls),
         moves=len(moved),
         disk_bytes_per_s=median(copied) if copied else None,
+        waiting=_waiting(moved, median(stalls) if stalls else 0.0),
     )
 
 
 def _switches_s(moved: Sequence[Moved], costs: Costs) -> list[float]:
     """How long the switch took where few pages went in it; without such moves, less the pages."""
-    felt = [one for one in moved if one.felt]
+    felt = [one for one in moved if one.felt and not one.slow_s]
     stalls = [
         (one.last_pages * costs.page_s, one.stalled_s)
         for one in (felt if len(felt) > 1 else moved)
-        if one.stalled_s is not None
+        if one.stalled_s is not None and not one.slow_s
     ]
     clean = [stalled_s for pages_s, stalled_s in stalls if pages_s <= FEW_PAGES_S]
     return clean or [max(stalled_s - pages_s, 0.0) for pages_s, stalled_s in stalls]
+
+
+def _waiting(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, float]:
+    parts = [
+        min(max((one.stalled_s - switch_s) / one.slow_s, 0.0), 1.0)
+        for one in moved
+        if one.stalled_s is not None and one.slow_s >= FEW_PAGES_S
+    ]
+    if len(parts) < FEW_MOVES:
+        return UNKNOWN_WAITING
+    tenths = quantiles(parts, n=10, method="inclusive")
+    return tenths[0], median(parts), tenths[-1]
 
 
 def _explained(costs: Costs, one: Moved) -> float:
