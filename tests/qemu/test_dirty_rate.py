@@ -11,7 +11,7 @@ from tests.qemu.world import World, eventually, image, kill, qemu, world
 from vmckpt.lab.labguest import LabGuest
 
 MIB = 1 << 20
-NO_FILE = "its RAM is no named file"
+NO_FILE = "its RAM is not in a file of its own"
 
 
 def test_a_known_load_is_measured_and_others_are_given_way_to() -> None:

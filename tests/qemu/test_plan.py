@@ -61,3 +61,37 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert "<svg" in page.read_text()
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert made.vmckpt("report", moved["run"], "--png", "run.gif").code == 2
+
+
+POLICY = """\
+[[when]]
+stalls = 3
+do = "postcopy"
+"""
+
+
+def test_a_policy_ends_what_would_not_and_can_be_tried_on_paper_first() -> None:
+    guest = LabGuest("one", 1, image(), disk=None)
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        policy = made.state_dir / "policy.toml"
+        policy.write_text(POLICY)
+        made.run_guest(guest, "lab-a")
+
+        async def load() -> None:
+            control = await guest.control(made.lab)
+            await control.load_memory("rate=200M set=64M pattern=uniform content=random")
+            await control.close()
+
+        asyncio.run(load())
+        slow = ("--method", "precopy", "--bandwidth", "60MB", "--max-downtime", "5ms")
+        words = ("migrate", "one", "lab-b", *slow, "--policy", str(policy))
+        observed = made.vmckpt(*words, "--observe-only", "--timeout", "15s")
+        assert observed.code == 8
+        assert "it would be going over to post-copy" in observed.stderr
+        (watched,) = made.ok("runs", "list")["runs"]
+        replayed = made.ok("replay", watched["run"], "--policy", str(policy))
+        assert [decision["act"] for decision in replayed["decisions"]] == ["postcopy"]
+        assert made.ok(*words)["method"] == "postcopy"
+        refused = made.vmckpt(*words[:2], "lab-a", *words[3:], "--never-risk-postcopy")
+        assert (refused.code, "postcopy-risk" in refused.error["why"]) == (4, True)
+        assert made.vmckpt("migrate", "one", "lab-a", "--observe-only").code == 2

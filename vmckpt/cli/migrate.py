@@ -1,6 +1,7 @@
 """vmckpt migrate."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.plan.choose import Intent
+    from vmckpt.plan.policy import Policy
 
 
 class MethodWord(StrEnum):
@@ -95,6 +97,12 @@ def migrate(
     finish_within: FinishWithin = None,
     finish_by: FinishBy = None,
     max_slowdown: MaxSlowdown = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="What to do when rounds gain nothing (TOML).")
+    ] = None,
+    observe_only: Annotated[
+        bool, typer.Option("--observe-only", help="The policy only says what it would do.")
+    ] = False,
     disks: Annotated[
         DisksWord,
         typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
@@ -137,6 +145,7 @@ def migrate(
         raise UsageError(
             "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
         )
+    rules = _policy(policy, method, observe_only=observe_only)
     options = Options(
         method=Method(method),
         max_downtime_ms=_downtime_ms(max_downtime),
@@ -149,6 +158,8 @@ def migrate(
         disks=Disks(disks),
         tls=Tls(tls),
         never_risk_postcopy=never_risk_postcopy,
+        policy=rules,
+        observe_only=observe_only,
     )
     target, forecast = find_host(host), None
     if max_pause or finish_within or finish_by or max_slowdown:
@@ -163,6 +174,28 @@ def migrate(
         check.dry_run(vm, target, options, as_json=json)
     else:
         show_outcome(run(_migrate(vm, target, options, forecast)), as_json=json)
+
+
+def _policy(policy: Path | None, method: MethodWord, *, observe_only: bool) -> "Policy | None":
+    from vmckpt.errors import UsageError
+
+    if observe_only and not policy:
+        raise UsageError(
+            "--observe-only has no --policy",
+            why="there is nothing to observe",
+            remedy="add --policy FILE",
+        )
+    if policy and method not in (MethodWord.auto, MethodWord.precopy):
+        raise UsageError(
+            f"--policy does not go with --method {method.value}",
+            why="a policy steers a pre-copy",
+            remedy="leave out --method; a rule may come to post-copy",
+        )
+    if policy is None:
+        return None
+    from vmckpt.migrate.policy_file import read_policy
+
+    return read_policy(policy)
 
 
 def _downtime_ms(text: str) -> int:

@@ -35,6 +35,7 @@ from vmckpt.hosts.remote.values import pack_error
 from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.migrate.recover import Recovery, recover
 from vmckpt.migrate.run import migrate
+from vmckpt.plan.policy import Policy
 from vmckpt.vm.inventory import read_vm
 
 FORMAT = 1
@@ -131,6 +132,7 @@ def _options(data: Mapping[str, Any]) -> Options:
         on_timeout=OnTimeout(data["on_timeout"]),
         disks=Disks(data["disks"]),
         tls=Tls(data["tls"]),
+        policy=Policy.from_json(data["policy"]) if data["policy"] else None,
     )
 
 

@@ -224,6 +224,7 @@ def _options(way: Way, options: Options, intent: Intent, link: Link) -> Options:
         compression=compressed,
         channels=parallel,
         max_downtime_ms=downtime_ms,
+        pause_promised=intent.max_pause_s is not None,
         never_risk_postcopy=options.never_risk_postcopy or intent.never_risk_postcopy,
     )
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def new_run() -> str:
 
 def request_of(vm: Vm, target: Host, options: Options) -> dict[str, object]:
     """What was asked for, for the run record."""
-    plain = {name: getattr(options, name) for name in options.__slots__}
+    plain = asdict(options)
     return {"vm": vm.name, "source": vm.host.name, "target": target.name} | plain
 
 

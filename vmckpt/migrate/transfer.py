@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 
 from vmckpt.errors import OperationFailedError, TimedOutError
@@ -10,6 +11,7 @@ from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, OnTimeout, Options
 from vmckpt.migrate.switchover import WAIT_S, Switchover
 from vmckpt.plan.convergence import eta_s, has_stalled
+from vmckpt.plan.policy import Act, Decision, Steering
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import migrate_continue
 from vmckpt.qemu.monitor import Events, Monitor
@@ -51,6 +53,7 @@ class Transfer:
     ) -> None:
         self._source, self._options, self._disks = source, options, disks
         self._switchover = switchover
+        self._steering = _steering(options)
         self._clock, self._emit, self._note = clock, emit, note
         self._began_s = time.monotonic()
         self._round_bytes: list[int] = []
@@ -161,6 +164,8 @@ class Transfer:
             await self._disks.check()
         if self._switchover:
             await self._switchover.consider(status)
+        if self._steering and status.status == "active" and not self._asked_postcopy:
+            await self._obey(self._steering.see(status.round, status.remaining_bytes))
         options = self._options
         if options.timeout_s is not None and not self._time_is_up:
             self._time_is_up = time.monotonic() - self._began_s > options.timeout_s
@@ -175,6 +180,42 @@ class Transfer:
         elif self._time_is_up and options.on_timeout is OnTimeout.POSTCOPY:
             await self._start_postcopy("the time is up")
 
+    async def _obey(self, decision: Decision | None) -> None:
+        """Do what the policy says, or only tell of it."""
+        if decision is None:
+            return
+        words = {
+            Act.RAISE_DOWNTIME: f"allowing a standstill of {decision.downtime_ms} ms",
+            Act.POSTCOPY: "going over to post-copy",
+            Act.PAUSE: "stopping the VM to send the rest",
+            Act.ABORT: "giving up",
+        }[decision.act]
+        if self._options.observe_only:
+            self._note("policy", f"it would be {words} now: {decision.why}")
+            return
+        self._note("policy", f"{words}: {decision.why}")
+        match decision.act:
+            case Act.RAISE_DOWNTIME:
+                limit = {"downtime-limit": decision.downtime_ms}
+                await commands.migrate_set_parameters(self._source, limit)
+            case Act.POSTCOPY:
+                await self._start_postcopy(decision.why)
+            case Act.PAUSE:
+                await self._stop_at_next_look()
+            case Act.ABORT:
+                raise OperationFailedError(
+                    "the policy gave the migration up",
+                    why=f"{decision.why}: {self._why_so_long()}",
+                    remedy="allow more downtime or bandwidth, or another policy",
+                )
+
+    async def _stop_at_next_look(self) -> None:
+        await commands.migrate_set_parameters(
+            self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
+        )
+        if self._switchover:
+            await self._switchover.now()
+
     async def _time_up(self, options: Options) -> None:
         given = format_duration(options.timeout_s or 0)
         if options.on_timeout is OnTimeout.ABORT:
@@ -185,11 +226,7 @@ class Transfer:
             )
         if options.on_timeout is OnTimeout.PAUSE:
             self._note("time-up", f"{given} are over: stopping the VM to send the rest")
-            await commands.migrate_set_parameters(
-                self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
-            )
-            if self._switchover:
-                await self._switchover.now()
+            await self._stop_at_next_look()
 
     def _why_so_long(self) -> str:
         sent, link = self.last.transferred_bytes, self.last.throughput_bytes_per_s
@@ -215,3 +252,13 @@ class Transfer:
                 why=f"no byte has moved for {SILENCE_S:g} s, and QEMU never notices by itself",
                 remedy="check the network between the hosts and the target's load",
             )
+
+
+def _steering(options: Options) -> Steering | None:
+    policy = options.policy
+    if policy is None:
+        return None
+    if options.pause_promised:
+        kept = tuple(rule for rule in policy.rules if rule.act is not Act.RAISE_DOWNTIME)
+        policy = replace(policy, rules=kept)
+    return Steering(policy, options.max_downtime_ms)

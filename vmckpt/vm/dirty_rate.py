@@ -30,7 +30,7 @@ _NOT_ALLOWED = {
     errno.EINVAL: "the kernel has no asynchronous write protection (Linux 6.7 has)",
     errno.ENOTTY: "the kernel has no PAGEMAP_SCAN (Linux 6.7 has)",
     errno.ENOSYS: "the kernel has no userfaultfd",
-    errno.ENOENT: "its RAM is no named file",
+    errno.ENOENT: "its RAM is not in a file of its own",
 }
 
 
