@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from vmckpt.cli.arguments import intent, seconds_until
 from vmckpt.errors import UsageError
+from vmckpt.plan.calm import is_calm
 from vmckpt.plan.choose import Intent, choose, judge
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.plan.forecast import Band, Forecast, Limits, Way, forecast, from_json
@@ -205,6 +206,20 @@ def test_intents_are_read_and_nonsense_is_told() -> None:
     ):
         with pytest.raises(UsageError):
             intent(*words, never_risk_postcopy=False)
+
+
+@pytest.mark.parametrize(
+    ("rates", "calm"),
+    [
+        ([5, 1, 1], False),
+        ([5, 5, 5, 5, 5], True),
+        ([9, 9, 2, 9, 2], True),
+        ([9, 9, 2, 9, 9], False),
+        ([0, 0, 0, 0, 0], True),
+    ],
+)
+def test_calm_is_little_for_this_guest(rates: list[float], calm: bool) -> None:
+    assert is_calm(rates) is calm
 
 
 def test_a_time_of_day_is_the_next_one() -> None:

@@ -1,17 +1,21 @@
 """vmckpt migrate."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vmckpt.cli.arguments import (
+    CompressWord,
+    DisksWord,
     FinishBy,
     FinishWithin,
     MaxPause,
     MaxSlowdown,
+    MethodWord,
     NeverRiskPostcopy,
+    TimeoutWord,
+    TlsWord,
 )
 from vmckpt.cli.output import Json, run, show, warn
 
@@ -22,48 +26,6 @@ if TYPE_CHECKING:
     from vmckpt.migrate.report import Report
     from vmckpt.plan.choose import Intent
     from vmckpt.plan.policy import Policy
-
-
-class MethodWord(StrEnum):
-    """--method; means what migrate.options.Method says."""
-
-    auto = "auto"
-    precopy = "precopy"
-    postcopy = "postcopy"
-    hybrid = "hybrid"
-    stop = "stop"
-
-
-class TimeoutWord(StrEnum):
-    """--on-timeout."""
-
-    abort = "abort"
-    postcopy = "postcopy"
-    pause = "pause"
-
-
-class DisksWord(StrEnum):
-    """--disks; means what migrate.options.Disks says."""
-
-    auto = "auto"
-    shared = "shared"
-    copy = "copy"
-
-
-class TlsWord(StrEnum):
-    """--tls; means what migrate.options.Tls says."""
-
-    auto = "auto"
-    require = "require"
-    psk = "psk"
-    off = "off"
-
-
-class CompressWord(StrEnum):
-    """--compress."""
-
-    none = "none"
-    zstd = "zstd"
 
 
 def migrate(
@@ -103,6 +65,9 @@ def migrate(
     observe_only: Annotated[
         bool, typer.Option("--observe-only", help="The policy only says what it would do.")
     ] = False,
+    wait_for_calm: Annotated[
+        str | None, typer.Option(help="Wait so long for a moment in which it dirties little.")
+    ] = None,
     disks: Annotated[
         DisksWord,
         typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
@@ -162,6 +127,8 @@ def migrate(
         observe_only=observe_only,
     )
     target, forecast = find_host(host), None
+    if wait_for_calm and not dry_run:
+        run(_calm(vm, parse_duration_s(wait_for_calm)))
     if max_pause or finish_within or finish_by or max_slowdown:
         from vmckpt.cli.arguments import intent
 
@@ -221,6 +188,13 @@ def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
         show(outcome.to_json(), _text(outcome), as_json=as_json)
     else:
         _show_recovery(outcome, as_json=as_json)
+
+
+async def _calm(name: str, for_s: float) -> None:
+    from vmckpt.cli.vm import settled
+    from vmckpt.migrate.calm import wait_for_calm
+
+    await wait_for_calm(await settled(name), for_s, warn)
 
 
 async def _planned(
