@@ -64,8 +64,9 @@ MOVES = [run(), run(5_000, 60_000), run(30_000, 30_000)]
 
 def test_costs_are_learned_by_pair_direction_and_way_of_sending() -> None:
     compressed = run(request={"compression": "zstd"})
-    links = learned([*MOVES, compressed, run(request={"source": "b", "target": "a"})], "a", "b")
-    assert set(links) == {"plain", "zstd"}
+    back, safe = run(request={"source": "b", "target": "a"}), run(result={"encryption": "x509"})
+    links = learned([*MOVES, compressed, back, safe], "a", "b")
+    assert set(links) == {"plain", "zstd", "plain, encrypted"}
     plain = links["plain"]
     assert plain.moves == 3
     assert plain.costs == pytest.approx((1e-5, 2e-6, 0.0), rel=1e-6, abs=1e-9)

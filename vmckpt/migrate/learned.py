@@ -11,13 +11,14 @@ from vmckpt.plan.link import Link, Moved, learn
 # Older ones were on another day, with other neighbours.
 LATEST_MOVES = 40
 IDLE_ROUNDS = 2
+ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 SENDING = {Way.MULTIFD: MULTIFD, Way.ZSTD: ZSTD}
 
 
-def sending(way: Way) -> str:
+def sending(way: Way, *, encrypted: bool) -> str:
     """How pages are sent on this way: what was learned of one does not hold for another."""
-    return SENDING.get(way, PLAIN)
+    return SENDING.get(way, PLAIN) + (ENCRYPTED if encrypted else "")
 
 
 def learned(
@@ -37,7 +38,7 @@ def learned(
     for record in ours:
         if (one := moved(record)) is not None:
             one = one._replace(fixed_counts=record.request.get("vm") == vm)
-            moves.setdefault(_sent_by(record.request), []).append(one)
+            moves.setdefault(_sent_by(record), []).append(one)
     found = {kind: learn(seen[-LATEST_MOVES:], _misses(ours, kind)) for kind, seen in moves.items()}
     return {kind: link for kind, link in found.items() if link is not None}
 
@@ -93,10 +94,10 @@ def _phase_s(events: Sequence[Mapping[str, Any]], phase: str) -> float:
     return 0.0
 
 
-def _sent_by(request: Mapping[str, Any]) -> str:
-    if request.get("compression"):
-        return ZSTD
-    return MULTIFD if request.get("channels") else PLAIN
+def _sent_by(record: RunRecord) -> str:
+    request, encryption = record.request, (record.result or {}).get("encryption", "off")
+    how = ZSTD if request.get("compression") else MULTIFD if request.get("channels") else PLAIN
+    return how + (ENCRYPTED if encryption != "off" else "")
 
 
 def _misses(records: Sequence[RunRecord], kind: str) -> list[float]:
@@ -105,7 +106,7 @@ def _misses(records: Sequence[RunRecord], kind: str) -> list[float]:
     for record in records[-LATEST_MOVES:]:
         result, forecast = record.result or {}, record.forecast
         completed = result.get("outcome") == "completed"
-        if forecast and completed and _sent_by(record.request) == kind:
+        if forecast and completed and _sent_by(record) == kind:
             expected_s = forecast["forecast"]["total_s"][1]
             if expected_s:
                 misses.append(result["total_time_s"] / expected_s - 1)

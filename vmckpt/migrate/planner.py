@@ -8,12 +8,13 @@ from vmckpt.errors import RefusedError
 from vmckpt.events.record import load_all
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.check import REFUSE
+from vmckpt.migrate.encryption import Scheme
 from vmckpt.migrate.learned import learned, sending
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.migrate.preflight import Preflight, preflight
 from vmckpt.migrate.run import runs_dir
 from vmckpt.plan.choose import Choice, Intent, Offer, choose, judge
-from vmckpt.plan.forecast import Forecast, Limits, Way, forecast
+from vmckpt.plan.forecast import Limits, Way, forecast
 from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
 from vmckpt.vm.dirty_rate import DirtyRate, measure
@@ -84,19 +85,18 @@ class Plan:
 
 
 class _Road(NamedTuple):
-    """A way between two hosts: with what is known of it, or why it is closed or not known."""
+    """A way between two hosts: with what is known of it, or why it is closed or not known.
+
+    `downtimes_ms` are the limits to try, the shortest first.
+    """
 
     way: Way
     options: Options
     link: Link | None = None
     disk_bytes: int = 0
+    downtimes_ms: tuple[int, ...] = ()
     closed: str = ""
     unknown: str = ""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be gone, and forecast."""
-        return self.link is not None
 
 
 async def make_plan(
@@ -119,16 +119,17 @@ async def make_plan(
     roads = [
         await _road(way, vm, target, options, intent=intent, links=links) for way in _ways(options)
     ]
-    if not any(road.is_open for road in roads):
+    if not any(road.link for road in roads):
         raise RefusedError(
             f"'{vm.name}' cannot move to {target.name}",
             why="; ".join(f"{road.way}: {road.closed or road.unknown}" for road in roads),
             remedy=f"see `vmckpt check {vm.name} {target.name}`",
         )
     measured = await measure(vm, for_s)
-    offers = tuple(judge(_forecast(road, measured), intent) for road in roads if road.is_open)
+    found = [_offer(road, road.link, measured, intent) for road in roads if road.link]
+    offers = tuple(offer for offer, _ in found)
     choice = choose(offers, intent)
-    chosen = {road.way: road.options for road in roads}
+    chosen = {offer.forecast.way: meant for offer, meant in found}
     return Plan(
         vm=vm.name,
         source=vm.host.name,
@@ -152,26 +153,40 @@ async def _road(
     intent: Intent,
     links: Mapping[str, Link],
 ) -> _Road:
-    link = links.get(sending(way))
-    if link is None:
-        remedy = f"vmckpt host calibrate {vm.host.name} {target.name}"
-        return _Road(way, options, unknown=f"nothing is known of it: {remedy}")
-    meant = _options(way, options, intent, link)
+    meant = _options(way, options, intent)
     checked = await preflight(vm, target, meant)
     if not checked.possible:
         return _Road(way, meant, closed=_refusals(checked))
+    link = links.get(sending(way, encrypted=checked.encryption.scheme is not Scheme.CLEAR))
+    if link is None:
+        remedy = f"vmckpt host calibrate {vm.host.name} {target.name}"
+        return _Road(way, meant, unknown=f"nothing is known of it: {remedy}")
     copied = sum(copy.allocated_bytes for copy in checked.copies)
     if copied and link.disk_bytes_per_s is None:
         unknown = "no disk was copied between these hosts yet: the first such move teaches it"
         return _Road(way, meant, unknown=unknown)
-    return _Road(way, meant, link, copied)
+    return _Road(way, meant, link, copied, _downtimes_ms(options, intent, link))
 
 
-def _forecast(road: _Road, measured: DirtyRate) -> Forecast:
-    if road.link is None:
-        raise ValueError(f"{road.way} is not open")
-    limits = Limits(road.options.max_downtime_ms / 1e3, float(road.options.bandwidth_bytes_per_s))
-    return forecast(road.way, guest_of(measured, road.disk_bytes), road.link, limits)
+def _offer(road: _Road, link: Link, measured: DirtyRate, intent: Intent) -> tuple[Offer, Options]:
+    """With the shortest standstill that keeps the intent; else with the longest allowed."""
+    guest = guest_of(measured, road.disk_bytes)
+    for downtime_ms in road.downtimes_ms:
+        meant = replace(road.options, max_downtime_ms=downtime_ms)
+        limits = Limits(downtime_ms / 1e3, float(meant.bandwidth_bytes_per_s))
+        offer = judge(forecast(road.way, guest, link, limits), intent)
+        if offer.keeps:
+            break
+    return offer, meant
+
+
+def _downtimes_ms(options: Options, intent: Intent, link: Link) -> tuple[int, ...]:
+    """The limits that QEMU may be given: the usual one, and as much as the intent allows."""
+    if intent.max_pause_s is None:
+        return (options.max_downtime_ms,)
+    for_pages_s = intent.max_pause_s * (1 - PAUSE_MARGIN) - link.switch_s
+    most_ms = max(1, round(1e3 * for_pages_s))
+    return tuple(sorted({min(most_ms, options.max_downtime_ms), most_ms}))
 
 
 def guest_of(measured: DirtyRate, disk_bytes: int = 0) -> Guest:
@@ -204,7 +219,7 @@ def _ways(options: Options) -> tuple[Way, ...]:
     return tuple(Way)
 
 
-def _options(way: Way, options: Options, intent: Intent, link: Link) -> Options:
+def _options(way: Way, options: Options, intent: Intent) -> Options:
     """What `migrate` is asked for on this way."""
     methods = {
         Way.HYBRID: Method.HYBRID,
@@ -213,17 +228,12 @@ def _options(way: Way, options: Options, intent: Intent, link: Link) -> Options:
     }
     compressed = options.compression or ("zstd" if way is Way.ZSTD else None)
     parallel = options.channels or (DEFAULT_CHANNELS if way is Way.MULTIFD else None)
-    downtime_ms = options.max_downtime_ms
-    if intent.max_pause_s is not None:
-        for_pages_s = intent.max_pause_s * (1 - PAUSE_MARGIN) - link.switch_s
-        downtime_ms = max(1, round(1e3 * for_pages_s))
     return replace(
         options,
         method=methods.get(way, Method.PRECOPY),
         auto_converge=way is Way.AUTO_CONVERGE,
         compression=compressed,
         channels=parallel,
-        max_downtime_ms=downtime_ms,
         pause_promised=intent.max_pause_s is not None,
         never_risk_postcopy=options.never_risk_postcopy or intent.never_risk_postcopy,
     )
