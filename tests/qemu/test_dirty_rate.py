@@ -72,7 +72,11 @@ def test_a_killed_measurement_leaves_the_guest_as_it_was() -> None:
             measuring = made.begin("dirty-rate", "one", "--for", "60s")
             eventually(lambda it=measuring: "userfaultfd" in str(links(it.pid)), 20, "measuring")
             kill(measuring)
-        assert made.ok("dirty-rate", "one", "--for", "1s")["source"] == "page-tracking"
+        picture = made.state_dir / "dirty.svg"
+        drawn = made.ok("dirty-rate", "one", "--for", "1s", "--plot", str(picture))
+        assert drawn["source"] == "page-tracking"
+        assert "<svg" in picture.read_text()
+        assert made.vmckpt("dirty-rate", "one", "--plot", "dirty.gif").code == 2
 
 
 @pytest.mark.parametrize("version", ["10.0", "7.2"])

@@ -1,6 +1,7 @@
 """The planner's arithmetic: what a migration comes to, and which one is chosen."""
 
 import math
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -185,6 +186,10 @@ def test_an_intent_that_nothing_keeps_names_the_least_change() -> None:
     assert choice.way is None
     # Auto-converge needs 66 s of the 50: less of a change than to risk post-copy.
     assert choice.change == "--finish-within 2m would do: auto-converge"
+    unsure = replace(FORECASTS[1], total_s=Band(30, 45, math.inf))
+    assert (
+        choose([judge(unsure, Intent()), judge(FORECASTS[2], Intent())], Intent()).way == "hybrid"
+    )
     alone = [judge(FORECASTS[0], wanted)]
     assert "no way ends" in choose(alone, wanted).change
     assert choose([], wanted).way is None

@@ -1,5 +1,6 @@
 """vmckpt dirty-rate."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,8 @@ def dirty_rate(
     json: Json = False,
 ) -> None:
     """Measure how fast a running VM dirties its memory, and what that memory holds."""
+    import asyncio
+
     from vmckpt.cli.vm import settled
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
@@ -41,7 +44,9 @@ def dirty_rate(
         require_plotting(plot)
     found = run(settled(vm))
     if watch:
-        run(_watch(found))
+        # Ctrl-C is its end, and undoes nothing.
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_watch(found))
         return
     measured = run(measure(found, for_s))
     if plot:

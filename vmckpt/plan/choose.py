@@ -105,6 +105,9 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
         yield Miss("method", "another method: this one does not end", math.inf)
         return
     pause_s, total_s = forecast.downtime_s.p90, forecast.total_s.p90
+    if math.isinf(total_s):
+        yield Miss("method", "another method: one time in ten this one does not end", math.inf)
+        return
     if intent.max_pause_s is not None and pause_s > intent.max_pause_s:
         needed = f"--max-pause {_rounded_up(pause_s)}"
         yield Miss("--max-pause", needed, pause_s / intent.max_pause_s)
@@ -121,7 +124,7 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
 
 def _least_change(offers: Sequence[Offer]) -> str:
     """Fewest wishes first, then the one that has to give least."""
-    able = [offer for offer in offers if offer.forecast.ends]
+    able = [offer for offer in offers if math.isfinite(offer.forecast.total_s.p90)]
     if not able:
         return "let the guest do less, or allow more bandwidth: no way ends as it is"
     least = min(able, key=lambda o: (len(o.misses), math.prod(miss.times for miss in o.misses)))
@@ -143,4 +146,4 @@ def _rounded_up(duration_s: float) -> str:
         return f"{math.ceil(duration_s * 100) * 10}ms"
     if duration_s < 60:
         return f"{math.ceil(duration_s * 10) / 10:g}s"
-    return f"{math.ceil(duration_s / 60)}m" if math.isfinite(duration_s) else "for ever"
+    return f"{math.ceil(duration_s / 60)}m"
