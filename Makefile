@@ -7,10 +7,17 @@ BIN := .venv/bin
 
 # What the machine itself must have. QEMU, libvirt, sshd and the guest's parts are unpacked into
 # the user's cache.
-APT_PACKAGES := gcc iproute2 libc6-dev openssh-client openssh-server python3-venv util-linux
+APT_PACKAGES := gcc iproute2 libc6-dev libvirt-dev openssh-client openssh-server pkg-config \
+	python3-dev python3-venv util-linux
 
 # Folders with Python in them: mypy refuses a name that is not there.
 CODE := vmckpt $(patsubst %/,%,$(sort $(dir $(wildcard images/*.py tests/*.py benchmarks/*.py))))
+
+# Pythons that hosts may have: Debian 12, Ubuntu 24.04, Debian 13.
+WHEELS_FOR ?= 3.11 3.12 3.13
+
+COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \
+	--no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 
 # `make test QEMU=...` has no meaning: tests take both.
 TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
@@ -21,7 +28,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test faults check bench lock clean always
+.PHONY: help setup packages demo test faults long check bench wheels role lock clean always
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -33,10 +40,13 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
 test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 ## All tests, with real QEMUs and guests
-	$(TEST_ENV) $(BIN)/pytest
+	$(TEST_ENV) $(BIN)/pytest -m "not role"
 
 faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 ## Every fault at every step of every method (long)
-	$(TEST_ENV) VMCKPT_FAULTS=all $(BIN)/pytest -s -q tests/qemu/test_faults.py
+	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
+
+long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 ## All that `make test` leaves out (hours)
+	$(TEST_ENV) $(BIN)/pytest --long -m long
 
 check: setup ## Style, types, layers and the tests that need no QEMU
 	$(BIN)/ruff check .
@@ -48,13 +58,32 @@ check: setup ## Style, types, layers and the tests that need no QEMU
 bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 ## Measure (BENCH=overhead: one of benchmarks/)
 	$(TEST_ENV) $(BIN)/python -m benchmarks.$(BENCH)
 
-lock: setup ## Resolve the dependencies in pyproject.toml anew
-	$(BIN)/pip-compile --quiet --extra dev --extra bench --generate-hashes --allow-unsafe \
-		--strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \
-		--no-emit-find-links --output-file requirements.lock pyproject.toml
+wheels: setup ## vmckpt and its dependencies as files, in dist/wheels, for hosts (WHEELS_FOR="3.11 3.12")
+	rm -rf dist/wheels
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--wheel-dir dist/wheels .
+	cd dist/wheels && sha256sum vmckpt-*.whl >vmckpt.sha256
+	cp requirements-runtime.lock dist/wheels/requirements.txt
+	for version in $(WHEELS_FOR); do \
+		$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+			--implementation cp --python-version $$version \
+			--platform manylinux2014_$$(uname -m) --platform manylinux_2_28_$$(uname -m) \
+			--require-hashes --requirement requirements-runtime.lock \
+			--dest dist/wheels || exit 1; \
+	done
+
+role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then runs against bare hosts made here (minutes)
+	cd ansible && PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" ansible-lint
+	PATH="$(CURDIR)/.venv-ansible/bin:$$PATH" VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)" \
+		$(BIN)/pytest -m role tests/role
+
+lock: setup ## Resolve the dependencies in pyproject.toml and of ansible/ anew
+	$(COMPILE) --extra dev --extra bench --extra libvirt --output-file requirements.lock pyproject.toml
+	$(COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+	$(COMPILE) --output-file ansible/requirements.txt ansible/requirements.in
 
 clean: ## Remove what was made here (not the user's cache of images and QEMUs)
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-ansible build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 packages:
 	@missing=$$(for name in $(APT_PACKAGES); do \
@@ -74,6 +103,11 @@ packages:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv-ansible/made: ansible/requirements.txt | packages
+	$(PYTHON) -m venv .venv-ansible
+	.venv-ansible/bin/pip install --quiet --disable-pip-version-check --requirement ansible/requirements.txt
 	@touch $@
 
 # All builders keep caches by content and are quick when there is nothing to do.

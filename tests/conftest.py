@@ -1,4 +1,9 @@
-"""A test's folder says what it may use: tests/unit, tests/contract, tests/qemu, tests/real."""
+"""What a test may use, and when it runs.
+
+Its folder says what it may use: tests/unit, contract, qemu, real or role. What is marked `long`
+runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py), those on hosts
+that look like machines are long but for the ones marked `sample`.
+"""
 
 from pathlib import Path
 
@@ -9,13 +14,24 @@ from hypothesis import settings
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
 
-KINDS = ("unit", "contract", "qemu", "real")
+KINDS = ("unit", "contract", "qemu", "real", "role")
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also the tests marked long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         kind = item.path.relative_to(HERE).parts[0]
         if kind not in KINDS:
             raise pytest.UsageError(f"{item.path}: tests live in tests/{{{','.join(KINDS)}}}/")
+        on_machines = item.get_closest_marker("real") and not item.get_closest_marker("sample")
+        if kind != "real" and on_machines:
+            item.add_marker("long")
         item.add_marker(kind)
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]

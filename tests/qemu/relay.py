@@ -1,8 +1,8 @@
 """Stands in for a QEMU binary: the real one behind a relay that can spoil its monitor.
 
 Run as the host's "qemu": it moves the operator's monitor aside, leaves a relay process at its
-place, and becomes the real QEMU (same pid). The relay reads `rules.json` beside this lab host's
-state directory before each command: {"command": NAME, "do": "error" | "silent" | "lie"}; one rule,
+place, and becomes the real QEMU (same pid). The relay reads `rules.json`, where VK_RULES leads,
+before each command: {"command": NAME, "do": "error" | "silent" | "lie"}; one rule,
 used once. "lie" answers that it is done, and does nothing. Run with
 `--relay PUBLIC REAL RULES PARENT`, it is the relay.
 """
@@ -97,7 +97,8 @@ def spoil(message: dict[str, Any], client: socket.socket, rules: Path) -> bool:
         rule = json.loads(rules.read_text())
         if rule["command"] != (message.get("execute") or message.get("exec-oob")):
             return False
-        rules.unlink()
+        # It may be a link that cannot be removed here.
+        rules.resolve().unlink()
     except FileNotFoundError:  # the other QEMU's relay may have been faster
         return False
     error = {"class": "GenericError", "desc": "spoilt by the test"}

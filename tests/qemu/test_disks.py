@@ -8,15 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
+from tests.kinds import EVERY_KIND, Kind, hosts
+from tests.qemu.world import World, eventually, fill, image, loaded, qemu
 from vmckpt.hosts import process
-from vmckpt.hosts.local import LocalHost
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import query_disk_images
@@ -30,17 +29,8 @@ def qemu_img(*words: str) -> None:
     subprocess.run([str(qemu("10.0").with_name("qemu-img")), *words], check=True)
 
 
-def run_guest(made: World, guest: LabGuest, more: str = "") -> None:
-    """The guest on lab-a, its disk an image of the host's own."""
-    spec = made.state_dir / f"{guest.name}.toml"
-    spec.write_text(
-        guest.spec().replace(f'path = "{guest.name}.', f'image = "{guest.name}.') + more
-    )
-    made.ok("vm", "run", str(spec), "--host", "lab-a")
-
-
 def images(made: World, host: str) -> list[str]:
-    directory = made.lab.host(host).state_dir / "images"
+    directory = made.state(host) / "images"
     return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
 
 
@@ -50,8 +40,7 @@ def allocated_bytes(path: Path) -> int:
 
 async def traces(made: World, host: str, name: str) -> list[str]:
     """Jobs and nodes of copies that the QEMU on `host` still has."""
-    home = made.lab.host(host)
-    vm = await read_vm(LocalHost(host, home.state_dir, home.migration_address), name)
+    vm = await read_vm(made.asked(host), name)
     assert vm is not None
     monitor = await Monitor.connect(await vm.host.connect(vm.qemu.files.operator), name)
     jobs = [job.id for job in await commands.query_jobs(monitor)]
@@ -74,10 +63,10 @@ def stands_whole(made: World, host: str, name: str = "mover") -> None:
     assert asyncio.run(traces(made, host, name)) == []
 
 
-@pytest.fixture(scope="module")
-def made() -> Iterator[World]:
-    with world(qemu("10.0"), qemu("10.0")) as one:
-        run_guest(one, LabGuest("mover", 1, image(), disk="128M"))
+@pytest.fixture(scope="module", params=EVERY_KIND)
+def made(request: pytest.FixtureRequest) -> Iterator[World]:
+    with hosts(request.param, qemu("10.0"), qemu("10.0")) as one:
+        one.run_guest(LabGuest("mover", 1, image(), disk="128M"), "lab-a", own_disk=True)
         yield one
 
 
@@ -123,6 +112,8 @@ MOMENTS = {
 }
 
 
+# On hosts over SSH it is not this machine's process that does it.
+@pytest.mark.parametrize("made", [Kind.LAB], indirect=True)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_command_killed_while_it_copies(made: World, moment: str) -> None:
     async def killed() -> None:
@@ -148,7 +139,7 @@ def test_kill_9_in_the_middle_of_the_copy(made: World) -> None:
                 command = made.begin("migrate", "mover", "lab-b", "--bandwidth", "5MB")
                 eventually(lambda: images(made, "lab-b") != [], 10, "the copy is begun")
                 await asyncio.sleep(wait_s)
-                kill(command)
+                made.kill(command)
                 await asyncio.to_thread(stands_whole, made, "lab-a")
                 await control.ping()
 
@@ -178,7 +169,7 @@ def test_a_cancelled_copy_leaves_nothing(made: World) -> None:
 
 
 def test_a_file_on_the_target_is_never_written_over(made: World) -> None:
-    taken = made.lab.host("lab-b").state_dir / "images/mover.qcow2"
+    taken = made.state("lab-b") / "images/mover.qcow2"
     taken.parent.mkdir(exist_ok=True)
     taken.write_text("precious")
     try:
@@ -192,16 +183,16 @@ def test_a_file_on_the_target_is_never_written_over(made: World) -> None:
 
 
 def test_a_target_without_room_is_refused_and_one_that_fills_up_is_undone(made: World) -> None:
-    directory = made.lab.host("lab-b").state_dir / "images"
+    directory = made.state("lab-b") / "images"
     directory.mkdir(exist_ok=True)
 
     async def fills() -> None:
         async with loaded(made, LabGuest("mover", 1, image(), disk="128M")) as control:
             await asyncio.sleep(0.5)
-            with small(directory, 1 * MIB):
+            with made.small("lab-b", "images", 1 * MIB):
                 done = await asyncio.to_thread(made.vmckpt, "migrate", "mover", "lab-b")
                 assert (done.code, "[disk-room]" in done.error["why"]) == (4, True)
-            with small(directory, 64 * MIB):
+            with made.small("lab-b", "images", 64 * MIB):
                 command = made.begin("migrate", "mover", "lab-b", "--bandwidth", "5MB")
                 await asyncio.to_thread(
                     eventually, lambda: images(made, "lab-b") != [], 20, "the copy is begun"
@@ -217,29 +208,12 @@ def test_a_target_without_room_is_refused_and_one_that_fills_up_is_undone(made: 
     stands_whole(made, "lab-a")
 
 
-def fill(path: Path) -> None:
-    """Write until there is no room."""
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(MIB)):
-            pass
-
-
-@contextmanager
-def small(directory: Path, size_bytes: int) -> Iterator[None]:
-    """A file system of so many bytes at `directory`, for the block."""
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "small", str(directory)]
-    subprocess.run(mount, check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
-
-
-def test_a_marker_shows_what_is_shared() -> None:
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_marker_shows_what_is_shared(kind: Kind) -> None:
     guest = LabGuest("sharer", 2, image(), disk="64M")
-    with world(qemu("10.0"), qemu("10.0")) as one:
+    with hosts(kind, qemu("10.0"), qemu("10.0")) as one:
         one.run_guest(guest, "lab-a")
-        shared = one.state_dir / "sharer.qcow2"
+        shared = one.shared / "sharer.qcow2"
         assert shared.exists()
         inode = shared.stat().st_ino
         checked = one.ok("migrate", "sharer", "lab-b", "--dry-run")
@@ -249,15 +223,16 @@ def test_a_marker_shows_what_is_shared() -> None:
         assert shared.stat().st_ino == inode
         refused = one.vmckpt("migrate", "sharer", "lab-a", "--disks", "copy")
         assert (refused.code, "[disk-target]" in refused.error["why"]) == (4, True)
-        assert [path.name for path in one.state_dir.iterdir() if ".vmckpt-" in path.name] == []
+        assert [path.name for path in one.shared.iterdir() if ".vmckpt-" in path.name] == []
 
 
-def test_every_kind_of_image_moves_and_stays_sparse() -> None:
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_kind_of_image_moves_and_stays_sparse(kind: Kind) -> None:
     guest = LabGuest("kinds", 3, image(), disk="64M", disk_format="raw")
-    with world(qemu("10.0"), qemu("7.2")) as one:
-        own = one.lab.host("lab-a").state_dir / "images"
+    with hosts(kind, qemu("10.0"), qemu("7.2")) as one:
+        own = one.state("lab-a") / "images"
         own.mkdir()
-        base = one.state_dir / "base.raw"
+        base = one.shared / "base.raw"
         with base.open("wb") as file:
             file.truncate(32 * MIB)
             file.seek(20 * MIB)
@@ -272,7 +247,7 @@ def test_every_kind_of_image_moves_and_stays_sparse() -> None:
             f'\n[[disks]]\nimage = "{name}"\n{option}'
             for name, option in (("top.qcow2", ""), ("fixed.qcow2", "read_only = true\n"))
         )
-        run_guest(one, replace(guest, machine="pc-q35-7.2"), more)
+        one.run_guest(replace(guest, machine="pc-q35-7.2"), "lab-a", own_disk=True, more=more)
 
         async def there_and_back() -> None:
             async with loaded(one, guest) as control:
@@ -303,7 +278,7 @@ def content(path: Path) -> str:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("step", "bandwidth"), [("mirror", "2MB"), ("transfer", "30MB")])
 def test_a_target_that_falls_silent_is_given_up(made: World, step: str, bandwidth: str) -> None:
-    journal = made.lab.host("lab-a").state_dir / "vms/mover/migration.json"
+    journal = made.state("lab-a") / "vms/mover/migration.json"
 
     async def silenced() -> None:
         async with loaded(made, LabGuest("mover", 1, image(), disk="128M")) as control:
@@ -330,11 +305,12 @@ def step_of(journal: Path) -> str | None:
 
 
 @pytest.mark.timeout(240)
-def test_a_guest_that_writes_faster_than_its_disk_is_copied() -> None:
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_guest_that_writes_faster_than_its_disk_is_copied(kind: Kind) -> None:
     guest = LabGuest("writer", 4, image(), disk="128M", machine="pc-q35-7.2")
     words = ("--bandwidth", "3MB", "--method", "stop")
-    with world(qemu("10.0"), qemu("7.2")) as one:
-        run_guest(one, guest)
+    with hosts(kind, qemu("10.0"), qemu("7.2")) as one:
+        one.run_guest(guest, "lab-a", own_disk=True)
 
         async def writes() -> None:
             control = await guest.control(one.lab)

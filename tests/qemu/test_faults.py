@@ -1,11 +1,10 @@
 """Every step of every method x every fault: the guest is in one place, whole, or honestly lost.
 
-A bounded random sample runs by default; VMCKPT_FAULTS=all (`make faults`) runs all of it and
-prints the matrix with counts.
+A random sample runs by default, on the lab's hosts and a part of it on hosts that look like
+machines; `make faults` (--long) runs all of it on both and prints the matrix with counts.
 """
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -13,13 +12,15 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.qemu.world import World, image, kill, spoilable, world
+from tests.kinds import EVERY_KIND, hosts
+from tests.qemu.world import World, fill, image, reach, spoilable
 from vmckpt.hosts.process import ProcessId
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
@@ -57,8 +58,9 @@ SPOILT = ("query-status", "migrate-set-capabilities", "migrate-set-parameters", 
           "nbd-server-stop")  # fmt: skip
 FULL, EXISTS = "the target's disk is full", "the target's file exists"
 DISK_BYTES = 96 << 20
-SAMPLE = 8
-SEED = int(os.environ.get("VMCKPT_FAULT_SEED", "20261121"))
+# How many run every time, and of those, how many on hosts that look like machines too.
+SAMPLE, SAMPLE_ON_MACHINES = 8, 2
+SEED = 20261121
 MATRIX: Counter[tuple[str, str, str]] = Counter()
 
 
@@ -94,25 +96,32 @@ def cases(method: str) -> Iterator[Case]:
 ALL = [case for method in WORDS for case in cases(method)]
 
 
-def chosen() -> list[Case]:
-    if os.environ.get("VMCKPT_FAULTS") == "all":
-        return ALL
-    return random.Random(SEED).sample(ALL, SAMPLE)
+def marked() -> Iterator[Any]:
+    """All cases, those outside the sample as long ones."""
+    sample = random.Random(SEED).sample(ALL, SAMPLE)
+    for case in ALL:
+        marks = [] if case in sample else [pytest.mark.long]
+        if case in sample[:SAMPLE_ON_MACHINES]:
+            marks = [pytest.mark.sample]
+        yield pytest.param(case, marks=marks, id=str(case))
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@pytest.fixture(scope="module", params=EVERY_KIND)
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     wrapper = spoilable("10.0", tmp_path_factory.mktemp("q"))
-    with world(wrapper, wrapper) as one:
+    MATRIX.clear()
+    with hosts(request.param, wrapper, wrapper) as one:
         yield one
     total = sum(MATRIX.values())
-    print(f"\n{total} faults, by method and what came of them:")
+    print(f"\n{total} faults on {request.param} hosts, by method and what came of them:")
     for (method, fault, outcome), count in sorted(MATRIX.items()):
         print(f"  {count:4d}  {method}, {fault}: {outcome}")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", chosen(), ids=str)
+@pytest.mark.parametrize("case", list(marked()))
 def test_fault(made: World, case: Case) -> None:
     home = at_home(made, guest(case))
     asyncio.run(run_case(made, case, home))
@@ -131,13 +140,8 @@ def at_home(made: World, wanted: LabGuest) -> str:
             return str(vm["host"])
         made.vmckpt("vm", "stop", vm["name"], "--force")
         for disk in made.ok("vm", "rm", vm["name"])["disks"]:
-            Path(disk).unlink()
-    spec = wanted.spec()
-    if wanted.name == "copier":
-        spec = spec.replace('path = "copier.', 'image = "copier.')
-    path = made.state_dir / f"{wanted.name}.toml"
-    path.write_text(spec)
-    made.ok("vm", "run", str(path), "--host", "lab-a")
+            made.here(vm["host"], Path(disk)).unlink()
+    made.run_guest(wanted, "lab-a", own_disk=wanted.name == "copier")
     return "lab-a"
 
 
@@ -148,10 +152,9 @@ async def run_case(made: World, case: Case, home: str) -> None:
     await control.load_disk("rate=2M size=32M")
     start = Start(home, (await control.stat()).boot)
     away = "lab-b" if home == "lab-a" else "lab-a"
-    rules = made.lab.host(home).qemu.with_name("rules.json")
-    if case.fault in ("error", "silent"):
-        rules.write_text(json.dumps({"command": case.step, "do": case.fault}))
-    with made_unfit(images(made, away), case.fault):
+    spoils = case.fault in ("error", "silent")
+    rule = {"command": case.step, "do": case.fault} if spoils else None
+    with made.spoilt(home, rule), made_unfit(made, away, case.fault):
         before = made.qemus(one.name)
         command = made.begin("migrate", one.name, away, *WORDS[case.method], "--bandwidth", "80MB")
         try:
@@ -162,9 +165,10 @@ async def run_case(made: World, case: Case, home: str) -> None:
                 await inject(made, case, command, before, images(made, away))
             out, err = await asyncio.to_thread(command.communicate, timeout=200)
         finally:
-            kill(command)
-            rules.unlink(missing_ok=True)
+            made.kill(command)
     assert "Traceback" not in err, err
+    # A migration that is refused reaches no step.
+    assert not (command.returncode == 4 and case.fault in FAULTS), out + err
     if case.fault in (FULL, EXISTS):
         assert command.returncode == (7 if case.fault == FULL else 4), out + err
     await judge(made, case, control, start, out + err)
@@ -172,12 +176,13 @@ async def run_case(made: World, case: Case, home: str) -> None:
 
 def images(made: World, host: str) -> Path:
     """Where a host has the disks of its own."""
-    return made.lab.host(host).state_dir / "images"
+    return made.state(host) / "images"
 
 
 @contextmanager
-def made_unfit(directory: Path, fault: str) -> Iterator[None]:
-    """The directory for copied disks with a file in the way, or on a small file system."""
+def made_unfit(made: World, host: str, fault: str) -> Iterator[None]:
+    """A host's directory for copied disks with a file in the way, or on a small file system."""
+    directory = images(made, host)
     directory.mkdir(mode=0o700, exist_ok=True)
     if fault == EXISTS:
         theirs = directory / "copier.qcow2"
@@ -186,29 +191,11 @@ def made_unfit(directory: Path, fault: str) -> Iterator[None]:
         assert theirs.read_text() == "somebody's"
         theirs.unlink()
     elif fault == FULL:
-        options = f"size={DISK_BYTES}"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "small", directory], check=True)
-        try:
+        with made.small(host, "images", DISK_BYTES):
             yield
             assert [path.name for path in directory.iterdir()] == ["filler"]
-        finally:
-            subprocess.run(["umount", directory], check=True)
     else:
         yield
-
-
-async def reach(
-    made: World, step: str, command: "subprocess.Popen[str]", home: str, name: str
-) -> None:
-    """Return when the migration has begun `step`, or has ended."""
-    directory = made.lab.host(home).state_dir / "vms" / name
-    file, mark = directory / "migration.json", f'"step": "{step}"'
-    if step == "switchover":
-        # It is too short for the journal: the source stops its guest for it.
-        (file,), mark = directory.glob("qemu-*/stderr.log"), "vm_state_notify running 0"
-    marks = read(file).count(mark)
-    while command.poll() is None and read(file).count(mark) == marks:  # noqa: ASYNC110
-        await asyncio.sleep(0.0005)
 
 
 async def inject(
@@ -221,7 +208,7 @@ async def inject(
     targets = [one for one in made.qemus(guest(case).name) if one not in before]
     match case.fault:
         case "kill the command":
-            command.send_signal(signal.SIGKILL)
+            made.kill(command)
         case "kill the source":
             for one in before:
                 os.kill(one.pid, signal.SIGKILL)
@@ -239,9 +226,7 @@ async def inject(
             await asyncio.sleep(5)
             await set_link(made.lab, "lab-b", up=True)
         case _:
-            with (images / "filler").open("wb", buffering=0) as file, suppress(OSError):
-                while file.write(bytes(1 << 20)):
-                    pass
+            fill(images / "filler")
 
 
 async def judge(made: World, case: Case, control: GuestControl, start: Start, said: str) -> None:
@@ -256,7 +241,7 @@ async def judge(made: World, case: Case, control: GuestControl, start: Start, sa
     assert made.files(other) == []
     disks = [path.name for path in images(made, other).iterdir()] if name == "copier" else []
     assert disks == [], f"left on {other}"
-    running = [one.pid for one in made.qemus(name)]
+    running = made.pids(name)
     if state == "stopped":
         killed = case.fault in ("kill the source", "kill the target")
         assert killed, f"lost without a killed QEMU: {said}"
@@ -273,10 +258,3 @@ async def judge(made: World, case: Case, control: GuestControl, start: Start, sa
     went = "at the source" if host == start.home else "at the target"
     MATRIX[case.method, case.fault, f"runs {went}, whole"] += 1
     await control.close()
-
-
-def read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return ""

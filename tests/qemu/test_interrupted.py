@@ -5,10 +5,12 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, eventually, image, kill, loaded, qemu, world
+from tests.kinds import EVERY_KIND, hosts
+from tests.qemu.world import World, eventually, image, loaded, qemu, read
 from vmckpt.hosts import process
 from vmckpt.lab.labguest import LabGuest
 
@@ -16,9 +18,9 @@ KILLS = 10
 SEED = 20261121
 
 
-@pytest.fixture(scope="module")
-def made() -> Iterator[World]:
-    with world(qemu("10.0"), qemu("10.0")) as one:
+@pytest.fixture(scope="module", params=EVERY_KIND)
+def made(request: pytest.FixtureRequest) -> Iterator[World]:
+    with hosts(request.param, qemu("10.0"), qemu("10.0")) as one:
         one.run_guest(LabGuest("mover", 1, image()), "lab-a")
         yield one
 
@@ -29,14 +31,16 @@ def other(host: str) -> str:
 
 def is_in_one_place(made: World) -> str:
     """The host the VM runs on, after the next command has ended what was cut off."""
+    eventually(lambda: not made.jobs(), 60, "hosts that work by themselves have done so")
     shown = made.ok("vm", "show", "mover")
     assert shown["state"] == "running"
     assert not shown["migration_cut_off"]
-    assert [one.pid for one in made.qemus("mover")] == [shown["pid"]]
+    assert made.pids("mover") == [shown["pid"]]
     assert made.files(other(shown["host"])) == []
     return str(shown["host"])
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", ["precopy", "postcopy", "stop"])
 def test_kill_9_at_random_moments(made: World, method: str) -> None:
     moments = random.Random(f"{SEED} {method}")
@@ -47,7 +51,7 @@ def test_kill_9_at_random_moments(made: World, method: str) -> None:
                 host = is_in_one_place(made)
                 command = made.begin("migrate", "mover", other(host), "--method", method)
                 await asyncio.sleep(moments.uniform(0.1, 1.2))
-                kill(command)
+                made.kill(command)
                 await asyncio.to_thread(is_in_one_place, made)
                 await control.ping()
 
@@ -58,27 +62,26 @@ def test_a_dead_command_is_recovered_without_another(made: World) -> None:
     host = is_in_one_place(made)
     words = ("migrate", "mover", other(host), "--method", "stop", "--bandwidth", "20MB")
     command = made.begin(*words)
-    journal = made.lab.host(host).state_dir / "vms/mover/migration.json"
-    eventually(lambda: '"transfer"' in read(journal), 10, "the transfer begins")
+    journal = begun(made, host)
     time.sleep(0.3)
-    kill(command)
+    made.kill(command)
     # The guest is stopped at this moment; its dead-man's switch lets it run again.
-    eventually(lambda: not journal.exists(), 10, "the dead-man's switch acts")
+    eventually(lambda: not journal.exists(), 20, "the dead-man's switch acts")
     assert is_in_one_place(made) == host
 
 
-def read(path) -> str:  # type: ignore[no-untyped-def]
-    try:
-        return str(path.read_text())
-    except FileNotFoundError:
-        return ""
+def begun(made: World, host: str) -> Path:
+    """The journal of a migration from `host` that has begun to send memory."""
+    journal = made.state(host) / "vms/mover/migration.json"
+    eventually(lambda: '"transfer"' in read(journal), 30, "the transfer begins")
+    return journal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_cancels(made: World, number: signal.Signals) -> None:
     host = is_in_one_place(made)
     command = made.begin("migrate", "mover", other(host), "--bandwidth", "10MB")
-    time.sleep(1.0)
+    begun(made, host)
     command.send_signal(number)
     command.send_signal(number)  # an impatient second time changes nothing
     out, err = command.communicate(timeout=20)
@@ -104,7 +107,7 @@ def test_a_killed_target_leaves_the_source_running(made: World) -> None:
 def test_a_busy_vm_names_who_holds_it(made: World) -> None:
     host = is_in_one_place(made)
     command = made.begin("migrate", "mover", other(host), "--bandwidth", "20MB")
-    time.sleep(1.0)
+    begun(made, host)
     refused = made.vmckpt("migrate", "mover", other(host))
     assert refused.code == 5
     assert f"migrate to {other(host)}" in refused.error["why"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.kinds import EVERY_KIND, Kind, hosts
 from tests.qemu.world import World, image, loaded, qemu, world
-from vmckpt.hosts.local import LocalHost
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED
@@ -36,18 +36,31 @@ METHODS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["10.0 10.0", "10.0 7.2"])
+ON_REAL_HOSTS_TOO = ("postcopy",)
+WAYS = [
+    pytest.param(way, marks=[pytest.mark.sample] if way in ON_REAL_HOSTS_TOO else [])
+    for way in METHODS
+]
+PAIRS = (
+    (Kind.LAB, "10.0 10.0"),
+    (Kind.LAB, "10.0 7.2"),
+    pytest.param((Kind.REAL, "10.0 10.0"), marks=pytest.mark.real),
+    pytest.param((Kind.REAL, "10.0 7.2"), marks=[pytest.mark.real, pytest.mark.long]),
+)
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=" ".join)
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[World, LabGuest]]:
-    first, second = request.param.split()
+    kind, versions = request.param
     # The older of both machine types is what both have.
-    machine = "pc-q35-7.2" if "7.2" in request.param else "q35"
+    machine = "pc-q35-7.2" if "7.2" in versions else "q35"
     guest = LabGuest("mover", 1, image(), machine=machine)
-    with world(qemu(first), qemu(second)) as made:
+    with hosts(kind, *(qemu(version) for version in versions.split())) as made:
         made.run_guest(guest, "lab-a")
         yield made, guest
 
 
-@pytest.mark.parametrize("way", METHODS)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_loaded_guest_moves_there_and_back(pair: tuple[World, LabGuest], way: str) -> None:
     made, guest = pair
     words, method = METHODS[way]
@@ -108,14 +121,14 @@ def test_a_7_2_source_that_loses_dirty_pages_is_named() -> None:
         assert made.ok("migrate", "old", "lab-b")["method"] == "stop"
 
 
-def test_a_paused_guest_moves_and_stays_paused() -> None:
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_paused_guest_moves_and_stays_paused(kind: Kind) -> None:
     guest = LabGuest("still", 3, image(), disk=None)
-    with world(qemu("10.0"), qemu("10.0")) as made:
+    with hosts(kind, qemu("10.0"), qemu("10.0")) as made:
         made.run_guest(guest, "lab-a")
-        home = made.lab.host("lab-a")
 
         async def pause() -> None:
-            host = LocalHost("lab-a", home.state_dir, home.migration_address)
+            host = made.asked("lab-a")
             vm = await read_vm(host, "still")
             assert vm is not None
             monitor = await Monitor.connect(await host.connect(vm.qemu.files.operator), "still")
@@ -130,11 +143,9 @@ def test_a_paused_guest_moves_and_stays_paused() -> None:
 
 def test_an_undone_move_leaves_the_switchover_to_the_next_one(pair: tuple[World, LabGuest]) -> None:
     made, _ = pair
-    home = made.lab.host("lab-a")
 
     async def parameters() -> dict[str, Any]:
-        host = LocalHost("lab-a", home.state_dir, home.migration_address)
-        vm = await read_vm(host, "mover")
+        vm = await read_vm(made.asked("lab-a"), "mover")
         assert vm is not None
         async with session(await vm.host.connect(vm.qemu.files.onlooker), "mover") as monitor:
             return await commands.query_migrate_parameters(monitor)

@@ -81,7 +81,7 @@ def test_what_a_killed_run_left_is_gone_with_the_next_one() -> None:
         (directory / "vm.json").unlink()
         orphan = made.qemus(ONE)
         assert len(orphan) == 1
-        assert made.ok("vm", "list") == {"vms": []}
+        assert made.ok("vm", "list")["vms"] == []
         made.run_guest(guest(), "lab-a")
         shown = made.ok("vm", "show", ONE)
         assert [one.pid for one in made.qemus(ONE)] == [shown["pid"]]

@@ -121,12 +121,8 @@ def test_a_setting_that_only_one_side_has(made: World, command: str, named: str)
     """Other channel counts hang both for ever; without a return path the source is told nothing."""
     off = {"capability": "return-path", "state": False}
     asyncio.run(told(made, "migrate-set-capabilities", capabilities=[off]))
-    rules = made.lab.host("lab-a").qemu.with_name("rules.json")
-    rules.write_text(json.dumps({"command": command, "do": "lie"}))
-    try:
+    with made.spoilt("lab-a", {"command": command, "do": "lie"}):
         assert named in refuses(made, 7, "--parallel", "3")
-    finally:
-        rules.unlink(missing_ok=True)
 
 
 @pytest.mark.timeout(200)

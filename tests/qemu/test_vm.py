@@ -48,7 +48,7 @@ def test_run_show_stop_start_rm(made: World) -> None:
     made.ok("vm", "stop", "one", "--force")
     made.ok("vm", "rm", "one")
     assert made.files("lab-a") == []
-    assert made.ok("vm", "list") == {"vms": []}
+    assert made.ok("vm", "list")["vms"] == []
 
 
 def test_a_snapshot_brings_memory_and_disk_back(made: World) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lab import lab as labs
 from vmckpt.lab.guest import GuestControl, KvClient
@@ -34,7 +35,7 @@ def qemu(version: str) -> Path:
 
 
 def spoilable(version: str, directory: Path) -> Path:
-    """A QEMU in `directory` whose monitor obeys `rules.json` beside it (see relay.py)."""
+    """A QEMU in `directory` whose monitor obeys what `World.spoil` says (see relay.py)."""
     wrapper, real = directory / "qemu-system-x86_64", qemu(version)
     (directory / "qemu-img").symlink_to(real.parent / "qemu-img")
     rules, relay = directory / "rules.json", Path(__file__).with_name("relay.py")
@@ -42,6 +43,28 @@ def spoilable(version: str, directory: Path) -> Path:
     wrapper.write_text(f'#!/bin/sh\n{words} "$@"\n')
     wrapper.chmod(0o755)
     return wrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a command on a host ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def run_here(argv: list[str]) -> Said:
+    """Run a command on this machine to its end."""
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +126,36 @@ class World:
             text=True,
         )
 
-    def run_guest(self, guest: LabGuest, host: str) -> dict[str, Any]:
-        spec = self.state_dir / f"{guest.name}.toml"
-        spec.write_text(guest.spec())
+    @property
+    def shared(self) -> Path:
+        """A folder that all hosts have, at the same path as here."""
+        return self.state_dir
+
+    def here(self, host: str, path: Path) -> Path:
+        """What is at `path` on a host, as a path of this machine's."""
+        return path
+
+    def state(self, host: str) -> Path:
+        """A host's state directory, as a path of this machine's."""
+        return self.here(host, self.lab.host(host).state_dir)
+
+    def asked(self, host: str) -> LocalHost:
+        """A host, for questions from inside this process."""
+        return LocalHost(host, self.state(host), self.lab.host(host).migration_address)
+
+    def inside(self, host: str, *argv: str) -> Said:
+        """Run a command with a host's own view of files, as its root."""
+        return run_here(list(argv))
+
+    def run_guest(
+        self, guest: LabGuest, host: str, *, own_disk: bool = False, more: str = ""
+    ) -> dict[str, Any]:
+        """Run a guest whose disk is in the shared folder or the host's own; `more` of its spec."""
+        text = guest.spec() + more
+        if own_disk:
+            text = text.replace(f'path = "{guest.name}.', f'image = "{guest.name}.')
+        spec = self.shared / f"{guest.name}.toml"
+        spec.write_text(text)
         return self.ok("vm", "run", str(spec), "--host", host)
 
     def qemus(self, name: str | None = None) -> list[ProcessId]:
@@ -114,9 +164,49 @@ class World:
         ours = find_by_argument(f"-pidfile\0{self.state_dir}")
         return [process for process in find_by_argument(mark) if process in ours]
 
+    def pids(self, name: str) -> list[int]:
+        """The pids of a VM's QEMUs, as their hosts number them."""
+        return [process.pid for process in self.qemus(name)]
+
+    def jobs(self) -> list[ProcessId]:
+        """Processes on hosts that do a migration for a command here."""
+        return []
+
+    def kill(self, command: "subprocess.Popen[str]") -> None:
+        """SIGKILL a command, and what does its work elsewhere."""
+        kill(command)
+        for job in self.jobs():
+            os.kill(job.pid, signal.SIGKILL)
+
+    @contextmanager
+    def spoilt(self, host: str, rule: dict[str, str] | None) -> Iterator[None]:
+        """For the block: what the monitors of a `spoilable` QEMU do once; see relay.py."""
+        rules = self.shared / "rules.json"
+        told = self.lab.host(host).qemu.with_name(rules.name)
+        if not told.is_symlink():
+            told.symlink_to(rules)
+        if rule:
+            rules.write_text(json.dumps(rule))
+        try:
+            yield
+        finally:
+            rules.unlink(missing_ok=True)
+
+    @contextmanager
+    def small(self, host: str, directory: str, size_bytes: int) -> Iterator[None]:
+        """For the block: a file system of so many bytes at a directory of a host's state."""
+        path = str(self.lab.host(host).state_dir / directory)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "small", path]
+        mounted = self.inside(host, *mount)
+        assert mounted.code == 0, mounted.stderr
+        try:
+            yield
+        finally:
+            self.inside(host, "umount", path)
+
     def files(self, host: str) -> list[str]:
         """What a host has of any VM."""
-        root = self.lab.host(host).state_dir
+        root = self.state(host)
         found = [path for part in ("vms", "locks") for path in (root / part).rglob("*")]
         return sorted(str(path.relative_to(root)) for path in found)
 
@@ -176,6 +266,35 @@ async def _keep_asking(client: KvClient) -> int:
             assert count == answers
             await asyncio.sleep(0.01)
     return answers
+
+
+async def reach(
+    made: World, step: str, command: "subprocess.Popen[str]", home: str, name: str
+) -> None:
+    """Return when a migration from `home` has begun `step`, or has ended."""
+    directory = made.state(home) / "vms" / name
+    file, mark = directory / "migration.json", f'"step": "{step}"'
+    if step == "switchover":
+        # It is too short for the journal: the source stops its guest for it.
+        (file,), mark = directory.glob("qemu-*/stderr.log"), "vm_state_notify running 0"
+    marks = read(file).count(mark)
+    while command.poll() is None and read(file).count(mark) == marks:  # noqa: ASYNC110
+        await asyncio.sleep(0.0005)
+
+
+def read(path: Path) -> str:
+    """What a file holds; nothing when there is none."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 20)):
+            pass
 
 
 def kill(process: subprocess.Popen[str]) -> None:

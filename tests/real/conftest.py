@@ -1,19 +1,18 @@
 """Fixtures for tests on hosts that look like machines."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from tests.kinds import require_root
 from tests.qemu.world import qemu, show_evidence
 from tests.real.machines import LOGS, VM_LOGS, Machines, machines
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("hosts that look like machines take root")
+    require_root()
 
 
 class Kept:

@@ -3,24 +3,20 @@
 import asyncio
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tests.qemu.world import World, show_evidence
+from tests.qemu.world import Said, World, run_here, show_evidence
 from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lab import lab as labs
-from vmckpt.lab.labguest import LabGuest
 from vmckpt.lab.processes import find
 from vmckpt.lab.real.build import Look
 from vmckpt.lab.real.management import set_operator_link
 from vmckpt.lab.state import ssh_config
 
-TIMEOUT_S = 60
 LOGS = ("lab/*.log", "lab/*/log/sshd.log", "lab/*/log/libvirt/**/*.log")
 VM_LOGS = "lab/*/state/vms/*/qemu-*/*.log"
 
@@ -28,15 +24,6 @@ VM_LOGS = "lab/*/state/vms/*/qemu-*/*.log"
 def packages() -> Path:
     """What images/hosts.py provides."""
     return Path(os.environ["VMCKPT_TEST_HOSTS"])
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """How a command on a host ended."""
-
-    code: int
-    stdout: str
-    stderr: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +40,10 @@ class Machines(World):
         """The folder that this machine and all hosts share."""
         return self.lab.directory / "shared"
 
+    def here(self, host: str, path: Path) -> Path:
+        """What is at `path` on a host, as a path of this machine's."""
+        return Path(f"/proc/{self.lab.host(host).holder.pid}/root", path.relative_to("/"))
+
     def folder(self, host: str) -> Path:
         """Where a host's own folders are on this machine: `state`, `libvirt`, `log`."""
         return self.lab.directory / host
@@ -60,13 +51,13 @@ class Machines(World):
     def ssh(self, host: str, command: str, *, user: str = "root") -> Said:
         """Run a line of its shell's on a host, by OpenSSH's client."""
         config = str(ssh_config(self.lab.directory))
-        return _run([*self.packaged("ssh"), "-F", config, "-l", user, host, command])
+        return run_here([*self.packaged("ssh"), "-F", config, "-l", user, host, command])
 
     def inside(self, host: str, *argv: str) -> Said:
         """Run a command on a host where neither links nor sshd matter."""
         target = f"--target={self.lab.host(host).holder.pid}"
         kinds = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd=/")
-        return _run(["nsenter", target, *kinds, *argv])
+        return run_here(["nsenter", target, *kinds, *argv])
 
     def virsh(self, host: str, *words: str) -> str:
         """What virsh says on a host; the command must succeed."""
@@ -88,23 +79,22 @@ class Machines(World):
         self.ok("pki", "init")
         self.ok("pki", "issue", *(host.name for host in self.lab.hosts))
 
-    def run_guest(self, guest: LabGuest, host: str) -> dict[str, Any]:
-        """Run a guest whose disk is in the shared folder."""
-        spec = self.shared / f"{guest.name}.toml"
-        spec.write_text(guest.spec())
-        return self.ok("vm", "run", str(spec), "--host", host)
-
     def qemus(self, name: str | None = None) -> list[ProcessId]:
         """QEMU processes of a VM of these hosts, of all without a name."""
         mark = f"-name\0{name},process=" if name else "-pidfile\0/var/lib/vmckpt/"
         ours = {process.pid for process in find(self.lab.directory)}
         return [process for process in find_by_argument(mark) if process.pid in ours]
 
-    def files(self, host: str) -> list[str]:
-        """What a host has of any VM."""
-        root = self.folder(host) / "state"
-        found = [path for part in ("vms", "locks") for path in (root / part).rglob("*")]
-        return sorted(str(path.relative_to(root)) for path in found)
+    def jobs(self) -> list[ProcessId]:
+        """Processes on the hosts that do a migration."""
+        ours = {process.pid for process in find(self.lab.directory)}
+        recover = find_by_argument("\0--recover\0")  # and the switches that would start it
+        found = [one for one in find_by_argument("\0job\0") if one not in recover]
+        return [one for one in found if one.pid in ours]
+
+    def pids(self, name: str) -> list[int]:
+        """The pids of a VM's QEMUs, as their hosts number them."""
+        return [_inner_pid(process.pid) for process in self.qemus(name)]
 
     def is_fresh(self) -> bool:
         """Whether the next test would find nothing of this one: no VM, file, record, dead service.
@@ -148,13 +138,8 @@ def machines(qemus: Sequence[Path], *, bare: bool = False) -> Iterator[Machines]
         shutil.rmtree(state_dir)
 
 
-def _run(argv: list[str]) -> Said:
-    done = subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    return Said(done.returncode, done.stdout, done.stderr)
+def _inner_pid(pid: int) -> int:
+    """The pid that a process has in its own namespace (proc(5), NSpid)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (words,) = (line.split() for line in status.splitlines() if line.startswith("NSpid:"))
+    return int(words[-1])

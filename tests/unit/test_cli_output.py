@@ -141,6 +141,37 @@ def test_empty_lists_are_lists(state: Path) -> None:
     assert command("vm", "list").split() == ["NAME", "HOST", "STATE", "VCPUS", "MEMORY", "MACHINE"]
 
 
+def test_a_host_is_listed_with_all_that_its_entry_says(state: Path) -> None:
+    entry = {"migration_address": "192.0.2.7", "migration_ports": [50000, 50009]}
+    entry |= {"address": "ssh://vmckpt@far:2222", "state_dir": "/var/lib/vmckpt", "bridge": "br0"}
+    _enter(state, "far", entry | {"kind": "ssh"})
+    [here, far] = json.loads(command("host", "list", "--json"))["hosts"]
+    assert far.items() > entry.items()
+    assert (here["address"], here["migration_ports"]) == (None, None)
+    assert "ssh://vmckpt@far:2222" in command("host", "list")
+
+
+def test_certificates_are_shown_of_all_hosts_or_of_those_named(state: Path) -> None:
+    entry = {"kind": "local", "state_dir": str(state / "a"), "migration_address": "192.0.2.7"}
+    for name in ("a", "b"):
+        _enter(state, name, entry)
+
+    def shown(*names: str) -> list[str]:
+        hosts = json.loads(command("pki", "show", *names, "--json"))["hosts"]
+        return [host["host"] for host in hosts]
+
+    assert shown() == ["local", "a", "b"]
+    assert shown("b") == ["b"]
+    assert shown("b", "local") == ["b", "local"]
+    with pytest.raises(NotFoundError):
+        shown("c")
+
+
+def _enter(state: Path, name: str, entry: dict[str, Any]) -> None:
+    (state / "hosts").mkdir(exist_ok=True)
+    (state / "hosts" / f"{name}.json").write_text(json.dumps(entry))
+
+
 @pytest.mark.usefixtures("state")
 @pytest.mark.parametrize(
     "arguments",

@@ -144,15 +144,16 @@ def test_every_question_of_a_host_can_travel() -> None:
     ],
 )
 def test_an_error_keeps_its_class_and_words(error: VmckptError, kind: type[VmckptError]) -> None:
-    found = unpack_error(pack_error(error))
+    found = unpack_error(pack_error(error, "db-1"))
     assert type(found) is kind
     assert (found.what, found.why, found.remedy) == ("a", "b", "c")
 
 
 def test_what_is_no_error_of_ours_becomes_one() -> None:
-    denied = unpack_error(pack_error(PermissionError(13, "Permission denied", "/etc/shadow")))
+    denied = unpack_error(pack_error(PermissionError(13, "Permission denied", "/x"), "db-1"))
     assert type(denied) is StorageError
-    assert (denied.what, denied.why) == ("cannot use /etc/shadow", "Permission denied")
-    assert unpack_error(pack_error(ZeroDivisionError("by 0"))).what == "vmckpt has a bug"
+    assert (denied.what, denied.why) == ("cannot use /x on db-1", "Permission denied")
+    bug = unpack_error(pack_error(ZeroDivisionError("by 0"), "db-1"))
+    assert bug.what == "vmckpt has a bug"
     with pytest.raises(ProtocolError):
         unpack_error(["ClassVar", "a", "b", "c"])

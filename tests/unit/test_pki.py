@@ -82,9 +82,10 @@ def test_a_hosts_keys_are_private_and_the_authoritys_key_stays(state: Path, host
     asyncio.run(issue(state, hosts[0]))
     directory = pki_dir(hosts[0])
     assert mode(directory) == 0o700
-    assert {mode(path) for path in directory.iterdir()} == {0o600}
+    assert {mode(path) for path in directory.rglob("*.pem")} == {0o600}
+    assert mode(directory / "libvirt") == 0o700
     secret = (state / "pki" / "ca" / "ca-key.pem").read_text()
-    assert all(path.read_text() != secret for path in directory.iterdir())
+    assert all(path.read_text() != secret for path in directory.rglob("*.pem"))
 
 
 def test_issuing_again_replaces_keys_and_certificates(state: Path, hosts: Two) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vmckpt.errors import UsageError
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.policy_file import parse_policy
-from vmckpt.plan.policy import Act, Policy, Rule, Steering, replay, stalled_rounds
+from vmckpt.plan.policy import Act, Pilot, Policy, Rule, replay, stalled_rounds
 
 pytestmark = pytest.mark.unit
 
@@ -78,12 +78,12 @@ def test_a_round_stalls_that_gains_nothing(left: list[int], stalled: int) -> Non
 
 
 def seen(left: list[int], policy: Policy = POLICY) -> list[tuple[int, Act, int]]:
-    steering = Steering(policy, 300)
+    pilot = Pilot(policy, 300)
     found = []
     for number, bytes_left in enumerate(left, start=1):
-        if decision := steering.see(number, bytes_left):
+        if decision := pilot.see(number, bytes_left):
             found.append((number, decision.act, decision.downtime_ms))
-        assert steering.see(number, 0) is None  # the same round once more
+        assert pilot.see(number, 0) is None  # the same round once more
     return found
 
 

@@ -18,8 +18,9 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.check import Check
 from vmckpt.migrate.dirty_log import loss
+from vmckpt.migrate.method_checks import resolve_method
 from vmckpt.migrate.options import Method, OnTimeout, Options
-from vmckpt.migrate.preflight import Preflight, preflight, resolve_method
+from vmckpt.migrate.preflight import Preflight, preflight
 from vmckpt.migrate.target_checks import USERFAULTFD
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, Abilities, Agreement, Wish
 from vmckpt.qemu.replies import QemuVersion

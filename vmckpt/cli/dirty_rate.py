@@ -28,7 +28,7 @@ def dirty_rate(
     """Measure how fast a running VM dirties its memory, and what that memory holds."""
     import asyncio
 
-    from vmckpt.cli.vm import settled
+    from vmckpt.cli.drivers.find import find_own
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
     from vmckpt.vm.dirty_rate import measure
@@ -42,7 +42,7 @@ def dirty_rate(
         )
     if plot:
         require_plotting(plot)
-    found = run(settled(vm))
+    found = run(find_own(vm))
     if watch:
         # Ctrl-C is its end, and undoes nothing.
         with suppress(KeyboardInterrupt):

@@ -11,7 +11,9 @@ from vmckpt.cli.output import Json, run, show
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vmckpt.hosts.entries import SshEntry
     from vmckpt.hosts.host import Entry, Host
+    from vmckpt.hosts.local import LocalHost
     from vmckpt.migrate.calibrate import Calibration
     from vmckpt.migrate.host_checks import HostReport
     from vmckpt.plan.link import Link
@@ -22,13 +24,21 @@ app = typer.Typer(help="Machines that VMs live on.", no_args_is_help=True, rich_
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the hosts; none is asked."""
-    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.hosts.inventory import all_entries
     from vmckpt.ui.tables import table
 
-    hosts = all_hosts()
-    rows = [(host.name, host.migration_address, host.qemu, str(host.state_dir)) for host in hosts]
-    text = table(("name", "migration address", "qemu", "state directory"), rows)
-    show({"hosts": [_facts(host) for host in hosts]}, text, as_json=json)
+    hosts = [_facts(entry) | {"address": _address(entry)} for entry in all_entries()]
+    columns = ("name", "address", "migration_address", "qemu", "state_dir")
+    rows = [tuple(host[column] or "" for column in columns) for host in hosts]
+    header = ("name", "address", "migration address", "qemu", "state directory")
+    show({"hosts": hosts}, table(header, rows), as_json=json)
+
+
+def _address(entry: "LocalHost | SshEntry") -> str | None:
+    """Where SSH finds it; None for this machine and parts of it."""
+    from vmckpt.hosts.local import LocalHost
+
+    return None if isinstance(entry, LocalHost) else str(entry.address)
 
 
 @app.command()
@@ -47,6 +57,10 @@ def add(
     bridge: Annotated[str | None, typer.Option(help="Where its guests' NICs go.")] = None,
     migration_ports: Annotated[
         str | None, typer.Option(help="Ports that migrations may come in on.", metavar="A-B")
+    ] = None,
+    libvirt: Annotated[
+        Path | None,
+        typer.Option(help="The socket of its libvirtd, e.g. /run/libvirt/libvirt-sock."),
     ] = None,
     vmckpt: Annotated[str, typer.Option(help="The command vmckpt there.")] = "vmckpt",
     ssh_config: Annotated[
@@ -69,6 +83,7 @@ def add(
         qemu=qemu,
         bridge=bridge,
         migration_ports=_ports(migration_ports),
+        libvirt=libvirt,
         address=where,
         vmckpt=vmckpt,
     )
@@ -247,6 +262,7 @@ def _facts(host: "Host | Entry") -> dict[str, Any]:
     return {
         "name": host.name,
         "migration_address": host.migration_address,
+        "migration_ports": host.migration_ports,
         "qemu": host.qemu,
         "bridge": host.bridge,
         "state_dir": str(host.state_dir),

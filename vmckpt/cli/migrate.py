@@ -191,10 +191,10 @@ def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
 
 
 async def _calm(name: str, for_s: float) -> None:
-    from vmckpt.cli.vm import settled
+    from vmckpt.cli.drivers.find import find_own
     from vmckpt.migrate.calm import wait_for_calm
 
-    await wait_for_calm(await settled(name), for_s, warn)
+    await wait_for_calm(await find_own(name), for_s, warn)
 
 
 async def _planned(
@@ -212,17 +212,12 @@ async def _planned(
 async def _migrate(
     name: str, target: "Host", options: "Options", forecast: "dict[str, Any] | None"
 ) -> "Report | Recovery":
-    from vmckpt.cli.vm import settled
-    from vmckpt.migrate.run import migrate as migrate_vm
+    from vmckpt.cli.drivers.find import find
     from vmckpt.ui.progress import display
 
-    vm = await settled(name)
+    vm = await find(name)
     with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
-        if not (vm.host.is_this_machine or target.is_this_machine):
-            from vmckpt.migrate.delegate import migrate_there
-
-            return await migrate_there(vm, target, options, emit, forecast)
-        return await migrate_vm(vm, target, options, emit, forecast=forecast)
+        return await vm.migrate(target, options, emit, forecast)
 
 
 def _text(report: "Report") -> str:
@@ -249,12 +244,11 @@ def _text(report: "Report") -> str:
 
 
 def _recover(vm: str, *, as_json: bool) -> None:
-    from vmckpt.migrate.recover import recover
-    from vmckpt.vm.inventory import find_vm
+    from vmckpt.cli.drivers.find import find, recover
 
-    recovery = run(recover(vm, warn))
+    recovery = run(recover(vm))
     if recovery is None:
-        where = run(find_vm(vm)).host.name
+        where = run(find(vm)).host.name
         text = f"no migration of {vm} was cut off; it is on {where}"
         show({"vm": vm, "host": where, "outcome": "nothing to recover"}, text, as_json=as_json)
     else:

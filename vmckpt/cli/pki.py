@@ -61,21 +61,27 @@ def issue(
 
 
 @app.command("show")
-def show_(json: Json = False) -> None:
-    """List the authority and every host's certificates: whom they name and how long they hold."""
-    from vmckpt.hosts.inventory import all_hosts, state_dir
+def show_(
+    hosts: Annotated[
+        list[str] | None, typer.Argument(help="The hosts' names; all without any.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the authority and hosts' certificates: whom they name and how long they hold."""
+    from vmckpt.hosts.inventory import all_hosts, find_host, state_dir
     from vmckpt.hosts.pki.authority import read_authority
     from vmckpt.ui.tables import table
 
     authority = read_authority(state_dir())
-    hosts = [_host_facts(host, authority) for host in all_hosts()]
+    asked = [find_host(name) for name in hosts] if hosts else all_hosts()
+    found = [_host_facts(host, authority) for host in asked]
     header = ("host", "state", "days left", "names", "fingerprint")
     rows = [_row("(authority)", _state(authority), _facts(authority))] if authority else []
-    rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in hosts]
+    rows += [_row(facts["host"], facts["state"], facts.get("server")) for facts in found]
     text = table(header, rows)
     if authority is None:
         text += "\nthere is no authority here; make one: vmckpt pki init"
-    result = {"authority": _facts(authority) if authority else None, "hosts": hosts}
+    result = {"authority": _facts(authority) if authority else None, "hosts": found}
     show(result, text, as_json=json)
 
 

@@ -68,10 +68,10 @@ async def make(
     name: str, target: "Host", options: "Options", wanted: "Intent", for_s: float | None = None
 ) -> "Plan":
     """The plan for a VM, once nothing of a migration that was cut off is left."""
-    from vmckpt.cli.vm import settled
+    from vmckpt.cli.drivers.find import find_own
     from vmckpt.migrate.planner import LOOK_S, make_plan
 
-    vm = await settled(name)
+    vm = await find_own(name)
     return await make_plan(vm, target, options, wanted, LOOK_S if for_s is None else for_s)
 
 

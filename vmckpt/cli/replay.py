@@ -17,7 +17,7 @@ def replay(
     from vmckpt.events.record import RunRecord
     from vmckpt.hosts.inventory import check_name
     from vmckpt.migrate.policy_file import read_policy
-    from vmckpt.migrate.run import runs_dir
+    from vmckpt.migrate.recorded import runs_dir
     from vmckpt.plan.policy import replay as play
     from vmckpt.ui.tables import table
 

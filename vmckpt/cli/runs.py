@@ -20,7 +20,7 @@ app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich
 def list_(json: Json = False) -> None:
     """List the run records, oldest first."""
     from vmckpt.events.record import load_all
-    from vmckpt.migrate.run import runs_dir
+    from vmckpt.migrate.recorded import runs_dir
     from vmckpt.ui.tables import table
     from vmckpt.vm.inventory import running_operations
 
@@ -47,7 +47,7 @@ def show_(
     """Show one run: request, phases, notes, result."""
     from vmckpt.events.record import RunRecord
     from vmckpt.hosts.inventory import check_name
-    from vmckpt.migrate.run import runs_dir
+    from vmckpt.migrate.recorded import runs_dir
     from vmckpt.ui.tables import fields
     from vmckpt.vm.inventory import running_operations
 
@@ -99,7 +99,7 @@ def score(json: Json = False) -> None:
     from vmckpt.errors import NotFoundError
     from vmckpt.events.record import load_all
     from vmckpt.migrate import score as scores
-    from vmckpt.migrate.run import runs_dir
+    from vmckpt.migrate.recorded import runs_dir
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration
 

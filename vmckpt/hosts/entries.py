@@ -57,6 +57,7 @@ def fields_to_json(entry: Entry | Host) -> dict[str, Any]:
         "bridge": entry.bridge,
         "heartbeats": str(entry.heartbeats) if entry.heartbeats else None,
         "migration_ports": list(entry.migration_ports) if entry.migration_ports else None,
+        "libvirt": str(entry.libvirt) if entry.libvirt else None,
     }
 
 
@@ -69,6 +70,7 @@ def parse_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         "bridge": _text(data["bridge"]) if data.get("bridge") else None,
         "heartbeats": _absolute(data["heartbeats"]) if data.get("heartbeats") else None,
         "migration_ports": _ports(data.get("migration_ports")),
+        "libvirt": _absolute(data["libvirt"]) if data.get("libvirt") else None,
     }
 
 

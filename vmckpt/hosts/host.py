@@ -46,7 +46,7 @@ class Entry:
     All of its state is under `state_dir`; `bridge` is where guests' taps go, `heartbeats` the
     socket of an observer of guests' heartbeats: None where the host has none. Migrations come in on
     a port of `migration_ports`, first and last (the kernel's choice when None), and only on
-    `migration_address`.
+    `migration_address`. `libvirt` is the socket of the libvirtd whose domains count as VMs too.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Entry:
     bridge: str | None = None
     heartbeats: Path | None = None
     migration_ports: tuple[int, int] | None = None
+    libvirt: Path | None = None
 
 
 class Host(Protocol):
@@ -88,6 +89,10 @@ class Host(Protocol):
     @property
     def migration_ports(self) -> tuple[int, int] | None:
         """First and last port that a migration may come in on; None: the kernel chooses."""
+
+    @property
+    def libvirt(self) -> Path | None:
+        """The socket of its libvirtd; None: vmckpt does not ask it for domains."""
 
     @property
     def is_this_machine(self) -> bool:

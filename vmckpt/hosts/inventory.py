@@ -43,15 +43,23 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def all_entries() -> list[LocalHost | SshEntry]:
+    """What the inventory says of every host, `local` first, then by name.
+
+    Raises UsageError on a malformed file.
+    """
+    paths = sorted((state_dir() / "hosts").glob("*.json"))
+    entries = {path.stem: _read(path) for path in paths}
+    return [entries.pop(LOCAL, local_host()), *entries.values()]
+
+
 def all_hosts() -> list[Host]:
-    """Every host, `local` first, then by name; none is connected to before it is asked.
+    """Every host, in the same order; none is connected to before it is asked.
 
     A host elsewhere is the same object each time: all that asks it shares one connection. Raises
     UsageError on a malformed inventory file.
     """
-    paths = sorted((state_dir() / "hosts").glob("*.json"))
-    hosts = {path.stem: _read(path) for path in paths}
-    return [hosts.pop(LOCAL, local_host()), *hosts.values()]
+    return [_host_of(entry) for entry in all_entries()]
 
 
 def find_host(name: str) -> Host:
@@ -142,18 +150,21 @@ def _session(name: str, address: Address, vmckpt: str, state_dir: Path | None) -
 _elsewhere: "dict[str, tuple[SshEntry, RemoteHost]]" = {}
 
 
-def _read(path: Path) -> Host:
+def _read(path: Path) -> LocalHost | SshEntry:
     try:
         data = json.loads(path.read_text())
         if not isinstance(data, dict):
             raise TypeError("it has to be an object")
-        entry = parse_entry(check_name(path.stem, "host"), data)
+        return parse_entry(check_name(path.stem, "host"), data)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise UsageError(
             f"the inventory file {path} is malformed",
             why=f"{type(exc).__name__}: {exc}",
             remedy="mend or remove it",
         ) from exc
+
+
+def _host_of(entry: LocalHost | SshEntry) -> Host:
     if isinstance(entry, LocalHost):
         return entry
     made_from, host = _elsewhere.get(entry.name, (None, None))

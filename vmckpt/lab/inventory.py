@@ -7,6 +7,7 @@ from typing import Any
 
 from vmckpt.errors import RefusedError
 from vmckpt.lab.network import GUEST_BRIDGE
+from vmckpt.lab.real.services import LIBVIRT_SOCKET
 from vmckpt.lab.state import HOST_PREFIX, Lab, LabHost, replace_file, ssh_config
 
 
@@ -46,6 +47,7 @@ def _over_ssh(lab: Lab, host: LabHost) -> dict[str, Any]:
         "kind": "ssh",
         "address": f"ssh://{host.name}",
         "ssh_config": str(ssh_config(lab.directory)),
+        "libvirt": str(LIBVIRT_SOCKET),
     }
 
 

@@ -17,7 +17,8 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.learned import learned
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.migrate.preflight import preflight
-from vmckpt.migrate.run import migrate, runs_dir
+from vmckpt.migrate.recorded import runs_dir
+from vmckpt.migrate.run import migrate
 from vmckpt.plan.link import Link
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB

@@ -1,6 +1,9 @@
 """One thing looked at before a migration, and what was found."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
 
 OK, WARN, REFUSE = "ok", "warn", "refuse"
 
@@ -12,3 +15,13 @@ class Check(NamedTuple):
     verdict: str
     reason: str
     remedy: str = ""
+
+
+def refusal(checks: Iterable[Check], vm_name: str, target: str) -> RefusedError:
+    """The error that names every refusal."""
+    refused = [check for check in checks if check.verdict == REFUSE]
+    return RefusedError(
+        f"'{vm_name}' cannot migrate to {target}",
+        why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
+        remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
+    )

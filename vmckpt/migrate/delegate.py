@@ -16,9 +16,9 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.migrate.job import Job, JobDir
 from vmckpt.migrate.options import Options
+from vmckpt.migrate.recorded import new_run, request_of, runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
-from vmckpt.migrate.run import new_run, request_of, runs_dir
 from vmckpt.migrate.watch import JOB_ON, watch
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm
@@ -37,14 +37,14 @@ async def migrate_there(
     """
     run, source = new_run(), vm.host
     there = JobDir.of(target.state_dir, run).path
-    link = await have_listen(target, there)
     try:
+        link = await have_listen(target, there)
         files = JobDir.of(source.state_dir, run)
         itself = LocalHost(**{field.name: getattr(source, field.name) for field in fields(Entry)})
         job = Job(run, vm.name, itself, target, options, link, forecast)
         await source.make_dir(files.path)
         await source.write_text(files.request, json.dumps(job.to_json()))
-        request = request_of(vm, target, options) | {JOB_ON: source.name}
+        request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
         RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
         begun = await source.spawn([*await source.own_command(), "job", run], files.log)
     except BaseException:

@@ -26,12 +26,18 @@ class Loss(NamedTuple):
 
 def loss(vm: Vm, version: QemuVersion) -> Loss | None:
     """What a source of that version loses of the VM; None: nothing."""
-    if vm.qemu.platform.accel != "tcg":
+    arguments = vm.spec.adopted.arguments if vm.spec.adopted else ()
+    back_ends = sum(_BACK_END in argument for argument in arguments)
+    return loss_of(vm.qemu.platform.accel, version, back_ends)
+
+
+def loss_of(accel: str, version: QemuVersion, back_ends: int) -> Loss | None:
+    """The same by what decides it. Pure."""
+    if accel != "tcg":
         return None
     if version.major < _SOUND_FROM:
         return Loss(f"QEMU {version} as a source under TCG loses dirty pages", always=False)
-    arguments = vm.spec.adopted.arguments if vm.spec.adopted else ()
-    if sum(_BACK_END in argument for argument in arguments) > 1:
+    if back_ends > 1:
         reason = "QEMU under TCG tracks writes to the first memory back end alone, the VM has more"
         return Loss(reason, always=True)
     return None

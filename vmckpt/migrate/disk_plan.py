@@ -11,7 +11,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.units import format_size
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vms_dir
 from vmckpt.vm.spec import Disk
 
@@ -72,15 +72,26 @@ class Place(NamedTuple):
     keep: bool = False
 
 
-async def plan_disks(vm: Vm, target: Host, how: Disks, images: Mapping[str, DiskImage]) -> DiskPlan:
+class Owned(NamedTuple):
+    """The disks of one VM on its host, and their nodes in `images`."""
+
+    host: Host
+    vm_name: str
+    disks: tuple[Disk, ...]
+    nodes: tuple[str, ...]
+
+
+async def plan_disks(
+    owned: Owned, target: Host, how: Disks, images: Mapping[str, DiskImage]
+) -> DiskPlan:
     """Look at every disk on both hosts; a marker file shows what they share, and is gone again.
 
     `images` has the nodes of the running QEMU.
     """
     places = await asyncio.gather(
-        *(_place(vm, target, number, disk, how) for number, disk in enumerate(vm.spec.disks))
+        *(_place(owned, target, number, disk, how) for number, disk in enumerate(owned.disks))
     )
-    plan = decide_disks(vm.spec.disks, vm.nodes, places, images)
+    plan = decide_disks(owned.disks, owned.nodes, places, images)
     full = tuple(await _room(plan.copies, target))
     return DiskPlan(plan.shared, plan.copies, plan.obstacles + full)
 
@@ -146,8 +157,8 @@ def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
     return None
 
 
-async def _place(vm: Vm, target: Host, number: int, disk: Disk, how: Disks) -> Place:
-    source = vm.host
+async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks) -> Place:
+    source = owned.host
     here, there = disk.on(source.state_dir), disk.on(target.state_dir)
     if how is Disks.SHARED:
         return Place(number, here, there, shared=True)
@@ -171,19 +182,20 @@ async def _place(vm: Vm, target: Host, number: int, disk: Disk, how: Disks) -> P
         target_taken=taken,
         # An images directory is made when it is needed.
         target_has_directory=not disk.path.is_absolute() or await target.exists(there.parent),
-        keep=disk.read_only and (disk.path.is_absolute() or await _is_others(vm, here)),
+        keep=disk.read_only and (disk.path.is_absolute() or await _is_others(owned, here)),
     )
 
 
-async def _is_others(vm: Vm, path: Path) -> bool:
+async def _is_others(owned: Owned, path: Path) -> bool:
     """Whether another VM of the host has this image."""
-    names = await vm.host.list_dir(vms_dir(vm.host.state_dir))
+    host = owned.host
+    names = await host.list_dir(vms_dir(host.state_dir))
     try:
-        others = [await read_vm(vm.host, name) for name in names if name != vm.name]
+        others = [await read_vm(host, name) for name in names if name != owned.vm_name]
     except UsageError:
         return True  # one whose files are damaged: nobody knows
     return any(
-        disk.on(vm.host.state_dir) == path for other in others if other for disk in other.spec.disks
+        disk.on(host.state_dir) == path for other in others if other for disk in other.spec.disks
     )
 
 

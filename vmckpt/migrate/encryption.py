@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.errors import (
@@ -71,9 +72,16 @@ class Credentials(NamedTuple):
 
 
 async def choose(
-    tls: Tls, source: Host, target: Host, now_unix_s: float | None = None
+    tls: Tls,
+    source: Host,
+    target: Host,
+    now_unix_s: float | None = None,
+    *,
+    directories: tuple[Path, Path] | None = None,
 ) -> Encryption:
     """The way that `tls` comes to between these hosts. Raises RefusedError, with what mends it.
+
+    `directories` have the certificates of both, where that is not vmckpt's own.
 
     AUTO: certificates where the hosts have any; in clear only between hosts that are one machine
     and have none. It never falls back to clear because certificates are bad.
@@ -82,7 +90,8 @@ async def choose(
         return Encryption(Scheme.CLEAR, "not encrypted, as asked for")
     if tls is Tls.PSK:
         return Encryption(Scheme.ONE_TIME_KEY, "encrypted, by a key made for this migration alone")
-    ours, theirs = await _identity(source), await _identity(target)
+    here, there = directories or (None, None)
+    ours, theirs = await _identity(source, here), await _identity(target, there)
     if ours and theirs:
         now = time.time() if now_unix_s is None else now_unix_s
         if found := obstacles((source, ours), (target, theirs), now):
@@ -202,9 +211,9 @@ async def _use(monitor: Monitor, wanted: dict[str, str | None]) -> None:
         )
 
 
-async def _identity(host: Host) -> Identity | None:
+async def _identity(host: Host, directory: Path | None) -> Identity | None:
     try:
-        return await read_identity(host)
+        return await read_identity(host, directory)
     except UsageError as exc:
         raise RefusedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
 

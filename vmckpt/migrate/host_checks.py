@@ -17,6 +17,8 @@ from vmckpt.vm.probe import abilities, kvm_obstacle
 # Less is not refused, but few guests fit.
 LITTLE_MEMORY_BYTES = 512 << 20
 LITTLE_ROOM_BYTES = 1 << 30
+# linux/capability.h
+CAP_NET_ADMIN = 1 << 12
 # A certificate that ends sooner is to be replaced now.
 SOON_DAYS = 30
 
@@ -60,7 +62,8 @@ async def _all(host: Host, operator: Host, facts: dict[str, Any]) -> AsyncIterat
     yield await _address(host)
     for check in await target_checks.ports(host, needed=1):
         yield check
-    yield await _bridge(host)
+    for check in await _network(host):
+        yield check
     yield await target_checks.clock(operator, host)
 
 
@@ -169,9 +172,21 @@ async def _address(host: Host) -> Check:
     return Check("address", OK, f"migrations come in at {address}")
 
 
-async def _bridge(host: Host) -> Check:
+async def _network(host: Host) -> list[Check]:
     if host.bridge is not None:
-        return await target_checks.bridge(host, host.bridge)
+        return [await target_checks.bridge(host, host.bridge), await _taps(host)]
     reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"
     remedy = f"name one: vmckpt host remove {host.name}, then host add with --bridge"
-    return Check("bridge", WARN, reason, remedy)
+    return [Check("bridge", WARN, reason, remedy)]
+
+
+async def _taps(host: Host) -> Check:
+    """The right to make the taps by which QEMU puts guests on a bridge: CAP_NET_ADMIN."""
+    shown = await host.run(["grep", "^CapEff:", "/proc/self/status"])
+    if shown.returncode == 0 and int(shown.stdout.split()[1], 16) & CAP_NET_ADMIN:
+        return Check("taps", OK, "this user may put guests on the bridge")
+    reason = f"this user may make no taps on {host.name}: VMs with a NIC on a bridge do not start"
+    remedy = (
+        "log in there as root (vmckpt_user: root of the role in ansible/), or use user-mode NAT"
+    )
+    return Check("taps", WARN, reason, remedy)

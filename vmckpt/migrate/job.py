@@ -178,9 +178,9 @@ async def run_job(job: Job, own_command: Sequence[str]) -> None:
             )
             result: dict[str, Any] = {"report": report.to_json()}
         except VmckptError as exc:
-            result = {"error": pack_error(exc)}
+            result = {"error": pack_error(exc, job.source.name)}
         except asyncio.CancelledError:
-            result = {"error": pack_error(_cancelled(job))}
+            result = {"error": pack_error(_cancelled(job), job.source.name)}
         await _end(job, files, result)
 
 
@@ -204,7 +204,7 @@ async def recover_job(job: Job) -> None:
             recovery = await _recovered(job, note)
             result: dict[str, Any] = {"recovery": asdict(recovery)}
         except VmckptError as exc:
-            result = {"error": pack_error(exc)}
+            result = {"error": pack_error(exc, job.source.name)}
         await _end(job, files, result)
 
 

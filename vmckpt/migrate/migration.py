@@ -17,7 +17,7 @@ from vmckpt.errors import (
     VmLostError,
 )
 from vmckpt.events.types import Emit, Note, PhaseBegan
-from vmckpt.hosts.heartbeats import Silence, silence
+from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.arrival import announce, prove_alive, set_clock
 from vmckpt.migrate.compare import Machine, describe, differences
@@ -26,6 +26,7 @@ from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
+from vmckpt.migrate.hearing import heard
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method
@@ -45,7 +46,6 @@ from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
 
-HEARTBEAT_WAIT_S, HEARTBEAT_POLL_S = 2.0, 0.005
 RESUME_TIMEOUT_S = 5.0
 # How long post-copy tries to mend a broken link by itself, and how often.
 RECONNECT_S, RECONNECT_FIRST_S, RECONNECT_LAST_S = 300.0, 0.5, 10.0
@@ -478,19 +478,5 @@ class Migration:
         guest = self._vm.spec.heartbeat_id
         if guest is None or not self._pair.was_running:
             return None
-        since_ns, ended_ns = (
-            int(t * 1e9) for t in (self._transfer_began_s, self._transfer_ended_s)
-        )
-        deadline = time.monotonic() + HEARTBEAT_WAIT_S
-        try:
-            if not await silence(self._target_host, guest, since_ns - 10**9, since_ns):
-                return None  # not heard before the switch: nothing to compare with
-            while True:
-                after = await silence(self._target_host, guest, ended_ns, time.monotonic_ns())
-                if after or time.monotonic() > deadline:
-                    until_ns = after.last_ns if after else time.monotonic_ns()
-                    return await silence(self._target_host, guest, since_ns, until_ns)
-                await asyncio.sleep(HEARTBEAT_POLL_S)
-        except HostDownError as exc:
-            self._note("heartbeats", str(exc))
-            return None
+        began_s, ended_s = self._transfer_began_s, self._transfer_ended_s
+        return await heard(self._target_host, guest, began_s, ended_s, self._note)

@@ -12,7 +12,7 @@ from vmckpt.migrate.encryption import Scheme
 from vmckpt.migrate.learned import learned, sending
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.migrate.preflight import Preflight, preflight
-from vmckpt.migrate.run import runs_dir
+from vmckpt.migrate.recorded import runs_dir
 from vmckpt.plan.choose import Choice, Intent, Offer, choose, judge
 from vmckpt.plan.forecast import Limits, Way, forecast
 from vmckpt.plan.guest import PAGE_BYTES, Guest

@@ -1,17 +1,17 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate import dirty_log, target_checks
 from vmckpt.migrate.blockers import device_checks
-from vmckpt.migrate.check import OK, REFUSE, WARN, Check
-from vmckpt.migrate.disk_plan import DiskCopy, plan_disks
+from vmckpt.migrate.check import OK, REFUSE, WARN, Check, refusal
+from vmckpt.migrate.disk_plan import DiskCopy, Owned, plan_disks
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.options import Method, Options
+from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
+from vmckpt.migrate.options import Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
 from vmckpt.qemu.block import DiskImage, query_disk_images
@@ -42,12 +42,7 @@ class Preflight(NamedTuple):
     def require(self, vm_name: str, target: str) -> Agreement:
         """The agreed settings. Raises RefusedError naming every refusal."""
         if self.agreement is None or not self.possible:
-            refused = [check for check in self.checks if check.verdict == REFUSE]
-            raise RefusedError(
-                f"'{vm_name}' cannot migrate to {target}",
-                why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
-                remedy="; ".join(check.remedy for check in refused if check.remedy),
-            )
+            raise refusal(self.checks, vm_name, target)
         return self.agreement
 
 
@@ -64,7 +59,9 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     ours, theirs = source.abilities, await abilities(target)
     loss = dirty_log.loss(vm, ours.version)
     options = resolve_method(options, loses_pages=loss is not None)
-    disks = await plan_disks(vm, target, options.disks, source.images)
+    disks = await plan_disks(
+        Owned(vm.host, vm.name, vm.spec.disks, vm.nodes), target, options.disks, source.images
+    )
     encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
     checks = [
@@ -82,7 +79,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         await target_checks.clock(vm.host, target),
         encrypted,
         *source.checks,
-        *_postcopy_risk(options),
+        *postcopy_risk(options),
         *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
         *(dirty_log.checks(loss, options) if loss else ()),
         *_way_back(vm, ours, theirs, wish),
@@ -179,15 +176,6 @@ async def _changed(vm: Vm, monitor: Monitor) -> str | None:
     return await changes(vm, monitor)
 
 
-def resolve_method(options: Options, *, loses_pages: bool) -> Options:
-    """The options with "auto" replaced by the method that it comes to."""
-    if options.method is not Method.AUTO:
-        return options
-    if loses_pages:
-        return replace(options, method=Method.STOP)
-    return replace(options, method=Method.PRECOPY, auto_converge=True)
-
-
 def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:
     if any(not copy.read_only for copy in copies) and "block-job-change" not in ours.commands:
         reason = (
@@ -195,16 +183,3 @@ def _pace(ours: Abilities, copies: Sequence[DiskCopy]) -> Iterator[Check]:
             "fast as its disk is copied is not moved"
         )
         yield Check("disk-pace", WARN, reason, "let it write less meanwhile, or use a newer QEMU")
-
-
-def _postcopy_risk(options: Options) -> Iterator[Check]:
-    if not options.may_postcopy:
-        return
-    risk = (
-        "in post-copy the guest runs on the target while its memory is still on both hosts: "
-        "a source that dies then takes the guest with it"
-    )
-    if options.never_risk_postcopy:
-        yield Check("postcopy-risk", REFUSE, risk, "use --method precopy or stop")
-    else:
-        yield Check("postcopy-risk", WARN, risk, "--never-risk-postcopy refuses it")

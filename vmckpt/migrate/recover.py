@@ -55,7 +55,7 @@ async def recover(
         await _remove_dead_locks(name, hosts)
         return None
     source, target = _named(journal.source, hosts), _named(journal.target, hosts)
-    async with await _locks(journal, (source, target)):
+    async with await wait_for_locks(journal.vm, journal.run, (source, target)):
         # Which got further is to be known: both have to answer now.
         journals = [await Journal.read(host, name) for host in (source, target)]
         journal = newest(journal for journal in journals if journal)
@@ -197,13 +197,13 @@ async def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> Asy
         yield
 
 
-async def _locks(journal: Journal, hosts: tuple[Host, Host]) -> AsyncExitStack:
+async def wait_for_locks(vm: str, run: str, hosts: tuple[Host, Host]) -> AsyncExitStack:
     """Both locks, waited for: the dead command's switch may be recovering at this moment."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(locked(journal.vm, hosts, RECOVERY, journal.run))
+                await stack.enter_async_context(locked(vm, hosts, RECOVERY, run))
                 return stack.pop_all()
             except BusyError as exc:
                 # A lock just taken has no name on it yet.

@@ -1,25 +1,14 @@
-"""One migration from beginning to end: what holds it, what is checked, and its record."""
+"""One migration of a VM of vmckpt's own from beginning to end: what holds it, what is checked."""
 
-import asyncio
-import secrets
-import sys
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmckpt.errors import CancelledByUserError, VmckptError
-from vmckpt.events.record import RunRecord
-from vmckpt.events.types import Emit, Event, Note, heard_or_not
-from vmckpt.hosts.deadman import armed
+from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import state_dir
-from vmckpt.migrate.check import WARN
 from vmckpt.migrate.migration import Migration
 from vmckpt.migrate.options import Options
-from vmckpt.migrate.preflight import Preflight, preflight
+from vmckpt.migrate.preflight import preflight
+from vmckpt.migrate.recorded import dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
 from vmckpt.vm.inventory import Vm
@@ -46,97 +35,24 @@ async def migrate(
     TimedOutError (undone: the VM is on the source), CancelledByUserError (likewise), VmLostError,
     OutcomeUnknownError (ask both ends).
     """
-    run = run or new_run()
-    request = request_of(vm, target, options)
-    record = RunRecord(run, "migrate", request, forecast=forecast)
-    began_s = time.monotonic()
-
-    show = heard_or_not(emit)
-
-    def tell(event: Event) -> None:
-        record.add(event)
-        show(event)
-
-    def conclude(result: dict[str, object]) -> None:
-        try:
-            _save(record, result)
-        except OSError as exc:
-            words = f"the run record was not written: {exc}"
-            show(Note(time.monotonic() - began_s, "record", words))
-
-    try:
-        action = f"migrate to {target.name}"
-        async with (
-            _dead_mans_switch(vm.name, run, on_death),
-            locked(vm.name, (vm.host,), action, run),
-        ):
-            vm = await read_again(vm)
-            checked = await preflight(vm, target, options)
-            checked.require(vm.name, target.name)
-            request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
-            _save(record, None)
-            for code, text in _findings(options, checked):
-                tell(Note(time.monotonic() - began_s, code, text))
-            async with locked(vm.name, (target,), action, run):
-                there = vm_dir(target.state_dir, vm.name)
-                if not await target.exists(there.journal):
-                    await sweep(target, vm.spec, there, None)
-                migration = Migration(vm, target, checked, run=run, began_s=began_s, emit=tell)
-                report = await migration.run()
-    except asyncio.CancelledError as exc:
-        error = CancelledByUserError(
-            "the migration was cancelled",
-            why="asked to stop",
-            remedy=f"'{vm.name}' goes on where it was",
-        )
-        conclude({"outcome": error.kind})
-        raise error from exc
-    except VmckptError as exc:
-        conclude({"outcome": exc.kind, "what": exc.what, "why": exc.why, "remedy": exc.remedy})
-        raise
-    warnings = tuple(check.reason for check in checked.checks if check.verdict == WARN)
-    record_path = str(runs_dir() / f"{run}.json")
-    report = replace(
-        report, requested_method=options.method, warnings=warnings, run_record=record_path
-    )
-    conclude(report.to_json())
-    return report
-
-
-def _findings(asked: Options, checked: Preflight) -> Iterator[tuple[str, str]]:
-    """What the operator should know beforehand, each with its code."""
-    if asked.method is not checked.options.method:
-        yield "method", f"auto comes to {checked.options.method} here"
-    yield from ((check.code, check.reason) for check in checked.checks if check.verdict == WARN)
-
-
-@asynccontextmanager
-async def _dead_mans_switch(
-    name: str, run: str, on_death: Sequence[str] | None
-) -> AsyncIterator[None]:
-    """For the block: if this process dies in it, another one recovers the VM at once."""
-    runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-m", "vmckpt.cli.entry", "migrate", "--recover", name, "--json"]
-    with armed(on_death or command, runs_dir() / f"{run}.recovery.log"):
-        yield
-
-
-def runs_dir() -> Path:
-    """Where the run records of this machine's commands stand."""
-    return state_dir() / "runs"
-
-
-def new_run() -> str:
-    """The id of a run that begins now."""
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
-
-
-def request_of(vm: Vm, target: Host, options: Options) -> dict[str, object]:
-    """What was asked for, for the run record."""
-    plain = asdict(options)
-    return {"vm": vm.name, "source": vm.host.name, "target": target.name} | plain
-
-
-def _save(record: RunRecord, result: dict[str, object] | None) -> None:
-    record.result = result
-    record.save(runs_dir())
+    request = request_of(vm.name, (vm.host, target), options)
+    action = f"migrate to {target.name}"
+    async with (
+        recorded(request, options, emit, run, forecast=forecast) as record,
+        dead_mans_switch(vm.name, record.id, on_death),
+        locked(vm.name, (vm.host,), action, record.id),
+    ):
+        vm = await read_again(vm)
+        checked = await preflight(vm, target, options)
+        checked.require(vm.name, target.name)
+        request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
+        record.begin(checked.options, checked.checks)
+        async with locked(vm.name, (target,), action, record.id):
+            there = vm_dir(target.state_dir, vm.name)
+            if not await target.exists(there.journal):
+                await sweep(target, vm.spec, there, None)
+            migration = Migration(
+                vm, target, checked, run=record.id, began_s=record.began_s, emit=record.tell
+            )
+            report = await migration.run()
+        return record.end(report, checked.checks)

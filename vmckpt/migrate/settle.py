@@ -7,7 +7,7 @@ from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.migrate.ends import LOOK_TIMEOUT_S, Pair, kill
 from vmckpt.migrate.ownership import Move, decide
 from vmckpt.migrate.reconnect import reconnect
-from vmckpt.migrate.transfer import SILENCE_S
+from vmckpt.migrate.steering import SILENCE_S
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError
 

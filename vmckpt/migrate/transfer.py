@@ -2,27 +2,22 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 
-from vmckpt.errors import OperationFailedError, TimedOutError
+from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Progress
 from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, OnTimeout, Options
+from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Options
+from vmckpt.migrate.steering import FIRST_POSTCOPY_ROUND, Figures, Order, Steering, pilot
 from vmckpt.migrate.switchover import WAIT_S, Switchover
-from vmckpt.plan.convergence import eta_s, has_stalled
-from vmckpt.plan.policy import Act, Decision, Steering
+from vmckpt.plan.convergence import eta_s
+from vmckpt.plan.policy import Act, Decision
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import migrate_continue
 from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.qemu.replies import MigrationStatus
-from vmckpt.units import format_duration, format_rate, format_size
 
 SAMPLE_S = 0.1
-# No byte for this long while QEMU says "active": it never notices a silent link by itself.
-SILENCE_S = 15.0
-# Before the second round QEMU has not sent all pages once, and post-copy would have to send all.
-FIRST_POSTCOPY_ROUND = 2
 LOCAL_STATES = frozenset({"none", "setup", "wait-unplug"})
 
 
@@ -53,17 +48,17 @@ class Transfer:
     ) -> None:
         self._source, self._options, self._disks = source, options, disks
         self._switchover = switchover
-        self._steering = _steering(options)
         self._clock, self._emit, self._note = clock, emit, note
         self._began_s = time.monotonic()
-        self._round_bytes: list[int] = []
-        self._silent_since_s, self._last_sent = self._began_s, -1
-        self._time_is_up = False
-        self._asked_postcopy = False
+        self._steering, self._pilot = Steering(options), pilot(options)
         self._postcopy_began = False
         self._handed_over = False
-        self.rounds = 0
         self.last = MigrationStatus("none")
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of pre-copy that have begun."""
+        return self._steering.rounds
 
     async def run(self, uri: str) -> Ending:
         """Send to `uri` until the source is done or in post-copy.
@@ -78,7 +73,7 @@ class Transfer:
     async def drain(self) -> None:
         """After the switch to post-copy: until every page is on the target."""
         with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
-            self._silent_since_s, self._last_sent = time.monotonic(), -1
+            self._steering.listen_anew(time.monotonic())
             await self._watch(events, until_postcopy=False)
 
     async def _watch(self, events: Events, *, until_postcopy: bool) -> Ending:
@@ -108,7 +103,11 @@ class Transfer:
                 await migrate_continue(self._source)
             if not status.in_postcopy:
                 await self._steer(status)
-            self._check_silence(status)
+            self._steering.check_silence(
+                status.transferred_bytes,
+                time.monotonic(),
+                expected=status.status in LOCAL_STATES,
+            )
             if await self._news_of_the_end(events) and not self._postcopy_began:
                 return Ending.COMPLETED  # the guest stands still: it is accounted for later
 
@@ -134,9 +133,7 @@ class Transfer:
         status = await commands.query_migrate(self._source)
         self.last = status
         self._postcopy_began |= status.in_postcopy
-        self.rounds = max(self.rounds, status.round)
-        while len(self._round_bytes) < status.round:
-            self._round_bytes.append(status.remaining_bytes)
+        self._steering.see(_figures(status))
         meaningful = status.round >= FIRST_POSTCOPY_ROUND
         dirty = status.dirty_rate_bytes_per_s if meaningful else 0.0
         self._emit(
@@ -164,50 +161,17 @@ class Transfer:
             await self._disks.check()
         if self._switchover:
             await self._switchover.consider(status)
-        if self._steering and status.status == "active" and not self._asked_postcopy:
-            await self._obey(self._steering.see(status.round, status.remaining_bytes))
-        options = self._options
-        if options.timeout_s is not None and not self._time_is_up:
-            self._time_is_up = time.monotonic() - self._began_s > options.timeout_s
-            if self._time_is_up:
-                await self._time_up(options)
-        if self._asked_postcopy or status.round < FIRST_POSTCOPY_ROUND:
+        if self._pilot and status.status == "active":
+            await self._obey(self._pilot.see(status.round, status.remaining_bytes))
+        order = self._steering.steer(_figures(status), time.monotonic() - self._began_s)
+        if order is None:
             return
-        if options.method is Method.POSTCOPY:
-            await self._start_postcopy("all pages were sent once")
-        elif options.method is Method.HYBRID and has_stalled(self._round_bytes):
-            await self._start_postcopy("the last rounds gained nothing: pre-copy will not end")
-        elif self._time_is_up and options.on_timeout is OnTimeout.POSTCOPY:
-            await self._start_postcopy("the time is up")
-
-    async def _obey(self, decision: Decision | None) -> None:
-        """Do what the policy says, or only tell of it."""
-        if decision is None:
-            return
-        words = {
-            Act.RAISE_DOWNTIME: f"allowing a standstill of {decision.downtime_ms} ms",
-            Act.POSTCOPY: "going over to post-copy",
-            Act.PAUSE: "stopping the VM to send the rest",
-            Act.ABORT: "giving up",
-        }[decision.act]
-        if self._options.observe_only:
-            self._note("policy", f"it would be {words} now: {decision.why}")
-            return
-        self._note("policy", f"{words}: {decision.why}")
-        match decision.act:
-            case Act.RAISE_DOWNTIME:
-                limit = {"downtime-limit": decision.downtime_ms}
-                await commands.migrate_set_parameters(self._source, limit)
-            case Act.POSTCOPY:
-                await self._start_postcopy(decision.why)
-            case Act.PAUSE:
-                await self._stop_at_next_look()
-            case Act.ABORT:
-                raise OperationFailedError(
-                    "the policy gave the migration up",
-                    why=f"{decision.why}: {self._why_so_long()}",
-                    remedy="allow more downtime or bandwidth, or another policy",
-                )
+        what, why = order
+        self._note(what.value, why)
+        if what is Order.START_POSTCOPY:
+            await commands.migrate_start_postcopy(self._source)
+        else:
+            await self._stop_at_next_look()
 
     async def _stop_at_next_look(self) -> None:
         await commands.migrate_set_parameters(
@@ -216,49 +180,37 @@ class Transfer:
         if self._switchover:
             await self._switchover.now()
 
-    async def _time_up(self, options: Options) -> None:
-        given = format_duration(options.timeout_s or 0)
-        if options.on_timeout is OnTimeout.ABORT:
-            raise TimedOutError(
-                f"the migration did not end within {given}",
-                why=self._why_so_long(),
-                remedy="allow more time, downtime or bandwidth, or use --method hybrid",
-            )
-        if options.on_timeout is OnTimeout.PAUSE:
-            self._note("time-up", f"{given} are over: stopping the VM to send the rest")
-            await self._stop_at_next_look()
-
-    def _why_so_long(self) -> str:
-        sent, link = self.last.transferred_bytes, self.last.throughput_bytes_per_s
-        if self.rounds < FIRST_POSTCOPY_ROUND:
-            left = format_size(self.last.remaining_bytes)
-            return f"{format_size(sent)} went at {format_rate(link)}, {left} were still left"
-        dirty = format_rate(self.last.dirty_rate_bytes_per_s)
-        rates = f"the guest dirties {dirty}, the link takes {format_rate(link)}"
-        return f"after {self.rounds} rounds {rates}"
-
-    async def _start_postcopy(self, reason: str) -> None:
-        self._note("postcopy", f"switching to post-copy: {reason}")
-        self._asked_postcopy = True
-        await commands.migrate_start_postcopy(self._source)
-
-    def _check_silence(self, status: MigrationStatus) -> None:
-        now_s = time.monotonic()
-        if status.transferred_bytes != self._last_sent or status.status in LOCAL_STATES:
-            self._silent_since_s, self._last_sent = now_s, status.transferred_bytes
-        elif now_s - self._silent_since_s > SILENCE_S:
-            raise OperationFailedError(
-                "the migration stands still",
-                why=f"no byte has moved for {SILENCE_S:g} s, and QEMU never notices by itself",
-                remedy="check the network between the hosts and the target's load",
-            )
+    async def _obey(self, decision: Decision | None) -> None:
+        """Do what the policy says, or only tell of it."""
+        if decision is None:
+            return
+        if self._options.observe_only:
+            self._note("policy", f"it would be {decision.words} now: {decision.why}")
+            return
+        self._note("policy", f"{decision.words}: {decision.why}")
+        match decision.act:
+            case Act.RAISE_DOWNTIME:
+                limit = {"downtime-limit": decision.downtime_ms}
+                await commands.migrate_set_parameters(self._source, limit)
+            case Act.POSTCOPY:
+                self._pilot = None
+                await commands.migrate_start_postcopy(self._source)
+            case Act.PAUSE:
+                self._pilot = None
+                await self._stop_at_next_look()
+            case Act.ABORT:
+                raise OperationFailedError(
+                    "the policy gave the migration up",
+                    why=decision.why,
+                    remedy="allow more downtime or bandwidth, or another policy",
+                )
 
 
-def _steering(options: Options) -> Steering | None:
-    policy = options.policy
-    if policy is None:
-        return None
-    if options.pause_promised:
-        kept = tuple(rule for rule in policy.rules if rule.act is not Act.RAISE_DOWNTIME)
-        policy = replace(policy, rules=kept)
-    return Steering(policy, options.max_downtime_ms)
+def _figures(status: MigrationStatus) -> Figures:
+    return Figures(
+        status.round,
+        status.remaining_bytes,
+        status.transferred_bytes,
+        status.throughput_bytes_per_s,
+        status.dirty_rate_bytes_per_s,
+    )

@@ -23,15 +23,15 @@ from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.migrate.job import JobDir
+from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
-from vmckpt.migrate.run import runs_dir
 from vmckpt.sequence.steps import to_the_end
 
 POLL_S = 0.2
 RECONNECT_S = 1.0
-# A job that has died is recovered by its dead-man's switch, which says how it ended.
-RECOVERY_TIMEOUT_S = 330.0
+# Between the end of a process and what it wrote last.
+LAST_WORDS_S = 3.0
 START_TIMEOUT_S = 30.0
 # In a run record's request: the host whose job it is.
 JOB_ON = "job_on"
@@ -141,15 +141,17 @@ class _Watch:
         if process is None:
             await self._check_begins(now_s)
             return
-        if await self._source.is_alive(process):
-            return
-        if self._died_s is None:
+        # The switch is there as long as the job, and then does its work.
+        recovery = f"{self._run}\0--recover"
+        if await self._source.is_alive(process) or await self._source.find_processes(recovery):
+            self._died_s = None
+        elif self._died_s is None:
             self._died_s = now_s
-        elif now_s - self._died_s > RECOVERY_TIMEOUT_S:
+        elif now_s - self._died_s > LAST_WORDS_S:
             raise OutcomeUnknownError(
                 "nobody knows how the migration ended",
                 why=f"its process on {self._source.name} is gone, and so is its dead-man's switch",
-                remedy="vmckpt vm list ends what was cut off, and says where the VM is",
+                remedy="vmckpt vm show VM ends what was cut off, and says where the VM is",
             )
 
     async def _check_begins(self, now_s: float) -> None:

@@ -63,6 +63,16 @@ class Decision(NamedTuple):
     downtime_ms: int
     why: str
 
+    @property
+    def words(self) -> str:
+        """What is being done."""
+        return {
+            Act.RAISE_DOWNTIME: f"allowing a standstill of {self.downtime_ms} ms",
+            Act.POSTCOPY: "going over to post-copy",
+            Act.PAUSE: "stopping the VM to send the rest",
+            Act.ABORT: "giving up",
+        }[self.act]
+
 
 def stalled_rounds(left_bytes: Sequence[int], stall_percent: int) -> int:
     """How many rounds up to the last have gained nothing over the best before them.
@@ -78,7 +88,7 @@ def stalled_rounds(left_bytes: Sequence[int], stall_percent: int) -> int:
 
 
 @dataclass(slots=True)
-class Steering:
+class Pilot:
     """A policy at work on one pre-copy, which begins with `downtime_ms` allowed."""
 
     policy: Policy
@@ -126,10 +136,10 @@ def replay(
 
     What would have come of it the samples cannot tell: after the first act they are another run's.
     """
-    steering, found = Steering(policy, downtime_ms), []
+    pilot, found = Pilot(policy, downtime_ms), []
     for sample in samples:
         if sample["status"] == "active":
-            decision = steering.see(sample["round"], sample["remaining_bytes"])
+            decision = pilot.see(sample["round"], sample["remaining_bytes"])
             if decision:
                 found.append((sample["at_s"], decision))
     return found

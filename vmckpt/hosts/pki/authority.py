@@ -15,7 +15,13 @@ from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.certificate import Certificate, canonical, parse_certificate
 from vmckpt.hosts.pki.dh_group import DH_PARAMS, DH_PARAMS_FILE
-from vmckpt.hosts.pki.identity import Identity, pki_dir, read_identity
+from vmckpt.hosts.pki.identity import (
+    LIBVIRT_FILES,
+    Identity,
+    libvirt_dir,
+    pki_dir,
+    read_identity,
+)
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -116,6 +122,9 @@ async def issue(state_dir: Path, host: Host, *, days: int = HOST_DAYS) -> Identi
     await host.make_dir(directory)
     for name, text in parts.items():
         await host.write_text(directory / name, text)
+    await host.make_dir(libvirt_dir(host))
+    for name, qemus in LIBVIRT_FILES.items():
+        await host.write_text(libvirt_dir(host) / name, parts[qemus])
     identity = await read_identity(host)
     if identity is None:
         raise StorageError(

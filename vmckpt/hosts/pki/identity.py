@@ -8,6 +8,12 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.certificate import Certificate, is_issued_by, parse_certificate
 
 FILES = ("ca-cert.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem")
+# What libvirt's client wants, by its own names.
+LIBVIRT_FILES = {
+    "cacert.pem": "ca-cert.pem",
+    "clientcert.pem": "client-cert.pem",
+    "clientkey.pem": "client-key.pem",
+}
 
 
 class Identity(NamedTuple):
@@ -30,12 +36,17 @@ def pki_dir(host: Host) -> Path:
     return host.state_dir / "pki"
 
 
-async def read_identity(host: Host) -> Identity | None:
-    """The host's certificates; None when it has none at all.
+def libvirt_dir(host: Host) -> Path:
+    """The same certificates for libvirt's client: the `pkipath` of its URIs."""
+    return pki_dir(host) / "libvirt"
+
+
+async def read_identity(host: Host, directory: Path | None = None) -> Identity | None:
+    """The host's certificates, in `pki_dir` or another directory; None when it has none at all.
 
     Raises UsageError when some of the files are missing or damaged.
     """
-    directory = pki_dir(host)
+    directory = directory or pki_dir(host)
     there = [name for name in FILES if await host.exists(directory / name)]
     if not there:
         return None

@@ -89,7 +89,7 @@ class _Server:
             # Who cancelled it waits for this, and reads no more than that it has ended.
             reply = with_json(Kind.ANSWER, frame.number, None)
         except Exception as exc:  # noqa: BLE001 - the asker is told, whatever it is
-            reply = with_json(Kind.ERROR, frame.number, pack_error(exc))
+            reply = with_json(Kind.ERROR, frame.number, pack_error(exc, self._host.name))
         with suppress(OSError):  # when the connection is gone, `run` ends too
             await self._link.send(reply)
 

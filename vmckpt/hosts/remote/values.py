@@ -91,13 +91,14 @@ def unpack_answer(question: Callable[..., Any], value: Any) -> Any:
     return unpack(_hints(question)["return"], value)
 
 
-def pack_error(exc: Exception) -> list[str]:
-    """An error by its class, with what, why and remedy; one that is not ours becomes one."""
+def pack_error(exc: Exception, host: str) -> list[str]:
+    """A host's error by its class, with what, why and remedy; one that is not ours becomes one."""
     if isinstance(exc, OSError):
         exc = StorageError(
-            f"cannot use {exc.filename or 'a file'}",
+            f"cannot use {exc.filename or 'a file'} on {host}",
             why=exc.strerror or str(exc),
-            remedy="check that it is there, its rights, and free space on the host",
+            remedy=f"log in to {host} as vmckpt does, and check that it is there, whose it is, "
+            "and free space",
         )
     elif not isinstance(exc, VmckptError):
         exc = VmckptError(

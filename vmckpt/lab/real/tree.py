@@ -6,7 +6,7 @@
     /var/lib/vmckpt, /var/lib/libvirt, /var/log     folders of its own on this machine's disk
     /dev, /dev/shm, /home, /proc, /root, /run, /sys, /tmp     its own
 
-A bare host has this machine's /usr, and none of vmckpt's and libvirt's directories.
+A bare host has this machine's /usr, and nothing in vmckpt's and libvirt's directories.
 """
 
 import os
@@ -94,6 +94,9 @@ def _make_own(machine: Machine) -> None:
 
 
 def _make_bare(machine: Machine) -> None:
+    for path in (STATE_DIR, Path("/var/lib/libvirt")):
+        if path.exists():
+            _mount("tmpfs", path, "mode=0755")  # what this machine has there stays its own
     _bind(_old(machine.packages / "usr"), PACKAGES, read_only=True)
     for name in _KERNEL_WIDE:
         stands_for = Path("/run", Path(name).name)

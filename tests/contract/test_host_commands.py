@@ -1,0 +1,152 @@
+"""vmckpt host add, list, check, doctor, remove, against a real sshd."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sshd import Sshd, sshd
+
+COMMAND = [sys.executable, "-m", "vmckpt.cli.entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    state_dir: Path
+    server: Sshd
+
+    def vmckpt(self, *words: str) -> tuple[int, dict[str, Any]]:
+        done = subprocess.run(
+            [*COMMAND, *words, "--json"],
+            env=os.environ | {"VMCKPT_STATE_DIR": str(self.state_dir)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def add(self, name: str, *more: str) -> tuple[int, dict[str, Any]]:
+        where = f"ssh://root@127.0.0.1:{self.server.port}"
+        reached = ("--ssh-config", str(self.server.config), "--vmckpt", str(self.server.vmckpt))
+        return self.vmckpt("host", "add", name, where, *reached, *more)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with sshd(tmp_path_factory.mktemp("sshd")) as made:
+        yield made
+
+
+@pytest.fixture
+def operator(server: Sshd, tmp_path: Path) -> Operator:
+    return Operator(tmp_path / "op", server)
+
+
+def test_a_host_is_added_with_what_it_says_of_itself(operator: Operator, tmp_path: Path) -> None:
+    code, added = operator.add("a", "--bridge", "br7", "--migration-ports", "50000-50009")
+    assert code == 0
+    # Where vmckpt there keeps its state, and the address that SSH came in on.
+    assert (added["state_dir"], added["migration_address"]) == ("/var/lib/vmckpt", "127.0.0.1")
+    entry = json.loads((operator.state_dir / "hosts/a.json").read_text())
+    assert (entry["kind"], entry["bridge"], entry["migration_ports"]) == (
+        "ssh", "br7", [50000, 50009],
+    )  # fmt: skip
+    code, added = operator.add(
+        "b", "--state-dir", str(tmp_path / "b"), "--migration-addr", "192.0.2.7"
+    )
+    assert (added["state_dir"], added["migration_address"]) == (str(tmp_path / "b"), "192.0.2.7")
+    code, refused = operator.add("a")
+    assert (code, refused["error"]["kind"]) == (4, "refused")
+    assert operator.vmckpt("host", "remove", "a") == (0, {"name": "a", "removed": True})
+    assert operator.vmckpt("host", "remove", "a")[0] == 3
+    assert operator.vmckpt("host", "remove", "local")[0] == 4
+    names = [host["name"] for host in operator.vmckpt("host", "list")[1]["hosts"]]
+    assert names == ["local", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("a", "ssh://root@127.0.0.1:1"), 6),
+        (("A", "ssh://root@127.0.0.1"), 2),
+        (("local", "ssh://root@127.0.0.1"), 4),
+        (("a", "http://127.0.0.1"), 2),
+    ],
+)
+def test_what_cannot_be_added_leaves_nothing(
+    operator: Operator, words: tuple[str, ...], code: int
+) -> None:
+    assert operator.vmckpt("host", "add", *words)[0] == code
+    assert not list(operator.state_dir.rglob("*.json"))
+
+
+def test_what_a_host_lacks_is_told_with_what_mends_it(operator: Operator, tmp_path: Path) -> None:
+    state = tmp_path / "a"
+    operator.add("a", "--state-dir", str(state), "--qemu", "/gone/qemu", "--bridge", "nobr9")
+    code, report = operator.vmckpt("host", "check", "a")
+    assert (code, report["fit"]) == (4, False)
+    checks = {check["code"]: check for check in report["checks"]}
+    refused = {code for code, check in checks.items() if check["verdict"] == "refuse"}
+    assert refused == {"qemu", "bridge"}
+    assert "apt-get install qemu-system-x86" in checks["qemu"]["remedy"]
+    assert "vmckpt pki issue a" in checks["certificates"]["remedy"]
+    assert checks["state-dir"]["verdict"] == checks["clock"]["verdict"] == "ok"
+    assert all(check["remedy"] for check in checks.values() if check["verdict"] != "ok")
+    assert report["memory_available_bytes"] > 0
+
+
+def test_an_address_that_is_not_the_hosts_is_found(operator: Operator, tmp_path: Path) -> None:
+    operator.add("a", "--state-dir", str(tmp_path / "a"), "--migration-addr", "192.0.2.7")
+    report = operator.vmckpt("host", "check", "a")[1]
+    [address] = [check for check in report["checks"] if check["code"] == "address"]
+    assert (address["verdict"], address["reason"]) == ("refuse", "192.0.2.7 is no address of a")
+
+
+def test_a_doctor_sees_all_hosts_though_one_is_silent(operator: Operator, tmp_path: Path) -> None:
+    operator.add("a", "--state-dir", str(tmp_path / "a"))
+    operator.add("b", "--state-dir", str(tmp_path / "b"))
+    path = operator.state_dir / "hosts/b.json"
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps(entry | {"address": f"ssh://root@127.0.0.1:{port}"}))
+    code, answer = operator.vmckpt("host", "doctor")
+    assert code == 4
+    by_name = {host["name"]: host["checks"] for host in answer["hosts"]}
+    assert by_name.keys() == {"local", "a", "b"}
+    assert [check["code"] for check in by_name["b"]] == ["reachable"]
+    assert "nobody listens" in by_name["b"][0]["reason"]
+    assert len(by_name["a"]) > 5
+    code, listed = operator.vmckpt("vm", "list")
+    assert (code, len(listed["silent"])) == (0, 1)
+    # On a host that is silent there may be one of any name.
+    assert operator.vmckpt("vm", "show", "web")[0] == 6
+
+
+def test_listing_hosts_asks_none_and_needs_no_ssh(operator: Operator) -> None:
+    (operator.state_dir / "hosts").mkdir(parents=True)
+    entry = {"kind": "ssh", "address": "ssh://nowhere.invalid", "state_dir": "/x",
+             "migration_address": "192.0.2.1"}  # fmt: skip
+    (operator.state_dir / "hosts/a.json").write_text(json.dumps(entry))
+    code = (
+        "import sys; from vmckpt.cli.main import main; sys.argv[1:] = ['host', 'list'];"
+        "code = main(); assert 'paramiko' not in sys.modules; raise SystemExit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"VMCKPT_STATE_DIR": str(operator.state_dir)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "192.0.2.1" in done.stdout

@@ -1,0 +1,134 @@
+"""Sessions with libvirt: its own test driver answers, and sockets that do not."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import HostDownError, NotFoundError, RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.forward import forwarded
+from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+
+pytestmark = pytest.mark.contract
+UNKNOWN = "00000000-0000-0000-0000-000000000001"
+
+
+def with_test_driver(use: Callable[[Libvirtd], Awaitable[None]]) -> None:
+    """Libvirt's test driver lives in this process, and each session has one of its own."""
+
+    async def main() -> None:
+        session = Libvirtd("test:///default", LocalHost("a", Path("/"), "::1"))
+        await session.open()
+        try:
+            await use(session)
+        finally:
+            await session.close()
+
+    asyncio.run(main())
+
+
+def test_a_domain_is_found_ended_and_started() -> None:
+    async def use(session: Libvirtd) -> None:
+        [seen] = await session.domains()
+        assert (seen.name, seen.state, seen.persistent) == ("test", State.RUNNING, True)
+        assert seen.xml.startswith("<domain")
+        await session.destroy(seen.uuid)
+        found = await session.find(seen.uuid)
+        assert found
+        assert found.state is State.SHUTOFF
+        await session.start(seen.uuid)
+        with pytest.raises(LibvirtRefusedError) as caught:
+            await session.start(seen.uuid)
+        assert caught.value.why
+        assert caught.value.remedy
+        assert await session.find(UNKNOWN) is None
+        with pytest.raises(NotFoundError):
+            await session.start(UNKNOWN)
+
+    with_test_driver(use)
+
+
+def test_snapshots_are_taken_listed_and_deleted() -> None:
+    async def use(session: Libvirtd) -> None:
+        [seen] = await session.domains()
+        xml = "<domainsnapshot><name>one</name></domainsnapshot>"
+        assert (await session.save_snapshot(seen.uuid, xml)).name == "one"
+        assert [snapshot.name for snapshot in await session.snapshots(seen.uuid)] == ["one"]
+        await session.load_snapshot(seen.uuid, "one")
+        await session.delete_snapshot(seen.uuid, "one")
+        assert await session.snapshots(seen.uuid) == []
+
+    with_test_driver(use)
+
+
+def test_networks_are_there_or_not() -> None:
+    async def use(session: Libvirtd) -> None:
+        assert await session.has_network("default")
+        assert not await session.has_network("other")
+
+    with_test_driver(use)
+
+
+def host(socket_path: Path | None) -> LocalHost:
+    return LocalHost("a", Path("/tmp"), "127.0.0.1", libvirt=socket_path)
+
+
+async def _ask(at: LocalHost) -> None:
+    async with libvirtd(at) as session:
+        await session.domains()
+
+
+def test_a_host_without_libvirtd_is_told_apart_from_one_that_is_silent(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError):
+        asyncio.run(_ask(host(None)))
+    with pytest.raises(HostDownError):
+        asyncio.run(_ask(host(tmp_path / "missing")))
+
+
+def test_whoever_hangs_up_at_once_is_no_libvirtd(tmp_path: Path) -> None:
+    async def main() -> None:
+        def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        path = tmp_path / "sock"
+        async with await asyncio.start_unix_server(hang_up, path):
+            await _ask(host(path))
+
+    with pytest.raises(HostDownError) as caught:
+        asyncio.run(main())
+    assert "libvirtd of a" in caught.value.what
+
+
+def test_the_forwarder_carries_both_ways_privately_and_leaves_nothing(tmp_path: Path) -> None:
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data.upper())
+        writer.close()
+
+    async def main() -> Path:
+        far = tmp_path / "far"
+        async with (
+            await asyncio.start_unix_server(shout, far),
+            forwarded(host(far), far) as near,
+        ):
+            assert near.parent.stat().st_mode & 0o777 == 0o700
+            assert near.parent.stat().st_uid == os.geteuid()
+            reader, writer = await asyncio.open_unix_connection(near)
+            for text in (b"one", b"two"):
+                writer.write(text)
+                assert await reader.read(100) == text.upper()
+            writer.write_eof()
+            assert await reader.read(100) == b""
+            writer.close()
+            left_open = socket.socket(socket.AF_UNIX)
+            left_open.connect(str(near))
+        left_open.close()
+        return near
+
+    assert not asyncio.run(main()).parent.exists()

@@ -1,0 +1,168 @@
+"""Domains of libvirt move like VMs, and libvirt's own record agrees."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.qemu.world import eventually, loaded, qemu
+from tests.real.domains import (
+    GUEST,
+    await_transfer,
+    remove_domain,
+    row,
+    run_domain,
+    secure,
+    start_libvirtd,
+    states,
+    stop_libvirtd,
+)
+from tests.real.machines import Machines, machines
+
+pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
+OWN_DISK = Path("/var/lib/libvirt/images/dom.qcow2")
+SLOWLY = ("--bandwidth", "15MiB/s")
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Machines]:
+    """Hosts of this module's own, whose libvirtds take orders by TLS."""
+    with machines([qemu("10.0")] * 2) as made:
+        secure(made)
+        yield made
+
+
+@pytest.fixture
+def domain(secured: Machines) -> Iterator[Machines]:
+    """A domain on lab-a with a disk on shared storage."""
+    try:
+        run_domain(secured, "lab-a", disk=secured.shared / "dom.qcow2")
+        yield secured
+    finally:
+        remove_domain(secured)
+
+
+@pytest.fixture
+def own_disk(secured: Machines) -> Iterator[Machines]:
+    """A domain on lab-a with a disk of that host's own."""
+    try:
+        run_domain(secured, "lab-a", disk=OWN_DISK)
+        yield secured
+    finally:
+        remove_domain(secured)
+
+
+def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machines) -> None:
+    facts = domain.ok("vm", "show", GUEST.name)
+    assert (facts["driver"], facts["host"], facts["state"]) == ("libvirt", "lab-a", "running")
+    checked = domain.ok("check", GUEST.name, "lab-b")["targets"][0]
+    assert checked["possible"], checked
+
+    async def move() -> list[dict[str, object]]:
+        async with loaded(domain, GUEST):
+            await asyncio.sleep(1)
+            return [
+                await asyncio.to_thread(domain.ok, "migrate", GUEST.name, *words)
+                for words in (("lab-b",), ("lab-a", "--method", "postcopy"))
+            ]
+
+    there, back = asyncio.run(move())
+    assert (there["method"], back["method"]) == ("precopy", "postcopy")
+    for report in (there, back):
+        assert report["encryption"] == "x509"
+        assert report["transferred_bytes"]
+        assert report["guest_downtime_ms"], report
+    assert states(domain) == {"lab-a": "running"}
+    assert row(domain)["host"] == "lab-a"
+    assert domain.virsh("lab-a", "domstate", "--reason", GUEST.name) == "running (post-copy)" or (
+        domain.virsh("lab-a", "domstate", "--reason", GUEST.name) == "running (migrated)"
+    )
+    outcomes = [run["outcome"] for run in domain.ok("runs", "list")["runs"]]
+    assert outcomes[-2:] == ["completed", "completed"]
+
+
+def test_a_disk_of_the_hosts_own_is_copied_and_leaves_the_source(own_disk: Machines) -> None:
+    async def move() -> dict[str, object]:
+        async with loaded(own_disk, GUEST):
+            return await asyncio.to_thread(own_disk.ok, "migrate", GUEST.name, "lab-b")
+
+    assert asyncio.run(move())["outcome"] == "completed"
+    images = {host: own_disk.inside(host, "ls", str(OWN_DISK.parent)).stdout.split()
+              for host in ("lab-a", "lab-b")}  # fmt: skip
+    assert images == {"lab-a": [], "lab-b": [OWN_DISK.name]}
+    assert states(own_disk) == {"lab-b": "running"}
+
+
+def test_ctrl_c_gives_it_up_and_leaves_nothing_on_the_target(own_disk: Machines) -> None:
+    command = own_disk.begin("migrate", GUEST.name, "lab-b", *SLOWLY)
+    await_transfer(own_disk, "lab-a")
+    command.send_signal(signal.SIGINT)
+    _, stderr = command.communicate(timeout=60)
+    assert command.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert states(own_disk) == {"lab-a": "running"}
+    assert own_disk.inside("lab-b", "ls", str(OWN_DISK.parent)).stdout.split() == []
+    assert own_disk.ok("migrate", GUEST.name, "lab-b")["outcome"] == "completed"
+
+
+def test_a_domain_that_is_ended_in_the_middle_is_reported_lost(domain: Machines) -> None:
+    command = domain.begin("migrate", GUEST.name, "lab-b", *SLOWLY)
+    await_transfer(domain, "lab-a")
+    domain.virsh("lab-a", "destroy", GUEST.name)
+    _, stderr = command.communicate(timeout=90)
+    assert command.returncode == 10, stderr
+    assert states(domain) == {"lab-a": "shut off"}
+    assert domain.ok("vm", "start", GUEST.name)["state"] == "running"
+
+
+def test_a_targets_libvirtd_that_ends_leaves_the_domain_at_home(domain: Machines) -> None:
+    command = domain.begin("migrate", GUEST.name, "lab-b", *SLOWLY)
+    await_transfer(domain, "lab-a")
+    stop_libvirtd(domain, "lab-b", "KILL")
+    _, stderr = command.communicate(timeout=120)
+    start_libvirtd(domain, "lab-b")
+    assert command.returncode == 7, stderr
+    alone = {"lab-a": "running"}
+    eventually(lambda: states(domain) == alone, 30, "lab-b's libvirtd to remove what had arrived")
+
+
+def test_a_sources_libvirtd_that_ends_is_waited_for_and_recovered(domain: Machines) -> None:
+    command = domain.begin("migrate", GUEST.name, "lab-b", *SLOWLY)
+    await_transfer(domain, "lab-a")
+    stop_libvirtd(domain, "lab-a", "KILL")
+    _, stderr = command.communicate(timeout=120)
+    assert command.returncode == 9, stderr
+    assert "its QEMU on lab-a lives" in stderr
+    start_libvirtd(domain, "lab-a")
+    recovered = domain.ok("migrate", "--recover", GUEST.name)
+    assert recovered["host"] == "lab-a"
+    assert states(domain) == {"lab-a": "running"}
+
+
+def test_a_killed_command_is_tidied_up_after_and_libvirt_goes_on(own_disk: Machines) -> None:
+    command = own_disk.begin("migrate", GUEST.name, "lab-b", *SLOWLY)
+    await_transfer(own_disk, "lab-a")
+    command.kill()
+    command.communicate(timeout=60)
+    own_disk.vmckpt("migrate", "--recover", GUEST.name)  # or the dead-man's switch has been faster
+    assert states(own_disk) == {"lab-b": "running"}
+    assert own_disk.inside("lab-a", "ls", str(OWN_DISK.parent)).stdout.split() == []
+
+
+def test_snapshots_are_libvirts_and_keep_a_domain_from_moving(domain: Machines) -> None:
+    domain.ok("snapshot", "save", GUEST.name, "one")
+    assert domain.virsh("lab-a", "snapshot-list", "--name", GUEST.name).split() == ["one"]
+    [listed] = domain.ok("snapshot", "list", GUEST.name)["snapshots"]
+    assert listed["name"] == "one"
+    refused = domain.vmckpt("migrate", GUEST.name, "lab-b")
+    assert refused.code == 4
+    assert "[snapshots]" in refused.error["why"]
+    domain.ok("snapshot", "load", GUEST.name, "one")
+    domain.ok("snapshot", "delete", GUEST.name, "one")
+    assert domain.vmckpt("snapshot", "delete", GUEST.name, "one").code == 3
+    domain.ok("vm", "stop", GUEST.name, "--force")
+    assert states(domain) == {"lab-a": "shut off"}
+    assert domain.ok("vm", "rm", GUEST.name)["removed"]
+    assert states(domain) == {}

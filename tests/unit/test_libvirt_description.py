@@ -1,0 +1,74 @@
+"""A domain's XML, and which of several domains is meant."""
+
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import UsageError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.domains.description import Interface, parse_domain
+from vmckpt.vm.domains.flags import PausedReason, State
+from vmckpt.vm.domains.inventory import Domain, choose
+from vmckpt.vm.domains.libvirtd import Seen
+
+pytestmark = pytest.mark.unit
+XML = """\
+<domain type='qemu'><name>web</name><uuid>u-1</uuid><memory unit='KiB'>262144</memory>
+<vcpu placement='static'>2</vcpu>
+<metadata><vmckpt:heartbeats xmlns:vmckpt='urn:vmckpt' id='4'/></metadata>
+<os><type arch='x86_64' machine='pc-q35-10.0'>hvm</type><kernel>/k</kernel><loader>/l</loader></os>
+<cpu mode='custom'><model>qemu64</model>
+<numa><cell id='0'/><cell id='1'/></numa></cpu>
+<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>
+<disk type='file'><driver type='qcow2' cache='none'/><source file='/d.qcow2'/>
+<target dev='vda'/></disk>
+<disk type='file' device='cdrom'><target dev='sda'/><readonly/></disk>
+<disk type='block'><source dev='/dev/x'/><target dev='vdb'/><shareable/></disk>
+<interface type='bridge'><source bridge='br0'/></interface>
+<interface type='user'/>
+<hostdev type='pci'><alias name='hostdev0'/></hostdev>
+</devices></domain>"""
+
+
+def test_what_vmckpt_has_to_know_is_read() -> None:
+    found = parse_domain(XML)
+    assert (found.name, found.uuid, found.vcpus) == ("web", "u-1", 2)
+    assert (found.memory_bytes, found.memory_back_ends) == (256 << 20, 2)
+    assert (found.accel, found.accel_word, found.machine) == ("qemu", "tcg", "pc-q35-10.0")
+    assert (found.cpu, found.heartbeat_id) == ("qemu64", 4)
+    assert found.files == (Path("/k"), Path("/l"))
+    assert found.interfaces == (Interface("bridge", "br0"), Interface("user", ""))
+    assert found.passed_through == ("pci device hostdev0",)
+    image, cdrom, block = found.disks
+    assert (image.target, image.path, image.format, image.cache) == (
+        "vda", Path("/d.qcow2"), "qcow2", "none",
+    )  # fmt: skip
+    assert (cdrom.kind, cdrom.path, cdrom.read_only) == ("empty", None, True)
+    assert (block.path, block.shareable, block.format) == (Path("/dev/x"), True, "raw")
+
+
+@pytest.mark.parametrize("xml", ["", "<network/>", "<domain/>", "<domain><os/></domain>"])
+def test_what_is_no_domain_is_an_error(xml: str) -> None:
+    with pytest.raises(UsageError):
+        parse_domain(xml)
+
+
+def domain(host: str, state: State, reason: int = 1, uuid: str = "u-1") -> Domain:
+    seen = Seen(uuid, "web", state, reason, persistent=True, xml=XML)
+    return Domain(LocalHost(host, Path("/s"), "::1"), seen, parse_domain(XML))
+
+
+def test_of_one_domain_on_two_hosts_the_running_one_is_meant() -> None:
+    off, runs = domain("a", State.SHUTOFF), domain("b", State.RUNNING)
+    arriving = domain("c", State.PAUSED, PausedReason.MIGRATION)
+    assert choose([off, runs]) is runs
+    assert choose([arriving, runs, off]) is runs
+    assert choose([off, arriving]) is arriving
+    assert choose([]) is None
+    assert (off.state, runs.state, arriving.state) == ("stopped", "running", "migrating")
+
+
+def test_two_domains_of_one_name_cannot_be_told_apart() -> None:
+    with pytest.raises(UsageError) as caught:
+        choose([domain("a", State.RUNNING), domain("b", State.RUNNING, uuid="u-2")])
+    assert "u-2 on b" in caught.value.why

@@ -1,0 +1,152 @@
+"""What libvirt is asked for, and what its answers mean."""
+
+from dataclasses import replace
+
+import pytest
+
+from vmckpt.migrate.check import REFUSE, WARN
+from vmckpt.migrate.domains.checks import certificate_dir, option_checks, qemu_users
+from vmckpt.migrate.domains.progress import progress
+from vmckpt.migrate.domains.request import Cargo, Route, build
+from vmckpt.migrate.options import Method, OnTimeout, Options
+from vmckpt.units import MIB
+from vmckpt.vm.domains import flags
+from vmckpt.vm.domains.flags import MigrateFlag as Flag
+from vmckpt.vm.domains.job import parse_job
+
+pytestmark = pytest.mark.unit
+ROUTE = Route("qemu+tls://10.0.0.2/system", "10.0.0.2")
+PLAIN = Cargo(persistent=True, copied_disks=(), proved_shared=False, encrypted=True)
+ALWAYS = Flag.PEER2PEER | Flag.PERSIST_DEST | Flag.UNDEFINE_SOURCE | Flag.TLS
+
+
+def test_a_persistent_domain_moves_live_encrypted_and_for_good() -> None:
+    request = build(Options(method=Method.PRECOPY), ROUTE, PLAIN)
+    assert request.flags == ALWAYS | Flag.LIVE
+    assert request.parameters == {"migrate_uri": "tcp://10.0.0.2"}
+    assert request.to_libvirtd == ROUTE.to_libvirtd
+
+
+def test_a_transient_domain_is_defined_nowhere() -> None:
+    cargo = PLAIN._replace(persistent=False, encrypted=False)
+    assert build(Options(method=Method.STOP), ROUTE, cargo).flags == Flag.PEER2PEER
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        (Options(method=Method.POSTCOPY), Flag.POSTCOPY),
+        (Options(method=Method.HYBRID), Flag.POSTCOPY),
+        (Options(Method.PRECOPY, timeout_s=1, on_timeout=OnTimeout.POSTCOPY), Flag.POSTCOPY),
+        (Options(Method.PRECOPY, auto_converge=True), Flag.AUTO_CONVERGE),
+        (Options(Method.PRECOPY, channels=3), Flag.PARALLEL),
+        (Options(Method.PRECOPY, compression="zstd"), Flag.PARALLEL | Flag.COMPRESSED),
+    ],
+)
+def test_each_option_has_its_flag(options: Options, more: Flag) -> None:
+    assert build(options, ROUTE, PLAIN).flags == ALWAYS | Flag.LIVE | more
+
+
+def test_options_become_typed_parameters() -> None:
+    options = Options(
+        Method.PRECOPY, bandwidth_bytes_per_s=100 * 10**6, compression="zstd", channels=4
+    )
+    route = Route("qemu+tls://[fd00::2]/system", "fd00::2", 50000, 50001)
+    cargo = PLAIN._replace(copied_disks=("vda", "vdb"), proved_shared=True)
+    request = build(options, route, cargo)
+    assert request.parameters == {
+        "migrate_uri": "tcp://[fd00::2]:50000",
+        "disks_uri": "tcp://[fd00::2]:50001",
+        "migrate_disks": ["vda", "vdb"],
+        "bandwidth": 95,
+        "parallel.connections": 4,
+        "compression": ["zstd"],
+    }
+    assert Flag.NON_SHARED_DISK in request.flags
+    assert Flag.UNSAFE in request.flags
+
+
+def test_libvirts_numbers_are_libvirts() -> None:
+    import libvirt
+
+    for flag in Flag:
+        assert flag == getattr(libvirt, f"VIR_MIGRATE_{flag.name}")
+    for state in flags.State:
+        assert state == getattr(libvirt, f"VIR_DOMAIN_{state.name}")
+    for running in flags.RunningReason:
+        assert running == getattr(libvirt, f"VIR_DOMAIN_RUNNING_{running.name}")
+    for paused in flags.PausedReason:
+        assert paused == getattr(libvirt, f"VIR_DOMAIN_PAUSED_{paused.name}")
+    for code in flags.ErrorCode:
+        assert code == getattr(libvirt, f"VIR_ERR_{code.name}")
+    for undefine in flags.Undefine:
+        assert undefine == getattr(libvirt, f"VIR_DOMAIN_UNDEFINE_{undefine.name}")
+    for event in flags.EventId:
+        assert event == getattr(libvirt, f"VIR_DOMAIN_EVENT_ID_{event.name}")
+
+
+STATS = {
+    "type": 2,
+    "memory_iteration": 3,
+    "memory_total": 256 * MIB,
+    "memory_remaining": 16 * MIB,
+    "memory_processed": 200 * MIB,
+    "memory_bps": 50 * MIB,
+    "memory_dirty_rate": 1024,
+    "memory_page_size": 4096,
+    "auto_converge_throttle": 20,
+    "downtime": 120,
+}
+
+
+def test_a_jobs_figures_become_progress() -> None:
+    job = parse_job(STATS)
+    seen = progress(job, 1.5, postcopy=False)
+    assert (seen.status, seen.round, seen.remaining_bytes) == ("active", 3, 16 * MIB)
+    assert seen.dirty_rate_bytes_per_s == 4 * MIB
+    assert seen.expected_downtime_ms == 120
+    assert seen.throttle_percent == 20
+    assert seen.eta_s == pytest.approx(16 / 46)
+    assert progress(job, 1.5, postcopy=True).status == "postcopy-active"
+
+
+def test_before_the_second_round_rates_mean_nothing() -> None:
+    seen = progress(parse_job(STATS | {"memory_iteration": 1}), 0.0, postcopy=False)
+    assert seen.dirty_rate_bytes_per_s == 0
+    assert seen.expected_downtime_ms is None
+
+
+def test_while_disks_are_copied_the_figures_are_theirs() -> None:
+    job = parse_job({"type": 2, "disk_total": 100, "disk_remaining": 60, "disk_bps": 20})
+    seen = progress(job, 0.0, postcopy=False)
+    assert (seen.status, seen.transferred_bytes, seen.remaining_bytes) == ("mirror", 40, 60)
+    assert seen.eta_s == 3
+
+
+def test_no_job_is_not_active() -> None:
+    assert not parse_job({"type": 0}).active
+    assert parse_job({}).downtime_ms is None
+
+
+def test_what_libvirt_cannot_do_is_refused_or_said() -> None:
+    [refused] = option_checks(Options(Method.POSTCOPY, channels=2))
+    assert refused.verdict == REFUSE
+    [rounded] = option_checks(Options(bandwidth_bytes_per_s=100 * 10**6))
+    assert (rounded.code, rounded.verdict) == ("bandwidth", WARN)
+    assert "95 MiB/s" in rounded.reason
+    assert not list(option_checks(replace(Options(), bandwidth_bytes_per_s=10 * MIB)))
+
+
+def test_qemus_certificates_are_where_qemu_conf_says() -> None:
+    assert str(certificate_dir("")) == "/etc/pki/qemu"
+    general = '# default_tls_x509_cert_dir = "/no"\ndefault_tls_x509_cert_dir = "/a"\n'
+    assert str(certificate_dir(general)) == "/a"
+    assert str(certificate_dir(general + 'migrate_tls_x509_cert_dir = "/b"')) == "/b"
+
+
+def test_the_users_of_qemu_stand_in_the_capabilities() -> None:
+    label = "<baselabel type='kvm'>+64055:+64055</baselabel>"
+    dac = f"<secmodel><model>dac</model>{label}</secmodel>"
+    other = "<secmodel><model>apparmor</model><baselabel>x</baselabel></secmodel>"
+    text = f"<capabilities><host>{other}{dac}</host></capabilities>"
+    assert qemu_users(text) == {64055}

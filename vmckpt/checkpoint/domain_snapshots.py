@@ -1,0 +1,87 @@
+"""A domain's snapshots, which libvirt takes and keeps: memory and disks in its qcow2 images."""
+
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.inventory import Domain, held_domain, require_active
+from vmckpt.vm.domains.libvirtd import DomainSnapshot, Libvirtd, libvirtd
+
+
+class Taken(NamedTuple):
+    """One snapshot, as libvirt has it."""
+
+    name: str
+    taken_unix_s: int
+
+
+async def save(domain: Domain, name: str) -> Taken:
+    """Save memory, devices and disks as snapshot `name`; the guest runs on afterwards.
+
+    Raises RefusedError, LibvirtRefusedError (with libvirt's reason), BusyError.
+    """
+    async with held_domain(domain, "snapshot save") as (now, session):
+        require_active(now)
+        if name in {snapshot.name for snapshot in await session.snapshots(now.uuid)}:
+            raise RefusedError(
+                f"'{now.name}' has a snapshot '{name}' already",
+                why="libvirt keeps one of a name",
+                remedy=f"choose another name, or: vmckpt snapshot delete {now.name} {name}",
+            )
+        root = ElementTree.Element("domainsnapshot")
+        ElementTree.SubElement(root, "name").text = name
+        xml = ElementTree.tostring(root, encoding="unicode")
+        return _read(await finish(session.save_snapshot(now.uuid, xml)))
+
+
+async def load(domain: Domain, name: str) -> Taken:
+    """Put the domain back to snapshot `name`: memory and disks; what came since is gone.
+
+    Raises NotFoundError, OperationFailedError (libvirt says how it left the domain), BusyError.
+    """
+    async with held_domain(domain, "snapshot load") as (now, session):
+        snapshot = await _find(now, session, name)
+        try:
+            await finish(session.load_snapshot(now.uuid, name))
+        except LibvirtRefusedError as exc:
+            seen = await session.find(now.uuid)
+            state = seen.state.name.lower() if seen else "gone"
+            raise OperationFailedError(
+                f"snapshot '{name}' did not load: '{now.name}' is {state}",
+                why=exc.why,
+                remedy=exc.remedy,
+            ) from exc
+        return snapshot
+
+
+async def list_all(domain: Domain) -> list[Taken]:
+    """The domain's snapshots, oldest first."""
+    async with libvirtd(domain.host) as session:
+        found = [_read(snapshot) for snapshot in await session.snapshots(domain.uuid)]
+    return sorted(found, key=lambda snapshot: snapshot.taken_unix_s)
+
+
+async def delete(domain: Domain, name: str) -> None:
+    """Delete snapshot `name`. Raises NotFoundError, BusyError."""
+    async with held_domain(domain, "snapshot delete") as (now, session):
+        await _find(now, session, name)
+        await finish(session.delete_snapshot(now.uuid, name))
+
+
+async def _find(domain: Domain, session: Libvirtd, name: str) -> Taken:
+    found = [_read(snapshot) for snapshot in await session.snapshots(domain.uuid)]
+    for snapshot in found:
+        if snapshot.name == name:
+            return snapshot
+    raise NotFoundError(
+        f"'{domain.name}' has no snapshot '{name}'",
+        why=f"it has: {', '.join(s.name for s in found) or 'none'}",
+        remedy=f"see: vmckpt snapshot list {domain.name}",
+    )
+
+
+def _read(snapshot: DomainSnapshot) -> Taken:
+    root = ElementTree.fromstring(snapshot.xml)
+    return Taken(snapshot.name, int(root.findtext("creationTime", "0")))

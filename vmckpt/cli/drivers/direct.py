@@ -1,0 +1,173 @@
+"""A VM of vmckpt's own, whose QEMU it started or adopted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
+from vmckpt.events.types import Emit
+from vmckpt.hosts.host import Host
+
+if TYPE_CHECKING:
+    from vmckpt.migrate.check import Check
+    from vmckpt.migrate.options import Options
+    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.report import Report
+    from vmckpt.qemu.replies import Snapshot
+    from vmckpt.vm.inventory import Look, Vm
+
+
+@dataclass(frozen=True, slots=True)
+class DirectVm:
+    """One VM."""
+
+    vm: "Vm"
+
+    @property
+    def name(self) -> str:
+        """The VM's name."""
+        return self.vm.name
+
+    @property
+    def host(self) -> Host:
+        """Where it is."""
+        return self.vm.host
+
+    async def look(self) -> Row:
+        """How it is now."""
+        from vmckpt.vm.inventory import look
+
+        return row(await look(self.vm))
+
+    async def attach(self) -> None:
+        """Join this terminal to its console."""
+        from vmckpt.cli.terminal import attach
+        from vmckpt.vm.inventory import require_console
+
+        await require_console(self.vm)
+        await attach(self.host, self.vm.qemu.files.console)
+
+    async def start(self) -> Started:
+        """Start it where it is."""
+        from vmckpt.vm.lifecycle import start_vm
+
+        return started(await start_vm(self.vm))
+
+    async def stop(self, *, force: bool, timeout_s: float) -> None:
+        """Press its power button and wait until it is off; with `force` end it at once."""
+        from vmckpt.vm.lifecycle import stop_vm
+
+        await stop_vm(self.vm, force=force, timeout_s=timeout_s)
+
+    async def remove(self) -> Removed:
+        """Forget it; what stays."""
+        from vmckpt.vm.lifecycle import remove_vm
+
+        return Removed(goes_on_as_pid=await remove_vm(self.vm), disks=_disks(self.vm))
+
+    async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
+        """All that is for and against moving it; changes nothing."""
+        from vmckpt.migrate.preflight import busy, preflight
+
+        found = await preflight(self.vm, target, options)
+        held = await busy(self.vm)
+        return found.checks if held is None else (held, *found.checks)
+
+    async def migrate(
+        self,
+        target: Host,
+        options: "Options",
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> "Report | Recovery":
+        """Move it while it runs; between two hosts elsewhere the source does so by itself."""
+        if not (self.host.is_this_machine or target.is_this_machine):
+            from vmckpt.migrate.delegate import migrate_there
+
+            return await migrate_there(self.vm, target, options, emit, forecast)
+        from vmckpt.migrate.run import migrate
+
+        return await migrate(self.vm, target, options, emit, forecast=forecast)
+
+    async def save(self, name: str, emit: Emit) -> SnapshotRow:
+        """Take a snapshot."""
+        from vmckpt.checkpoint import savevm
+
+        return _snapshot(await savevm.save(self.vm, name, emit))
+
+    async def load(self, name: str, emit: Emit) -> SnapshotRow:
+        """Go back to a snapshot."""
+        from vmckpt.checkpoint import savevm
+
+        return _snapshot(await savevm.load(self.vm, name, emit))
+
+    async def snapshots(self) -> list[SnapshotRow]:
+        """Its snapshots, oldest first."""
+        from vmckpt.checkpoint import savevm
+
+        return [_snapshot(snapshot) for snapshot in await savevm.list_all(self.vm)]
+
+    async def delete(self, name: str, emit: Emit) -> None:
+        """Delete a snapshot."""
+        from vmckpt.checkpoint import savevm
+
+        await savevm.delete(self.vm, name, emit)
+
+
+def started(vm: "Vm") -> Started:
+    """A VM that has been started."""
+    platform = vm.qemu.platform
+    facts = {"vm": vm.name, "host": vm.host.name, "pid": vm.qemu.process.pid, "state": "running",
+             "accel": platform.accel, "machine": platform.machine, "cpu": platform.cpu}  # fmt: skip
+    return Started(f"{platform.machine}, {platform.accel}, CPU {platform.cpu}", facts)
+
+
+def row(look: "Look") -> Row:
+    """A VM that was looked at."""
+    vm, platform = look.vm, look.vm.qemu.platform
+    state = look.state
+    if look.owner:
+        state = f"{state} ({look.owner.action})"
+    elif look.migrating:
+        state = f"{state} (migration cut off)"
+    spec = vm.spec
+    facts = _facts(look)
+    return Row(vm.name, vm.host.name, state, spec.vcpus, spec.memory_bytes, platform.machine, facts)
+
+
+def _facts(look: "Look") -> dict[str, Any]:
+    vm, platform = look.vm, look.vm.qemu.platform
+    return {
+        "name": vm.name,
+        "host": vm.host.name,
+        "driver": "qemu",
+        "state": look.state,
+        "adopted": vm.spec.adopted is not None,
+        "started_by": "somebody else" if vm.qemu.is_foreign else "vmckpt",
+        "cannot": [] if vm.ram_is_shared else ["checkpoint", "replicate"],
+        "operation": look.owner.action if look.owner else None,
+        "migration_cut_off": look.migrating and look.owner is None,
+        "vcpus": vm.spec.vcpus,
+        "memory_bytes": vm.spec.memory_bytes,
+        "machine": platform.machine,
+        "accel": platform.accel,
+        "cpu": platform.cpu,
+        "pid": vm.qemu.process.pid if look.state != "stopped" else None,
+        "disks": _disks(vm),
+        "console_log": str(vm.qemu.files.console_log),
+        "qmp_socket": str(vm.qemu.files.onlooker),
+    }
+
+
+def _disks(vm: "Vm") -> list[str]:
+    return [str(disk.on(vm.host.state_dir)) for disk in vm.spec.disks]
+
+
+def _snapshot(snapshot: "Snapshot") -> SnapshotRow:
+    return SnapshotRow(
+        snapshot.name,
+        snapshot.taken_unix_s,
+        snapshot.state_bytes,
+        snapshot.guest_clock_s,
+        snapshot._asdict(),
+    )

@@ -1,0 +1,177 @@
+"""A domain of a host's libvirtd, which vmckpt never goes behind the back of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
+from vmckpt.errors import RefusedError
+from vmckpt.events.types import Emit
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.lock import Owner
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.domain_snapshots import Taken
+    from vmckpt.migrate.check import Check
+    from vmckpt.migrate.options import Options
+    from vmckpt.migrate.report import Report
+    from vmckpt.vm.domains.inventory import Domain
+
+
+@dataclass(frozen=True, slots=True)
+class LibvirtDomain:
+    """One domain."""
+
+    domain: "Domain"
+
+    @property
+    def name(self) -> str:
+        """The domain's name."""
+        return self.domain.name
+
+    @property
+    def host(self) -> Host:
+        """Where it is."""
+        return self.domain.host
+
+    async def look(self) -> Row:
+        """How it was when it was found, and who works on it."""
+        return await row(self.domain)
+
+    async def attach(self) -> None:
+        """Refused: libvirt gives consoles out by a stream that virsh has the terminal for."""
+        raise RefusedError(
+            "vmckpt shows no console of a libvirt domain",
+            why="libvirt keeps it, and virsh joins a terminal to it",
+            remedy=f"on {self.host.name}: virsh console {self.name}",
+        )
+
+    async def start(self) -> Started:
+        """Start it where it is."""
+        from vmckpt.vm.domains.lifecycle import start_domain
+
+        await start_domain(self.domain)
+        what = self.domain.description
+        facts = {"vm": self.name, "host": self.host.name, "state": "running", "pid": None,
+                 "accel": what.accel_word, "machine": what.machine, "cpu": what.cpu}  # fmt: skip
+        return Started(f"{what.machine}, {what.accel_word}, by libvirt", facts)
+
+    async def stop(self, *, force: bool, timeout_s: float) -> None:
+        """Press its power button and wait until it is off; with `force` end it at once."""
+        from vmckpt.vm.domains.lifecycle import stop_domain
+
+        await stop_domain(self.domain, force=force, timeout_s=timeout_s)
+
+    async def remove(self) -> Removed:
+        """Have libvirt forget it; what stays."""
+        from vmckpt.vm.domains.lifecycle import remove_domain
+
+        await remove_domain(self.domain)
+        return Removed(_disks(self.domain))
+
+    async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
+        """All that is for and against moving it; changes nothing."""
+        from vmckpt.migrate.domains.checks import busy, preflight
+        from vmckpt.vm.domains.libvirtd import libvirtd
+
+        async with libvirtd(self.host) as here, libvirtd(target) as there:
+            found = await preflight(self.domain, here, there, options)
+        held = await busy(self.domain)
+        return found.checks if held is None else (held, *found.checks)
+
+    async def migrate(
+        self,
+        target: Host,
+        options: "Options",
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> "Report":
+        """Have libvirt move it while it runs. Domains are not forecast, nor steered by policies."""
+        if options.policy is not None or forecast is not None:
+            raise not_for_domains(self.name)
+        from vmckpt.migrate.domains.migration import migrate
+
+        return await migrate(self.domain, target, options, emit)
+
+    async def save(self, name: str, emit: Emit) -> SnapshotRow:
+        """Have libvirt take a snapshot; it tells no progress."""
+        from vmckpt.checkpoint import domain_snapshots
+
+        return _snapshot(await domain_snapshots.save(self.domain, name))
+
+    async def load(self, name: str, emit: Emit) -> SnapshotRow:
+        """Have libvirt go back to a snapshot."""
+        from vmckpt.checkpoint import domain_snapshots
+
+        return _snapshot(await domain_snapshots.load(self.domain, name))
+
+    async def snapshots(self) -> list[SnapshotRow]:
+        """Its snapshots, oldest first."""
+        from vmckpt.checkpoint import domain_snapshots
+
+        return [_snapshot(taken) for taken in await domain_snapshots.list_all(self.domain)]
+
+    async def delete(self, name: str, emit: Emit) -> None:
+        """Have libvirt delete a snapshot."""
+        from vmckpt.checkpoint import domain_snapshots
+
+        await domain_snapshots.delete(self.domain, name)
+
+
+def not_for_domains(name: str) -> RefusedError:
+    """For what vmckpt does with its own VMs only."""
+    return RefusedError(
+        f"'{name}' is a libvirt domain",
+        why="vmckpt measures, forecasts and steers by policies only VMs of its own",
+        remedy="leave out --policy and what is wanted of the time; `vmckpt check` says what goes",
+    )
+
+
+async def row(domain: "Domain") -> Row:
+    """A domain as it was found, and who works on it now."""
+    from vmckpt.migrate.domains.journal import DomainJournal
+    from vmckpt.vm.paths import lock_path
+
+    owner: Owner | None = await domain.host.lock_owner(
+        lock_path(domain.host.state_dir, domain.name)
+    )
+    what, state = domain.description, domain.state
+    journal = await DomainJournal.read(domain.name)
+    cut_off = owner is None and journal is not None and journal.uuid == domain.uuid
+    facts = {
+        "name": domain.name,
+        "host": domain.host.name,
+        "driver": "libvirt",
+        "state": state,
+        "adopted": False,
+        "started_by": "libvirt",
+        "cannot": ["checkpoint", "replicate"],
+        "operation": owner.action if owner else None,
+        "migration_cut_off": cut_off,
+        "vcpus": what.vcpus,
+        "memory_bytes": what.memory_bytes,
+        "machine": what.machine,
+        "accel": what.accel_word,
+        "cpu": what.cpu,
+        "pid": None,
+        "disks": _disks(domain),
+        "console_log": None,
+        "qmp_socket": None,
+        "uuid": domain.uuid,
+        "persistent": domain.seen.persistent,
+    }
+    if owner:
+        state = f"{state} ({owner.action})"
+    elif cut_off:
+        state = f"{state} (migration cut off)"
+    host = domain.host.name
+    return Row(domain.name, host, state, what.vcpus, what.memory_bytes, what.machine, facts)
+
+
+def _disks(domain: "Domain") -> list[str]:
+    return [str(disk.path) for disk in domain.description.disks if disk.path]
+
+
+def _snapshot(taken: "Taken") -> SnapshotRow:
+    facts = {**taken._asdict(), "id": taken.name, "state_bytes": None, "guest_clock_s": None}
+    return SnapshotRow(taken.name, taken.taken_unix_s, None, None, facts)

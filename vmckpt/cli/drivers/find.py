@@ -1,0 +1,109 @@
+"""Which VM a command means, and what drives it."""
+
+from typing import TYPE_CHECKING
+
+from vmckpt.cli.drivers.direct import DirectVm
+from vmckpt.cli.drivers.direct import row as direct_row
+from vmckpt.cli.drivers.driver import Driver, Row
+from vmckpt.cli.output import warn
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.every import Answers
+    from vmckpt.hosts.host import Host
+    from vmckpt.migrate.recover import Recovery
+    from vmckpt.vm.inventory import Vm
+
+
+async def find(name: str) -> Driver:
+    """The VM of that name, after ending what a migration that was cut off left of it.
+
+    One of vmckpt's own comes before a domain. Raises NotFoundError, HostDownError when only a host
+    that does not answer may have it.
+    """
+    from vmckpt.errors import HostDownError, NotFoundError
+    from vmckpt.hosts.inventory import all_hosts
+
+    try:
+        return DirectVm(await _settled(name))
+    except (NotFoundError, HostDownError):
+        hosts = _with_libvirt(all_hosts())
+        if not hosts or (domain := await _domain(name, hosts)) is None:
+            raise
+        return domain
+
+
+async def find_own(name: str) -> "Vm":
+    """The VM of that name, which has to be one of vmckpt's own. Raises as `find`, RefusedError."""
+    found = await find(name)
+    if isinstance(found, DirectVm):
+        return found.vm
+    from vmckpt.cli.drivers.domain import not_for_domains
+
+    raise not_for_domains(name)
+
+
+async def _settled(name: str) -> "Vm":
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.migrate.journal import find_journal
+    from vmckpt.vm.inventory import find_vm, is_worked_on
+
+    if await find_journal(name, all_hosts()) is None or await is_worked_on(name):
+        return await find_vm(name)
+    from vmckpt.migrate.recover import recover
+
+    _tell(await recover(name, warn))
+    return await find_vm(name)
+
+
+async def _domain(name: str, hosts: "list[Host]") -> Driver | None:
+    from vmckpt.cli.drivers.domain import LibvirtDomain
+    from vmckpt.migrate.domains.journal import DomainJournal
+    from vmckpt.vm.domains.inventory import find_domain
+    from vmckpt.vm.inventory import is_worked_on
+
+    if await DomainJournal.read(name) is not None and not await is_worked_on(name):
+        from vmckpt.migrate.domains.recover import recover
+
+        _tell(await recover(name, warn))
+    found = await find_domain(name, hosts)
+    return None if found is None else LibvirtDomain(found)
+
+
+def _tell(recovery: "Recovery | None") -> None:
+    if recovery is not None:
+        warn(f"migration {recovery.run} was cut off; {recovery.outcome} ({recovery.host})")
+
+
+async def recover(name: str) -> "Recovery | None":
+    """End a migration of the VM that was cut off; None when there is none."""
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.migrate.recover import recover as recover_vm
+
+    found = await recover_vm(name, warn)
+    if found is None and _with_libvirt(all_hosts()):
+        from vmckpt.migrate.domains.recover import recover as recover_domain
+
+        found = await recover_domain(name, warn)
+    return found
+
+
+async def look_at_all() -> "Answers[Row]":
+    """Every VM of every host, by name, and which hosts or libvirtds give no answer."""
+    from vmckpt.hosts.every import Answers
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.vm.inventory import look_all
+
+    looks = await look_all(all_hosts())
+    rows, silent = [direct_row(look) for look in looks.given], list(looks.silent)
+    if hosts := _with_libvirt(all_hosts()):
+        from vmckpt.cli.drivers.domain import row as domain_row
+        from vmckpt.vm.domains.inventory import all_domains
+
+        found = await all_domains(hosts)
+        rows += [await domain_row(domain) for domain in found.given]
+        silent += found.silent
+    return Answers(sorted(rows, key=lambda row: (row.name, row.host)), silent)
+
+
+def _with_libvirt(hosts: "list[Host]") -> "list[Host]":
+    return [host for host in hosts if host.libvirt is not None]

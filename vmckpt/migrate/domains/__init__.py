@@ -1,0 +1,1 @@
+"""Moving a libvirt domain: libvirt's own peer-to-peer migration, watched, steered and settled."""

@@ -1,0 +1,220 @@
+"""Every reason why a domain cannot migrate, found before anything is changed."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.migrate import dirty_log, target_checks
+from vmckpt.migrate.check import OK, REFUSE, WARN, Check
+from vmckpt.migrate.disk_plan import DiskCopy
+from vmckpt.migrate.domains import target_libvirt
+from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
+from vmckpt.migrate.domains.link import find_link
+from vmckpt.migrate.domains.request import Cargo, Request, Route, bandwidth_mib_per_s, build
+from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
+from vmckpt.migrate.options import Options, Tls
+from vmckpt.qemu.replies import QemuVersion
+from vmckpt.units import MIB
+from vmckpt.vm.domains.inventory import Domain
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.paths import lock_path
+
+QEMU_CONF = Path("/etc/libvirt/qemu.conf")
+# Where libvirt looks for QEMU's certificates unless qemu.conf says otherwise.
+QEMU_CERTIFICATES = Path("/etc/pki/qemu")
+
+
+class DomainPreflight(NamedTuple):
+    """All checks, and what libvirt will be asked for when they are passed.
+
+    `options` are those asked for, with "auto" replaced by what it comes to.
+    """
+
+    checks: tuple[Check, ...]
+    options: Options
+    request: Request | None = None
+    copies: tuple[DiskCopy, ...] = ()
+    encryption: Encryption = IN_CLEAR
+
+    @property
+    def possible(self) -> bool:
+        """Whether nothing is against it."""
+        return self.request is not None and all(c.verdict != REFUSE for c in self.checks)
+
+
+async def preflight(
+    domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
+) -> DomainPreflight:
+    """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
+    there = target.host
+    if domain.host.name == there.name:
+        same = Check("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
+        return DomainPreflight((same,), options)
+    if missing := _not_running(domain):
+        return DomainPreflight((missing,), options)
+    version = QemuVersion(*await source.qemu_version())
+    what = domain.description
+    loss = dirty_log.loss_of(what.accel_word, version, what.memory_back_ends)
+    options = resolve_method(options, loses_pages=loss is not None)
+    disks = await plan_domain_disks(domain, source, there, options.disks)
+    encryption, encrypted = await _encryption(domain.host, there, options.tls)
+    link = await find_link(options.tls, domain.host, there)
+    ports = await _ports(there, needed=2 if disks.copied else 1)
+    checks = (
+        Check("running", OK, f"the domain is {domain.state}"),
+        *await target_libvirt.checks(domain, source, target),
+        *target_checks.disks(disks.plan),
+        *await target_libvirt.files(domain, there, disks.plan.shared),
+        *await target_checks.ports(there, needed=2 if disks.copied else 1),
+        await target_checks.clock(domain.host, there),
+        link.check,
+        encrypted,
+        *await _source_checks(domain, source),
+        *postcopy_risk(options),
+        *await _userfaults(target, options),
+        *(dirty_log.checks(loss, options) if loss else ()),
+        *option_checks(options),
+    )
+    request = build(
+        options,
+        Route(link.uri, there.migration_address, *ports),
+        _cargo(domain, disks, encryption),
+    )
+    return DomainPreflight(checks, options, request, disks.plan.copies, encryption)
+
+
+def _cargo(domain: Domain, disks: DomainDisks, encryption: Encryption) -> Cargo:
+    return Cargo(
+        domain.seen.persistent,
+        disks.copied,
+        disks.proved_shared,
+        encrypted=encryption.scheme is Scheme.CERTIFICATES,
+    )
+
+
+def _not_running(domain: Domain) -> Check | None:
+    if domain.is_arriving:
+        remedy = "wait for its end, or see virsh domjobinfo"
+        return Check("running", REFUSE, "it is in the middle of a migration", remedy)
+    if not domain.is_active:
+        remedy = f"start it: vmckpt vm start {domain.name}"
+        return Check("running", REFUSE, f"'{domain.name}' is stopped", remedy)
+    if domain.state not in ("running", "paused", "blocked"):
+        remedy = "a domain in that state cannot be moved; see `vmckpt vm show`"
+        return Check("running", REFUSE, f"its state is '{domain.state}'", remedy)
+    return None
+
+
+async def busy(domain: Domain) -> Check | None:
+    """Refuses while another command of vmckpt holds the domain; None when it is free."""
+    owner = await domain.host.lock_owner(lock_path(domain.host.state_dir, domain.name))
+    if owner is None:
+        return None
+    reason = f"{owner.action} is under way (run {owner.run}, pid {owner.pid})"
+    return Check("busy", REFUSE, reason, "wait for its end")
+
+
+def option_checks(options: Options) -> Iterator[Check]:
+    """What libvirt cannot do, and what it does otherwise. Pure."""
+    parallel = options.channels is not None or options.compression is not None
+    if options.may_postcopy and parallel:
+        reason = "post-copy and parallel channels exclude one another"
+        remedy = "leave out --parallel and --compress, or post-copy"
+        yield Check("qemu-option", REFUSE, reason, remedy)
+    asked, rate = options.bandwidth_bytes_per_s, bandwidth_mib_per_s(options) * MIB
+    if asked and asked != rate:
+        reason = f"libvirt limits the bandwidth by whole MiB/s: to {rate // MIB} MiB/s"
+        yield Check("bandwidth", WARN, reason, f"ask for --bandwidth {rate // MIB}MiB/s")
+
+
+async def _source_checks(domain: Domain, source: Libvirtd) -> list[Check]:
+    checks = []
+    if (await source.job(domain.uuid)).active:
+        remedy = "wait for its end; virsh domjobinfo shows it, virsh domjobabort ends it"
+        checks.append(Check("busy", REFUSE, "libvirt has a job on the domain already", remedy))
+    if names := [snapshot.name for snapshot in await source.snapshots(domain.uuid)]:
+        reason = f"it has snapshots ({', '.join(names)}), and libvirt moves no domain that has any"
+        remedy = f"vmckpt snapshot delete {domain.name} NAME"
+        checks.append(Check("snapshots", REFUSE, reason, remedy))
+    for device in domain.description.passed_through:
+        reason = f"the {device} is the host's own, and cannot be migrated"
+        checks.append(Check("migratable", REFUSE, reason, "detach it (virsh detach-device)"))
+    if not any(check.code == "migratable" for check in checks):
+        checks.append(Check("migratable", OK, "no device of the host's own is passed through"))
+    return checks
+
+
+async def _encryption(source: Host, target: Host, tls: Tls) -> tuple[Encryption, Check]:
+    if tls is Tls.PSK:
+        reason = "libvirt encrypts by certificates only, not by a key for one migration"
+        return IN_CLEAR, Check("tls", REFUSE, reason, "use --tls auto or require")
+    directories = await _certificates(source), await _certificates(target)
+    try:
+        found = await choose(tls, source, target, directories=directories)
+    except RefusedError as exc:
+        here, there = directories
+        reason = f"{exc.why} (qemu.conf names {here} on {source.name}, {there} on {target.name})"
+        remedy = (
+            f"{exc.remedy}; then let migrate_tls_x509_cert_dir in qemu.conf of each name its "
+            "vmckpt directory pki, and restart libvirtd"
+        )
+        return IN_CLEAR, Check("tls", REFUSE, reason, remedy.replace("use --tls psk, or ", ""))
+    one_machine = source.is_this_machine and target.is_this_machine
+    if found.scheme is Scheme.CLEAR and not one_machine:
+        remedy = "leave out --tls off: whoever sees the network sees the guest's memory"
+        return found, Check("tls", WARN, found.reason, remedy)
+    return found, Check("tls", OK, found.reason)
+
+
+async def _certificates(host: Host) -> Path:
+    """Where that host's libvirt has QEMU's certificates for migrations."""
+    return certificate_dir(await host.read_text(QEMU_CONF) or "")
+
+
+def certificate_dir(qemu_conf: str) -> Path:
+    """What qemu.conf says about it. Pure."""
+    found = dict(re.findall(r'^\s*(\w+)\s*=\s*"([^"]*)"', qemu_conf, re.MULTILINE))
+    for name in ("migrate_tls_x509_cert_dir", "default_tls_x509_cert_dir"):
+        if directory := found.get(name):
+            return Path(directory)
+    return QEMU_CERTIFICATES
+
+
+async def _ports(target: Host, *, needed: int) -> list[int | None]:
+    """Ports of the host's range for memory and disks; None where libvirt may choose."""
+    if target.migration_ports is None:
+        return [None] * needed
+    first, last = target.migration_ports
+    taken = await target.listening_ports(target.migration_address)
+    free: list[int | None] = [port for port in range(first, last + 1) if port not in taken]
+    return free[:needed]
+
+
+async def _userfaults(target: Libvirtd, options: Options) -> list[Check]:
+    if not options.may_postcopy:
+        return []
+    allowed = (await target.host.read_text(target_checks.USERFAULTFD) or "").strip() == "1"
+    users = qemu_users(await target.capabilities())
+    if allowed or 0 in users:
+        text = f"QEMU may use it on {target.host.name}"
+        return [Check("userfaultfd", OK, text)]
+    reason = f"post-copy needs userfaultfd, which QEMU's user may not use on {target.host.name}"
+    return [
+        Check("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
+    ]
+
+
+def qemu_users(capabilities: str) -> set[int]:
+    """The user ids that libvirt runs QEMU as, by its capabilities. Pure."""
+    labels: Iterable[str] = (
+        label.text or ""
+        for model in ElementTree.fromstring(capabilities).iterfind("host/secmodel")
+        if model.findtext("model") == "dac"
+        for label in model.iterfind("baselabel")
+    )
+    return {int(found[1]) for label in labels if (found := re.match(r"\+(\d+):", label))}

@@ -1,0 +1,80 @@
+"""Which of a domain's disks libvirt has to copy, and which both hosts share."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.disk_plan import DiskPlan, Obstacle, Owned, plan_disks
+from vmckpt.migrate.options import Disks
+from vmckpt.qemu.block import DiskImage
+from vmckpt.vm.domains.description import DomainDisk
+from vmckpt.vm.domains.inventory import Domain
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.spec import Disk
+
+# With others a host may go on reading what it has cached (libvirt's own rule).
+COHERENT = frozenset({"none", "directsync"})
+_ON_FILES = frozenset({"file", "block"})
+_ON_NETWORK = frozenset({"network", "vhostuser", "nvme", "volume"})
+
+
+class DomainDisks(NamedTuple):
+    """`plan` is for the disks that are files; `copied` names those to copy, as the domain does.
+
+    `proved_shared`: there are shared ones, and each was proved to be.
+    """
+
+    plan: DiskPlan
+    copied: tuple[str, ...]
+    proved_shared: bool
+
+
+async def plan_domain_disks(
+    domain: Domain, session: Libvirtd, target: Host, how: Disks
+) -> DomainDisks:
+    """Look at every disk on both hosts, as for a VM of vmckpt's own."""
+    disks = [disk for disk in domain.description.disks if disk.kind != "empty"]
+    local = [disk for disk in disks if disk.path is not None and disk.kind in _ON_FILES]
+    owned = tuple(
+        Disk(disk.path, disk.format, None, disk.read_only, disk.cache, disk.target)
+        for disk in local
+        if disk.path is not None
+    )
+    images = {}
+    for disk in local:
+        size = await session.disk_size(domain.uuid, disk.target)
+        images[disk.target] = DiskImage(disk.target, size.virtual_bytes, size.allocated_bytes, ())
+    nodes = tuple(disk.target for disk in local)
+    plan = await plan_disks(Owned(domain.host, domain.name, owned, nodes), target, how, images)
+    copied = [local[copy.number] for copy in plan.copies]
+    shared = [disk for disk in local if disk not in copied]
+    wrong = (*_strange(disks), *_incoherent(shared), *_uncopiable(copied))
+    return DomainDisks(
+        plan._replace(obstacles=plan.obstacles + wrong),
+        tuple(disk.target for disk in copied),
+        proved_shared=bool(shared),
+    )
+
+
+def _strange(disks: list[DomainDisk]) -> Iterator[Obstacle]:
+    for disk in disks:
+        if disk.kind not in _ON_FILES | _ON_NETWORK:
+            reason = f"vmckpt does not know what becomes of disk {disk.target} ({disk.kind})"
+            yield Obstacle("disk-kind", reason, "migrate it by virsh, or detach the disk")
+
+
+def _incoherent(shared: list[DomainDisk]) -> Iterator[Obstacle]:
+    for disk in shared:
+        if not (disk.read_only or disk.shareable or disk.cache in COHERENT):
+            reason = (
+                f"disk {disk.target} is shared with cache='{disk.cache}': "
+                "the target could read what is no longer true"
+            )
+            yield Obstacle("disk-cache", reason, "set cache='none' for it, and start it anew")
+
+
+def _uncopiable(copied: list[DomainDisk]) -> Iterator[Obstacle]:
+    for disk in copied:
+        if disk.read_only or disk.shareable:
+            reason = f"libvirt copies no disk that is read-only or shareable: {disk.target}"
+            yield Obstacle("disk-read-only", reason, f"put {disk.path} on the target beforehand")

@@ -1,0 +1,87 @@
+"""How the source's libvirtd reaches the target's, which it gives its orders in a migration."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir
+from vmckpt.migrate.check import OK, REFUSE, WARN, Check
+from vmckpt.migrate.options import Tls
+
+TLS_PORT, TCP_PORT = 16514, 16509
+# Where libvirt's client looks for certificates when its URI names no directory.
+SYSTEM_CERTIFICATES = (
+    Path("/etc/pki/CA/cacert.pem"),
+    Path("/etc/pki/libvirt/clientcert.pem"),
+    Path("/etc/pki/libvirt/private/clientkey.pem"),
+)
+
+
+class Link(NamedTuple):
+    """The target's libvirtd as the source's calls it (`uri`), and what is to be said of it."""
+
+    uri: str
+    check: Check
+
+
+class Ways(NamedTuple):
+    """What there is: ports that the target's libvirtd listens on, certificates of the source's.
+
+    `certificates` is a directory for the URI, "" for libvirt's own, None where there are none.
+    """
+
+    ports: frozenset[int]
+    certificates: str | None
+    one_machine: bool
+
+
+async def find_link(tls: Tls, source: Host, target: Host) -> Link:
+    """Look at both hosts, and decide."""
+    ways = Ways(
+        await target.listening_ports(target.migration_address),
+        await _certificates(source),
+        source.is_this_machine and target.is_this_machine,
+    )
+    return decide_link(tls, ways, source.name, target)
+
+
+def decide_link(tls: Tls, ways: Ways, source: str, target: Host) -> Link:
+    """By TLS where it can be had; in clear only if asked to, or within one machine. Pure."""
+    address = target.migration_address
+    host = f"[{address}]" if ":" in address else address
+    if TLS_PORT in ways.ports and ways.certificates is not None:
+        path = f"?pkipath={ways.certificates}" if ways.certificates else ""
+        found = Check("libvirt-link", OK, f"{source} reaches libvirtd on {target.name} by TLS")
+        return Link(f"qemu+tls://{host}/system{path}", found)
+    if TCP_PORT in ways.ports and (tls is Tls.OFF or (tls is Tls.AUTO and ways.one_machine)):
+        reason = f"libvirtd on {target.name} takes orders in clear, from anybody (port {TCP_PORT})"
+        found = Check("libvirt-link", WARN, reason, "let it listen with TLS instead (listen_tls)")
+        return Link(f"qemu+tcp://{host}/system", found)
+    return Link("", Check("libvirt-link", REFUSE, *_obstacle(ways, source, target)))
+
+
+def _obstacle(ways: Ways, source: str, target: Host) -> tuple[str, str]:
+    if TLS_PORT not in ways.ports:
+        pki = target.state_dir / "pki"
+        reason = (
+            f"libvirtd on {target.name} does not listen on {target.migration_address} port "
+            f"{TLS_PORT}: that of {source} cannot reach it"
+        )
+        remedy = (
+            f"vmckpt pki issue {source} {target.name}; in libvirtd.conf of {target.name} name "
+            f"ca_file, cert_file and key_file in {pki}; then: systemctl stop libvirtd && systemctl "
+            "enable --now libvirtd-tls.socket; or, in a network that you trust, listen_tcp with "
+            "--tls off"
+        )
+        return reason, remedy
+    reason = f"{source} has no client certificate to show to libvirtd on {target.name}"
+    return reason, f"vmckpt pki issue {source} {target.name}"
+
+
+async def _certificates(source: Host) -> str | None:
+    ours = libvirt_dir(source)
+    if all([await source.exists(ours / name) for name in LIBVIRT_FILES]):
+        return str(ours)
+    if all([await source.exists(path) for path in SYSTEM_CERTIFICATES]):
+        return ""
+    return None

@@ -1,0 +1,163 @@
+"""One migration of a domain from beginning to end."""
+
+import asyncio
+import time
+
+from vmckpt.errors import (
+    OperationFailedError,
+    VmckptError,
+)
+from vmckpt.events.types import Emit, PhaseBegan
+from vmckpt.hosts.heartbeats import Silence
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.check import refusal
+from vmckpt.migrate.disk_files import CopiedDisk, create_files
+from vmckpt.migrate.domains.checks import DomainPreflight, preflight
+from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.request import Request
+from vmckpt.migrate.domains.settle import (
+    leave_on_source,
+    leave_on_target,
+    lost,
+    settle,
+    unknown,
+)
+from vmckpt.migrate.domains.transfer import DomainTransfer
+from vmckpt.migrate.domains.whereabouts import Move, Place
+from vmckpt.migrate.hearing import heard
+from vmckpt.migrate.options import Method, Options
+from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
+from vmckpt.migrate.recover import locked
+from vmckpt.migrate.report import Report
+from vmckpt.sequence.steps import to_the_end
+from vmckpt.vm.domains.inventory import Domain, seen_again
+from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+
+
+async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) -> Report:
+    """Have libvirt move the running domain to `target`; returns when it runs there only.
+
+    Every event goes to `emit` and into the run record. Raises RefusedError (nothing was changed),
+    BusyError, OperationFailedError or TimedOutError (undone: the domain is on the source),
+    CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (says what both ends said).
+    """
+    source, action = domain.host, f"migrate to {target.name}"
+    async with (
+        recorded(request_of(domain.name, (source, target), options), options, emit) as run,
+        dead_mans_switch(domain.name, run.id),
+        locked(domain.name, (source, target), action, run.id),
+    ):
+        async with libvirtd(source) as here:
+            domain = await seen_again(domain, here)
+            async with libvirtd(target) as there:
+                checked = await preflight(domain, here, there, options)
+            if checked.request is None or not checked.possible:
+                raise refusal(checked.checks, domain.name, target.name)
+            run.begin(checked.options, checked.checks)
+            migration = DomainMigration(domain, target, checked, run)
+            report = await migration.run(here, checked.request)
+        return run.end(report, checked.checks)
+
+
+class DomainMigration:
+    """One migration whose checks are passed."""
+
+    def __init__(self, domain: Domain, target: Host, checked: DomainPreflight, run: Run) -> None:
+        self._domain, self._checked, self._run = domain, checked, run
+        self._ends = (domain.host, target)
+        self._journal = DomainJournal(
+            run=run.id,
+            vm=domain.name,
+            uuid=domain.uuid,
+            source=domain.host.name,
+            target=target.name,
+            persistent=domain.seen.persistent,
+            disks=tuple(
+                CopiedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
+            ),
+        )
+        self._began_s = self._ended_s = time.monotonic()
+
+    async def run(self, source: Libvirtd, request: Request) -> Report:
+        """Prepare, transfer, release; see `migrate`."""
+        transfer = DomainTransfer(
+            source,
+            self._domain.uuid,
+            self._checked.options,
+            self._run.elapsed_s,
+            self._run.tell,
+        )
+        try:
+            self._begin("prepare")
+            await self._journal.write()
+            await create_files(self._ends[1], self._run.id, self._checked.copies)
+            self._begin("transfer")
+            self._began_s = time.monotonic()
+            await transfer.run(request)
+        except (asyncio.CancelledError, VmckptError) as exc:
+            # A second Ctrl-C must not tidy up before it is known who has the guest.
+            if (meant := await to_the_end(self._meaning(exc))) is not None:
+                raise meant from (None if meant is exc else exc)
+            self._run.note("too-late", "it was too late to go back: the VM is on the target")
+        self._ended_s = time.monotonic()
+        return await to_the_end(self._conclude(transfer))
+
+    def _begin(self, phase: str) -> None:
+        self._run.tell(PhaseBegan(self._run.elapsed_s(), phase))
+
+    async def _meaning(self, exc: BaseException) -> BaseException | None:
+        """What an error means for the guest, all tidied up; None: the guest is on the target."""
+        move, view = await settle(
+            self._journal, self._ends, lambda text: self._run.note("rescue", text)
+        )
+        if move is Move.TARGET_OWNS:
+            return None
+        if move is Move.LOST:
+            await leave_on_source(self._journal, self._ends[1])
+            return lost(self._journal, view, self._ends)
+        if move is not Move.SOURCE_OWNS:
+            return await unknown(self._journal, move, view, self._ends)
+        if view.target is Place.SILENT and self._journal.disks:
+            text = f"the images made on {self._ends[1].name} go when its libvirtd answers again"
+            self._run.note("undo-failed", text)
+        else:
+            await leave_on_source(self._journal, self._ends[1])
+        if isinstance(exc, VmckptError) and not isinstance(exc, OperationFailedError):
+            return OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy)
+        return exc
+
+    async def _conclude(self, transfer: DomainTransfer) -> Report:
+        self._begin("release")
+        await leave_on_target(
+            self._journal, self._ends, lambda text: self._run.note("old-image", text)
+        )
+        total_time_s = self._run.elapsed_s()
+        silence, last, options = await self._heard(), transfer.last, self._checked.options
+        method = "postcopy" if transfer.postcopy else "precopy"
+        return Report(
+            run=self._run.id,
+            vm=self._domain.name,
+            source=self._ends[0].name,
+            target=self._ends[1].name,
+            requested_method=options.method,
+            method="stop" if options.method is Method.STOP else method,
+            encryption=self._checked.encryption.scheme.value,
+            outcome="completed",
+            total_time_s=round(total_time_s, 4),
+            transfer_time_s=round(self._ended_s - self._began_s, 4),
+            downtime_ms=last.downtime_ms,
+            guest_downtime_ms=silence.longest_gap_ms if silence else None,
+            guest_silent_ms=silence.silent_ms if silence else None,
+            heartbeats_lost=silence.lost if silence else None,
+            blocktime_ms=None,
+            transferred_bytes=last.transferred_bytes,
+            rounds=transfer.rounds,
+            warnings=(),
+            run_record="",
+        )
+
+    async def _heard(self) -> Silence | None:
+        guest = self._domain.description.heartbeat_id
+        if guest is None or self._domain.state != "running":
+            return None
+        return await heard(self._ends[1], guest, self._began_s, self._ended_s, self._run.note)

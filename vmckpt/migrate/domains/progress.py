@@ -1,0 +1,52 @@
+"""What libvirt says of a migration, as the events that every migration tells."""
+
+from vmckpt.events.types import Progress
+from vmckpt.migrate.steering import FIRST_POSTCOPY_ROUND, Figures
+from vmckpt.plan.convergence import eta_s
+from vmckpt.vm.domains.job import Job
+
+
+def figures(job: Job) -> Figures:
+    """What decisions rest on. Pure."""
+    return Figures(
+        job.round,
+        job.remaining_bytes,
+        job.transferred_bytes,
+        job.throughput_bytes_per_s,
+        job.dirty_rate_bytes_per_s if job.round >= FIRST_POSTCOPY_ROUND else 0.0,
+    )
+
+
+def progress(job: Job, at_s: float, *, postcopy: bool) -> Progress:
+    """The event. While disks are copied its figures are theirs. Pure."""
+    if job.copies_disks:
+        done = job.disk_total_bytes - job.disk_remaining_bytes
+        return Progress(
+            at_s=at_s,
+            status="mirror",
+            round=0,
+            total_bytes=job.disk_total_bytes,
+            remaining_bytes=job.disk_remaining_bytes,
+            transferred_bytes=done,
+            throughput_bytes_per_s=job.disk_throughput_bytes_per_s,
+            dirty_rate_bytes_per_s=0.0,
+            expected_downtime_ms=None,
+            throttle_percent=0,
+            postcopy_requests=0,
+            eta_s=eta_s(job.disk_remaining_bytes, job.disk_throughput_bytes_per_s, 0.0),
+        )
+    seen = figures(job)
+    return Progress(
+        at_s=at_s,
+        status="postcopy-active" if postcopy else "active" if job.round else "setup",
+        round=job.round,
+        total_bytes=job.total_bytes,
+        remaining_bytes=job.remaining_bytes,
+        transferred_bytes=job.transferred_bytes,
+        throughput_bytes_per_s=job.throughput_bytes_per_s,
+        dirty_rate_bytes_per_s=seen.dirty_rate_bytes_per_s,
+        expected_downtime_ms=job.downtime_ms if job.round >= FIRST_POSTCOPY_ROUND else None,
+        throttle_percent=job.throttle_percent,
+        postcopy_requests=job.postcopy_requests,
+        eta_s=eta_s(job.remaining_bytes, job.throughput_bytes_per_s, seen.dirty_rate_bytes_per_s),
+    )

@@ -1,0 +1,46 @@
+"""Tidying up after a migration of a domain whose command died; libvirt itself went on with it."""
+
+from collections.abc import Callable
+
+from vmckpt.hosts.inventory import find_host
+from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.settle import (
+    leave_on_source,
+    leave_on_target,
+    lost,
+    settle,
+    unknown,
+)
+from vmckpt.migrate.domains.whereabouts import Move
+from vmckpt.migrate.recover import Recovery, wait_for_locks
+
+LAST_STEP = "transfer"
+
+
+async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
+    """Wait for the end of a migration that was cut off, and tidy up; None when there is none.
+
+    Raises BusyError while a command works on it, VmLostError, OutcomeUnknownError.
+    """
+    journal = await DomainJournal.read(name)
+    if journal is None:
+        return None
+    ends = find_host(journal.source), find_host(journal.target)
+    async with await wait_for_locks(journal.vm, journal.run, ends):
+        journal = await DomainJournal.read(name)
+        if journal is None:
+            return None
+        note(f"run {journal.run} was cut off: asking both libvirtds")
+        move, view = await settle(journal, ends, note)
+        if move is Move.TARGET_OWNS:
+            await leave_on_target(journal, ends, note)
+            where, outcome = ends[1], "finished: the VM is on the target"
+        elif move is Move.SOURCE_OWNS:
+            await leave_on_source(journal, ends[1])
+            where, outcome = ends[0], "undone: the VM is on the source"
+        elif move is Move.LOST:
+            await leave_on_source(journal, ends[1])
+            raise lost(journal, view, ends)
+        else:
+            raise await unknown(journal, move, view, ends)
+    return Recovery(journal.run, journal.vm, where.name, LAST_STEP, outcome)

@@ -1,0 +1,144 @@
+"""libvirt's migration under way: watched, steered, given up."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.events.types import Emit, Note
+from vmckpt.migrate.domains.progress import figures, progress
+from vmckpt.migrate.domains.request import Request
+from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options
+from vmckpt.migrate.steering import Order, Steering
+from vmckpt.sequence.steps import to_the_end
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.flags import EventId
+from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.libvirtd import Event, Libvirtd
+
+SAMPLE_S = 0.1
+# QEMU's own default: libvirt need not be told.
+DEFAULT_DOWNTIME_MS = 300
+# With more than the least downtime pre-copy is done before post-copy can begin.
+POSTCOPY_DOWNTIME_MS = 1
+ABORT_EVERY_S = 2.0
+
+
+class DomainTransfer:
+    """One call of libvirt's migration, on the source's libvirtd.
+
+    `last` are the figures at its end, or the last that were seen; `postcopy` whether the guest may
+    have come to run on the target before its memory was there.
+    """
+
+    def __init__(
+        self, source: Libvirtd, uuid: str, options: Options, clock: Callable[[], float], emit: Emit
+    ) -> None:
+        self._source, self._uuid, self._options = source, uuid, options
+        self._clock, self._emit = clock, emit
+        self._steering = Steering(options)
+        self._began_s = time.monotonic()
+        self._downtime_set = options.method is Method.STOP
+        self.last = Job(active=False)
+        self.postcopy = False
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of pre-copy that have begun."""
+        return max(self._steering.rounds, self.last.round)
+
+    async def run(self, request: Request) -> None:
+        """Have libvirt migrate; returns when it says that the domain has moved.
+
+        Raises LibvirtRefusedError (it gave up), TimedOutError, OperationFailedError (the link is
+        silent), OutcomeUnknownError (libvirtd gave no answer), CancelledError. After each of them
+        ask both ends. One that was begun is given up before, unless the guest is in post-copy.
+        """
+        async with self._source.events(self._uuid) as events:
+            call = asyncio.ensure_future(self._source.migrate(self._uuid, *request))
+            watch = asyncio.ensure_future(self._watch(events))
+            try:
+                await asyncio.wait({call, watch}, return_when=asyncio.FIRST_COMPLETED)
+                if not call.done():
+                    watch.result()
+                await asyncio.shield(call)
+            except (asyncio.CancelledError, VmckptError):
+                await to_the_end(self._give_up(call))
+                if _failed(call) or not self.postcopy:
+                    raise
+            finally:
+                watch.cancel()
+                await asyncio.wait({watch})
+                _failed(watch)
+            self._account(events)
+
+    async def _watch(self, events: asyncio.Queue[Event]) -> None:
+        """Tell and steer for as long as the call takes; ended by a cancellation or its error."""
+        while True:
+            with suppress(LibvirtRefusedError, HostDownError):  # the call itself says how it ended
+                await self._look()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SAMPLE_S):
+                    event = await events.get()
+                    if event.job is not None:
+                        self.last = event.job
+                        await asyncio.sleep(SAMPLE_S)  # what is left is libvirt's own to finish
+
+    async def _look(self) -> None:
+        job = await self._source.job(self._uuid)
+        if not job.active:
+            return
+        self.last = job
+        self._steering.see(figures(job))
+        self._emit(progress(job, self._clock(), postcopy=self.postcopy))
+        if job.round == 0:
+            return  # disks are copied, or it is being prepared
+        await self._set_downtime()
+        if not self.postcopy:
+            await self._steer(job)
+        self._steering.check_silence(
+            job.transferred_bytes, time.monotonic(), expected=self.postcopy
+        )
+
+    async def _set_downtime(self) -> None:
+        if self._downtime_set:
+            return
+        wished_ms = self._options.max_downtime_ms
+        if self._options.method is Method.POSTCOPY:
+            wished_ms = POSTCOPY_DOWNTIME_MS
+        self._downtime_set = True
+        if wished_ms != DEFAULT_DOWNTIME_MS:
+            await self._source.set_max_downtime(self._uuid, wished_ms)
+
+    async def _steer(self, job: Job) -> None:
+        order = self._steering.steer(figures(job), time.monotonic() - self._began_s)
+        if order is None:
+            return
+        what, why = order
+        self._emit(Note(self._clock(), what.value, why))
+        if what is Order.START_POSTCOPY:
+            await self._source.start_postcopy(self._uuid)
+            self.postcopy = True
+        else:
+            await self._source.set_max_downtime(self._uuid, UNLIMITED_DOWNTIME_MS)
+
+    async def _give_up(self, call: "asyncio.Future[None]") -> None:
+        """Until libvirt's call has ended: given up, or in post-copy brought to its end."""
+        while not call.done():
+            if not self.postcopy:
+                with suppress(LibvirtRefusedError, HostDownError, OutcomeUnknownError):
+                    await self._source.abort(self._uuid)  # refused when it has just ended
+            await asyncio.wait({call}, timeout=ABORT_EVERY_S)
+
+    def _account(self, events: asyncio.Queue[Event]) -> None:
+        """The last figures; libvirt tells them once, as the job ends on the source."""
+        while not events.empty():
+            event = events.get_nowait()
+            if event.id is EventId.JOB_COMPLETED and event.job is not None:
+                self.last = event.job
+
+
+def _failed(task: "asyncio.Future[None]") -> bool:
+    """Whether it ended with an error, which is looked at by this."""
+    return task.cancelled() or task.exception() is not None

@@ -1,0 +1,95 @@
+"""Where a domain is in the middle of a migration, by what both ends say, and what follows."""
+
+from enum import Enum
+from typing import NamedTuple
+
+from vmckpt.vm.domains.flags import PausedReason, RunningReason, State
+
+
+class Place(Enum):
+    """What one end says of the domain; SILENT: nothing."""
+
+    RUNNING = "runs"
+    PAUSED = "is paused"
+    WAITING = "waits for a migration"
+    POSTCOPY = "is in post-copy"
+    POSTCOPY_FAILED = "is in a post-copy whose connection broke"
+    OFF = "is off"
+    ABSENT = "is not there"
+    SILENT = "gives no answer"
+
+
+class View(NamedTuple):
+    """Both ends at one moment. `job`: the source's libvirtd works on it."""
+
+    source: Place
+    target: Place
+    job: bool = False
+
+
+class Move(Enum):
+    """What is to be done, or who has the guest."""
+
+    WAIT = "wait"
+    SOURCE_OWNS = "the source has it"
+    TARGET_OWNS = "the target has it"
+    BROKEN_POSTCOPY = "its memory is on both, and the connection broke"
+    LOST = "it runs nowhere"
+    UNKNOWN = "it cannot be said"
+
+
+def place(state: State, reason: int) -> Place:
+    """What a libvirtd's answer means. Pure."""
+    match state:
+        case State.RUNNING | State.BLOCKED if reason == RunningReason.POSTCOPY:
+            return Place.POSTCOPY
+        case State.RUNNING | State.BLOCKED if reason == RunningReason.POSTCOPY_FAILED:
+            return Place.POSTCOPY_FAILED
+        case State.PAUSED if reason == PausedReason.MIGRATION:
+            return Place.WAITING
+        case State.PAUSED if reason == PausedReason.POSTCOPY:
+            return Place.POSTCOPY
+        case State.PAUSED if reason == PausedReason.POSTCOPY_FAILED:
+            return Place.POSTCOPY_FAILED
+        case State.PAUSED | State.PMSUSPENDED:
+            return Place.PAUSED
+        case State.RUNNING | State.BLOCKED | State.SHUTDOWN:
+            return Place.RUNNING
+        case _:
+            return Place.OFF
+
+
+_HAS_IT = frozenset({Place.RUNNING, Place.PAUSED})
+_HAS_NOTHING = frozenset({Place.OFF, Place.ABSENT})
+_IN_POSTCOPY = frozenset({Place.POSTCOPY, Place.POSTCOPY_FAILED})
+
+
+def decide(view: View) -> Move:
+    """The next move; libvirt itself sees to it that the guest runs only once. Pure.
+
+    WAIT may last for ever: the caller has a time limit, after which it counts as UNKNOWN.
+    """
+    ends = (view.source, view.target)
+    if view.job or _IN_POSTCOPY & set(ends):
+        return _under_way(view)
+    if view.source in _HAS_IT and view.target in _HAS_IT:
+        return Move.UNKNOWN
+    if view.target in _HAS_IT:
+        # libvirt lets it run there only when the source has sent all and stands still for good.
+        return Move.TARGET_OWNS
+    if view.source in _HAS_IT:
+        # libvirt lets the source go on only when the target cannot run it any more, or never heard
+        # that it may.
+        return Move.SOURCE_OWNS
+    if view.source in _HAS_NOTHING and view.target in _HAS_NOTHING:
+        return Move.LOST
+    return Move.WAIT  # a silent end may come back; a waiting one is on its way to something else
+
+
+def _under_way(view: View) -> Move:
+    if view.source is view.target is Place.POSTCOPY_FAILED:
+        return Move.BROKEN_POSTCOPY
+    if view.source in _HAS_NOTHING and view.target is not Place.POSTCOPY:
+        return Move.LOST  # with the pages that the target has not got
+    # While one end alone says that it failed, the two QEMUs may still be connected.
+    return Move.WAIT

@@ -1,0 +1,35 @@
+"""How long a migrated guest was silent, as an observer outside of it heard."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from vmckpt.errors import HostDownError
+from vmckpt.hosts.heartbeats import Silence, silence
+from vmckpt.hosts.host import Host
+
+HEARTBEAT_WAIT_S, HEARTBEAT_POLL_S = 2.0, 0.005
+
+
+async def heard(
+    host: Host, guest: int, began_s: float, ended_s: float, note: Callable[[str, str], None]
+) -> Silence | None:
+    """The silence from the transfer's begin to the first heartbeat after its end.
+
+    Both are on this machine's monotonic clock. None when nobody listens, or it was not heard
+    before: then there is nothing to compare with. A silent observer is only noted.
+    """
+    since_ns, ended_ns = (int(t * 1e9) for t in (began_s, ended_s))
+    deadline = time.monotonic() + HEARTBEAT_WAIT_S
+    try:
+        if not await silence(host, guest, since_ns - 10**9, since_ns):
+            return None
+        while True:
+            after = await silence(host, guest, ended_ns, time.monotonic_ns())
+            if after or time.monotonic() > deadline:
+                until_ns = after.last_ns if after else time.monotonic_ns()
+                return await silence(host, guest, since_ns, until_ns)
+            await asyncio.sleep(HEARTBEAT_POLL_S)
+    except HostDownError as exc:
+        note("heartbeats", str(exc))
+        return None

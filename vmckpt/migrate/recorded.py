@@ -1,0 +1,143 @@
+"""What surrounds every migration, whoever carries it out: its events told and kept, its record."""
+
+import asyncio
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import CancelledByUserError, VmckptError
+from vmckpt.events.record import RunRecord
+from vmckpt.events.types import Emit, Event, Note, heard_or_not
+from vmckpt.hosts.deadman import armed
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import state_dir
+from vmckpt.migrate.check import WARN, Check
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.report import Report
+
+
+class Run:
+    """One migration's record. Whoever migrates tells it what happens, and calls `begin` and `end`.
+
+    `began_s` is on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        request: Mapping[str, object],
+        asked: Options,
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.id = run
+        self.began_s = time.monotonic()
+        self._asked, self._show = asked, heard_or_not(emit)
+        self._record = RunRecord(run, "migrate", request, forecast=forecast)
+
+    def elapsed_s(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.began_s
+
+    def tell(self, event: Event) -> None:
+        """Keep an event, and show it."""
+        self._record.add(event)
+        self._show(event)
+
+    def note(self, code: str, text: str) -> None:
+        """Tell something that the operator should know."""
+        self.tell(Note(self.elapsed_s(), code, text))
+
+    def begin(self, settled: Options, checks: Sequence[Check]) -> None:
+        """The checks are passed: from here on the record is there, whatever happens."""
+        self._record.save(runs_dir())
+        for code, text in self._findings(settled, checks):
+            self.note(code, text)
+
+    def _findings(self, settled: Options, checks: Sequence[Check]) -> Iterator[tuple[str, str]]:
+        """What the operator should know beforehand, each with its code."""
+        if self._asked.method is not settled.method:
+            yield "method", f"auto comes to {settled.method} here"
+        yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
+
+    def end(self, report: Report, checks: Sequence[Check]) -> Report:
+        """It ended well: the report, with what was asked for and what was warned of."""
+        report = replace(
+            report,
+            requested_method=self._asked.method,
+            warnings=tuple(check.reason for check in checks if check.verdict == WARN),
+            run_record=str(runs_dir() / f"{self.id}.json"),
+        )
+        self.conclude(report.to_json())
+        return report
+
+    def conclude(self, result: dict[str, object]) -> None:
+        """Write the record with its result; that it cannot be written is only said."""
+        self._record.result = result
+        try:
+            self._record.save(runs_dir())
+        except OSError as exc:
+            self._show(Note(self.elapsed_s(), "record", f"the run record was not written: {exc}"))
+
+
+@asynccontextmanager
+async def recorded(
+    request: Mapping[str, object],
+    asked: Options,
+    emit: Emit,
+    run_id: str | None = None,
+    *,
+    forecast: Mapping[str, Any] | None = None,
+) -> AsyncIterator[Run]:
+    """A run for the block, of that id if it has one; an error of the block ends its record.
+
+    A cancellation becomes CancelledByUserError: who lets one through has undone all.
+    """
+    run = Run(run_id or new_run(), request, asked, emit, forecast)
+    try:
+        yield run
+    except asyncio.CancelledError as exc:
+        error = CancelledByUserError(
+            "the migration was cancelled",
+            why="asked to stop",
+            remedy=f"'{request['vm']}' goes on where it was",
+        )
+        run.conclude({"outcome": error.kind})
+        raise error from exc
+    except VmckptError as exc:
+        run.conclude({"outcome": exc.kind, "what": exc.what, "why": exc.why, "remedy": exc.remedy})
+        raise
+
+
+@asynccontextmanager
+async def dead_mans_switch(
+    name: str, run: str, on_death: Sequence[str] | None = None
+) -> AsyncIterator[None]:
+    """For the block: if this process dies in it, another one recovers the VM at once.
+
+    By the command `on_death`, where it is not the usual one.
+    """
+    runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = [sys.executable, "-m", "vmckpt.cli.entry", "migrate", "--recover", name, "--json"]
+    with armed(on_death or command, runs_dir() / f"{run}.recovery.log"):
+        yield
+
+
+def new_run() -> str:
+    """The id of a run that begins now."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+
+
+def request_of(vm: str, ends: tuple[Host, Host], asked: Options) -> dict[str, object]:
+    """What was asked for, for the run record."""
+    return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | asdict(asked)
+
+
+def runs_dir() -> Path:
+    """Where the run records of this machine's commands stand."""
+    return state_dir() / "runs"

@@ -1,0 +1,126 @@
+"""What a transfer's options ask for as it goes: post-copy, the end of patience, giving up."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+from vmckpt.errors import OperationFailedError, TimedOutError
+from vmckpt.migrate.options import Method, OnTimeout, Options
+from vmckpt.plan.convergence import has_stalled
+from vmckpt.plan.policy import Act, Pilot
+from vmckpt.units import format_duration, format_rate, format_size
+
+# No byte for this long while QEMU says "active": it never notices a silent link by itself.
+SILENCE_S = 15.0
+# Before the second round QEMU has not sent all pages once, and post-copy would have to send all.
+FIRST_POSTCOPY_ROUND = 2
+
+
+class Figures(NamedTuple):
+    """A transfer at one moment. The dirty rate means nothing before round 2."""
+
+    round: int
+    remaining_bytes: int
+    transferred_bytes: int
+    throughput_bytes_per_s: float
+    dirty_rate_bytes_per_s: float
+
+
+class Order(Enum):
+    """What is to be done now; the value is the code of the note that tells it."""
+
+    START_POSTCOPY = "postcopy"
+    STOP_GUEST = "time-up"
+
+
+class Steering:
+    """The decisions of one transfer. Each order is given once."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._round_bytes: list[int] = []
+        self._time_is_up = self._asked_postcopy = False
+        self._silent_since_s, self._last_sent = 0.0, -1
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that have begun."""
+        return len(self._round_bytes)
+
+    def see(self, figures: Figures) -> None:
+        """Keep what each round had left to send."""
+        while len(self._round_bytes) < figures.round:
+            self._round_bytes.append(figures.remaining_bytes)
+
+    def steer(self, figures: Figures, elapsed_s: float) -> tuple[Order, str] | None:
+        """What to do now, and why. Raises TimedOutError when the time is up and nothing else asked.
+
+        To be asked while the guest runs on the source.
+        """
+        options = self._options
+        if options.timeout_s is not None and not self._time_is_up:
+            self._time_is_up = elapsed_s > options.timeout_s
+            if self._time_is_up and options.on_timeout is OnTimeout.ABORT:
+                raise _timed_out(options.timeout_s, figures, self.rounds)
+            if self._time_is_up and options.on_timeout is OnTimeout.PAUSE:
+                given = format_duration(options.timeout_s)
+                return Order.STOP_GUEST, f"{given} are over: stopping the VM to send the rest"
+        if self._asked_postcopy or figures.round < FIRST_POSTCOPY_ROUND:
+            return None
+        reason = _why_postcopy(options, self._round_bytes, time_is_up=self._time_is_up)
+        if reason is None:
+            return None
+        self._asked_postcopy = True
+        return Order.START_POSTCOPY, f"switching to post-copy: {reason}"
+
+    def check_silence(self, transferred_bytes: int, now_s: float, *, expected: bool) -> None:
+        """Raises OperationFailedError when no byte has moved for too long, unless `expected`."""
+        if transferred_bytes != self._last_sent or expected:
+            self._silent_since_s, self._last_sent = now_s, transferred_bytes
+        elif now_s - self._silent_since_s > SILENCE_S:
+            raise OperationFailedError(
+                "the migration stands still",
+                why=f"no byte has moved for {SILENCE_S:g} s, and QEMU never notices by itself",
+                remedy="check the network between the hosts and the target's load",
+            )
+
+    def listen_anew(self, now_s: float) -> None:
+        """Silence counts from now on."""
+        self._silent_since_s, self._last_sent = now_s, -1
+
+
+def pilot(options: Options) -> Pilot | None:
+    """The policy at work, if there is one; what was promised of the pause it does not raise."""
+    policy = options.policy
+    if policy is None:
+        return None
+    if options.pause_promised:
+        kept = tuple(rule for rule in policy.rules if rule.act is not Act.RAISE_DOWNTIME)
+        policy = replace(policy, rules=kept)
+    return Pilot(policy, options.max_downtime_ms)
+
+
+def _why_postcopy(options: Options, round_bytes: Sequence[int], *, time_is_up: bool) -> str | None:
+    if options.method is Method.POSTCOPY:
+        return "all pages were sent once"
+    if options.method is Method.HYBRID and has_stalled(round_bytes):
+        return "the last rounds gained nothing: pre-copy will not end"
+    if time_is_up and options.on_timeout is OnTimeout.POSTCOPY:
+        return "the time is up"
+    return None
+
+
+def _timed_out(timeout_s: float, figures: Figures, rounds: int) -> TimedOutError:
+    link = format_rate(figures.throughput_bytes_per_s)
+    if rounds < FIRST_POSTCOPY_ROUND:
+        sent, left = format_size(figures.transferred_bytes), format_size(figures.remaining_bytes)
+        why = f"{sent} went at {link}, {left} were still left"
+    else:
+        dirty = format_rate(figures.dirty_rate_bytes_per_s)
+        why = f"after {rounds} rounds the guest dirties {dirty}, the link takes {link}"
+    return TimedOutError(
+        f"the migration did not end within {format_duration(timeout_s)}",
+        why=why,
+        remedy="allow more time, downtime or bandwidth, or use --method hybrid",
+    )

@@ -1,0 +1,1 @@
+"""libvirt's domains: found, looked at and acted on through a host's libvirtd, never behind it."""

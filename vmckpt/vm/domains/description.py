@@ -1,0 +1,145 @@
+"""A domain's XML, as far as vmckpt needs to know what is in it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from vmckpt.errors import UsageError
+
+# <metadata><vmckpt:heartbeats xmlns:vmckpt="urn:vmckpt" id="1"/></metadata>
+_HEARTBEATS = "metadata/{urn:vmckpt}heartbeats"
+_UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 10**6, "M": 1 << 20,
+          "MiB": 1 << 20, "GB": 10**9, "G": 1 << 30, "GiB": 1 << 30, "TiB": 1 << 40}  # fmt: skip
+
+
+class DomainDisk(NamedTuple):
+    """One disk. `path` is None when its source is no file or block device (`kind` says what)."""
+
+    target: str
+    kind: str
+    path: Path | None
+    format: str
+    cache: str
+    read_only: bool
+    shareable: bool
+
+
+class Interface(NamedTuple):
+    """One NIC: `kind` bridge, network, user, ...; `source` the bridge, network or device."""
+
+    kind: str
+    source: str
+
+
+class Description(NamedTuple):
+    """What a domain is. `accel` is the domain's type: kvm or qemu (TCG).
+
+    `files` is what its QEMU opens besides disks; `passed_through` are devices of the host's own.
+    """
+
+    name: str
+    uuid: str
+    accel: str
+    arch: str
+    machine: str
+    emulator: str
+    cpu: str
+    memory_bytes: int
+    memory_back_ends: int
+    vcpus: int
+    disks: tuple[DomainDisk, ...]
+    interfaces: tuple[Interface, ...]
+    files: tuple[Path, ...]
+    passed_through: tuple[str, ...]
+    heartbeat_id: int | None
+
+    @property
+    def accel_word(self) -> str:
+        """As vmckpt calls it: kvm or tcg."""
+        return "tcg" if self.accel == "qemu" else self.accel
+
+
+def parse_domain(xml: str) -> Description:
+    """The domain in libvirt's XML. Raises UsageError when it is no domain."""
+    try:
+        root = ElementTree.fromstring(xml)
+        kind = root.find("os/type")
+        if root.tag != "domain" or kind is None:
+            raise ValueError("no <domain> with an <os><type>")
+        memory = root.find("memory")
+        heartbeats = root.find(_HEARTBEATS)
+        return Description(
+            name=root.findtext("name", ""),
+            uuid=root.findtext("uuid", ""),
+            accel=root.get("type", ""),
+            arch=kind.get("arch", "x86_64"),
+            machine=kind.get("machine", ""),
+            emulator=root.findtext("devices/emulator", ""),
+            cpu=_cpu(root),
+            memory_bytes=_size(memory) if memory is not None else 0,
+            memory_back_ends=len(root.findall("cpu/numa/cell"))
+            + len(root.findall("devices/memory")),
+            vcpus=int(root.findtext("vcpu", "1")),
+            disks=tuple(_disk(disk) for disk in root.iterfind("devices/disk")),
+            interfaces=tuple(_interface(nic) for nic in root.iterfind("devices/interface")),
+            files=tuple(Path(text) for text in _files(root)),
+            passed_through=tuple(_passed_through(root)),
+            heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
+        )
+    except (ElementTree.ParseError, ValueError, KeyError) as exc:
+        raise UsageError(
+            "a domain's XML cannot be read",
+            why=f"{type(exc).__name__}: {exc}",
+            remedy="mend it: virsh edit",
+        ) from exc
+
+
+def _size(element: ElementTree.Element) -> int:
+    return int(element.text or "0") * _UNITS[element.get("unit", "KiB")]
+
+
+def _cpu(root: ElementTree.Element) -> str:
+    cpu = root.find("cpu")
+    if cpu is None:
+        return "default"
+    return cpu.findtext("model") or str(cpu.get("mode", "default"))
+
+
+def _disk(disk: ElementTree.Element) -> DomainDisk:
+    source, driver, target = disk.find("source"), disk.find("driver"), disk.find("target")
+    place = None
+    if source is not None:
+        place = source.get("file") or source.get("dev")
+    return DomainDisk(
+        target="" if target is None else target.get("dev", ""),
+        kind="empty" if source is None else disk.get("type", "file"),
+        path=Path(place) if place else None,
+        format="raw" if driver is None else driver.get("type", "raw"),
+        cache="default" if driver is None else driver.get("cache", "default"),
+        read_only=disk.find("readonly") is not None,
+        shareable=disk.find("shareable") is not None,
+    )
+
+
+def _interface(nic: ElementTree.Element) -> Interface:
+    kind, source = nic.get("type", ""), nic.find("source")
+    if source is None:
+        return Interface(kind, "")
+    return Interface(kind, source.get("network") or source.get("bridge") or source.get("dev") or "")
+
+
+def _files(root: ElementTree.Element) -> Iterator[str]:
+    for name in ("kernel", "initrd", "dtb", "loader"):
+        if text := root.findtext(f"os/{name}"):
+            yield text
+
+
+def _passed_through(root: ElementTree.Element) -> Iterator[str]:
+    for device in root.iterfind("devices/hostdev"):
+        alias = device.find("alias")
+        name = alias.get("name", "") if alias is not None else ""
+        yield f"{device.get('type', 'host')} device {name}".rstrip()
+    for nic in root.iterfind("devices/interface[@type='hostdev']"):
+        mac = nic.find("mac")
+        yield f"NIC {mac.get('address') if mac is not None else ''}".rstrip()

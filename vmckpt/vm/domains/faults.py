@@ -1,0 +1,108 @@
+"""What libvirt's errors mean, and what to do about each: by their texts, since codes say little."""
+
+import re
+from typing import NamedTuple
+
+from vmckpt.errors import VmckptError
+
+
+class LibvirtRefusedError(VmckptError):
+    """libvirt answered a call with an error; what it did of it, it has undone itself."""
+
+    exit_code = 7
+    kind = "refused-by-libvirt"
+
+    def __init__(self, what: str, *, why: str, remedy: str, code: int) -> None:
+        super().__init__(what, why=why, remedy=remedy)
+        self.code = code
+
+
+class _Known(NamedTuple):
+    pattern: str
+    remedy: str
+
+
+_SHARED = "shared_filesystems in qemu.conf of both hosts names such directories to libvirt itself"
+
+_KNOWN = tuple(
+    _Known(pattern, remedy)
+    for pattern, remedy in (
+        (
+            r"Attempt to migrate guest to the same host",
+            "the two libvirtds have the same host UUID, as cloned machines do: set host_uuid in "
+            "libvirtd.conf of one of them and restart it",
+        ),
+        (
+            r"hostname on destination resolved to localhost",
+            "give the host its own migration address: vmckpt host add --migration-addr ADDRESS",
+        ),
+        (
+            r"[Uu]nable to resolve address",
+            "the migration address has to be one that the source can resolve: better give an IP "
+            "address, vmckpt host add --migration-addr ADDRESS",
+        ),
+        (r"Unsafe migration", f"use cache='none' for the disks, or: {_SHARED}"),
+        (
+            r"may lead to data corruption if disks use cache",
+            "set cache='none' for the domain's disks, and start it anew",
+        ),
+        (
+            r"Storage pool not found|[Cc]annot access storage file|No such file or directory",
+            "make what it names on the target, or put the disks on storage that both share",
+        ),
+        (
+            r"Compression method .* is only supported with parallel migration",
+            "add --parallel 2",
+        ),
+        (
+            r"[Uu]nable to access credentials|Cannot read CA certificate|x509",
+            "vmckpt pki issue SOURCE TARGET; then let migrate_tls_x509_cert_dir in qemu.conf of "
+            "both name the directory of the certificates, readable for QEMU's user",
+        ),
+        (
+            r"[Cc]ertificate does not match the hostname|certificate .*(expired|not trusted|owner)",
+            "issue certificates that name the migration address: vmckpt pki issue SOURCE TARGET",
+        ),
+        (
+            r"[Uu]serfaultfd not available",
+            "as root on the target: sysctl -w vm.unprivileged_userfaultfd=1",
+        ),
+        (
+            r"guest CPU doesn't match|CPU .*not compatible|incompatible CPU|missing features",
+            "give the domain a CPU model that both hosts have (virsh domcapabilities names them)",
+        ),
+        (
+            r"unable to connect to server at|[Uu]nable to connect to .*libvirt|Connection refused",
+            "the source's libvirtd has to reach the target's: start libvirtd-tls.socket there, and "
+            "open TCP port 16514 (and 49152 to 49215 for QEMU) in its firewall",
+        ),
+        (
+            r"already exists with uuid|domain .* is already (active|defined)",
+            "remove or rename the domain of that name on the target",
+        ),
+        (
+            r"cannot migrate domain with \d+ snapshots",
+            "libvirt moves no domain that has snapshots: vmckpt snapshot delete them",
+        ),
+        (
+            r"(host|PCI|USB) ?devices? .*assigned|hostdev|non-migratable device",
+            "detach the device, then migrate",
+        ),
+        (
+            r"another job|cannot acquire state change lock|[Tt]imed out during operation",
+            "wait for the other job's end; virsh domjobinfo shows it",
+        ),
+        (r"[Nn]o space left", "free space on the host"),
+        (r"[Pp]ermission denied", "let libvirt's QEMU user (qemu.conf: user) use what it names"),
+        (r"[Nn]etwork not found|[Cc]annot get interface|no (bridge|network)",
+         "create the network or bridge that it names on the target"),
+        (r"authentication", "let this user use libvirtd: usermod -a -G libvirt USER"),
+        (r"[Cc]annot allocate memory|out of memory", "free memory on the target"),
+    )
+)  # fmt: skip
+UNFORESEEN = "mend what libvirt names; its log (journalctl -u libvirtd) says more"
+
+
+def remedy_for(text: str) -> str:
+    """What to do about an error that libvirt words so. Pure."""
+    return next((known.remedy for known in _KNOWN if re.search(known.pattern, text)), UNFORESEEN)

@@ -1,0 +1,75 @@
+"""libvirt's numbers that vmckpt uses, named: part of its ABI, so they need no import of libvirt."""
+
+from enum import IntEnum, IntFlag
+
+
+class MigrateFlag(IntFlag):
+    """virDomainMigrateFlags."""
+
+    LIVE = 1 << 0
+    PEER2PEER = 1 << 1
+    PERSIST_DEST = 1 << 3
+    UNDEFINE_SOURCE = 1 << 4
+    NON_SHARED_DISK = 1 << 6
+    UNSAFE = 1 << 9
+    COMPRESSED = 1 << 11
+    AUTO_CONVERGE = 1 << 13
+    POSTCOPY = 1 << 15
+    TLS = 1 << 16
+    PARALLEL = 1 << 17
+
+
+class State(IntEnum):
+    """virDomainState."""
+
+    NOSTATE = 0
+    RUNNING = 1
+    BLOCKED = 2
+    PAUSED = 3
+    SHUTDOWN = 4
+    SHUTOFF = 5
+    CRASHED = 6
+    PMSUSPENDED = 7
+
+
+class RunningReason(IntEnum):
+    """virDomainRunningReason, as far as a migration brings it about."""
+
+    POSTCOPY = 10
+    POSTCOPY_FAILED = 11
+
+
+class PausedReason(IntEnum):
+    """virDomainPausedReason, as far as a migration brings it about."""
+
+    MIGRATION = 2
+    POSTCOPY = 12
+    POSTCOPY_FAILED = 13
+
+
+class ErrorCode(IntEnum):
+    """virErrorNumber, as far as vmckpt acts on it."""
+
+    NO_SUPPORT = 3
+    INVALID_CONN = 6
+    SYSTEM_ERROR = 38
+    RPC = 39
+    NO_DOMAIN = 42
+    AUTH_FAILED = 45
+    AUTH_CANCELLED = 79
+    AUTH_UNAVAILABLE = 94
+
+
+class Undefine(IntFlag):
+    """virDomainUndefineFlagsValues: a domain's files stay, its snapshots are forgotten."""
+
+    SNAPSHOTS_METADATA = 1 << 1
+    KEEP_NVRAM = 1 << 3
+
+
+class EventId(IntEnum):
+    """virDomainEventID."""
+
+    LIFECYCLE = 0
+    MIGRATION_ITERATION = 20
+    JOB_COMPLETED = 21

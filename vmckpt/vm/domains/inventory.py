@@ -1,0 +1,127 @@
+"""Which domains there are: those of every libvirtd that the inventory names."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from vmckpt.errors import BusyError, RefusedError, UsageError
+from vmckpt.hosts.every import Answers, ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.vm.domains.description import Description, parse_domain
+from vmckpt.vm.domains.flags import PausedReason, State
+from vmckpt.vm.domains.libvirtd import Libvirtd, Seen, libvirtd
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path
+
+_OFF = frozenset({State.NOSTATE, State.SHUTOFF, State.CRASHED})
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A domain as a host's libvirtd had it when it was asked."""
+
+    host: Host
+    seen: Seen
+    description: Description
+
+    @property
+    def name(self) -> str:
+        """The domain's name."""
+        return self.seen.name
+
+    @property
+    def uuid(self) -> str:
+        """What it is on every host."""
+        return self.seen.uuid
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a QEMU of its own runs."""
+        return self.seen.state not in _OFF
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether it is here only as the target of a migration under way, or the rest of one."""
+        return self.seen.state is State.PAUSED and self.seen.reason == PausedReason.MIGRATION
+
+    @property
+    def state(self) -> str:
+        """In a word: stopped, running, paused, ..."""
+        if self.is_arriving:
+            return "migrating"
+        return "stopped" if self.seen.state is State.SHUTOFF else self.seen.state.name.lower()
+
+
+async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
+    """Every domain of `hosts`, asked side by side. Hosts without a libvirtd have none."""
+
+    async def ask(host: Host) -> list[Domain]:
+        async with libvirtd(host) as session:
+            return [as_domain(host, seen) for seen in await session.domains()]
+
+    answers = await ask_every((host for host in hosts if host.libvirt is not None), ask)
+    return Answers([domain for found in answers.given for domain in found], answers.silent)
+
+
+def as_domain(host: Host, seen: Seen) -> Domain:
+    """The domain that was seen there."""
+    return Domain(host, seen, parse_domain(seen.xml))
+
+
+async def find_domain(name: str, hosts: Iterable[Host]) -> Domain | None:
+    """The domain of that name; None when no libvirtd that answers has it.
+
+    One that is defined on several hosts is where it runs. Raises UsageError when different domains
+    have the name, HostDownError when nobody who answers has it and somebody gives no answer.
+    """
+    found = await all_domains(hosts)
+    chosen = choose([domain for domain in found.given if domain.name == name])
+    if chosen is None and found.silent:
+        raise found.silent[0]
+    return chosen
+
+
+def choose(same_name: Sequence[Domain]) -> Domain | None:
+    """The one that is meant. Pure. Raises UsageError when that cannot be said."""
+    if len({domain.uuid for domain in same_name}) > 1:
+        places = ", ".join(f"{domain.uuid} on {domain.host.name}" for domain in same_name)
+        raise UsageError(
+            f"several domains are called '{same_name[0].name}'",
+            why=places,
+            remedy="rename all but one: virsh domrename",
+        )
+    by_worth = sorted(same_name, key=lambda domain: (not domain.is_active, domain.is_arriving))
+    return by_worth[0] if by_worth else None
+
+
+@asynccontextmanager
+async def held_domain(domain: Domain, action: str) -> AsyncIterator[tuple[Domain, Libvirtd]]:
+    """The domain as it is now that vmckpt's lock of that name is held, and a session to act by.
+
+    Raises BusyError when another command of vmckpt holds it, or it has gone meanwhile.
+    """
+    lock = domain.host.lock(lock_path(domain.host.state_dir, domain.name), owner(action))
+    async with lock, libvirtd(domain.host) as session:
+        yield await seen_again(domain, session), session
+
+
+async def seen_again(domain: Domain, session: Libvirtd) -> Domain:
+    """The domain as it is now. Raises BusyError when it has gone."""
+    seen = await session.find(domain.uuid)
+    if seen is None:
+        raise BusyError(
+            f"'{domain.name}' is not on {domain.host.name} any more",
+            why="somebody has moved or removed it meanwhile",
+            remedy="ask again: vmckpt vm list",
+        )
+    return as_domain(domain.host, seen)
+
+
+def require_active(domain: Domain) -> None:
+    """Raises RefusedError when the domain does not run."""
+    if not domain.is_active:
+        raise RefusedError(
+            f"'{domain.name}' is stopped",
+            why=f"libvirt on {domain.host.name} says so",
+            remedy=f"start it: vmckpt vm start {domain.name}",
+        )
