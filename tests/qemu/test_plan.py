@@ -79,13 +79,13 @@ def test_a_policy_ends_what_would_not_and_can_be_tried_on_paper_first() -> None:
 
         async def load() -> None:
             control = await guest.control(made.lab)
-            await control.load_memory("rate=200M set=64M pattern=uniform content=random")
+            await control.load_memory("rate=100M set=16M pattern=uniform content=random")
             await control.close()
 
         asyncio.run(load())
-        slow = ("--method", "precopy", "--bandwidth", "60MB", "--max-downtime", "5ms")
+        slow = ("--method", "precopy", "--bandwidth", "20MB", "--max-downtime", "5ms")
         words = ("migrate", "one", "lab-b", *slow, "--policy", str(policy))
-        observed = made.vmckpt(*words, "--observe-only", "--timeout", "15s")
+        observed = made.vmckpt(*words, "--observe-only", "--timeout", "25s")
         assert observed.code == 8
         assert "it would be going over to post-copy" in observed.stderr
         (watched,) = made.ok("runs", "list")["runs"]
