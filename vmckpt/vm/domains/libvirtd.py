@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 from vmckpt.errors import (
@@ -74,14 +75,21 @@ class Event(NamedTuple):
 async def libvirtd(host: Host) -> AsyncIterator["Libvirtd"]:
     """A session with the host's libvirtd for the block.
 
-    Raises RefusedError: the inventory names none; HostDownError: it does not answer, or this user
-    may not use it.
+    Raises RefusedError: the inventory names none, or libvirt-python is missing; HostDownError: it
+    does not answer, or this user may not use it.
     """
     if host.libvirt is None:
         raise RefusedError(
             f"{host.name} has no libvirtd",
             why="its inventory entry names no socket of one",
             remedy="name it: vmckpt host add --libvirt /run/libvirt/libvirt-sock",
+        )
+    if find_spec("libvirt") is None:
+        raise RefusedError(
+            f"libvirtd on {host.name} cannot be asked",
+            why="this vmckpt has no libvirt-python",
+            remedy="install it: apt-get install gcc libvirt-dev pkg-config python3-dev; "
+            "pip install libvirt-python",
         )
     async with forwarded(host, host.libvirt) as near:
         mode = "session" if host.libvirt.is_relative_to("/run/user") else "system"
@@ -141,14 +149,7 @@ class Libvirtd:
         self._connection = await self._connect()
 
     async def _connect(self) -> Any:
-        try:
-            import libvirt
-        except ImportError as exc:
-            raise RefusedError(
-                "the package libvirt-python is not installed here",
-                why=str(exc),
-                remedy="apt-get install libvirt-dev; pip install 'vmckpt[libvirt]'",
-            ) from exc
+        import libvirt
 
         _event_loop()
         try:
