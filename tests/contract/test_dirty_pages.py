@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 
+from vmckpt.memory import process_call
+from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.content import pages_content, ram_content
 from vmckpt.memory.dirty_pages import PAGE_BYTES, DirtyPages, tracked
-from vmckpt.memory.process_call import with_calls_in
 
 pytestmark = pytest.mark.contract
 
@@ -135,10 +137,32 @@ def test_what_cannot_be_tracked_says_so(writer: Writer) -> None:
 
 def test_a_call_in_a_process_disturbs_nothing_that_it_is_doing(writer: Writer) -> None:
     """It sleeps in read(2), which goes on; a call that fails says why."""
-    for _ in range(50):
-        assert with_calls_in(writer.pid, lambda call: call(39)) == writer.pid  # getpid
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        with_calls_in(writer.pid, lambda call: call(3, 12345))  # close
+    before = writer.descriptors()
+    for _ in range(10):
+        made = descriptor_from(writer.pid, 290, 7, 0)  # eventfd2
+        assert os.read(made, 8) == (7).to_bytes(8, "little")
+        os.close(made)
+    with pytest.raises(OSError, match="Invalid argument"):
+        descriptor_from(writer.pid, 290, 7, 1 << 30)
+    assert writer.descriptors() == before
+    writer.does("write", 1)
+
+
+def test_a_call_is_made_to_its_end_though_the_asker_has_died(writer: Writer) -> None:
+    before = writer.descriptors()
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        words = [process_call.__file__, str(writer.pid), "290", "7", "0"]
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", *words],
+            stdin=theirs.fileno(),
+            capture_output=True,
+            timeout=20,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert writer.descriptors() == before
     writer.does("write", 1)
 
 

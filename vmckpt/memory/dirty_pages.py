@@ -8,7 +8,6 @@ pages that the kernel pinned before they were protected.
 """
 
 import array
-import ctypes
 import fcntl
 import os
 import struct
@@ -18,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.memory.process_call import Call, with_calls_in
+from vmckpt.memory.borrowed import descriptor_from
 
 PAGE_BYTES = 4096
-_NR_CLOSE, _NR_USERFAULTFD, _NR_PIDFD_GETFD = 3, 323, 438
+_NR_USERFAULTFD = 323
 _USER_MODE_ONLY = 1
 _API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
 # PAGEFAULT_FLAG_WP, WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC.
@@ -30,8 +29,6 @@ _MODE_WP = 2
 _PAGEMAP_SCAN, _WP_MATCHING, _IS_WRITTEN = 0xC0606610, 1, 2
 _SCAN_ARG = struct.Struct("12Q")
 _RANGES = 1 << 15  # of three words each: start, end, categories
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Mapping(NamedTuple):
@@ -125,12 +122,15 @@ def tracked(pid: int, ram_file: Path) -> Iterator[DirtyPages]:
     At its beginning every page counts as not written. Nothing of it stays in the process, however
     this one ends. Raises OSError: EPERM (not the same user, or ptrace is restricted), EBUSY
     (another tracks it, or it cannot be stopped), ESRCH (gone), ENOENT (the file is not mapped
-    there), EINVAL or ENOTTY (the kernel is older than 6.7).
+    there), EINVAL or ENOTTY (the kernel is older than 6.7), and what `descriptor_from` raises.
     """
     mappings = find_mappings(pid, ram_file)
     if not mappings:
         raise FileNotFoundError(2, f"process {pid} does not map {ram_file}")
-    with open_fd(_userfaultfd_of(pid)) as uffd:
+    # It is of the process's memory wherever it is. A copy left there would outlive us, and the next
+    # tracker would find the memory taken.
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
+    with open_fd(descriptor_from(pid, _NR_USERFAULTFD, flags)) as uffd:
         fcntl.ioctl(uffd, _API, bytearray(struct.pack("QQQ", 0xAA, _FEATURES, 0)))
         for start, end, _ in mappings:
             span = struct.pack("QQ", start, end - start)
@@ -150,27 +150,6 @@ def find_mappings(pid: int, ram_file: Path) -> tuple[Mapping, ...]:
             start, end = (int(part, 16) for part in parts[0].split("-"))
             found.append(Mapping(start, end, int(parts[2], 16)))
     return tuple(found)
-
-
-def _userfaultfd_of(pid: int) -> int:
-    """A userfaultfd on another process's memory; that process keeps no copy of it.
-
-    A copy left there would outlive us, and the next tracker would find the memory taken.
-    """
-
-    def make(call: Call) -> int:
-        there = call(_NR_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
-        try:
-            with open_fd(os.pidfd_open(pid)) as pidfd:
-                ours = _libc.syscall(_NR_PIDFD_GETFD, pidfd, there, 0)
-                error = ctypes.get_errno()
-        finally:
-            call(_NR_CLOSE, there)
-        if ours < 0:
-            raise OSError(error, f"pidfd_getfd: {os.strerror(error)}")
-        return int(ours)
-
-    return with_calls_in(pid, make)
 
 
 @contextmanager

@@ -94,7 +94,7 @@ async def measure(vm: Vm, for_s: float) -> DirtyRate:
                     remedy="wait for the other measurement or checkpoint to end",
                 ) from exc
             await require_alive(vm)
-            why = _NOT_ALLOWED.get(exc.errno or 0, str(exc))
+            why = _NOT_ALLOWED.get(exc.errno or 0, exc.strerror or str(exc))
     return await _sample(vm, for_s, why)
 
 
