@@ -26,6 +26,8 @@ STATUSES = (
 SOURCE_RUNS = ("running", "paused", "finish-migrate", "postmigrate", "io-error")
 TARGET_RUNS = ("running", "paused", "inmigrate", "internal-error")
 DEAD, SILENT = Side(alive=False), Side(alive=True)
+# Its host gives no answer.
+GONE = Side(alive=True, silent=True)
 
 
 def side(run: str, status: str, *, ever_ran: bool = False) -> Side:
@@ -36,11 +38,13 @@ def side(run: str, status: str, *, ever_ran: bool = False) -> Side:
 def every_source() -> Iterator[Side]:
     yield DEAD
     yield SILENT
+    yield GONE
     for run, status in itertools.product(SOURCE_RUNS, STATUSES):
         yield side(run, status, ever_ran=True)
 
 
 def every_target() -> Iterator[Side]:
+    yield GONE
     for ever_ran in (False, True):
         yield DEAD._replace(ever_ran=ever_ran)
         yield SILENT._replace(ever_ran=ever_ran)
@@ -108,6 +112,24 @@ def test_a_target_that_ran_is_never_killed() -> None:
     for view in views_with(Move.KILL_TARGET):
         assert not view.target.ever_ran
         assert not view.source.in_postcopy
+
+
+def test_beside_a_silent_host_only_the_source_is_acted_on() -> None:
+    beside = [(view, move) for view, move in MOVES if view.target.silent]
+    assert {move for _, move in beside} == {
+        Move.CANCEL, Move.WAIT, Move.RECONNECT, Move.SOURCE_OWNS, Move.UNKNOWN
+    }  # fmt: skip
+    for view, move in beside:
+        if move is Move.SOURCE_OWNS:
+            assert view.source.running or not view.was_running
+            assert view.source.run is not None
+            assert view.source.run.status not in HANDED_OVER
+
+
+def test_a_silent_source_is_never_replaced() -> None:
+    for view, move in MOVES:
+        if view.source.silent and not view.target.running:
+            assert move not in (Move.RUN_TARGET, Move.TARGET_OWNS, Move.LOST, Move.SOURCE_OWNS)
 
 
 def test_the_connection_is_cut_only_to_free_a_stuck_source() -> None:

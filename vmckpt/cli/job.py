@@ -13,10 +13,11 @@ def job(
 ) -> None:
     """Do the migration that was written down here; people have no use for it."""
     from vmckpt.hosts.inventory import check_name, local_host, state_dir
-    from vmckpt.migrate.job import read_job, recover_job, run_job
+    from vmckpt.migrate.job import await_job, read_job, recover_job, run_job
 
-    found = read_job(state_dir(), check_name(name, "run"))
+    check_name(name, "run")
     if recover:
-        run(recover_job(found))
+        run(recover_job(read_job(state_dir(), name)))
     else:
+        found = run(await_job(state_dir(), name))
         run(run_job(found, run(local_host().own_command())))

@@ -13,6 +13,7 @@ from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.migrate.job import Job, JobDir
 from vmckpt.migrate.options import Options
@@ -20,7 +21,7 @@ from vmckpt.migrate.recorded import new_run, request_of, runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import JOB_ON, watch
-from vmckpt.sequence.steps import finish
+from vmckpt.sequence.steps import both, finish
 from vmckpt.vm.inventory import Vm
 
 
@@ -36,19 +37,27 @@ async def migrate_there(
     Raises and returns what `watch` does.
     """
     run, source = new_run(), vm.host
-    there = JobDir.of(target.state_dir, run).path
+    files, there = JobDir.of(source.state_dir, run), JobDir.of(target.state_dir, run).path
     try:
-        link = await have_listen(target, there)
-        files = JobDir.of(source.state_dir, run)
+        # Both processes take their time to start: the job waits for its request.
+        begun, link = await both(_begin(source, run, files), have_listen(target, there))
+    except BaseException:
+        await finish(both(target.remove(there), source.remove(files.path)))
+        raise
+    try:
         itself = LocalHost(**{field.name: getattr(source, field.name) for field in fields(Entry)})
         job = Job(run, vm.name, itself, target, options, link, forecast)
-        await source.make_dir(files.path)
-        await source.write_text(files.request, json.dumps(job.to_json()))
         request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
         RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
-        begun = await source.spawn([*await source.own_command(), "job", run], files.log)
+        await source.write_text(files.request, json.dumps(job.to_json()))
     except BaseException:
         # Without its directory the listener ends; a job that began after all finds nobody there.
         await finish(target.remove(there))
         raise
     return await watch(source, run, emit, begun)
+
+
+async def _begin(source: Host, run: str, files: JobDir) -> ProcessId:
+    """Start the job's process, which ends when its directory is removed, or nothing comes."""
+    await source.make_dir(files.path)
+    return await source.spawn([*await source.own_command(), "job", run], files.log)

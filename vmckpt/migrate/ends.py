@@ -10,6 +10,7 @@ from vmckpt.migrate.disk_plan import COPY_PREFIX
 from vmckpt.migrate.ownership import Side, View
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.replies import MigrationStatus, RunState
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import end_qemu, processes
 
@@ -67,7 +68,12 @@ class End:
             await monitor.close()
 
     async def look(self) -> Side:
-        """How this end is, by its monitor, its process and its log. A dead QEMU is an answer."""
+        """How this end is, by its monitor, its process and its log.
+
+        A dead QEMU is an answer, and so is a host that gives none.
+        """
+        run: RunState | None = None
+        migration: MigrationStatus | None = None
         try:
             monitor = await self.monitor()
             run = await commands.query_status(monitor, LOOK_TIMEOUT_S)
@@ -76,8 +82,12 @@ class End:
             # A shared one is all that reaches a stuck QEMU, which would not greet again.
             if not (self._shares_monitor and self._monitor and self._monitor.is_open):
                 await self._drop_monitor()
-            return Side(await self.alive(), ever_ran=await self.ever_ran())
-        return Side(True, run, migration, await self.ever_ran())
+            run = migration = None
+        try:
+            alive = run is not None or await self.alive()
+            return Side(alive, run, migration, await self.ever_ran())
+        except HostDownError:
+            return Side(True, run, migration, silent=True)
 
     async def rescue(self) -> Monitor:
         """A session for out-of-band commands, which work while QEMU is stuck.

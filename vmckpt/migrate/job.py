@@ -41,6 +41,8 @@ from vmckpt.vm.inventory import read_vm
 FORMAT = 1
 # A recovery tries for so long to reach the target: its listener waits for it.
 RECOVERY_S, RECOVERY_POLL_S = 300.0, 2.0
+# The operator may lose its connection for a while before it has said what is to be done.
+REQUEST_S, REQUEST_POLL_S = 60.0, 0.005
 # What a job told can be read for so long after its end.
 KEPT_S = 7 * 86_400.0
 
@@ -134,6 +136,20 @@ def _options(data: Mapping[str, Any]) -> Options:
         tls=Tls(data["tls"]),
         policy=Policy.from_json(data["policy"]) if data["policy"] else None,
     )
+
+
+async def await_job(state_dir: Path, run: str) -> Job:
+    """A job of this host's once its request has come; its process is started before that.
+
+    Raises NotFoundError when its directory goes first, or nothing comes.
+    """
+    files, clock = JobDir.of(state_dir, run), asyncio.get_running_loop().time
+    given_up_s = clock() + REQUEST_S
+    while not files.request.exists():
+        if not files.path.exists() or clock() > given_up_s:
+            break
+        await asyncio.sleep(REQUEST_POLL_S)
+    return read_job(state_dir, run)
 
 
 def read_job(state_dir: Path, run: str) -> Job:

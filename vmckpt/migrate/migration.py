@@ -136,7 +136,7 @@ class Migration:
         except VmckptError as exc:
             if self._hearing:
                 self._hearing.cancel()
-            meant = await to_the_end(self._meaning(exc))
+            meant = await to_the_end(self._meaning_or_unknown(exc))
             raise meant from (None if meant is exc else exc)
         finally:
             await to_the_end(self._pair.close())
@@ -146,9 +146,15 @@ class Migration:
     async def _conclude(self) -> Report:
         try:
             await self._journal.remove((self._vm.host, self._target_host))
-        except StorageError as exc:
+        except (StorageError, HostDownError) as exc:
             self._note("journal", str(exc))
         return await self._report()
+
+    async def _meaning_or_unknown(self, exc: VmckptError) -> VmckptError:
+        try:
+            return await self._meaning(exc)
+        except HostDownError:
+            return await unknown(self._pair)
 
     async def _meaning(self, exc: VmckptError) -> VmckptError:
         """The error as what it means for the guest, which may have lost an end by it."""
@@ -334,10 +340,13 @@ class Migration:
         """
         move = await settle(self._pair, lambda text: self._note("rescue", text))
         if move is Move.LOST:
-            await bury(
-                self._pair, self._vm, self._journal, lambda text: self._note("old-image", text)
-            )
-            await self._journal.remove((self._vm.host, self._target_host))
+            try:
+                await bury(
+                    self._pair, self._vm, self._journal, lambda text: self._note("old-image", text)
+                )
+                await self._journal.remove((self._vm.host, self._target_host))
+            except HostDownError as exc:
+                raise await unknown(self._pair) from exc
             raise await lost(self._pair)
         if move is Move.UNKNOWN:
             raise await unknown(self._pair)

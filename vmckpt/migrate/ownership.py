@@ -10,12 +10,14 @@ class Side(NamedTuple):
     """One end as it is now. `run` and `migration` are None while its monitor gives no answer.
 
     `ever_ran` is the target's own record that its vCPUs have run (it outlives the process).
+    `silent`: its host gives no answer, so that nothing of this is known; it counts as alive.
     """
 
     alive: bool
     run: RunState | None = None
     migration: MigrationStatus | None = None
     ever_ran: bool = False
+    silent: bool = False
 
     @property
     def running(self) -> bool:
@@ -41,6 +43,10 @@ class View(NamedTuple):
 HANDED_OVER = frozenset({"finish-migrate", "postmigrate"})
 # States of a source that stands still for the migration, or was stopped for it.
 STOPPED_BY_MIGRATION = HANDED_OVER | {"paused", "prelaunch"}
+
+
+# States of a migration that QEMU does nothing more about; of an earlier one too.
+DECIDED = frozenset({"none", "failed", "cancelled", "completed"})
 
 
 class Move(Enum):
@@ -72,14 +78,31 @@ def decide(view: View) -> Move:
         return _fetching(view)
     if target.running:
         return Move.TARGET_OWNS
-    if source.alive and (source.run is None or source.migration is None):
-        return _silent_source(target)
-    if not source.alive or source.run is None or source.migration is None:
+    if target.silent:
+        return _beside_silence(source, was_running=view.was_running)
+    if not source.alive:
         return _without_source(view)
-    if source.migration.status == "completed" and source.run.status in HANDED_OVER:
+    if source.run is None or source.migration is None:
+        return _silent_source(target)
+    return _with_both(view, source.run, source.migration)
+
+
+def _with_both(view: View, run: RunState, migration: MigrationStatus) -> Move:
+    if migration.status == "completed" and run.status in HANDED_OVER:
         return _completed(view)
-    if source.migration.status in ("none", "failed", "cancelled", "completed"):
-        return _not_migrated(view, source.run)
+    if migration.status in DECIDED:
+        return _not_migrated(view, run)
+    return Move.WAIT if migration.status == "cancelling" else Move.CANCEL
+
+
+def _beside_silence(source: Side, *, was_running: bool) -> Move:
+    # Whether the target has run, or does, is not known: only the source is acted on.
+    if source.run is None or source.migration is None:
+        return Move.UNKNOWN
+    if source.migration.status in DECIDED:
+        handed_over = source.run.status in HANDED_OVER
+        has_it = source.run.running or not (was_running or handed_over)
+        return Move.SOURCE_OWNS if has_it else Move.UNKNOWN
     return Move.WAIT if source.migration.status == "cancelling" else Move.CANCEL
 
 

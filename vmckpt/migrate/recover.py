@@ -7,7 +7,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmckpt.errors import BusyError, OutcomeUnknownError, VmckptError, VmLostError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OutcomeUnknownError,
+    VmckptError,
+    VmLostError,
+)
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
@@ -177,14 +183,21 @@ async def lost(pair: Pair) -> VmLostError:
 
 async def unknown(pair: Pair) -> OutcomeUnknownError:
     """An end does not answer, and only it knows."""
-    silent = [end for end in (pair.source, pair.target) if await end.alive()]
+    silent = [end for end in (pair.source, pair.target) if await _may_live(end)]
     names = " and ".join(end.host.name for end in silent) or pair.source.host.name
     return OutcomeUnknownError(
         f"nobody knows yet where '{pair.source.files.vm_name}' runs",
-        why=f"QEMU on {names} gives no answer, or waits for the other end",
+        why=f"{names} gives no answer, or waits for the other end",
         remedy=f"nothing was started twice; when it answers again: vmckpt migrate --recover "
         f"{pair.source.files.vm_name}",
     )
+
+
+async def _may_live(end: End) -> bool:
+    try:
+        return await end.alive()
+    except HostDownError:
+        return True
 
 
 @asynccontextmanager

@@ -12,6 +12,9 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError
 
 POLL_S = 0.01
+# A host that gives no answer may be back soon, and its guest may be waiting for it.
+SILENT_HOST_S = 300.0
+SILENT_POLL_S = 1.0
 RECONNECT_POLL_S = 1.0
 ENDINGS = frozenset({Move.SOURCE_OWNS, Move.TARGET_OWNS, Move.LOST, Move.UNKNOWN})
 
@@ -19,13 +22,15 @@ ENDINGS = frozenset({Move.SOURCE_OWNS, Move.TARGET_OWNS, Move.LOST, Move.UNKNOWN
 async def settle(pair: Pair, note: Callable[[str], None], timeout_s: float = 30.0) -> Move:
     """Give the migration up, or let it end if it is too late, until one place has the guest.
 
-    Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (an end gave no answer for `timeout_s`; then
-    nothing was done that could make the guest run twice). `note` is told every move.
+    Returns SOURCE_OWNS, TARGET_OWNS, LOST or UNKNOWN (a QEMU gave no answer for `timeout_s`, or a
+    host for 5 minutes; then nothing was done that could make the guest run twice). `note` is told
+    every move.
     """
     clock = asyncio.get_running_loop().time
     moved_s = clock()
     last: Move | None = None
     sent_bytes = 0
+    waited = False
     while True:
         view = await pair.view()
         move = decide(view)
@@ -35,8 +40,16 @@ async def settle(pair: Pair, note: Callable[[str], None], timeout_s: float = 30.
             sent_bytes, moved_s = migration.transferred_bytes, clock()
         if move in ENDINGS - {Move.UNKNOWN}:
             return move
-        if clock() > moved_s + timeout_s:
+        silent = [
+            end.host.name
+            for end, side in ((pair.source, view.source), (pair.target, view.target))
+            if side.silent
+        ]
+        if clock() > moved_s + (SILENT_HOST_S if silent else timeout_s):
             return Move.UNKNOWN
+        if silent and not waited:
+            waited = True
+            note(f"{' and '.join(silent)} gives no answer: asking for {SILENT_HOST_S:g} s")
         if move is Move.WAIT and migration and migration.in_postcopy:
             # A silent link is noticed by neither QEMU.
             move = Move.RECONNECT if clock() > moved_s + SILENCE_S else move
@@ -44,7 +57,7 @@ async def settle(pair: Pair, note: Callable[[str], None], timeout_s: float = 30.
             note(move.value)
         await _act(move, pair, repeated=move is last)
         last = move
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(SILENT_POLL_S if silent else POLL_S)
 
 
 async def _act(move: Move, pair: Pair, *, repeated: bool) -> None:

@@ -6,6 +6,7 @@ pass the target may have a second of work before it, through which the guest wou
 QEMU >= 8.2 takes another's word for the speed: `avail-switchover-bandwidth`.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from vmckpt.qemu.replies import MigrationStatus
 from vmckpt.sequence.steps import both
 
 # How often the target is looked at while only it is waited for.
-WAIT_S = 0.02
+WAIT_S = 0.01
+# A host that takes longer to answer is asked in the background.
+ANSWER_S = 0.2
 KEPT_EVERY_S = 0.05
 KEPT_LOOKS = 100
 # In the second pass all of memory has gone once.
@@ -67,6 +70,7 @@ class Switchover:
         self._first_pass_bytes: int | None = None
         self._given_bytes_per_s = float(HELD_BYTES_PER_S)
         self._over = False
+        self._asking: asyncio.Task[int] | None = None
 
     async def consider(self, status: MigrationStatus) -> None:
         """Look at the sockets, and give QEMU a speed when the target is ready for the switch."""
@@ -76,10 +80,9 @@ class Switchover:
             self._first_pass_bytes = status.transferred_bytes
         if self._looks and time.monotonic() < self._looks[-1].at_s + WAIT_S:
             return
-        try:
-            queued = await self._queued_bytes()
-        except HostDownError:
-            return  # the host's absence is noticed, and told, where its answer is needed
+        queued = await self._queued()
+        if queued is None:
+            return
         now = Look(time.monotonic(), status.transferred_bytes, queued)
         looks = (*self._looks, now)
         if not self._looks or now.at_s >= self._looks[-1].at_s + KEPT_EVERY_S:
@@ -104,6 +107,26 @@ class Switchover:
     async def _give(self, bytes_per_s: float) -> None:
         self._given_bytes_per_s = bytes_per_s
         await commands.migrate_set_parameters(self._monitor, {SWITCHOVER_SPEED: int(bytes_per_s)})
+
+    async def close(self) -> None:
+        """Nobody looks any more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait({self._asking})
+
+    async def _queued(self) -> int | None:
+        """What waits in the sockets; None while a host takes long over its answer, or gives none.
+
+        The transfer has other things to see to meanwhile.
+        """
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._queued_bytes())
+        done, _ = await asyncio.wait({self._asking}, timeout=ANSWER_S)
+        if not done:
+            return None
+        asked, self._asking = self._asking, None
+        # A host's absence is told where its answer is needed.
+        return None if isinstance(asked.exception(), HostDownError) else asked.result()
 
     async def _queued_bytes(self) -> int:
         sent, read = await both(self._source.tables(), self._target.tables())

@@ -66,9 +66,13 @@ class Transfer:
         Raises OperationFailedError (QEMU gave up, the link is silent), TimedOutError; the source's
         migration may still be under way then: settle it. CancelledError likewise.
         """
-        with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
-            await commands.migrate(self._source, uri)
-            return await self._watch(events, until_postcopy=True)
+        try:
+            with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
+                await commands.migrate(self._source, uri)
+                return await self._watch(events, until_postcopy=True)
+        finally:
+            if self._switchover:
+                await self._switchover.close()
 
     async def drain(self) -> None:
         """After the switch to post-copy: until every page is on the target."""

@@ -28,7 +28,7 @@ from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.sequence.steps import to_the_end
 
-POLL_S = 0.2
+POLL_S, LOOK_S = 0.1, 1.0
 RECONNECT_S = 1.0
 # Between the end of a process and what it wrote last.
 LAST_WORDS_S = 3.0
@@ -106,6 +106,8 @@ class _Watch:
         self._files = JobDir.of(source.state_dir, run)
         self._lines, self._offset = Lines(), 0
         self._lost, self._at_s = False, 0.0
+        self._process: ProcessId | None = None
+        self._looked_s: float | None = None
         self._died_s: float | None = None
         self._began_s = asyncio.get_running_loop().time()
 
@@ -137,13 +139,19 @@ class _Watch:
 
     async def _check_alive(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        process = _process(await self._source.read_text(self._files.process))
-        if process is None:
+        if self._process is None:
+            self._process = _process(await self._source.read_text(self._files.process))
+        if self._process is None:
             await self._check_begins(now_s)
             return
+        if self._looked_s is not None and now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
         # The switch is there as long as the job, and then does its work.
         recovery = f"{self._run}\0--recover"
-        if await self._source.is_alive(process) or await self._source.find_processes(recovery):
+        if await self._source.is_alive(self._process) or await self._source.find_processes(
+            recovery
+        ):
             self._died_s = None
         elif self._died_s is None:
             self._died_s = now_s

@@ -1,5 +1,6 @@
 """What a host can prove itself with, and why a pair of hosts cannot trust one another."""
 
+import asyncio
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,14 +48,14 @@ async def read_identity(host: Host, directory: Path | None = None) -> Identity |
     Raises UsageError when some of the files are missing or damaged.
     """
     directory = directory or pki_dir(host)
-    there = [name for name in FILES if await host.exists(directory / name)]
+    found = await asyncio.gather(*(host.exists(directory / name) for name in FILES))
+    there = [name for name, is_there in zip(FILES, found, strict=True) if is_there]
     if not there:
         return None
     if missing := sorted(set(FILES) - set(there)):
         raise _unusable(host, f"{', '.join(missing)} missing in {directory}")
-    texts = [
-        await host.read_text(directory / f"{name}-cert.pem") for name in ("ca", "server", "client")
-    ]
+    paths = (directory / f"{name}-cert.pem" for name in ("ca", "server", "client"))
+    texts = await asyncio.gather(*(host.read_text(path) for path in paths))
     try:
         return Identity(*(parse_certificate(text or "") for text in texts))
     except (OSError, ValueError) as exc:

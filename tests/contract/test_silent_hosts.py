@@ -1,0 +1,58 @@
+"""Hosts that give no answer while it is asked who has the guest."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import HostDownError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate import settle as settling
+from vmckpt.migrate.ends import End, Pair
+from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.recover import unknown
+from vmckpt.vm.paths import VmDir
+
+
+class Mute(LocalHost):
+    """A host whose network is down."""
+
+    async def connect(self, path: Path) -> socket.socket:
+        raise HostDownError("b is down", why="no way to it", remedy="wait")
+
+    async def find_processes(self, argument: str) -> list[ProcessId]:
+        raise HostDownError("b is down", why="no way to it", remedy="wait")
+
+    async def read_text(self, path: Path) -> str | None:
+        raise HostDownError("b is down", why="no way to it", remedy="wait")
+
+
+def pair_of(tmp_path: Path) -> Pair:
+    """A source that has ended, and a target whose host says nothing."""
+    source, target = (
+        End(host, VmDir(tmp_path / host.name).qemu("0123abcd"))
+        for host in (LocalHost("a", tmp_path, "x"), Mute("b", tmp_path, "x"))
+    )
+    return Pair(source, target, was_running=True, ram_dir=tmp_path)
+
+
+def test_a_look_at_a_silent_host_is_an_answer(tmp_path: Path) -> None:
+    view = asyncio.run(pair_of(tmp_path).view())
+    assert view.target.silent
+    assert view.target.alive
+    assert not view.source.silent
+    assert not view.source.alive
+
+
+def test_nothing_is_settled_without_it_and_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "SILENT_HOST_S", 0.3)
+    monkeypatch.setattr(settling, "SILENT_POLL_S", 0.05)
+    told: list[str] = []
+    pair = pair_of(tmp_path)
+    assert asyncio.run(settling.settle(pair, told.append, timeout_s=0.0)) is Move.UNKNOWN
+    assert told == ["b gives no answer: asking for 0.3 s"]
+    assert "b gives no answer" in asyncio.run(unknown(pair)).why
