@@ -23,6 +23,8 @@ SAMPLE = Progress(
     throttle_percent=0,
     postcopy_requests=0,
     eta_s=0.01,
+    normal_pages=65536,
+    zero_pages=9,
 )
 
 
@@ -55,6 +57,8 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path: Path) -> None:
             "throttle_percent": 0,
             "postcopy_requests": 0,
             "eta_s": 0.01,
+            "normal_pages": 65536,
+            "zero_pages": 9,
         }
     ]
 
@@ -71,6 +75,7 @@ def test_a_record_is_one_json_object_that_says_its_format(tmp_path: Path) -> Non
         "events",
         "samples",
         "result",
+        "forecast",
     }
 
 

@@ -56,6 +56,8 @@ def test_an_active_source(ram: dict[str, Any]) -> None:
         transferred_bytes=251658240,
         throughput_bytes_per_s=1073.7e6 / 8,
         dirty_rate_bytes_per_s=5000 * 4096.0,
+        normal_pages=61000,
+        zero_pages=40000,
         round=3,
     )
 

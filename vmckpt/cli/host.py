@@ -1,5 +1,6 @@
 """vmckpt host: list, add, remove, check, doctor."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from vmckpt.hosts.entries import SshEntry
     from vmckpt.hosts.host import Entry, Host
     from vmckpt.hosts.local import LocalHost
+    from vmckpt.migrate.calibrate import Calibration
     from vmckpt.migrate.host_checks import HostReport
+    from vmckpt.plan.link import Link
 
 app = typer.Typer(help="Machines that VMs live on.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -130,6 +133,65 @@ def check(
     show(facts | _checks(report), text, as_json=json)
     if not report.fit:
         raise typer.Exit(4)
+
+
+@app.command()
+def calibrate(
+    first: Annotated[str, typer.Argument(help="The one host.", metavar="A")],
+    second: Annotated[str, typer.Argument(help="The other.", metavar="B")],
+    size: Annotated[str, typer.Option(help="Memory of the guest that is moved.")] = "256M",
+    json: Json = False,
+) -> None:
+    """Learn what moving between two hosts costs: a small guest of its own moves there and back."""
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.inventory import find_host
+    from vmckpt.migrate.calibrate import LEAST_BYTES, calibrate
+    from vmckpt.ui.progress import display
+    from vmckpt.units import format_size, parse_size_bytes
+
+    memory_bytes = parse_size_bytes(size)
+    if memory_bytes < LEAST_BYTES or memory_bytes % (1 << 20):
+        raise UsageError(
+            f"--size {size} does not do",
+            why=f"it has to be whole MiB, at least {format_size(LEAST_BYTES)}",
+            remedy="write e.g. --size 256M",
+        )
+
+    async def work() -> "Calibration":
+        with display(f"calibrating {first} and {second}") as emit:
+            return await calibrate(find_host(first), find_host(second), memory_bytes, emit)
+
+    done = run(work())
+    ways = [(first, second, done.there), (second, first, done.back)]
+    facts = [
+        {"source": source, "target": target, "sending": kind, **asdict(link)}
+        for source, target, links in ways
+        for kind, link in links.items()
+    ]
+    result = {"moves": done.moves, "skipped": list(done.skipped), "links": facts}
+    show(result, _links(ways, done.skipped), as_json=json)
+
+
+def _links(ways: "list[tuple[str, str, dict[str, Link]]]", skipped: "tuple[str, ...]") -> str:
+    from vmckpt.ui.tables import table
+    from vmckpt.units import format_duration, format_rate
+
+    rows = [
+        (
+            f"{source} -> {target}",
+            kind,
+            format_rate(link.bytes_per_s),
+            format_duration(link.costs.zero_page_s),
+            format_duration(link.fixed_s),
+            format_duration(link.switch_s),
+            f"{link.spread:.0%}",
+            str(link.moves),
+        )
+        for source, target, links in ways
+        for kind, link in links.items()
+    ]
+    header = ("hosts", "sent", "pages", "a zero page", "fixed", "switch", "spread", "moves")
+    return "\n".join([table(header, rows), *(f"left out: {reason}" for reason in skipped)])
 
 
 @app.command()

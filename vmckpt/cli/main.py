@@ -17,7 +17,7 @@ changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9
 10 VM lost; 11 file not readable or writable; 130 cancelled and undone."""
 
 # One file each. A call imports its own alone: importing is most of what starting costs.
-COMMANDS = ("migrate", "check")
+COMMANDS = ("migrate", "check", "plan", "dirty-rate", "report", "replay")
 # Started by vmckpt itself: not in --help.
 HIDDEN = ("serve", "link", "job")
 NOUNS = ("vm", "host", "snapshot", "pki", "runs", "lab")
@@ -36,9 +36,10 @@ def command_line(words: Sequence[str]) -> typer.Typer:
     app.callback()(_root)
     names = (*COMMANDS, *NOUNS)
     for name in [word for word in words[:1] if word in (*names, *HIDDEN)] or names:
-        module = import_module(f"vmckpt.cli.{name}")
+        word = name.replace("-", "_")
+        module = import_module(f"vmckpt.cli.{word}")
         if name not in NOUNS:
-            app.command(name)(getattr(module, name))
+            app.command(name)(getattr(module, word))
         else:
             app.add_typer(module.app, name=name)
     return app

@@ -1,24 +1,31 @@
 """vmckpt migrate."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli.migrate_options import (
-    Asked,
+from vmckpt.cli.arguments import (
     CompressWord,
     DisksWord,
+    FinishBy,
+    FinishWithin,
+    MaxPause,
+    MaxSlowdown,
     MethodWord,
+    NeverRiskPostcopy,
     TimeoutWord,
     TlsWord,
 )
-from vmckpt.cli.output import Json, run, show
+from vmckpt.cli.migrate_options import Asked
+from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
+    from vmckpt.plan.choose import Intent
 
 
 MethodOption = Annotated[
@@ -42,7 +49,10 @@ def migrate(
     host: Annotated[str | None, typer.Argument(help="Where it shall run.")] = None,
     method: MethodOption = MethodWord.auto,
     max_downtime: Annotated[str, typer.Option(help="How long the VM may stand still.")] = "300ms",
-    bandwidth: Annotated[str | None, typer.Option(help="At most this much a second.")] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option("--bandwidth", "--max-bandwidth", help="At most this much a second."),
+    ] = None,
     timeout: Annotated[str | None, typer.Option(help="How long memory may take to move.")] = None,
     on_timeout: Annotated[
         TimeoutWord, typer.Option(help="What to do when that is over.")
@@ -54,10 +64,20 @@ def migrate(
     parallel: Annotated[
         int | None, typer.Option(help="Send memory over so many channels.", min=1, max=64)
     ] = None,
-    never_risk_postcopy: Annotated[
-        bool,
-        typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy."),
+    never_risk_postcopy: NeverRiskPostcopy = False,
+    max_pause: MaxPause = None,
+    finish_within: FinishWithin = None,
+    finish_by: FinishBy = None,
+    max_slowdown: MaxSlowdown = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="What to do when rounds gain nothing (TOML).")
+    ] = None,
+    observe_only: Annotated[
+        bool, typer.Option("--observe-only", help="The policy only says what it would do.")
     ] = False,
+    wait_for_calm: Annotated[
+        str | None, typer.Option(help="Wait so long for a moment in which it dirties little.")
+    ] = None,
     disks: Annotated[
         DisksWord,
         typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
@@ -85,14 +105,24 @@ def migrate(
         never_risk_postcopy=never_risk_postcopy,
         disks=disks,
         tls=tls,
+        policy=policy,
+        observe_only=observe_only,
     ).options()
-    target = _target(host)
+    target, forecast = _target(host), None
+    if wait_for_calm and not dry_run:
+        run(_calm(vm, wait_for_calm))
+    if max_pause or finish_within or finish_by or max_slowdown:
+        from vmckpt.cli.arguments import intent
+
+        risk = never_risk_postcopy
+        wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)
+        options, forecast = run(_planned(vm, target, options, wanted))
     if dry_run:
         from vmckpt.cli import check
 
         check.dry_run(vm, target, options, as_json=json)
     else:
-        show_outcome(run(_migrate(vm, target, options)), as_json=json)
+        show_outcome(run(_migrate(vm, target, options, forecast)), as_json=json)
 
 
 def _target(name: str | None) -> "Host":
@@ -116,13 +146,35 @@ def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
         _show_recovery(outcome, as_json=as_json)
 
 
-async def _migrate(name: str, target: "Host", options: "Options") -> "Report | Recovery":
+async def _calm(name: str, given: str) -> None:
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.migrate.calm import wait_for_calm
+    from vmckpt.units import parse_duration_s
+
+    await wait_for_calm(await find_own(name), parse_duration_s(given), warn)
+
+
+async def _planned(
+    name: str, target: "Host", options: "Options", wanted: "Intent"
+) -> "tuple[Options, dict[str, Any]]":
+    """The options of the way that keeps the intent, and the forecast for the record."""
+    from vmckpt.cli import plan
+
+    made = await plan.make(name, target, options, wanted)
+    planned = made.require()
+    warn(f"plan: {made.choice.reason}")
+    return planned, made.record()
+
+
+async def _migrate(
+    name: str, target: "Host", options: "Options", forecast: "dict[str, Any] | None"
+) -> "Report | Recovery":
     from vmckpt.cli.drivers.find import find
     from vmckpt.ui.progress import display
 
     vm = await find(name)
     with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
-        return await vm.migrate(target, options, emit)
+        return await vm.migrate(target, options, emit, forecast)
 
 
 def _text(report: "Report") -> str:

@@ -1,52 +1,13 @@
 """What the options of `vmckpt migrate` mean."""
 
-from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from vmckpt.cli.arguments import CompressWord, DisksWord, MethodWord, TimeoutWord, TlsWord
 
 if TYPE_CHECKING:
     from vmckpt.migrate.options import Options
-
-
-class MethodWord(StrEnum):
-    """--method; means what migrate.options.Method says."""
-
-    auto = "auto"
-    precopy = "precopy"
-    postcopy = "postcopy"
-    hybrid = "hybrid"
-    stop = "stop"
-
-
-class TimeoutWord(StrEnum):
-    """--on-timeout."""
-
-    abort = "abort"
-    postcopy = "postcopy"
-    pause = "pause"
-
-
-class DisksWord(StrEnum):
-    """--disks; means what migrate.options.Disks says."""
-
-    auto = "auto"
-    shared = "shared"
-    copy = "copy"
-
-
-class TlsWord(StrEnum):
-    """--tls; means what migrate.options.Tls says."""
-
-    auto = "auto"
-    require = "require"
-    psk = "psk"
-    off = "off"
-
-
-class CompressWord(StrEnum):
-    """--compress."""
-
-    none = "none"
-    zstd = "zstd"
+    from vmckpt.plan.policy import Policy
 
 
 class Asked(NamedTuple):
@@ -63,6 +24,8 @@ class Asked(NamedTuple):
     never_risk_postcopy: bool
     disks: DisksWord
     tls: TlsWord
+    policy: Path | None = None
+    observe_only: bool = False
 
     def options(self) -> "Options":
         """For a migration. Raises UsageError when they are malformed or at odds."""
@@ -88,6 +51,8 @@ class Asked(NamedTuple):
             disks=Disks(self.disks),
             tls=Tls(self.tls),
             never_risk_postcopy=self.never_risk_postcopy,
+            policy=_policy(self.policy, self.method, observe_only=self.observe_only),
+            observe_only=self.observe_only,
         )
 
 
@@ -104,3 +69,25 @@ def _downtime_ms(text: str) -> int:
             remedy="--method stop lets the VM stand still for as long as it takes",
         )
     return downtime_ms
+
+
+def _policy(policy: Path | None, method: MethodWord, *, observe_only: bool) -> "Policy | None":
+    from vmckpt.errors import UsageError
+
+    if observe_only and not policy:
+        raise UsageError(
+            "--observe-only has no --policy",
+            why="there is nothing to observe",
+            remedy="add --policy FILE",
+        )
+    if policy and method not in (MethodWord.auto, MethodWord.precopy):
+        raise UsageError(
+            f"--policy does not go with --method {method.value}",
+            why="a policy steers a pre-copy",
+            remedy="leave out --method; a rule may come to post-copy",
+        )
+    if policy is None:
+        return None
+    from vmckpt.migrate.policy_file import read_policy
+
+    return read_policy(policy)

@@ -1,4 +1,4 @@
-"""vmckpt runs: list, show, attach."""
+"""vmckpt runs: list, show, attach, score."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -91,3 +91,42 @@ def _unfinished(record: "RunRecord", busy: set[str]) -> str:
     if record.run in busy:
         return "running"
     return "see attach" if JOB_ON in record.request else "cut off"
+
+
+@app.command()
+def score(json: Json = False) -> None:
+    """Say how right the forecasts of past migrations were, by way of moving."""
+    from vmckpt.errors import NotFoundError
+    from vmckpt.events.record import load_all
+    from vmckpt.migrate import score as scores
+    from vmckpt.migrate.recorded import runs_dir
+    from vmckpt.ui.tables import table
+    from vmckpt.units import format_duration
+
+    records = load_all(runs_dir())
+    moves, wrong = scores.scored(records), scores.unforeseen(records)
+    lines = scores.score(moves)
+    if not lines:
+        raise NotFoundError(
+            "no forecast has been put to the test yet",
+            why="no recorded migration was planned and came to its end",
+            remedy="migrate with what you want of it, e.g. --max-pause 200ms",
+        )
+    rows = [
+        (
+            line.way,
+            str(line.moves),
+            f"{line.total_error:.0%}",
+            f"{line.total_error_p90:.0%}",
+            f"{line.total_inside:.0%}",
+            "-" if line.pause_error_s is None else format_duration(line.pause_error_s),
+            "-" if line.pause_inside is None else f"{line.pause_inside:.0%}",
+        )
+        for line in lines
+    ]
+    header = ("way", "moves", "time off by", "p90", "inside", "pause off by", "inside")
+    text = table(header, rows)
+    if wrong:
+        text += f"\nended, or did not, against the forecast: {', '.join(wrong)}"
+    facts = {"ways": [line._asdict() for line in lines], "unforeseen": wrong}
+    show(facts | {"moves": scores.facts(moves)}, text, as_json=json)

@@ -26,6 +26,7 @@ class RunRecord:
     events: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
     result: Mapping[str, Any] | None = None
+    forecast: Mapping[str, Any] | None = None
 
     def add(self, event: Event) -> None:
         """Keep an event."""

@@ -17,7 +17,8 @@ class PhaseBegan:
 class Progress:
     """A migration seen at one moment.
 
-    Rates are zero, `expected_downtime_ms` and `eta_s` are None while unknown.
+    Rates are zero, `expected_downtime_ms` and `eta_s` are None while unknown. `normal_pages` and
+    `zero_pages` were sent so far.
     """
 
     at_s: float
@@ -32,6 +33,8 @@ class Progress:
     throttle_percent: int
     postcopy_requests: int
     eta_s: float | None
+    normal_pages: int = 0
+    zero_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ ends either way, and what it told can be read from the beginning (`migrate/watch
 """
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from vmckpt.errors import OutcomeUnknownError, VmckptError
 from vmckpt.events.record import RunRecord
@@ -26,7 +28,13 @@ from vmckpt.sequence.steps import both, finish
 from vmckpt.vm.inventory import Vm
 
 
-async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> Report | Recovery:
+async def migrate_there(
+    vm: Vm,
+    target: Host,
+    options: Options,
+    emit: Emit,
+    forecast: Mapping[str, Any] | None = None,
+) -> Report | Recovery:
     """Have the VM's host move it to `target`, both being elsewhere; watch it to its end.
 
     Raises and returns what `watch` does.
@@ -41,9 +49,9 @@ async def migrate_there(vm: Vm, target: Host, options: Options, emit: Emit) -> R
         raise
     try:
         itself = LocalHost(**{field.name: getattr(source, field.name) for field in fields(Entry)})
-        job = Job(run, vm.name, itself, target, options, link)
+        job = Job(run, vm.name, itself, target, options, link, forecast)
         request = request_of(vm.name, (vm.host, target), options) | {JOB_ON: source.name}
-        RunRecord(run, "migrate", request).save(runs_dir())
+        RunRecord(run, "migrate", request, forecast=forecast).save(runs_dir())
         await source.write_text(files.request, json.dumps(job.to_json()))
     except BaseException as exc:
         # Without its directory the listener ends; a job that began after all finds nobody there.

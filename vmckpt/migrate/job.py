@@ -38,6 +38,7 @@ from vmckpt.migrate.journal import STEPS
 from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.migrate.recover import Recovery, recover
 from vmckpt.migrate.run import migrate
+from vmckpt.plan.policy import Policy
 from vmckpt.vm.inventory import read_vm
 
 FORMAT = 1
@@ -97,6 +98,7 @@ class Job:
     target: Host
     options: Options
     link: Place
+    forecast: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For its file."""
@@ -108,6 +110,7 @@ class Job:
             "target": {"name": self.target.name, **fields_to_json(self.target)},
             "options": asdict(self.options),
             "link": asdict(self.link),
+            "forecast": self.forecast,
         }
 
     @classmethod
@@ -124,6 +127,7 @@ class Job:
             RemoteHost(name, **fields, session=session),
             _options(data["options"]),
             link,
+            data["forecast"],
         )
 
 
@@ -134,6 +138,7 @@ def _options(data: Mapping[str, Any]) -> Options:
         on_timeout=OnTimeout(data["on_timeout"]),
         disks=Disks(data["disks"]),
         tls=Tls(data["tls"]),
+        policy=Policy.from_json(data["policy"]) if data["policy"] else None,
     )
 
 
@@ -187,7 +192,13 @@ async def _work(job: Job, files: JobDir, own_command: Sequence[str]) -> dict[str
                     remedy="see `vmckpt vm list`",
                 )
             report = await migrate(
-                vm, job.target, job.options, tell, run=job.run, on_death=on_death
+                vm,
+                job.target,
+                job.options,
+                tell,
+                run=job.run,
+                on_death=on_death,
+                forecast=job.forecast,
             )
         except asyncio.CancelledError as exc:
             raise _cancelled(job) from exc

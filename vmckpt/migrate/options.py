@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vmckpt.plan.policy import Policy
 from vmckpt.qemu.abilities import Wish
 
 # The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
@@ -59,7 +60,11 @@ class Disks(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A migration's request. `bandwidth_bytes_per_s` 0 means no limit."""
+    """A migration's request. `bandwidth_bytes_per_s` 0 means no limit.
+
+    `pause_promised`: no policy may raise the downtime. `observe_only`: it only says what it would
+    do.
+    """
 
     method: Method = Method.AUTO
     max_downtime_ms: int = 300
@@ -72,11 +77,15 @@ class Options:
     disks: Disks = Disks.AUTO
     tls: Tls = Tls.AUTO
     never_risk_postcopy: bool = False
+    policy: Policy | None = None
+    observe_only: bool = False
+    pause_promised: bool = False
 
     @property
     def may_postcopy(self) -> bool:
         """Whether the VM may come to run on the target before all of its RAM is there."""
         wants = self.method in (Method.POSTCOPY, Method.HYBRID)
+        wants |= self.policy is not None and self.policy.may_postcopy and not self.observe_only
         return wants or (self.timeout_s is not None and self.on_timeout is OnTimeout.POSTCOPY)
 
     def wish(self, *, copies_disks: bool = False) -> Wish:

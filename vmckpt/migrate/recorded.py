@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
@@ -26,11 +27,18 @@ class Run:
     `began_s` is on the monotonic clock.
     """
 
-    def __init__(self, run: str, request: Mapping[str, object], asked: Options, emit: Emit) -> None:
+    def __init__(
+        self,
+        run: str,
+        request: Mapping[str, object],
+        asked: Options,
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> None:
         self.id = run
         self.began_s = time.monotonic()
         self._asked, self._show = asked, heard_or_not(emit)
-        self._record = RunRecord(run, "migrate", request)
+        self._record = RunRecord(run, "migrate", request, forecast=forecast)
 
     def elapsed_s(self) -> float:
         """Since it began."""
@@ -79,13 +87,18 @@ class Run:
 
 @asynccontextmanager
 async def recorded(
-    request: Mapping[str, object], asked: Options, emit: Emit, run_id: str | None = None
+    request: Mapping[str, object],
+    asked: Options,
+    emit: Emit,
+    run_id: str | None = None,
+    *,
+    forecast: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Run]:
     """A run for the block, of that id if it has one; an error of the block ends its record.
 
     A cancellation becomes CancelledByUserError: who lets one through has undone all.
     """
-    run = Run(run_id or new_run(), request, asked, emit)
+    run = Run(run_id or new_run(), request, asked, emit, forecast)
     try:
         yield run
     except asyncio.CancelledError as exc:
@@ -122,8 +135,7 @@ def new_run() -> str:
 
 def request_of(vm: str, ends: tuple[Host, Host], asked: Options) -> dict[str, object]:
     """What was asked for, for the run record."""
-    plain = {name: getattr(asked, name) for name in asked.__slots__}
-    return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | plain
+    return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | asdict(asked)
 
 
 def runs_dir() -> Path:

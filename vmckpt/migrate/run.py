@@ -1,6 +1,7 @@
 """One migration of a VM of vmckpt's own from beginning to end: what holds it, what is checked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
@@ -24,23 +25,27 @@ async def migrate(
     *,
     run: str | None = None,
     on_death: Sequence[str] | None = None,
+    forecast: Mapping[str, Any] | None = None,
 ) -> Report:
     """Move the running `vm` to `target`; returns when the source holds nothing of it any more.
 
-    Every event goes to `emit` and into the run record. `run` is the run's id if it has one already,
-    `on_death` the command that recovers the VM should this process die. Raises RefusedError
-    (nothing was changed), BusyError, OperationFailedError or TimedOutError (undone: the VM is on
-    the source), CancelledByUserError (likewise), VmLostError, OutcomeUnknownError (ask both ends).
+    Every event goes to `emit` and into the run record, with the `forecast` made beforehand. `run`
+    is the run's id if it has one already, `on_death` the command that recovers the VM should this
+    process die. Raises RefusedError (nothing was changed), BusyError, OperationFailedError or
+    TimedOutError (undone: the VM is on the source), CancelledByUserError (likewise), VmLostError,
+    OutcomeUnknownError (ask both ends).
     """
+    request = request_of(vm.name, (vm.host, target), options)
     action = f"migrate to {target.name}"
     async with (
-        recorded(request_of(vm.name, (vm.host, target), options), options, emit, run) as record,
+        recorded(request, options, emit, run, forecast=forecast) as record,
         dead_mans_switch(vm.name, record.id, on_death),
         locked(vm.name, (vm.host,), action, record.id),
     ):
         vm = await read_again(vm)
         checked = await preflight(vm, target, options)
         checked.require(vm.name, target.name)
+        request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
         record.begin(checked.options, checked.checks)
         async with locked(vm.name, (target,), action, record.id):
             there = vm_dir(target.state_dir, vm.name)

@@ -1,12 +1,14 @@
 """What a transfer's options ask for as it goes: post-copy, the end of patience, giving up."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.migrate.options import Method, OnTimeout, Options
 from vmckpt.plan.convergence import has_stalled
+from vmckpt.plan.policy import Act, Pilot
 from vmckpt.units import format_duration, format_rate, format_size
 
 # No byte for this long while QEMU says "active": it never notices a silent link by itself.
@@ -86,6 +88,17 @@ class Steering:
     def listen_anew(self, now_s: float) -> None:
         """Silence counts from now on."""
         self._silent_since_s, self._last_sent = now_s, -1
+
+
+def pilot(options: Options) -> Pilot | None:
+    """The policy at work, if there is one; what was promised of the pause it does not raise."""
+    policy = options.policy
+    if policy is None:
+        return None
+    if options.pause_promised:
+        kept = tuple(rule for rule in policy.rules if rule.act is not Act.RAISE_DOWNTIME)
+        policy = replace(policy, rules=kept)
+    return Pilot(policy, options.max_downtime_ms)
 
 
 def _why_postcopy(options: Options, round_bytes: Sequence[int], *, time_is_up: bool) -> str | None:

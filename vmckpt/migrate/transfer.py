@@ -8,9 +8,10 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Progress
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Options
-from vmckpt.migrate.steering import FIRST_POSTCOPY_ROUND, Figures, Order, Steering
+from vmckpt.migrate.steering import FIRST_POSTCOPY_ROUND, Figures, Order, Steering, pilot
 from vmckpt.migrate.switchover import WAIT_S, Switchover
 from vmckpt.plan.convergence import eta_s
+from vmckpt.plan.policy import Act, Decision
 from vmckpt.qemu import commands
 from vmckpt.qemu.block import migrate_continue
 from vmckpt.qemu.monitor import Events, Monitor
@@ -49,7 +50,7 @@ class Transfer:
         self._switchover = switchover
         self._clock, self._emit, self._note = clock, emit, note
         self._began_s = time.monotonic()
-        self._steering = Steering(options)
+        self._steering, self._pilot = Steering(options), pilot(options)
         self._postcopy_began = False
         self._handed_over = False
         self.last = MigrationStatus("none")
@@ -153,6 +154,8 @@ class Transfer:
                 throttle_percent=status.throttle_percent,
                 postcopy_requests=status.postcopy_requests,
                 eta_s=eta_s(status.remaining_bytes, status.throughput_bytes_per_s, dirty),
+                normal_pages=status.normal_pages,
+                zero_pages=status.zero_pages,
             )
         )
         return status
@@ -162,6 +165,8 @@ class Transfer:
             await self._disks.check()
         if self._switchover:
             await self._switchover.consider(status)
+        if self._pilot and status.status == "active":
+            await self._obey(self._pilot.see(status.round, status.remaining_bytes))
         order = self._steering.steer(_figures(status), time.monotonic() - self._began_s)
         if order is None:
             return
@@ -170,11 +175,39 @@ class Transfer:
         if what is Order.START_POSTCOPY:
             await commands.migrate_start_postcopy(self._source)
         else:
-            await commands.migrate_set_parameters(
-                self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
-            )
-            if self._switchover:
-                await self._switchover.now()
+            await self._stop_at_next_look()
+
+    async def _stop_at_next_look(self) -> None:
+        await commands.migrate_set_parameters(
+            self._source, {"downtime-limit": UNLIMITED_DOWNTIME_MS}
+        )
+        if self._switchover:
+            await self._switchover.now()
+
+    async def _obey(self, decision: Decision | None) -> None:
+        """Do what the policy says, or only tell of it."""
+        if decision is None:
+            return
+        if self._options.observe_only:
+            self._note("policy", f"it would be {decision.words} now: {decision.why}")
+            return
+        self._note("policy", f"{decision.words}: {decision.why}")
+        match decision.act:
+            case Act.RAISE_DOWNTIME:
+                limit = {"downtime-limit": decision.downtime_ms}
+                await commands.migrate_set_parameters(self._source, limit)
+            case Act.POSTCOPY:
+                self._pilot = None
+                await commands.migrate_start_postcopy(self._source)
+            case Act.PAUSE:
+                self._pilot = None
+                await self._stop_at_next_look()
+            case Act.ABORT:
+                raise OperationFailedError(
+                    "the policy gave the migration up",
+                    why=decision.why,
+                    remedy="allow more downtime or bandwidth, or another policy",
+                )
 
 
 def _figures(status: MigrationStatus) -> Figures:

@@ -47,6 +47,8 @@ class MigrationStatus(NamedTuple):
     round: int = 0
     throttle_percent: int = 0
     postcopy_requests: int = 0
+    normal_pages: int = 0
+    zero_pages: int = 0
     blocktime_ms: int | None = None
     port: int | None = None
     blockers: tuple[str, ...] = ()
@@ -79,6 +81,8 @@ class MigrationStatus(NamedTuple):
             round=ram.get("dirty-sync-count", 0),
             throttle_percent=reply.get("cpu-throttle-percentage", 0),
             postcopy_requests=ram.get("postcopy-requests", 0),
+            normal_pages=ram.get("normal", 0),
+            zero_pages=ram.get("duplicate", 0),
             blocktime_ms=reply.get("postcopy-blocktime"),
             port=_port(reply.get("socket-address", [])),
             blockers=tuple(reply.get("blocked-reasons", ())),

@@ -1,6 +1,6 @@
 """A VM of vmckpt's own, whose QEMU it started or adopted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,15 +73,21 @@ class DirectVm:
         held = await busy(self.vm)
         return found.checks if held is None else (held, *found.checks)
 
-    async def migrate(self, target: Host, options: "Options", emit: Emit) -> "Report | Recovery":
+    async def migrate(
+        self,
+        target: Host,
+        options: "Options",
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> "Report | Recovery":
         """Move it while it runs; between two hosts elsewhere the source does so by itself."""
         if not (self.host.is_this_machine or target.is_this_machine):
             from vmckpt.migrate.delegate import migrate_there
 
-            return await migrate_there(self.vm, target, options, emit)
+            return await migrate_there(self.vm, target, options, emit, forecast)
         from vmckpt.migrate.run import migrate
 
-        return await migrate(self.vm, target, options, emit)
+        return await migrate(self.vm, target, options, emit, forecast=forecast)
 
     async def save(self, name: str, emit: Emit) -> SnapshotRow:
         """Take a snapshot."""

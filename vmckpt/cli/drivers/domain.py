@@ -1,8 +1,8 @@
 """A domain of a host's libvirtd, which vmckpt never goes behind the back of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
 from vmckpt.errors import RefusedError
@@ -79,8 +79,16 @@ class LibvirtDomain:
         held = await busy(self.domain)
         return found.checks if held is None else (held, *found.checks)
 
-    async def migrate(self, target: Host, options: "Options", emit: Emit) -> "Report":
-        """Have libvirt move it while it runs."""
+    async def migrate(
+        self,
+        target: Host,
+        options: "Options",
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> "Report":
+        """Have libvirt move it while it runs. Domains are not forecast, nor steered by policies."""
+        if options.policy is not None or forecast is not None:
+            raise not_for_domains(self.name)
         from vmckpt.migrate.domains.migration import migrate
 
         return await migrate(self.domain, target, options, emit)
@@ -108,6 +116,15 @@ class LibvirtDomain:
         from vmckpt.checkpoint import domain_snapshots
 
         await domain_snapshots.delete(self.domain, name)
+
+
+def not_for_domains(name: str) -> RefusedError:
+    """For what vmckpt does with its own VMs only."""
+    return RefusedError(
+        f"'{name}' is a libvirt domain",
+        why="vmckpt measures, forecasts and steers by policies only VMs of its own",
+        remedy="leave out --policy and what is wanted of the time; `vmckpt check` says what goes",
+    )
 
 
 async def row(domain: "Domain") -> Row:

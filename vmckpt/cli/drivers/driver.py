@@ -1,6 +1,6 @@
 """A VM as commands work on it, whoever runs it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vmckpt.events.types import Emit
@@ -78,7 +78,13 @@ class Driver(Protocol):
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""
 
-    async def migrate(self, target: Host, options: "Options", emit: Emit) -> "Report | Recovery":
+    async def migrate(
+        self,
+        target: Host,
+        options: "Options",
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> "Report | Recovery":
         """Move it while it runs; a Recovery when it had to be ended by one."""
 
     async def save(self, name: str, emit: Emit) -> SnapshotRow:

@@ -32,6 +32,16 @@ async def find(name: str) -> Driver:
         return domain
 
 
+async def find_own(name: str) -> "Vm":
+    """The VM of that name, which has to be one of vmckpt's own. Raises as `find`, RefusedError."""
+    found = await find(name)
+    if isinstance(found, DirectVm):
+        return found.vm
+    from vmckpt.cli.drivers.domain import not_for_domains
+
+    raise not_for_domains(name)
+
+
 async def _settled(name: str) -> "Vm":
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal

@@ -1,0 +1,97 @@
+"""The planner on real guests: calibrated, planned, moved, and put to the test."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from tests.qemu.world import image, qemu, world
+from vmckpt.lab.labguest import LabGuest
+
+WAYS = {"precopy", "auto-converge", "multifd", "zstd", "hybrid", "postcopy", "stop"}
+
+
+def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
+    guest = LabGuest("one", 1, image(), disk=None)
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        made.run_guest(guest, "lab-a")
+        unknown = made.vmckpt("plan", "one", "lab-b")
+        assert unknown.code == 4
+        assert unknown.error["remedy"].endswith("vmckpt host calibrate lab-a lab-b")
+        assert made.vmckpt("migrate", "one", "lab-b", "--max-pause", "2s").code == 4
+
+        done = made.ok("host", "calibrate", "lab-a", "lab-b", "--size", "64M")
+        known = {(link["source"], link["sending"]) for link in done["links"]}
+        assert {("lab-a", "plain"), ("lab-b", "plain"), ("lab-a", "multifd")} <= known
+        assert [vm["name"] for vm in made.ok("vm", "list")["vms"]] == ["one"]
+
+        async def load() -> None:
+            control = await guest.control(made.lab)
+            await control.load_memory("rate=10M set=32M pattern=uniform content=random")
+            await control.close()
+
+        asyncio.run(load())
+        plan = made.ok("plan", "one", "lab-b", "--for", "2s", "--never-risk-postcopy")
+        assert {way["way"] for way in plan["ways"]} | set(plan["closed"]) == WAYS
+        assert set(plan["closed"]) == {"hybrid", "postcopy"}
+        assert plan["way"] in WAYS - {"hybrid", "postcopy", "stop"}
+        for way in plan["ways"]:
+            assert way["total_s"] == sorted(way["total_s"])
+
+        impossible = made.vmckpt("plan", "one", "lab-b", "--for", "1s", "--finish-within", "1ms")
+        assert impossible.code == 4
+        assert impossible.result["change"].startswith("--finish-within ")
+        refused = made.vmckpt("migrate", "one", "lab-b", "--finish-within", "1ms")
+        assert (refused.code, refused.error["remedy"][:16]) == (4, "--finish-within ")
+        for words in (("--max-pause", "200"), ("--max-slowdown", "20"), ("--finish-by", "25:00")):
+            assert made.vmckpt("plan", "one", "lab-b", *words).code == 2
+
+        moved = made.ok("migrate", "one", "lab-b", "--max-pause", "5s", "--finish-within", "5m")
+        record = json.loads(Path(moved["run_record"]).read_text())
+        forecast = record["forecast"]["forecast"]
+        assert forecast["way"] in WAYS
+        assert 0 < forecast["total_s"][0] < moved["total_time_s"] * 20
+        assert record["forecast"]["dirty_rate"]["source"] == "page-tracking"
+
+        scored = made.ok("runs", "score")
+        assert [line["moves"] for line in scored["ways"]] == [1, 1]
+        assert scored["moves"][0]["run"] == moved["run"]
+        page, picture = made.state_dir / "run.html", made.state_dir / "run.png"
+        drawn = made.ok("report", moved["run"], "--html", str(page), "--png", str(picture))
+        assert "forecast time" in drawn["facts"]
+        assert "<svg" in page.read_text()
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert made.vmckpt("report", moved["run"], "--png", "run.gif").code == 2
+
+
+POLICY = """\
+[[when]]
+stalls = 3
+do = "postcopy"
+"""
+
+
+def test_a_policy_ends_what_would_not_and_can_be_tried_on_paper_first() -> None:
+    guest = LabGuest("one", 1, image(), disk=None)
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        policy = made.state_dir / "policy.toml"
+        policy.write_text(POLICY)
+        made.run_guest(guest, "lab-a")
+
+        async def load() -> None:
+            control = await guest.control(made.lab)
+            await control.load_memory("rate=100M set=16M pattern=uniform content=random")
+            await control.close()
+
+        asyncio.run(load())
+        slow = ("--method", "precopy", "--bandwidth", "20MB", "--max-downtime", "5ms")
+        words = ("migrate", "one", "lab-b", *slow, "--policy", str(policy))
+        observed = made.vmckpt(*words, "--observe-only", "--timeout", "15s")
+        assert observed.code == 8
+        assert "it would be going over to post-copy" in observed.stderr
+        (watched,) = made.ok("runs", "list")["runs"]
+        replayed = made.ok("replay", watched["run"], "--policy", str(policy))
+        assert [decision["act"] for decision in replayed["decisions"]] == ["postcopy"]
+        assert made.ok(*words)["method"] == "postcopy"
+        refused = made.vmckpt(*words[:2], "lab-a", *words[3:], "--never-risk-postcopy")
+        assert (refused.code, "postcopy-risk" in refused.error["why"]) == (4, True)
+        assert made.vmckpt("migrate", "one", "lab-a", "--observe-only").code == 2

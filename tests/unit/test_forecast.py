@@ -1,0 +1,234 @@
+"""The planner's arithmetic: what a migration comes to, and which one is chosen."""
+
+import math
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.cli.arguments import intent, seconds_until
+from vmckpt.errors import UsageError
+from vmckpt.plan.calm import is_calm
+from vmckpt.plan.choose import Intent, choose, judge
+from vmckpt.plan.dirtying import DirtyCurve
+from vmckpt.plan.forecast import Band, Forecast, Limits, Way, forecast, from_json
+from vmckpt.plan.guest import Guest
+from vmckpt.plan.link import Costs, Link, Moved, learn
+
+pytestmark = pytest.mark.unit
+
+GIB_PAGES = 1 << 18
+# 400 MB/s, 2 us a zero page, 0.2 s around, 30 ms for the switch.
+LINK = Link(Costs(1e-5, 2e-6, 0.0), 0.2, 0.03, 0.05, 0.01, moves=10)
+
+
+def uniform(rate_pages_per_s: float, set_pages: float, total_pages: int = GIB_PAGES) -> DirtyCurve:
+    """A guest that dirties pages of a set at random: U(t) = set (1 - e^(-rate t / set))."""
+    times = [0.05 * 2**n for n in range(11)]
+    pages = [set_pages * -math.expm1(-rate_pages_per_s * t / set_pages) for t in times]
+    return DirtyCurve.measured(
+        [[(t, p)] * 10 for t, p in zip(times, pages, strict=True)], total_pages
+    )
+
+
+def guest(rate_pages_per_s: float, set_pages: float, **more: float) -> Guest:
+    facts = {"zero_share": 0.5, "ratio": 0.5, "dirtied_zero_share": 0.0, "dirtied_ratio": 0.5}
+    curve = uniform(rate_pages_per_s, set_pages)
+    return Guest(GIB_PAGES, curve=curve, **facts | more)  # type: ignore[arg-type]
+
+
+GUESTS = st.builds(
+    guest,
+    st.floats(1, 1e6),
+    st.floats(100, GIB_PAGES),
+    zero_share=st.floats(0, 1),
+    dirtied_zero_share=st.floats(0, 1),
+)
+LIMITS = st.builds(Limits, st.floats(0.001, 10), st.one_of(st.just(0.0), st.floats(1e6, 1e10)))
+
+
+@given(GUESTS, LIMITS, st.sampled_from(Way))
+def test_a_forecast_keeps_its_promises(guest: Guest, limits: Limits, way: Way) -> None:
+    found = forecast(way, guest, LINK, limits)
+    for band in (found.total_s, found.downtime_s, found.sent_bytes, found.slowdown):
+        assert list(band) == sorted(band)
+        assert band.p10 >= 0
+    if found.ends:
+        filled = guest.total_pages - guest.zero_pages
+        part = guest.ratio if way is Way.ZSTD else 1.0
+        assert found.sent_bytes.p10 >= 0.99 * 4096 * filled * part
+        assert found.total_s.p50 >= LINK.fixed_s
+        assert found.downtime_s.p50 <= found.total_s.p50
+        assert 0 <= found.slowdown.p50 <= 1
+    else:
+        assert math.isinf(found.total_s.p50)
+    assert from_json(found.to_json()) == found
+
+
+@given(GUESTS, st.floats(0.001, 10))
+def test_a_precopy_that_ends_keeps_to_its_downtime(guest: Guest, limit_s: float) -> None:
+    found = forecast(Way.PRECOPY, guest, LINK, Limits(limit_s))
+    assert not found.ends or found.downtime_s.p50 <= limit_s + LINK.switch_s + 1e-9
+
+
+@given(GUESTS, LIMITS)
+def test_stopping_sends_least_and_post_copy_and_stopping_always_end(
+    guest: Guest, limits: Limits
+) -> None:
+    stop, postcopy = (forecast(way, guest, LINK, limits) for way in (Way.STOP, Way.POSTCOPY))
+    assert stop.ends
+    assert postcopy.ends
+    assert stop.sent_bytes.p50 <= postcopy.sent_bytes.p50
+
+
+def test_an_idle_guest_is_sent_once() -> None:
+    found = forecast(Way.PRECOPY, guest(0.001, 100), LINK, Limits(0.3))
+    sending_s = GIB_PAGES / 2 * (1e-5 + 2e-6)
+    assert found.total_s.p50 == pytest.approx(0.2 + sending_s + 0.03, rel=0.01)
+    assert found.downtime_s.p50 == pytest.approx(0.03, rel=0.01)
+    assert found.rounds == 2
+
+
+def test_a_bandwidth_limit_holds_until_the_guest_stops() -> None:
+    found = forecast(Way.PRECOPY, guest(0.001, 100), LINK, Limits(0.3, 50e6))
+    assert found.total_s.p50 == pytest.approx(0.23 + GIB_PAGES / 2 * (4104 + 9) / 50e6, rel=0.01)
+
+
+def test_more_than_the_link_takes_never_ends_but_throttled_or_in_post_copy_it_does() -> None:
+    hot = guest(200_000, GIB_PAGES / 2)  # 800 MB/s of distinct pages on a link of 400 MB/s
+    precopy, throttled, hybrid = (
+        forecast(way, hot, LINK, Limits(0.05))
+        for way in (Way.PRECOPY, Way.AUTO_CONVERGE, Way.HYBRID)
+    )
+    assert not precopy.ends
+    assert throttled.ends
+    assert throttled.slowdown.p50 > 0.2
+    assert hybrid.ends
+    assert hybrid.slow_s > 0.1
+
+
+def test_a_hot_working_set_that_fits_the_downtime_is_no_reason_not_to_end() -> None:
+    """Rate times t says it never ends: 2 GB/s on a link of 400 MB/s. But it is 8 MB of pages."""
+    hot = guest(500_000, 2_000)
+    assert forecast(Way.PRECOPY, hot, LINK, Limits(0.3)).ends
+    assert not forecast(Way.PRECOPY, hot, LINK, Limits(0.005)).ends
+
+
+@given(
+    st.floats(1e-6, 1e-4),
+    st.floats(1e-7, 1e-5),
+    st.lists(st.tuples(st.integers(100, 10**6), st.integers(0, 10**6)), min_size=4, max_size=9),
+)
+def test_costs_are_found_again(page_s: float, zero_s: float, moves: list[tuple[int, int]]) -> None:
+    moved = [
+        Moved(n, z, n * page_s + z * zero_s, n * page_s + z * zero_s + 0.2, 0.01) for n, z in moves
+    ]
+    link = learn(moved)
+    assert link is not None
+    assert link.fixed_s == pytest.approx(0.2, abs=1e-6)
+    for one in moved:
+        costs = link.costs
+        again = costs.page_s * one.pages + costs.zero_page_s * one.zero_pages + costs.start_s
+        assert again == pytest.approx(one.transfer_s, rel=1e-3)
+
+
+def test_nothing_is_learned_from_nothing_and_misses_widen_a_forecast() -> None:
+    assert learn([]) is None
+    moved = [Moved(1000 * n, 0, 0.01 * n, 0.01 * n + 0.2, 0.01) for n in range(1, 9)]
+    sure, unsure = learn(moved), learn(moved, [0.5, -0.5])
+    assert sure is not None
+    assert unsure is not None
+    assert sure.spread < 0.1
+    assert unsure.spread == pytest.approx(0.5)
+
+
+def made(way: Way, total_s: float, pause_s: float, slowdown: float = 0.0) -> Forecast:
+    def around(value: float) -> Band:
+        return Band(value * 0.9, value, value * 1.1)
+
+    return Forecast(
+        way, math.isfinite(total_s), around(total_s), around(pause_s), around(1e9),
+        around(slowdown), 3,
+    )  # fmt: skip
+
+
+FORECASTS = (
+    made(Way.PRECOPY, math.inf, math.inf),
+    made(Way.AUTO_CONVERGE, 60, 0.2, 0.5),
+    made(Way.HYBRID, 12, 0.1, 0.1),
+    made(Way.POSTCOPY, 11, 0.1, 0.1),
+    made(Way.STOP, 10, 10),
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "way"),
+    [
+        (Intent(), Way.AUTO_CONVERGE),
+        (Intent(max_pause_s=20), Way.STOP),
+        (Intent(max_pause_s=0.3), Way.AUTO_CONVERGE),
+        (Intent(max_pause_s=0.3, max_slowdown=0.2), Way.HYBRID),
+        (Intent(finish_within_s=30), Way.HYBRID),
+        (Intent(max_slowdown=0.05), Way.STOP),
+    ],
+)
+def test_the_way_that_keeps_the_intent_first_is_chosen(wanted: Intent, way: Way) -> None:
+    choice = choose([judge(one, wanted) for one in FORECASTS], wanted)
+    assert choice.way is way
+    assert choice.reason.startswith(str(way))
+
+
+def test_an_intent_that_nothing_keeps_names_the_least_change() -> None:
+    wanted = Intent(max_pause_s=0.3, finish_within_s=50, never_risk_postcopy=True)
+    choice = choose([judge(one, wanted) for one in FORECASTS], wanted)
+    assert choice.way is None
+    # Auto-converge needs 66 s of the 50: less of a change than to risk post-copy.
+    assert choice.change == "--finish-within 2m would do: auto-converge"
+    unsure = replace(FORECASTS[1], total_s=Band(30, 45, math.inf))
+    assert (
+        choose([judge(unsure, Intent()), judge(FORECASTS[2], Intent())], Intent()).way == "hybrid"
+    )
+    alone = [judge(FORECASTS[0], wanted)]
+    assert "no way ends" in choose(alone, wanted).change
+    assert choose([], wanted).way is None
+
+
+def test_intents_are_read_and_nonsense_is_told() -> None:
+    found = intent("200ms", "10m", None, "20%", never_risk_postcopy=True)
+    assert found == Intent(0.2, 600.0, 0.2, True)
+    assert not intent(None, None, None, None, never_risk_postcopy=False).is_given
+    for words in (
+        ("200", None, None, None),
+        ("0s", None, None, None),
+        ("3h", None, None, None),
+        (None, "1m", "02:00", None),
+        (None, None, "25:00", None),
+        (None, None, "2", None),
+        (None, None, None, "20"),
+        (None, None, None, "120%"),
+    ):
+        with pytest.raises(UsageError):
+            intent(*words, never_risk_postcopy=False)
+
+
+@pytest.mark.parametrize(
+    ("rates", "calm"),
+    [
+        ([5, 1, 1], False),
+        ([5, 5, 5, 5, 5], True),
+        ([9, 9, 2, 9, 2], True),
+        ([9, 9, 2, 9, 9], False),
+        ([0, 0, 0, 0, 0], True),
+    ],
+)
+def test_calm_is_little_for_this_guest(rates: list[float], calm: bool) -> None:
+    assert is_calm(rates) is calm
+
+
+def test_a_time_of_day_is_the_next_one() -> None:
+    now = datetime(2026, 3, 1, 1, 30, tzinfo=timezone(timedelta(hours=1)))
+    assert seconds_until("02:00", now) == 1800
+    assert seconds_until("01:30", now) == 86400
+    assert seconds_until("01:00", now) == 86400 - 1800

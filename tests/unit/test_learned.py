@@ -1,0 +1,173 @@
+"""Run records as the planner's teachers and judges."""
+
+from typing import Any
+
+import pytest
+
+from vmckpt.events.record import RunRecord
+from vmckpt.migrate.calibrate import _copied_mib
+from vmckpt.migrate.learned import learned, moved
+from vmckpt.migrate.score import score, scored, unforeseen
+from vmckpt.plan.forecast import Band, Forecast, Way
+from vmckpt.ui.run_charts import figure
+
+pytestmark = pytest.mark.unit
+
+
+def sample(at_s: float, status: str, pages: int, zero_pages: int) -> dict[str, Any]:
+    counted = {"normal_pages": pages, "zero_pages": zero_pages, "throttle_percent": 0}
+    figures = ("remaining_bytes", "transferred_bytes", "throughput_bytes_per_s")
+    rest = dict.fromkeys((*figures, "dirty_rate_bytes_per_s"), 1 << 20)
+    return {"at_s": at_s, "status": status} | counted | rest
+
+
+def run(
+    pages: int = 50_000,
+    zero_pages: int = 10_000,
+    *,
+    request: dict[str, Any] | None = None,
+    result: dict[str, Any] | None = None,
+    forecast: dict[str, Any] | None = None,
+) -> RunRecord:
+    """A move that took 10 us a page, 2 us a zero page, and 0.3 s besides."""
+    took_s = pages * 1e-5 + zero_pages * 2e-6
+    came = {
+        "outcome": "completed",
+        "method": "precopy",
+        "transfer_time_s": took_s,
+        "total_time_s": took_s + 0.3,
+        "guest_downtime_ms": None,
+        "downtime_ms": 25,
+        "rounds": 4,
+        "transferred_bytes": pages * 4104,
+    }
+    record = RunRecord(
+        "20260101-000000-abcd",
+        "migrate",
+        {"vm": "web", "source": "a", "target": "b"} | (request or {}),
+        result=came | (result or {}),
+        forecast=forecast,
+    )
+    record.events = [
+        {"event": "PhaseBegan", "at_s": 0.1, "phase": "mirror"},
+        {"event": "PhaseBegan", "at_s": 2.1, "phase": "transfer"},
+    ]
+    record.samples = [
+        sample(0.2, "active", pages - 100, zero_pages),
+        sample(0.3, "completed", pages, zero_pages),
+    ]
+    return record
+
+
+MOVES = [run(), run(5_000, 60_000), run(30_000, 30_000)]
+
+
+def test_costs_are_learned_by_pair_direction_and_way_of_sending() -> None:
+    compressed = run(request={"compression": "zstd"})
+    back, safe = run(request={"source": "b", "target": "a"}), run(result={"encryption": "x509"})
+    links = learned([*MOVES, compressed, back, safe], "a", "b")
+    assert set(links) == {"plain", "zstd", "plain, encrypted"}
+    plain = links["plain"]
+    assert plain.moves == 3
+    assert plain.costs == pytest.approx((1e-5, 2e-6, 0.0), rel=1e-6, abs=1e-9)
+    assert plain.fixed_s == pytest.approx(0.3)
+    assert plain.switch_s == pytest.approx(0.025)
+    assert learned(MOVES, "b", "a") == {}
+
+
+@pytest.mark.parametrize(
+    ("request_", "result"),
+    [
+        ({"bandwidth_bytes_per_s": 10**6}, {}),
+        ({}, {"outcome": "undone"}),
+        ({}, {"transfer_time_s": 0}),
+    ],
+)
+def test_some_moves_teach_nothing(request_: dict[str, Any], result: dict[str, Any]) -> None:
+    assert moved(run(request=request_, result=result)) is None
+
+
+def test_an_idle_guest_and_a_stopped_one_teach_nothing_about_the_switch() -> None:
+    for result in ({"rounds": 2}, {"method": "stop"}):
+        one = moved(run(result=result))
+        assert one is not None
+        assert one.stalled_s is None
+
+
+def test_what_the_guest_felt_counts_before_qemus_word() -> None:
+    felt = [run(result={"guest_downtime_ms": 60.0}) for _ in range(2)]
+    assert learned([*MOVES, *felt], "a", "b")["plain"].switch_s == pytest.approx(0.06)
+
+
+def test_what_a_vm_takes_besides_is_its_own() -> None:
+    other = run(request={"vm": "slow"}, result={"total_time_s": 10.52})
+    assert learned([*MOVES, other], "a", "b", "slow")["plain"].fixed_s == pytest.approx(10.0)
+    assert learned([*MOVES, other], "a", "b", "web")["plain"].fixed_s == pytest.approx(0.3)
+
+
+def test_copied_disks_teach_how_fast_they_go() -> None:
+    result = {"total_time_s": 2.82}
+    one = run(request={"disk_bytes": 4 << 20}, result=result)
+    found = learned([one], "a", "b")["plain"]
+    assert found.disk_bytes_per_s == 2 << 20
+    assert found.fixed_s == pytest.approx(0.3)
+
+
+def test_how_much_of_post_copys_slow_phase_is_felt_is_learned() -> None:
+    def postcopy(felt_ms: float | None) -> RunRecord:
+        result = {"method": "postcopy", "guest_downtime_ms": felt_ms, "downtime_ms": 2}
+        record = run(result=result)
+        record.events[0]["phase"] = "drain"  # for 2 s
+        return record
+
+    moves = [*MOVES, *(postcopy(25 + 2000 * part) for part in (0.1, 0.2, 0.3))]
+    low, middle, high = learned(moves, "a", "b")["plain"].waiting
+    assert low < middle < high
+    assert middle == pytest.approx(0.2)
+    few = [*MOVES, postcopy(2025), postcopy(None), postcopy(None)]
+    assert learned(few, "a", "b")["plain"].waiting == (0.0, 0.5, 1.0)
+    assert learned(few, "a", "b")["plain"].switch_s == pytest.approx(0.025)
+
+
+def planned(total_s: float, pause_s: float, way: Way = Way.PRECOPY) -> dict[str, Any]:
+    def around(value: float) -> Band:
+        return Band(0.9 * value, value, 1.1 * value)
+
+    one = Forecast(
+        way, True, around(total_s), around(pause_s), around(2e8), Band(0.0, 0.0, 0.0), 3
+    )  # fmt: skip
+    return {"forecast": one.to_json(), "reason": "it keeps all"}
+
+
+def test_forecasts_are_held_against_outcomes() -> None:
+    good = run(forecast=planned(0.8, 0.025))
+    late = run(forecast=planned(0.41, 0.025, Way.MULTIFD))
+    moves = scored([good, late, run()])
+    assert [round(move.total_error, 3) for move in moves] == [0.025, 1.0]
+    multifd, precopy, everything = score(moves)
+    assert (multifd.way, multifd.total_inside, multifd.pause_inside) == ("multifd", 0.0, 1.0)
+    assert (precopy.way, precopy.moves, precopy.total_inside) == ("precopy", 1, 1.0)
+    assert (everything.way, everything.moves, everything.total_inside) == ("all", 2, 0.5)
+    assert score([]) == []
+    assert learned([good, late], "a", "b")["plain"].spread > 0.5
+
+
+def test_what_ends_against_its_forecast_is_named() -> None:
+    endless = planned(1.0, 1.0)
+    endless["forecast"]["ends"] = False
+    gave_up = run(forecast=planned(1.0, 1.0), result={"outcome": "timed-out"})
+    assert (
+        len(unforeseen([run(forecast=endless), gave_up, run(), run(forecast=planned(1, 1))])) == 2
+    )
+
+
+def test_dd_says_what_it_copied() -> None:
+    assert _copied_mib("3+1 records in\n3+1 records out\n3500000 bytes copied") == 4
+    assert _copied_mib("dd: failed to open") == 0
+
+
+def test_a_run_is_drawn_with_and_without_a_forecast() -> None:
+    for record in (run(), run(forecast=planned(0.8, 0.025))):
+        memory, *_ = figure(record).axes
+        labels = {str(line.get_label()) for line in memory.get_lines()}
+        assert {"left", "sent", "end"} <= labels

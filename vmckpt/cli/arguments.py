@@ -1,0 +1,160 @@
+"""Options that several commands take, and what they mean."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from vmckpt.plan.choose import Intent
+
+MaxPause = Annotated[
+    str | None, typer.Option("--max-pause", help="The guest stands still no longer, e.g. 200ms.")
+]
+FinishWithin = Annotated[
+    str | None, typer.Option("--finish-within", help="It is all over in this time, e.g. 10m.")
+]
+FinishBy = Annotated[
+    str | None, typer.Option("--finish-by", help="It is all over by this time of day, e.g. 02:00.")
+]
+MaxSlowdown = Annotated[
+    str | None, typer.Option("--max-slowdown", help="The guest loses no more speed, e.g. 20%.")
+]
+NeverRiskPostcopy = Annotated[
+    bool, typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy.")
+]
+MAX_PAUSE_S = 2000.0
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 3600.0
+
+
+class MethodWord(StrEnum):
+    """--method; means what migrate.options.Method says."""
+
+    auto = "auto"
+    precopy = "precopy"
+    postcopy = "postcopy"
+    hybrid = "hybrid"
+    stop = "stop"
+
+
+class TimeoutWord(StrEnum):
+    """--on-timeout."""
+
+    abort = "abort"
+    postcopy = "postcopy"
+    pause = "pause"
+
+
+class DisksWord(StrEnum):
+    """--disks; means what migrate.options.Disks says."""
+
+    auto = "auto"
+    shared = "shared"
+    copy = "copy"
+
+
+class TlsWord(StrEnum):
+    """--tls; means what migrate.options.Tls says."""
+
+    auto = "auto"
+    require = "require"
+    psk = "psk"
+    off = "off"
+
+
+class CompressWord(StrEnum):
+    """--compress."""
+
+    none = "none"
+    zstd = "zstd"
+
+
+def look_s(text: str) -> float:
+    """How long to look at a guest. Raises UsageError."""
+    from vmckpt.errors import UsageError
+    from vmckpt.units import parse_duration_s
+
+    duration_s = parse_duration_s(text)
+    if not SHORTEST_LOOK_S <= duration_s <= LONGEST_LOOK_S:
+        raise UsageError(
+            f"--for {text} cannot be measured",
+            why="it takes from 200 ms to an hour",
+            remedy="write e.g. --for 30s",
+        )
+    return duration_s
+
+
+def intent(
+    max_pause: str | None,
+    finish_within: str | None,
+    finish_by: str | None,
+    max_slowdown: str | None,
+    *,
+    never_risk_postcopy: bool,
+) -> "Intent":
+    """What is wanted of a migration. Raises UsageError for what cannot be meant."""
+    from datetime import datetime
+
+    from vmckpt.errors import UsageError
+    from vmckpt.plan.choose import Intent
+    from vmckpt.units import parse_duration_s
+
+    if finish_within and finish_by:
+        raise UsageError(
+            "--finish-within and --finish-by are both given",
+            why="they say the same thing in two ways",
+            remedy="leave one of them out",
+        )
+    within_s = parse_duration_s(finish_within) if finish_within else None
+    if finish_by:
+        within_s = seconds_until(finish_by, datetime.now().astimezone())
+    pause_s = parse_duration_s(max_pause) if max_pause else None
+    for option, value in (("--max-pause", pause_s), ("--finish-within", within_s)):
+        if value is not None and value <= 0:
+            raise UsageError(
+                f"{option} is no time at all",
+                why="whatever moves takes some",
+                remedy=f"write e.g. {option} 300ms",
+            )
+    if pause_s is not None and pause_s > MAX_PAUSE_S:
+        raise UsageError(
+            f"--max-pause {max_pause} is too long",
+            why=f"QEMU takes at most {MAX_PAUSE_S:g} s",
+            remedy="leave it out: then the guest may stand still for as long as it takes",
+        )
+    return Intent(pause_s, within_s, _share(max_slowdown), never_risk_postcopy)
+
+
+def seconds_until(clock: str, now: "datetime") -> float:
+    """Seconds from `now` until the clock next says HH:MM. Raises UsageError."""
+    from datetime import timedelta
+
+    from vmckpt.errors import UsageError
+
+    hours, _, minutes = clock.partition(":")
+    good = hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2
+    if not good or int(hours) > 23 or int(minutes) > 59:
+        raise UsageError(
+            f"'{clock}' is no time of day", why="it has to be HH:MM", remedy="write e.g. 02:00"
+        )
+    then = now.replace(hour=int(hours), minute=int(minutes), second=0, microsecond=0)
+    if then <= now:
+        then += timedelta(days=1)
+    return (then - now).total_seconds()
+
+
+def _share(percent: str | None) -> float | None:
+    from vmckpt.errors import UsageError
+
+    if percent is None:
+        return None
+    number = percent.removesuffix("%")
+    if number == percent or not number.isdecimal() or int(number) > 100:
+        raise UsageError(
+            f"'{percent}' is no slowdown",
+            why="it is a whole number of percent, 0% to 100%",
+            remedy="write e.g. --max-slowdown 20%",
+        )
+    return int(number) / 100

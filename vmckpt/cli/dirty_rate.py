@@ -1,0 +1,111 @@
+"""vmckpt dirty-rate."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vmckpt.cli.arguments import look_s
+from vmckpt.cli.output import Json, run, show, warn
+
+if TYPE_CHECKING:
+    from vmckpt.vm.dirty_rate import DirtyRate
+    from vmckpt.vm.inventory import Vm
+
+WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
+
+
+def dirty_rate(
+    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    for_: Annotated[str, typer.Option("--for", help="How long to look.")] = "30s",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until Ctrl-C, with a chart of the last minute.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this file, .png or .svg.")] = None,
+    json: Json = False,
+) -> None:
+    """Measure how fast a running VM dirties its memory, and what that memory holds."""
+    import asyncio
+
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.errors import UsageError
+    from vmckpt.ui.charts import require_plotting
+    from vmckpt.vm.dirty_rate import measure
+
+    for_s = look_s(for_)
+    if watch and (json or plot):
+        raise UsageError(
+            "--watch goes with neither --json nor --plot",
+            why="it draws on the terminal and has no end",
+            remedy="leave out --watch; --for says how long",
+        )
+    if plot:
+        require_plotting(plot)
+    found = run(find_own(vm))
+    if watch:
+        # Ctrl-C is its end, and undoes nothing.
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_watch(found))
+        return
+    measured = run(measure(found, for_s))
+    if plot:
+        from vmckpt.ui.charts import draw_dirty_rate
+
+        draw_dirty_rate(found.name, measured, plot)
+    facts = {"vm": found.name, "host": found.host.name, **measured.to_json()}
+    show(facts, text(found, measured), as_json=json)
+
+
+def text(vm: "Vm", measured: "DirtyRate") -> str:
+    """The measurement in words and a table."""
+    from vmckpt.memory.dirty_pages import PAGE_BYTES
+    from vmckpt.ui.tables import fields, table
+    from vmckpt.units import format_duration, format_rate, format_size
+
+    pairs = [
+        ("measured by", measured.source + (f": {measured.why}" if measured.why else "")),
+        ("for", format_duration(measured.took_s)),
+        ("memory", format_size(measured.ram_bytes)),
+        ("working set", format_size(measured.working_set_bytes)),
+    ]
+    contents = (("of all memory", measured.ram), ("of what it dirties", measured.dirtied))
+    for name, content in contents:
+        if content:
+            words = (
+                f"{content.zero:.0%} zero, {content.compressible:.0%} compressible, "
+                f"{content.incompressible:.0%} not"
+            )
+            pairs.append((name, words))
+    if measured.took_s and measured.faults:
+        faults = f"{measured.faults / measured.took_s:.0f} page faults/s"
+        pairs.append(("cost to the guest", faults))
+    rows = [
+        (
+            format_duration(point.t_s),
+            format_size(point.pages * PAGE_BYTES),
+            format_rate(point.pages * PAGE_BYTES / point.t_s),
+            f"{format_size(point.low_pages * PAGE_BYTES)} to "
+            f"{format_size(point.high_pages * PAGE_BYTES)}",
+        )
+        for point in measured.curve.points
+    ]
+    head = f"{vm.name} on {vm.host.name}"
+    curve = table(("within", "dirties", "a second", "mostly"), rows)
+    return f"{head}\n{fields(pairs)}\n\n{curve}"
+
+
+async def _watch(vm: "Vm") -> None:
+    import asyncio
+
+    from vmckpt.errors import BusyError
+    from vmckpt.ui.charts import rate_chart
+    from vmckpt.vm.dirty_rate import measure
+
+    with rate_chart(f"{vm.name} on {vm.host.name}") as add:
+        while True:
+            try:
+                add(await measure(vm, WATCHED_S))
+            except BusyError as exc:
+                warn(f"{exc.what}: {exc.why}")
+                await asyncio.sleep(WATCHED_BUSY_S)

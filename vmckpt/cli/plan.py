@@ -1,0 +1,131 @@
+"""vmckpt plan."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vmckpt.cli.arguments import (
+    FinishBy,
+    FinishWithin,
+    MaxPause,
+    MaxSlowdown,
+    NeverRiskPostcopy,
+    intent,
+    look_s,
+)
+from vmckpt.cli.output import Json, run, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vmckpt.hosts.host import Host
+    from vmckpt.migrate.options import Options
+    from vmckpt.migrate.planner import Plan
+    from vmckpt.plan.choose import Intent, Offer
+    from vmckpt.plan.forecast import Band
+
+
+def plan(
+    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    host: Annotated[str, typer.Argument(help="Where it shall run.")],
+    max_pause: MaxPause = None,
+    finish_within: FinishWithin = None,
+    finish_by: FinishBy = None,
+    max_slowdown: MaxSlowdown = None,
+    never_risk_postcopy: NeverRiskPostcopy = False,
+    max_bandwidth: Annotated[
+        str | None,
+        typer.Option("--max-bandwidth", "--bandwidth", help="At most this much a second."),
+    ] = None,
+    for_: Annotated[str, typer.Option("--for", help="How long to look at the guest.")] = "8s",
+    json: Json = False,
+) -> None:
+    """Forecast every way of moving a VM to a host and choose one; change nothing.
+
+    Exit code 4 when no way keeps what is asked for: then it names the least change that would.
+    """
+    from vmckpt.hosts.inventory import find_host
+    from vmckpt.migrate.options import Options
+    from vmckpt.units import parse_rate_bytes_per_s
+
+    wanted = intent(
+        max_pause,
+        finish_within,
+        finish_by,
+        max_slowdown,
+        never_risk_postcopy=never_risk_postcopy,
+    )
+    options = Options(
+        bandwidth_bytes_per_s=parse_rate_bytes_per_s(max_bandwidth) if max_bandwidth else 0
+    )
+    made = run(make(vm, find_host(host), options, wanted, look_s(for_)))
+    show(made.to_json(), text(made), as_json=json)
+    if made.choice.way is None:
+        raise typer.Exit(4)
+
+
+async def make(
+    name: str, target: "Host", options: "Options", wanted: "Intent", for_s: float | None = None
+) -> "Plan":
+    """The plan for a VM, once nothing of a migration that was cut off is left."""
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.migrate.planner import LOOK_S, make_plan
+
+    vm = await find_own(name)
+    return await make_plan(vm, target, options, wanted, LOOK_S if for_s is None else for_s)
+
+
+def text(made: "Plan") -> str:
+    """The table of ways, and the choice with its reason."""
+    from vmckpt.ui.tables import table
+    from vmckpt.units import format_duration, format_rate, format_size
+
+    rows = [_row(offer, chosen=offer.forecast.way is made.choice.way) for offer in made.offers]
+    rows += [("", way.value, "cannot go", "", "", "", reason) for way, reason in made.closed]
+    rows += [("", way.value, "unknown", "", "", "", reason) for way, reason in made.unknown]
+    header = ("", "way", "total", "pause", "sent", "slowdown", "verdict")
+    measured = made.measured
+    head = (
+        f"{made.vm}: {made.source} -> {made.target}\n"
+        f"{format_size(measured.ram_bytes)} of memory, working set "
+        f"{format_size(measured.working_set_bytes)} in {format_duration(measured.took_s)}, at most "
+        f"{format_rate(_fastest(made))}; by {measured.source}. Figures: median (p10 to p90)"
+    )
+    choice = made.choice
+    end = f"choice: {choice.way}: {choice.reason}"
+    if choice.way is None:
+        end = f"no way keeps what is asked for: {choice.reason}\n  do: {choice.change}"
+    notes = [f"note: {note}" for note in made.notes]
+    return "\n".join([head, "", table(header, rows), "", *notes, end])
+
+
+def _fastest(made: "Plan") -> float:
+    points = made.measured.curve.points
+    return max((point.pages * 4096 / point.t_s for point in points), default=0.0)
+
+
+def _row(offer: "Offer", *, chosen: bool) -> tuple[str, ...]:
+    from vmckpt.units import format_duration, format_size
+
+    found = offer.forecast
+    mark = "=>" if chosen else ""
+    misses = " and ".join(miss.needed for miss in offer.misses)
+    verdict = f"needs {misses}" if misses else "keeps all"
+    if not found.ends:
+        return (mark, found.way, "does not end", "", "", "", verdict)
+    return (
+        mark,
+        found.way,
+        _words(found.total_s, format_duration),
+        _words(found.downtime_s, format_duration),
+        format_size(found.sent_bytes.p50),
+        f"{found.slowdown.p50:.0%}",
+        verdict,
+    )
+
+
+def _words(band: "Band", say: "Callable[[float], str]") -> str:
+    import math
+
+    parts = [say(value) if math.isfinite(value) else "no end" for value in band]
+    return f"{parts[1]} ({parts[0]} to {parts[2]})"

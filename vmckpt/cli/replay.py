@@ -1,0 +1,35 @@
+"""vmckpt replay."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt.cli.output import Json, show
+
+
+def replay(
+    run: Annotated[str, typer.Argument(help="The run's id, see `vmckpt runs list`.")],
+    policy: Annotated[Path, typer.Option(help="The policy (TOML).")],
+    json: Json = False,
+) -> None:
+    """Say what a policy would have done in a past migration, from its recorded samples."""
+    from vmckpt.events.record import RunRecord
+    from vmckpt.hosts.inventory import check_name
+    from vmckpt.migrate.policy_file import read_policy
+    from vmckpt.migrate.recorded import runs_dir
+    from vmckpt.plan.policy import replay as play
+    from vmckpt.ui.tables import table
+
+    rules = read_policy(policy)
+    record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
+    decisions = play(rules, record.request["max_downtime_ms"], record.samples)
+    rows = [
+        (f"{at_s:.2f} s", decision.act.value, f"{decision.downtime_ms} ms", decision.why)
+        for at_s, decision in decisions
+    ]
+    came = str((record.result or {}).get("outcome", "no end recorded"))
+    text = table(("at", "act", "downtime limit", "why"), rows) if rows else "it would do nothing"
+    facts = [{"at_s": at_s, **decision._asdict()} for at_s, decision in decisions]
+    result = {"run": run, "outcome": came, "decisions": facts}
+    show(result, f"{text}\n(what came, without it: {came})", as_json=json)

@@ -1,0 +1,1 @@
+"""Guest RAM seen from outside QEMU: pids and page ranges in, pages out. Knows no QMP, no store."""

@@ -1,0 +1,107 @@
+"""What guest pages hold: nothing, something that compresses, or noise.
+
+Reads are preads of the RAM file: through a mapping a hole of a tmpfs file would be given memory.
+"""
+
+import os
+import random
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.memory.dirty_pages import PAGE_BYTES, PageSet, open_fd
+
+# The share of zero pages is then right within 1 % of all pages, in 19 of 20 cases.
+SAMPLED_PAGES = 16384
+COMPRESSED_PAGES = 512
+# A page that shrinks to less than this part is called compressible.
+COMPRESSIBLE_RATIO = 0.75
+_ZERO_PAGE = bytes(PAGE_BYTES)
+
+
+class Content(NamedTuple):
+    """Parts of all pages, adding up to 1; `ratio` is what zlib 1 leaves of the non-zero ones."""
+
+    zero: float
+    compressible: float
+    incompressible: float
+    ratio: float
+
+
+def ram_content(ram_file: Path) -> Content:
+    """What the whole file holds, from a sample; holes are zero pages. Raises OSError."""
+    with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        pages = os.fstat(fd).st_size // PAGE_BYTES
+        present = _present(fd, pages * PAGE_BYTES)
+        inside = sum(len(extent) for extent in present)
+        found = _look(fd, _sample(present, inside))
+    share = inside / pages if pages else 0.0
+    return Content(
+        1 - share * (1 - found.zero),
+        share * found.compressible,
+        share * found.incompressible,
+        found.ratio,
+    )
+
+
+def pages_content(ram_file: Path, chosen: PageSet) -> Content:
+    """What the chosen pages hold, from a sample of them. Raises OSError."""
+    numbers = list(chosen.numbers())
+    if len(numbers) > SAMPLED_PAGES:
+        numbers = random.sample(numbers, SAMPLED_PAGES)
+    with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        return _look(fd, numbers)
+
+
+def _present(fd: int, size_bytes: int) -> list[range]:
+    """The pages of the file that are no holes."""
+    found, at = [], 0
+    while at < size_bytes:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == 6:  # ENXIO: only a hole is left
+                break
+            raise
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        found.append(range(start // PAGE_BYTES, -(-at // PAGE_BYTES)))
+    return found
+
+
+def _sample(extents: Sequence[range], pages: int) -> Iterable[int]:
+    if pages <= SAMPLED_PAGES:
+        return [page for extent in extents for page in extent]
+    chosen = sorted(random.sample(range(pages), SAMPLED_PAGES))
+    numbers, before, extent = [], 0, iter(extents)
+    current = next(extent)
+    for place in chosen:
+        while place - before >= len(current):
+            before += len(current)
+            current = next(extent)
+        numbers.append(current[place - before])
+    return numbers
+
+
+def _look(fd: int, numbers: Iterable[int]) -> Content:
+    looked = zero = 0
+    kept: list[bytes] = []
+    for number in numbers:
+        page = os.pread(fd, PAGE_BYTES, number * PAGE_BYTES)
+        looked += 1
+        if page == _ZERO_PAGE:
+            zero += 1
+        else:
+            kept.append(page)
+    if not kept:
+        return Content(1.0, 0.0, 0.0, 1.0)
+    tried = random.sample(kept, min(COMPRESSED_PAGES, len(kept)))
+    ratios = [min(1.0, len(zlib.compress(page, 1)) / PAGE_BYTES) for page in tried]
+    compressible = sum(ratio < COMPRESSIBLE_RATIO for ratio in ratios) / len(ratios)
+    filled = 1 - zero / looked
+    return Content(
+        zero / looked,
+        filled * compressible,
+        filled * (1 - compressible),
+        sum(ratios) / len(ratios),
+    )

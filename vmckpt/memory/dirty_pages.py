@@ -1,0 +1,161 @@
+"""Which pages of its guest's RAM file a QEMU writes, exactly, seen from outside (Linux >= 6.7).
+
+The file's mappings in QEMU are registered with a userfaultfd in asynchronous write-protect mode:
+a first write to a page costs the guest one fault that the kernel settles by itself, and
+ioctl(PAGEMAP_SCAN) tells which pages had one. See the kernel's admin-guide/mm/userfaultfd.rst and
+pagemap.rst. Not seen: writes of other processes to the same file (vhost-user), and by devices into
+pages that the kernel pinned before they were protected.
+"""
+
+import array
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.memory.borrowed import descriptor_from
+
+PAGE_BYTES = 4096
+_NR_USERFAULTFD = 323
+_USER_MODE_ONLY = 1
+_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
+# PAGEFAULT_FLAG_WP, WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC.
+_FEATURES = 1 << 0 | 1 << 12 | 1 << 13 | 1 << 15
+_MODE_WP = 2
+_PAGEMAP_SCAN, _WP_MATCHING, _IS_WRITTEN = 0xC0606610, 1, 2
+_SCAN_ARG = struct.Struct("12Q")
+_RANGES = 1 << 15  # of three words each: start, end, categories
+
+
+class Mapping(NamedTuple):
+    """A piece of the RAM file in a process: addresses, and the offset in the file of the first."""
+
+    start: int
+    end: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageSet:
+    """Pages of the RAM file, a bit each, by number in the file."""
+
+    bits: int
+
+    def __or__(self, other: "PageSet") -> "PageSet":
+        return PageSet(self.bits | other.bits)
+
+    @property
+    def count(self) -> int:
+        """How many pages."""
+        return self.bits.bit_count()
+
+    def numbers(self) -> Iterator[int]:
+        """The pages' numbers, ascending."""
+        for at, byte in enumerate(self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")):
+            if byte:
+                yield from (8 * at + bit for bit in range(8) if byte >> bit & 1)
+
+
+class DirtyPages:
+    """The pages written since the last `take`, while `tracked` is open."""
+
+    def __init__(self, pagemap_fd: int, mappings: tuple[Mapping, ...]) -> None:
+        self._fd, self._mappings = pagemap_fd, mappings
+        self._words = array.array("Q", bytes(24 * _RANGES))
+        self._file_pages = max(m.offset + m.end - m.start for m in mappings) // PAGE_BYTES
+
+    def count(self) -> int:
+        """How many were written since the last `take`. Costs the guest nothing."""
+        total = 0
+        for mapping in self._mappings:
+            for found in self._scan(mapping, 0):
+                total += sum(found[1::3]) - sum(found[0::3])
+        return total // PAGE_BYTES
+
+    def take(self) -> PageSet:
+        """The pages written since the last `take`. From here on a first write is seen again."""
+        bitmap = bytearray((self._file_pages + 7) // 8)
+        for mapping in self._mappings:
+            shift = mapping.offset - mapping.start
+            for found in self._scan(mapping, _WP_MATCHING):
+                for start, end in zip(found[0::3], found[1::3], strict=True):
+                    _mark(bitmap, (start + shift) // PAGE_BYTES, (end + shift) // PAGE_BYTES)
+        return PageSet(int.from_bytes(bitmap, "little"))
+
+    def _scan(self, mapping: Mapping, flags: int) -> Iterator["array.array[int]"]:
+        at = mapping.start
+        while at < mapping.end:
+            address, _ = self._words.buffer_info()
+            argument = bytearray(
+                _SCAN_ARG.pack(
+                    _SCAN_ARG.size, flags, at, mapping.end, 0, address, _RANGES, 0,
+                    0, _IS_WRITTEN, 0, _IS_WRITTEN,
+                )
+            )  # fmt: skip
+            count = fcntl.ioctl(self._fd, _PAGEMAP_SCAN, argument)
+            yield self._words[: 3 * count]
+            walked = _SCAN_ARG.unpack(argument)[4]
+            if walked <= at:
+                return
+            at = walked
+
+
+def _mark(bitmap: bytearray, first: int, end: int) -> None:
+    """Set the bits from `first` up to `end`."""
+    while first < end and (first & 7 or end - first < 8):
+        bitmap[first >> 3] |= 1 << (first & 7)
+        first += 1
+    whole = (end - first) >> 3
+    bitmap[first >> 3 : (first >> 3) + whole] = b"\xff" * whole
+    for page in range(first + 8 * whole, end):
+        bitmap[page >> 3] |= 1 << (page & 7)
+
+
+@contextmanager
+def tracked(pid: int, ram_file: Path) -> Iterator[DirtyPages]:
+    """Track the pages of `ram_file` that process `pid` writes, for the block.
+
+    At its beginning every page counts as not written. Nothing of it stays in the process, however
+    this one ends. Raises OSError: EPERM (not the same user, or ptrace is restricted), EBUSY
+    (another tracks it, or it cannot be stopped), ESRCH (gone), ENOENT (the file is not mapped
+    there), EINVAL or ENOTTY (the kernel is older than 6.7), and what `descriptor_from` raises.
+    """
+    mappings = find_mappings(pid, ram_file)
+    if not mappings:
+        raise FileNotFoundError(2, f"process {pid} does not map {ram_file}")
+    # It is of the process's memory wherever it is. A copy left there would outlive us, and the next
+    # tracker would find the memory taken.
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
+    with open_fd(descriptor_from(pid, _NR_USERFAULTFD, flags)) as uffd:
+        fcntl.ioctl(uffd, _API, bytearray(struct.pack("QQQ", 0xAA, _FEATURES, 0)))
+        for start, end, _ in mappings:
+            span = struct.pack("QQ", start, end - start)
+            fcntl.ioctl(uffd, _REGISTER, bytearray(span + struct.pack("QQ", _MODE_WP, 0)))
+            # Pages that the process has not looked at yet too, or reading them would seem writing.
+            fcntl.ioctl(uffd, _WRITEPROTECT, bytearray(span + struct.pack("Q", 1)))
+        with open_fd(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)) as pagemap:
+            yield DirtyPages(pagemap, mappings)
+
+
+def find_mappings(pid: int, ram_file: Path) -> tuple[Mapping, ...]:
+    """Where a process maps the file. Raises OSError (the process is gone, or not ours)."""
+    found = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        parts = line.split(maxsplit=5)
+        if len(parts) == 6 and parts[5] == str(ram_file):
+            start, end = (int(part, 16) for part in parts[0].split("-"))
+            found.append(Mapping(start, end, int(parts[2], 16)))
+    return tuple(found)
+
+
+@contextmanager
+def open_fd(fd: int) -> Iterator[int]:
+    """A descriptor for the block, closed after it."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)

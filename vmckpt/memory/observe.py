@@ -1,0 +1,96 @@
+"""Watching for a while which pages a process dirties, at a cost to it that is kept small."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.memory.content import Content, pages_content, ram_content
+from vmckpt.memory.dirty_pages import DirtyPages, PageSet, tracked
+from vmckpt.memory.windows import Dirtied, Windows
+
+TICK_S = 0.05
+# A first write to a protected page takes about so much longer, and of one processor's time so much
+# may go there: with more, pages stay unprotected for longer, and windows begin less often.
+FAULT_S, FAULT_SHARE = 1e-5, 0.03
+# However long a window gets, so many of them are wanted.
+LEAST_WINDOWS = 4
+
+
+class Window(NamedTuple):
+    """A window as it was: when it began, how long it was, how many pages were dirtied in it."""
+
+    at_s: float
+    length_s: float
+    pages: int
+
+
+class Observation(NamedTuple):
+    """What was seen in `took_s` seconds. `faults`: how often the guest paid for being watched."""
+
+    took_s: float
+    samples: Mapping[int, list[Dirtied]]
+    windows: tuple[Window, ...]
+    working_set_pages: int
+    faults: int
+    ram: Content
+    dirtied: Content
+
+
+async def observe(
+    pid: int, ram_file: Path, for_s: float, go_on: Callable[[], Awaitable[bool]]
+) -> Observation | None:
+    """The pages of its RAM file that `pid` dirties, for `for_s` seconds; nothing stays of it.
+
+    None as soon as `go_on` says no, asked about 20 times a second. Raises OSError as `tracked`
+    does, ProcessLookupError when the process ends meanwhile.
+    """
+    with tracked(pid, ram_file) as pages:
+        seen = await _watch(pages, for_s, go_on)
+    if seen is None:
+        return None
+    windows, listed = seen
+    return Observation(
+        took_s=sum(window.length_s for window in listed),
+        samples=windows.samples(),
+        windows=tuple(listed),
+        working_set_pages=windows.all.count,
+        faults=sum(window.pages for window in listed),
+        ram=ram_content(ram_file),
+        dirtied=pages_content(ram_file, windows.all),
+    )
+
+
+async def _watch(
+    pages: DirtyPages, for_s: float, go_on: Callable[[], Awaitable[bool]]
+) -> tuple[Windows, list[Window]] | None:
+    windows, listed, level = Windows(), list[Window](), 0
+    pages.take()
+    began_s = opened_s = time.monotonic()
+    while time.monotonic() - began_s < for_s:
+        for half in range(level + 1):
+            await asyncio.sleep(max(0.0, opened_s + TICK_S * 2**half - time.monotonic()))
+            if not await go_on():
+                return None
+            if half < level:
+                counted = pages.count()
+                windows.note(half, time.monotonic() - opened_s, counted)
+        dirtied = _taken(pages)
+        now_s = time.monotonic()
+        length_s = now_s - opened_s
+        windows.add(level, length_s, dirtied)
+        listed.append(Window(opened_s - began_s, length_s, dirtied.count))
+        opened_s = now_s
+        costly = dirtied.count * FAULT_S / length_s > FAULT_SHARE
+        if costly and 2 * TICK_S * 2**level <= for_s / LEAST_WINDOWS:
+            level += 1
+    return windows, listed
+
+
+def _taken(pages: DirtyPages) -> PageSet:
+    try:
+        return pages.take()
+    except OSError as exc:
+        # The pagemap of a process that has ended cannot be walked.
+        raise ProcessLookupError(3, "the process has ended") from exc

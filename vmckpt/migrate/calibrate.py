@@ -1,0 +1,153 @@
+"""Learning what moving between two hosts costs, by moving a small guest there and back.
+
+The guest is firmware alone. Its memory is filled from outside, through its RAM file: with nothing,
+with noise, and with a program, which compresses. Each move leaves a run record like any other, and
+those are what the planner learns from.
+"""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.events.record import load_all
+from vmckpt.events.types import Emit
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.learned import learned
+from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
+from vmckpt.migrate.preflight import preflight
+from vmckpt.migrate.recorded import runs_dir
+from vmckpt.migrate.run import migrate
+from vmckpt.plan.link import Link
+from vmckpt.sequence.steps import to_the_end
+from vmckpt.units import MIB
+from vmckpt.vm.inventory import Vm, find_vm, homes
+from vmckpt.vm.lifecycle import remove_vm, run_vm, stop_vm
+from vmckpt.vm.spec import parse_spec
+
+# Below it the firmware may have something of its own.
+FIRST_MIB = 16
+LEAST_BYTES = 64 * MIB
+
+
+class Fill(NamedTuple):
+    """What part of memory is filled with the content of a file on the host (None: nothing)."""
+
+    part: float
+    source: str | None
+
+
+class Lap(NamedTuple):
+    """One move there and back."""
+
+    fill: Fill
+    options: Options
+
+
+NOISE = "/dev/urandom"
+PLAIN = Options(method=Method.PRECOPY)
+PARALLEL = Options(method=Method.PRECOPY, channels=DEFAULT_CHANNELS)
+COMPRESSED = Options(method=Method.PRECOPY, compression="zstd")
+
+
+class Calibration(NamedTuple):
+    """What was learned, by way of sending; `skipped` says why laps were left out."""
+
+    there: dict[str, Link]
+    back: dict[str, Link]
+    moves: int
+    skipped: tuple[str, ...]
+
+
+async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) -> Calibration:
+    """Move a guest of `memory_bytes` between the hosts until both directions are known.
+
+    It is gone again afterwards. Raises RefusedError when no guest can move between the two.
+    """
+    if first.name == second.name:
+        raise RefusedError(
+            "a host is not calibrated with itself",
+            why="moving needs two",
+            remedy="vmckpt host calibrate A B",
+        )
+    program = await first.find_executable(first.qemu)
+    laps = [
+        Lap(Fill(0.0, None), PLAIN),
+        Lap(Fill(0.4, NOISE), PLAIN),
+        Lap(Fill(0.4, NOISE), PARALLEL),
+        Lap(Fill(0.9, NOISE), PLAIN),
+        Lap(Fill(0.9, NOISE), PARALLEL),
+    ]
+    if program is not None:
+        laps[3:3] = [Lap(Fill(0.4, str(program.path)), COMPRESSED)]
+        laps += [Lap(Fill(0.9, str(program.path)), COMPRESSED)]
+    moves, skipped = 0, []
+    async with _guest(first, memory_bytes) as name:
+        for lap in laps:
+            vm = await find_vm(name)
+            checked = await preflight(vm, second, lap.options)
+            if not checked.possible and lap.options != PLAIN:
+                skipped.append("; ".join(c.reason for c in checked.checks if c.remedy))
+                continue
+            await _fill(vm, lap.fill)
+            for target in (second, first):
+                await migrate(await find_vm(name), target, lap.options, emit)
+                moves += 1
+    records = load_all(runs_dir())
+    return Calibration(
+        learned(records, first.name, second.name),
+        learned(records, second.name, first.name),
+        moves,
+        tuple(skipped),
+    )
+
+
+@asynccontextmanager
+async def _guest(host: Host, memory_bytes: int) -> AsyncIterator[str]:
+    """The name of a guest that does nothing, begun on `host`; after the block it is gone."""
+    name = f"calibrate-{secrets.token_hex(3)}"
+    text = f'name = "{name}"\nmemory = "{memory_bytes}"\n'
+    spec = parse_spec(text, "the calibration guest", host.state_dir)
+    await run_vm(spec, host)
+    try:
+        yield name
+    finally:
+        await to_the_end(_remove(name))
+
+
+async def _remove(name: str) -> None:
+    for vm in await homes(name):
+        await stop_vm(vm, force=True, timeout_s=0.0)
+        await remove_vm(vm)
+
+
+async def _fill(vm: Vm, fill: Fill) -> None:
+    """Put a file's content into the guest's memory, again and again up to its part."""
+    if fill.source is None:
+        return
+    ram = vm.qemu.files.ram(vm.spec.ram_dir)
+    at_mib, end_mib = FIRST_MIB, int(vm.spec.memory_bytes / MIB * fill.part)
+    while at_mib < end_mib:
+        argv = [
+            "dd", f"if={fill.source}", f"of={ram}", "bs=1M", f"seek={at_mib}",
+            f"count={end_mib - at_mib}", "conv=notrunc", "iflag=fullblock",
+        ]  # fmt: skip
+        done = await vm.host.run(argv)
+        copied = _copied_mib(done.stderr)
+        if done.returncode or not copied:
+            raise OperationFailedError(
+                f"the calibration guest's memory on {vm.host.name} cannot be filled",
+                why=done.stderr.strip(),
+                remedy=f"check that dd is there, and the rights on {ram}",
+            )
+        at_mib += copied
+
+
+def _copied_mib(words: str) -> int:
+    """From dd's `3+1 records out`: blocks of 1 MiB, a broken one counted too."""
+    for line in words.splitlines():
+        if line.endswith("records out"):
+            whole, _, part = line.split()[0].partition("+")
+            return int(whole) + int(part)
+    return 0

@@ -1,0 +1,262 @@
+"""The ways a VM can move to a host, what each will come to, and the one that keeps an intent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from vmckpt.errors import RefusedError
+from vmckpt.events.record import load_all
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.check import REFUSE
+from vmckpt.migrate.encryption import Scheme
+from vmckpt.migrate.learned import learned, sending
+from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
+from vmckpt.migrate.preflight import Preflight, preflight
+from vmckpt.migrate.recorded import runs_dir
+from vmckpt.plan.choose import Choice, Intent, Offer, choose, judge
+from vmckpt.plan.forecast import Limits, Way, forecast
+from vmckpt.plan.guest import PAGE_BYTES, Guest
+from vmckpt.plan.link import Link
+from vmckpt.vm.dirty_rate import DirtyRate, measure
+from vmckpt.vm.inventory import Vm
+
+# What a plan measures when nothing else is said: two periods of most loads, and soon over.
+LOOK_S = 8.0
+# Of a pause that is allowed so much is left to what comes in other than as reckoned.
+PAUSE_MARGIN = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was found out. `closed` are ways that cannot be gone, `unknown` those without figures.
+
+    Each of these with its reason. `options` are those of the way chosen.
+    """
+
+    vm: str
+    source: str
+    target: str
+    measured: DirtyRate
+    offers: tuple[Offer, ...]
+    closed: tuple[tuple[Way, str], ...]
+    unknown: tuple[tuple[Way, str], ...]
+    choice: Choice
+    options: Options
+    notes: tuple[str, ...]
+
+    def require(self) -> Options:
+        """The options to migrate with. Raises RefusedError, naming the least change that helps."""
+        if self.choice.way is None:
+            raise RefusedError(
+                f"no way of moving '{self.vm}' to {self.target} keeps what is asked for",
+                why=self.choice.reason,
+                remedy=self.choice.change,
+            )
+        return self.options
+
+    def record(self) -> dict[str, Any]:
+        """For the run record."""
+        chosen = next(o.forecast for o in self.offers if o.forecast.way is self.choice.way)
+        return {
+            "forecast": chosen.to_json(),
+            "reason": self.choice.reason,
+            "dirty_rate": self.measured.to_json(),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """For `plan --json`."""
+        ways = [
+            offer.forecast.to_json() | {"misses": [miss.needed for miss in offer.misses]}
+            for offer in self.offers
+        ]
+        return {
+            "vm": self.vm,
+            "source": self.source,
+            "target": self.target,
+            "way": self.choice.way,
+            "reason": self.choice.reason,
+            "change": self.choice.change,
+            "ways": ways,
+            "closed": {way.value: reason for way, reason in self.closed},
+            "unknown": {way.value: reason for way, reason in self.unknown},
+            "notes": list(self.notes),
+            "dirty_rate": self.measured.to_json(),
+        }
+
+
+class _Road(NamedTuple):
+    """A way between two hosts: with what is known of it, or why it is closed or not known.
+
+    `downtimes_ms` are the limits to try, the shortest first.
+    """
+
+    way: Way
+    options: Options
+    link: Link | None = None
+    disk_bytes: int = 0
+    downtimes_ms: tuple[int, ...] = ()
+    closed: str = ""
+    unknown: str = ""
+
+
+async def make_plan(
+    vm: Vm, target: Host, options: Options, intent: Intent, for_s: float = LOOK_S
+) -> Plan:
+    """Measure the VM, ask both hosts, and forecast every way that they can go. Changes nothing.
+
+    An explicit method in `options` leaves only its own way. Raises RefusedError when nothing is
+    known of the pair or no way is open, BusyError when the VM is moving.
+    """
+    if vm.host.name == target.name:
+        raise RefusedError(
+            f"'{vm.name}' is on {target.name} already",
+            why="moving needs another host",
+            remedy="name another: vmckpt host list",
+        )
+    links = learned(load_all(runs_dir()), vm.host.name, target.name, vm.name)
+    if not links:
+        raise _nothing_known(vm.host.name, target.name)
+    roads = [
+        await _road(way, vm, target, options, intent=intent, links=links) for way in _ways(options)
+    ]
+    if not any(road.link for road in roads):
+        raise RefusedError(
+            f"'{vm.name}' cannot move to {target.name}",
+            why="; ".join(f"{road.way}: {road.closed or road.unknown}" for road in roads),
+            remedy=f"see `vmckpt check {vm.name} {target.name}`",
+        )
+    measured = await measure(vm, for_s)
+    found = [_offer(road, road.link, measured, intent) for road in roads if road.link]
+    offers = tuple(offer for offer, _ in found)
+    choice = choose(offers, intent)
+    chosen = {offer.forecast.way: meant for offer, meant in found}
+    return Plan(
+        vm=vm.name,
+        source=vm.host.name,
+        target=target.name,
+        measured=measured,
+        offers=offers,
+        closed=tuple((road.way, road.closed) for road in roads if road.closed),
+        unknown=tuple((road.way, road.unknown) for road in roads if road.unknown),
+        choice=choice,
+        options=chosen[choice.way] if choice.way else options,
+        notes=_notes(measured),
+    )
+
+
+async def _road(
+    way: Way,
+    vm: Vm,
+    target: Host,
+    options: Options,
+    *,
+    intent: Intent,
+    links: Mapping[str, Link],
+) -> _Road:
+    meant = _options(way, options, intent)
+    checked = await preflight(vm, target, meant)
+    if not checked.possible:
+        return _Road(way, meant, closed=_refusals(checked))
+    link = links.get(sending(way, encrypted=checked.encryption.scheme is not Scheme.CLEAR))
+    if link is None:
+        remedy = f"vmckpt host calibrate {vm.host.name} {target.name}"
+        return _Road(way, meant, unknown=f"nothing is known of it: {remedy}")
+    copied = sum(copy.allocated_bytes for copy in checked.copies)
+    if copied and link.disk_bytes_per_s is None:
+        unknown = "no disk was copied between these hosts yet: the first such move teaches it"
+        return _Road(way, meant, unknown=unknown)
+    return _Road(way, meant, link, copied, _downtimes_ms(options, intent, link))
+
+
+def _offer(road: _Road, link: Link, measured: DirtyRate, intent: Intent) -> tuple[Offer, Options]:
+    """With the shortest standstill that keeps the intent; else with the longest allowed."""
+    guest = guest_of(measured, road.disk_bytes)
+    for downtime_ms in road.downtimes_ms:
+        meant = replace(road.options, max_downtime_ms=downtime_ms)
+        limits = Limits(downtime_ms / 1e3, float(meant.bandwidth_bytes_per_s))
+        offer = judge(forecast(road.way, guest, link, limits), intent)
+        if offer.keeps:
+            break
+    return offer, meant
+
+
+def _downtimes_ms(options: Options, intent: Intent, link: Link) -> tuple[int, ...]:
+    """The limits that QEMU may be given: the usual one, and as much as the intent allows."""
+    if intent.max_pause_s is None:
+        return (options.max_downtime_ms,)
+    for_pages_s = intent.max_pause_s * (1 - PAUSE_MARGIN) - link.switch_s
+    most_ms = max(1, round(1e3 * for_pages_s))
+    return tuple(sorted({min(most_ms, options.max_downtime_ms), most_ms}))
+
+
+def guest_of(measured: DirtyRate, disk_bytes: int = 0) -> Guest:
+    """The measured guest for the model; what was not measured is taken as the costliest."""
+    ram, dirtied = measured.ram, measured.dirtied
+    return Guest(
+        total_pages=measured.ram_bytes // PAGE_BYTES,
+        zero_share=ram.zero if ram else 0.0,
+        ratio=ram.ratio if ram else 1.0,
+        dirtied_zero_share=dirtied.zero if dirtied else 0.0,
+        dirtied_ratio=dirtied.ratio if dirtied else 1.0,
+        curve=measured.curve,
+        disk_bytes=disk_bytes,
+    )
+
+
+def _ways(options: Options) -> tuple[Way, ...]:
+    if options.method is Method.POSTCOPY:
+        return (Way.POSTCOPY,)
+    if options.method is Method.HYBRID:
+        return (Way.HYBRID,)
+    if options.method is Method.STOP:
+        return (Way.STOP,)
+    if options.compression:
+        return (Way.ZSTD,)
+    if options.channels:
+        return (Way.MULTIFD,)
+    if options.method is Method.PRECOPY:
+        return (Way.AUTO_CONVERGE if options.auto_converge else Way.PRECOPY,)
+    return tuple(Way)
+
+
+def _options(way: Way, options: Options, intent: Intent) -> Options:
+    """What `migrate` is asked for on this way."""
+    methods = {
+        Way.HYBRID: Method.HYBRID,
+        Way.POSTCOPY: Method.POSTCOPY,
+        Way.STOP: Method.STOP,
+    }
+    compressed = options.compression or ("zstd" if way is Way.ZSTD else None)
+    parallel = options.channels or (DEFAULT_CHANNELS if way is Way.MULTIFD else None)
+    return replace(
+        options,
+        method=methods.get(way, Method.PRECOPY),
+        auto_converge=way is Way.AUTO_CONVERGE,
+        compression=compressed,
+        channels=parallel,
+        pause_promised=intent.max_pause_s is not None,
+        never_risk_postcopy=options.never_risk_postcopy or intent.never_risk_postcopy,
+    )
+
+
+def _refusals(checked: Preflight) -> str:
+    return "; ".join(
+        f"[{check.code}] {check.reason}" for check in checked.checks if check.verdict == REFUSE
+    )
+
+
+def _notes(measured: DirtyRate) -> tuple[str, ...]:
+    if measured.ram is not None:
+        return ()
+    return (
+        f"the dirty rate is QEMU's own sample ({measured.why})",
+        "what memory holds is not known, and taken as the slowest to send",
+    )
+
+
+def _nothing_known(source: str, target: str) -> RefusedError:
+    return RefusedError(
+        f"nothing is known of moving from {source} to {target}",
+        why="no migration in this direction has been recorded yet",
+        remedy=f"measure it with a small guest: vmckpt host calibrate {source} {target}",
+    )

@@ -1,0 +1,58 @@
+"""A policy file (TOML) read into a Policy; errors name the line and the key."""
+
+import tomllib
+from pathlib import Path
+
+from vmckpt.errors import UsageError
+from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
+from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.units import parse_duration_s
+from vmckpt.vm.toml_table import Source, Table
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a file. Raises UsageError."""
+    try:
+        return parse_policy(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(
+            f"cannot read {path}", why=str(exc), remedy="name a policy file (TOML)"
+        ) from exc
+
+
+def parse_policy(text: str, name: str) -> Policy:
+    """The policy in `text`; `name` names it in errors."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise UsageError(f"{name} is no TOML", why=str(exc), remedy="mend that line") from exc
+    top = Table(data, Source(text, name, Path()), ())
+    policy = Policy(
+        rules=tuple(_rule(table) for table in top.tables("when")),
+        stall_percent=top.integer("stall_percent", 96, least=1),
+        near_best_percent=top.integer("near_best_percent", 104, least=100),
+    )
+    top.no_more_keys()
+    if not policy.rules:
+        raise top.wrong("when", "a policy has at least one rule", "add a [[when]] table")
+    return policy
+
+
+def _rule(table: Table) -> Rule:
+    stalls = table.integer("stalls", 0, least=1)
+    if not table.has("do"):
+        raise table.wrong("do", "a rule says what to do", 'write e.g. do = "postcopy"')
+    act = Act(table.choice("do", tuple(act.value for act in Act), Act.ABORT))
+    if act is not Act.RAISE_DOWNTIME:
+        table.no_more_keys()
+        return Rule(stalls, act)
+    most = table.text("most")
+    try:
+        most_ms = round(parse_duration_s(most) * 1e3)
+    except UsageError as exc:
+        raise table.wrong("most", f"{exc.what}; {exc.why}", exc.remedy) from exc
+    if most_ms > UNLIMITED_DOWNTIME_MS:
+        raise table.wrong("most", "QEMU takes at most 2000 s", 'write do = "pause" instead')
+    rule = Rule(stalls, act, table.integer("by_percent", 50, least=1), most_ms)
+    table.no_more_keys()
+    return rule

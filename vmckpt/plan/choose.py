@@ -1,0 +1,149 @@
+"""Which way keeps what the operator wants; if none does, the least change of mind that helps."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vmckpt.plan.forecast import POSTCOPIES, Forecast, Way
+from vmckpt.units import format_duration
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What is wanted. None: anything will do."""
+
+    max_pause_s: float | None = None
+    finish_within_s: float | None = None
+    max_slowdown: float | None = None
+    never_risk_postcopy: bool = False
+
+    @property
+    def is_given(self) -> bool:
+        """Whether anything is wanted at all."""
+        return self != Intent()
+
+
+class Offer(NamedTuple):
+    """A way that the pair can go, with its forecast; `misses` says which wishes it fails."""
+
+    forecast: Forecast
+    misses: tuple["Miss", ...]
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps every wish."""
+        return not self.misses
+
+
+class Miss(NamedTuple):
+    """A wish that is not kept: the option, what it would have to be, and by how much it is off."""
+
+    option: str
+    needed: str
+    times: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The way to take and why; without one, `change` is the least change that allows one."""
+
+    way: Way | None
+    reason: str
+    change: str = ""
+
+
+# Of ways alike within this part the one that asks less of the guest is taken.
+ALIKE = 0.1
+# The less a way asks of the guest, the earlier it stands.
+_GENTLE = (
+    Way.PRECOPY, Way.MULTIFD, Way.ZSTD, Way.AUTO_CONVERGE, Way.STOP, Way.HYBRID, Way.POSTCOPY,
+)  # fmt: skip
+
+
+def judge(forecast: Forecast, intent: Intent) -> Offer:
+    """The forecast against the intent, by what nine of ten outcomes keep."""
+    return Offer(forecast, tuple(_misses(forecast, intent)))
+
+
+def choose(offers: Sequence[Offer], intent: Intent) -> Choice:
+    """Of the ways that keep the intent the one that is done first.
+
+    Post-copy, in which a link that breaks can cost the guest, only where nothing safer keeps it;
+    stopping the guest before all others only where a pause is allowed by name.
+    """
+    if not offers:
+        return Choice(None, "this pair of hosts can go no way at all", "see `vmckpt check`")
+    good = [offer for offer in offers if offer.keeps and offer.forecast.ends]
+    if not good:
+        return Choice(None, _against(offers), _least_change(offers))
+    pause_allowed = intent.max_pause_s is not None
+    least = min(_danger(offer.forecast.way, pause_allowed=pause_allowed) for offer in good)
+    good = [o for o in good if _danger(o.forecast.way, pause_allowed=pause_allowed) == least]
+    fastest = min(offer.forecast.total_s.p50 for offer in good)
+    alike = [offer for offer in good if offer.forecast.total_s.p50 <= fastest * (1 + ALIKE)]
+    best = min(alike, key=lambda offer: _GENTLE.index(offer.forecast.way)).forecast
+    others = sum(not (offer.keeps and offer.forecast.ends) for offer in offers)
+    reason = f"{best.way} keeps all that is asked for" if intent.is_given else f"{best.way} ends"
+    reason += f", in {format_duration(best.total_s.p50)}"
+    reason += f"; {others} of {len(offers)} ways do not" if others else ""
+    if len(alike) > 1:
+        reason += f"; others are as fast, and {best.way} asks less of the guest"
+    elif len(good) > 1:
+        reason += ", before the others"
+    return Choice(best.way, reason)
+
+
+def _danger(way: Way, *, pause_allowed: bool) -> int:
+    if way is Way.STOP:
+        return 0 if pause_allowed else 2
+    return 1 if way in POSTCOPIES else 0
+
+
+def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
+    if not forecast.ends:
+        yield Miss("method", "another method: this one does not end", math.inf)
+        return
+    pause_s, total_s = forecast.downtime_s.p90, forecast.total_s.p90
+    if math.isinf(total_s):
+        yield Miss("method", "another method: one time in ten this one does not end", math.inf)
+        return
+    if intent.max_pause_s is not None and pause_s > intent.max_pause_s:
+        needed = f"--max-pause {_rounded_up(pause_s)}"
+        yield Miss("--max-pause", needed, pause_s / intent.max_pause_s)
+    if intent.finish_within_s is not None and total_s > intent.finish_within_s:
+        needed = f"--finish-within {_rounded_up(total_s)}"
+        yield Miss("--finish-within", needed, total_s / intent.finish_within_s)
+    if intent.max_slowdown is not None and forecast.slowdown.p90 > intent.max_slowdown:
+        percent = math.ceil(100 * forecast.slowdown.p90)
+        times = forecast.slowdown.p90 / max(intent.max_slowdown, 1e-3)
+        yield Miss("--max-slowdown", f"--max-slowdown {percent}%", times)
+    if intent.never_risk_postcopy and forecast.way in POSTCOPIES:
+        yield Miss("--never-risk-postcopy", "no --never-risk-postcopy", 2.0)
+
+
+def _least_change(offers: Sequence[Offer]) -> str:
+    """Fewest wishes first, then the one that has to give least."""
+    able = [offer for offer in offers if math.isfinite(offer.forecast.total_s.p90)]
+    if not able:
+        return "let the guest do less, or allow more bandwidth: no way ends as it is"
+    least = min(able, key=lambda o: (len(o.misses), math.prod(miss.times for miss in o.misses)))
+    wishes = " and ".join(miss.needed for miss in least.misses)
+    return f"{wishes} would do: {least.forecast.way}"
+
+
+def _against(offers: Sequence[Offer]) -> str:
+    parts = []
+    for offer in offers:
+        misses = " and ".join(miss.needed for miss in offer.misses)
+        parts.append(f"{offer.forecast.way} needs {misses}")
+    return "; ".join(parts)
+
+
+def _rounded_up(duration_s: float) -> str:
+    """As an option takes it, never less: 210ms, 4.3s, 12m."""
+    if duration_s < 1:
+        return f"{math.ceil(duration_s * 100) * 10}ms"
+    if duration_s < 60:
+        return f"{math.ceil(duration_s * 10) / 10:g}s"
+    return f"{math.ceil(duration_s / 60)}m"

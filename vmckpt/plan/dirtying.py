@@ -1,0 +1,115 @@
+"""U(t): how many distinct pages a guest dirties within t seconds, from measured points.
+
+Never a rate times t: what is dirtied twice is sent once. U is monotone and concave in truth; the
+points are made so (monotone) before they are used.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import log
+from statistics import fmean
+from typing import Any, NamedTuple, Self
+
+# What is left of the spread when a point rests on few samples.
+LEAST_SPREAD = 0.03
+# Points closer than this are one.
+SAME_TIME = 0.01
+
+
+class DirtyPoint(NamedTuple):
+    """U at one t: the tenth, the mean and the ninetieth part of what was seen."""
+
+    t_s: float
+    low_pages: float
+    pages: float
+    high_pages: float
+
+
+class DirtyCurve(NamedTuple):
+    """U(t) between and beyond its points, which are in order of t; never over `total_pages`."""
+
+    points: tuple[DirtyPoint, ...]
+    total_pages: int
+
+    @classmethod
+    def measured(cls, samples: Iterable[Sequence[tuple[float, float]]], total_pages: int) -> Self:
+        """From samples (t, pages), those of about the same t together."""
+        points = sorted(_point(group) for group in samples if group)
+        rising: list[DirtyPoint] = []
+        for point in points:
+            before = rising[-1] if rising else DirtyPoint(0.0, 0.0, 0.0, 0.0)
+            if rising and point.t_s < rising[-1].t_s * (1 + SAME_TIME):
+                rising.pop()
+            raised = (max(new, old) for new, old in zip(point[1:], before[1:], strict=True))
+            rising.append(DirtyPoint(point.t_s, *raised))
+        return cls(tuple(rising), total_pages)
+
+    def within(self, t_s: float, quantile: float = 0.5) -> float:
+        """U(t), in pages. `quantile` 0.1, 0.5 and 0.9 are what was measured, others between."""
+        if not self.points or t_s <= 0:
+            return 0.0
+        if t_s < self.points[0].t_s:
+            return self._before_all(t_s, quantile)
+        known = (DirtyPoint(0.0, 0.0, 0.0, 0.0), *self.points)
+        for before, after in pairwise(known):
+            if t_s <= after.t_s:
+                return self._between(before, after, t_s, quantile)
+        # Beyond the last point it goes on as between the last two, and no faster than on average.
+        last, at_last = known[-1], _at(known[-1], quantile)
+        slope = (at_last - _at(known[-2], quantile)) / (last.t_s - known[-2].t_s)
+        slope = min(slope, at_last / last.t_s)
+        return min(at_last + (t_s - last.t_s) * slope, self.total_pages)
+
+    def _before_all(self, t_s: float, quantile: float) -> float:
+        """Below the first point: a power of t, as between the first two."""
+        first = self.points[0]
+        power = 1.0
+        if len(self.points) > 1 and first.pages > 0:
+            second = self.points[1]
+            power = log(second.pages / first.pages) / log(second.t_s / first.t_s)
+        part: float = (t_s / first.t_s) ** min(max(power, 0.0), 1.0)
+        return min(part * _at(first, quantile), self.total_pages)
+
+    def _between(self, first: DirtyPoint, last: DirtyPoint, t_s: float, quantile: float) -> float:
+        low, high = _at(first, quantile), _at(last, quantile)
+        part = (t_s - first.t_s) / (last.t_s - first.t_s)
+        return min(max(low + part * (high - low), 0.0), self.total_pages)
+
+    @property
+    def working_set_pages(self) -> float:
+        """Distinct pages in the longest time that was looked at."""
+        return self.points[-1].pages if self.points else 0.0
+
+    def slowed(self, share: float) -> "DirtyCurve":
+        """The curve of a guest that gets `share` of its processor time."""
+        points = (point._replace(t_s=point.t_s / share) for point in self.points)
+        return self._replace(points=tuple(points))
+
+    def to_json(self) -> dict[str, Any]:
+        """For a record."""
+        return {"total_pages": self.total_pages, "points": [list(p) for p in self.points]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        points = tuple(DirtyPoint(*point) for point in data["points"])
+        return cls(points, data["total_pages"])
+
+
+def _point(group: Sequence[tuple[float, float]]) -> DirtyPoint:
+    values = sorted(pages for _, pages in group)
+    mean = fmean(values)
+    # One sample has no spread of its own; ten have most of it.
+    doubt = LEAST_SPREAD * mean * (1 + 3 / len(values))
+    low, high = (values[round(part * (len(values) - 1))] for part in (0.1, 0.9))
+    return DirtyPoint(
+        fmean(t_s for t_s, _ in group), min(low, mean - doubt), mean, max(high, mean + doubt)
+    )
+
+
+def _at(point: DirtyPoint, quantile: float) -> float:
+    if quantile <= 0.5:
+        part = max(quantile - 0.1, 0.0) / 0.4
+        return point.low_pages + part * (point.pages - point.low_pages)
+    part = min(quantile - 0.5, 0.4) / 0.4
+    return point.pages + part * (point.high_pages - point.pages)

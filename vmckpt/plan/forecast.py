@@ -1,0 +1,208 @@
+"""What a migration will come to, each way of doing it: total time, standstill, bytes, slowdown.
+
+Formulas: shared anchors, "Pre-copy"; U(t) instead of a rate. Each figure is three: one of ten
+outcomes is below p10, one above p90.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+
+from vmckpt.plan.guest import Guest
+from vmckpt.plan.link import Link
+from vmckpt.plan.rounds import (
+    TIMESLICE_S,
+    Played,
+    dirtied_bytes,
+    dirtied_s,
+    first_pass,
+    play_precopy,
+    wire,
+)
+
+# What the tenth of all outcomes is, in standard deviations.
+_TENTH = 1.28
+
+
+class Way(StrEnum):
+    """How memory may move; `multifd` and `zstd` are pre-copies over several channels."""
+
+    PRECOPY = "precopy"
+    AUTO_CONVERGE = "auto-converge"
+    MULTIFD = "multifd"
+    ZSTD = "zstd"
+    HYBRID = "hybrid"
+    POSTCOPY = "postcopy"
+    STOP = "stop"
+
+
+POSTCOPIES = frozenset({Way.HYBRID, Way.POSTCOPY})
+
+
+class Band(NamedTuple):
+    """Three parts of the outcomes: a tenth, half and nine tenths are below."""
+
+    p10: float
+    p50: float
+    p90: float
+
+    @classmethod
+    def of(cls, values: tuple[float, float, float]) -> Self:
+        """In order, whatever the order of the values."""
+        return cls(*sorted(values))
+
+    def holds(self, outcome: float) -> bool:
+        """Whether the outcome is inside."""
+        return self.p10 <= outcome <= self.p90
+
+    def to_json(self) -> list[float | None]:
+        """An endless time is null."""
+        return [value if math.isfinite(value) else None for value in self]
+
+
+class Limits(NamedTuple):
+    """What a migration is given: how long the guest may stand still, bytes/s (0: no limit)."""
+
+    downtime_s: float
+    bandwidth_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One way. `ends` is false when it is not expected to end. `slowdown` is of 1.
+
+    `slow_s` is how long a post-copy fetches pages that the guest may already want.
+    """
+
+    way: Way
+    ends: bool
+    total_s: Band
+    downtime_s: Band
+    sent_bytes: Band
+    slowdown: Band
+    rounds: int
+    slow_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json` and run records."""
+        data = asdict(self)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Band):
+                data[field.name] = value.to_json()
+        return data
+
+
+class _Outcome(NamedTuple):
+    ends: bool
+    total_s: float
+    downtime_s: float
+    sent_bytes: float
+    slowdown: float
+    rounds: int
+    slow_s: float = 0.0
+
+
+def forecast(way: Way, guest: Guest, link: Link, limits: Limits) -> Forecast:
+    """What `way` comes to. `link` was learned for this way of sending."""
+    outcomes = tuple(_play(way, guest, link, limits, which=which) for which in (-1, 0, 1))
+    middle = outcomes[1]
+
+    def band(take: Callable[[_Outcome], float]) -> Band:
+        low, mid, high = (take(outcome) for outcome in outcomes)
+        return Band.of((low, mid, high))
+
+    return Forecast(
+        way=way,
+        ends=middle.ends,
+        total_s=band(lambda one: one.total_s),
+        downtime_s=band(lambda one: one.downtime_s),
+        sent_bytes=band(lambda one: one.sent_bytes),
+        slowdown=band(lambda one: one.slowdown),
+        rounds=middle.rounds,
+        slow_s=middle.slow_s,
+    )
+
+
+def _play(way: Way, guest: Guest, link: Link, limits: Limits, *, which: int) -> _Outcome:
+    """One outcome: `which` is -1 for a good tenth, 1 for a bad one."""
+    speed = (1 + _TENTH * link.spread) ** -which
+    sent_part = guest.ratio if way is Way.ZSTD else 1.0
+    path = wire(link.costs, limits.bandwidth_bytes_per_s, sent_part, speed)
+    switch_s = max(link.switch_s + which * _TENTH * link.switch_spread_s, 0.0)
+    around_s = link.fixed_s + _copying_s(guest, link, limits)
+    quantile = 0.5 + 0.4 * which
+    if way is Way.STOP:
+        # QEMU does not know that nothing will be dirtied: the bandwidth limit holds.
+        took_s, sent = first_pass(guest, path)
+        downtime_s = took_s + switch_s
+        return _Outcome(True, around_s + downtime_s, downtime_s, sent, 0.0, 1)
+    if way is Way.POSTCOPY:
+        took_s, sent = first_pass(guest, path)
+        left = guest.curve.within(took_s, quantile)
+        # The bandwidth limit of pre-copy does not hold in post-copy.
+        left_s = dirtied_s(guest, path, left, limited=False)
+        sent += dirtied_bytes(guest, path, left)
+        played = Played(True, took_s, left_s, left, sent, 2)
+        return _in_postcopy(played, around_s, switch_s, link.waiting[which + 1])
+    played = play_precopy(
+        guest,
+        path,
+        limits.downtime_s,
+        quantile=quantile,
+        throttles=way is Way.AUTO_CONVERGE,
+        until_stalled=way is Way.HYBRID,
+    )
+    if way is Way.HYBRID and not played.ends:
+        return _in_postcopy(played, around_s, switch_s, link.waiting[which + 1])
+    return _stopped(played, around_s, switch_s)
+
+
+def _stopped(played: Played, around_s: float, switch_s: float) -> _Outcome:
+    if not played.ends:
+        return _Outcome(False, math.inf, math.inf, math.inf, 0.0, played.rounds)
+    # A throttled processor sleeps in one piece: whoever waits for it feels it as standing still.
+    asleep_s = TIMESLICE_S * played.throttle / (1 - played.throttle) if played.throttle else 0.0
+    downtime_s = played.left_s + switch_s
+    transfer_s = played.took_s + downtime_s
+    slowdown = played.slowed_s / transfer_s if transfer_s else 0.0
+    stall_s = max(downtime_s, asleep_s)
+    return _Outcome(
+        True, around_s + transfer_s, stall_s, played.sent_bytes, slowdown, played.rounds
+    )
+
+
+def _in_postcopy(played: Played, around_s: float, switch_s: float, waiting: float) -> _Outcome:
+    slow_s = played.left_s
+    total_s = around_s + played.took_s + switch_s + slow_s
+    waiting_s = waiting * slow_s
+    return _Outcome(
+        True,
+        total_s,
+        switch_s + waiting_s,
+        played.sent_bytes,
+        slow_s / total_s if total_s else 0.0,
+        played.rounds,
+        slow_s,
+    )
+
+
+def _copying_s(guest: Guest, link: Link, limits: Limits) -> float:
+    if not guest.disk_bytes:
+        return 0.0
+    if link.disk_bytes_per_s is None:
+        return math.inf
+    speed = link.disk_bytes_per_s
+    if limits.bandwidth_bytes_per_s:
+        speed = min(speed, limits.bandwidth_bytes_per_s)
+    return guest.disk_bytes / speed
+
+
+def from_json(data: Mapping[str, Any]) -> Forecast:
+    """The inverse of `Forecast.to_json`. Raises ValueError, KeyError, TypeError."""
+    values = dict(data)
+    for name in ("total_s", "downtime_s", "sent_bytes", "slowdown"):
+        values[name] = Band(*(math.inf if value is None else value for value in data[name]))
+    return Forecast(**values | {"way": Way(data["way"])})

@@ -1,0 +1,219 @@
+"""A pre-copy, played through round by round as QEMU does it.
+
+QEMU sends what it knows to be dirty until less than a threshold (speed x downtime-limit) is left,
+then asks which pages were dirtied meanwhile, and stops the guest if all that is left fits the
+threshold. It looks a few times a second only. (migration.c, migration_iteration_run; ram.c,
+migration_bitmap_sync and migration_trigger_throttle.)
+"""
+
+from dataclasses import dataclass, field
+
+from vmckpt.plan.convergence import has_stalled
+from vmckpt.plan.dirtying import DirtyCurve
+from vmckpt.plan.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
+from vmckpt.plan.link import Costs
+
+# How long QEMU sends between two looks at what is left; with a bandwidth limit, its period.
+LOOK_S, LIMITED_LOOK_S = 0.05, 0.1
+# Under a bandwidth limit a period's bytes go at once: the best speed seen, which the switchover
+# reckons with, is so many times the limit.
+LIMITED_BEST = 2.3
+# Rounds after which a pre-copy that does not change any more is given up.
+PATIENCE_ROUNDS, MOST_ROUNDS = 40, 3000
+SAME_WITHIN = 1e-3
+# Auto-converge: periods of at least 1 s; every second one in which more than half of what was sent
+# was dirtied raises the throttle.
+PERIOD_S, HIGH_PART, FIRST_THROTTLE, MORE_THROTTLE, MOST_THROTTLE = 1.0, 0.5, 0.2, 0.1, 0.99
+# How long a throttled processor may run between two sleeps.
+TIMESLICE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Seconds that a page takes, one of zeroes, and the start.
+
+    `sent_part` of a page's bytes goes over the link, `bandwidth_bytes_per_s` (0: no limit) while
+    the guest runs and post-copy has not begun.
+    """
+
+    page_s: float
+    zero_page_s: float
+    start_s: float
+    sent_part: float = 1.0
+    bandwidth_bytes_per_s: float = 0.0
+
+    def seconds(self, pages: float, zero_pages: float, *, limited: bool = True) -> float:
+        """How long so many pages take. The target's work goes on while the link is held back."""
+        busy_s = pages * self.page_s + zero_pages * self.zero_page_s
+        if not limited or not self.bandwidth_bytes_per_s:
+            return busy_s
+        return max(busy_s, self.sent_bytes(pages, zero_pages) / self.bandwidth_bytes_per_s)
+
+    def sent_bytes(self, pages: float, zero_pages: float) -> float:
+        """What goes over the link for them."""
+        return pages * SENT_PAGE_BYTES * self.sent_part + zero_pages * SENT_ZERO_BYTES
+
+
+def wire(
+    costs: Costs, bandwidth_bytes_per_s: float = 0.0, sent_part: float = 1.0, speed: float = 1.0
+) -> Wire:
+    """The costs under a bandwidth limit (0: none), and at `speed` times the usual."""
+    return Wire(
+        page_s=costs.page_s / speed,
+        zero_page_s=costs.zero_page_s / speed,
+        start_s=costs.start_s / speed,
+        sent_part=sent_part,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How sending went. `left_s` is how long what is left takes, at full speed, the guest stopped.
+
+    `ends` is false when it would go on for ever; `throttle` is the last, `slowed_s` the guest's
+    time lost by throttling.
+    """
+
+    ends: bool
+    took_s: float
+    left_s: float
+    left_pages: float
+    sent_bytes: float
+    rounds: int
+    throttle: float = 0.0
+    slowed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Throttle:
+    """QEMU's auto-converge."""
+
+    wanted: bool
+    now: float = 0.0
+    high_periods: int = 0
+    dirtied_pages: float = 0.0
+    period_s: float = 0.0
+    sent_pages: float = 0.0
+    slowed_s: float = 0.0
+
+    def round_over(self, took_s: float, sent_pages: float, dirtied_pages: float) -> bool:
+        """Whether the guest is slowed more from here on."""
+        self.slowed_s += took_s * self.now
+        self.period_s += took_s
+        self.sent_pages += sent_pages
+        self.dirtied_pages += dirtied_pages
+        if not self.wanted or self.period_s < PERIOD_S:
+            return False
+        self.high_periods += self.dirtied_pages > HIGH_PART * self.sent_pages
+        self.period_s = self.sent_pages = self.dirtied_pages = 0.0
+        if self.high_periods < 2 or self.now >= MOST_THROTTLE:
+            return False
+        self.high_periods = 0
+        more = self.now + MORE_THROTTLE if self.now else FIRST_THROTTLE
+        self.now = min(more, MOST_THROTTLE)
+        return True
+
+
+@dataclass(slots=True)
+class _Course:
+    """Where a pre-copy stands: pages left, and within what time they were dirtied."""
+
+    left: float
+    age_s: float
+    took_s: float
+    sent_bytes: float
+    rounds: int = 1
+    unchanged: int = 0
+    bytes_by_round: list[int] = field(default_factory=list)
+
+
+def first_pass(guest: Guest, way: Wire) -> tuple[float, float]:
+    """Seconds and bytes of sending all of memory once."""
+    pages, zero_pages = guest.total_pages - guest.zero_pages, guest.zero_pages
+    return way.start_s + way.seconds(pages, zero_pages), way.sent_bytes(pages, zero_pages)
+
+
+def play_precopy(
+    guest: Guest,
+    way: Wire,
+    limit_s: float,
+    *,
+    quantile: float = 0.5,
+    throttles: bool = False,
+    until_stalled: bool = False,
+    give_up_s: float = 7 * 86400.0,
+) -> Played:
+    """Play a pre-copy whose guest may stand still for `limit_s`.
+
+    With `until_stalled` it ends when its rounds gain nothing any more (the hybrid's rule): what is
+    left then is for post-copy.
+    """
+    page_s, limited = dirtied_s(guest, way, 1.0), bool(way.bandwidth_bytes_per_s)
+    threshold = limit_s / page_s * (LIMITED_BEST if limited else 1.0)
+    slack = (LIMITED_LOOK_S if limited else LOOK_S) / page_s / 2
+    curve, throttle = guest.curve, _Throttle(throttles)
+    took_s, sent = first_pass(guest, way)
+    course = _Course(curve.within(took_s, quantile), took_s, took_s, sent)
+    throttle.round_over(took_s, guest.total_pages, course.left)
+    while course.rounds < MOST_ROUNDS and course.took_s < give_up_s:
+        course.bytes_by_round.append(round(course.left * PAGE_BYTES))
+        if course.left <= threshold:
+            return _played(course, throttle, guest, way, ends=True)
+        if until_stalled and has_stalled([guest.total_pages * PAGE_BYTES, *course.bytes_by_round]):
+            return _played(course, throttle, guest, way, ends=False)
+        if _goes_nowhere(course, throttle):
+            break
+        before = course.left
+        gone = min(max(course.left - threshold + slack, 2 * slack), course.left)
+        round_s = gone * page_s
+        dirtied = _next_round(course, curve, gone, round_s, quantile)
+        course.sent_bytes += dirtied_bytes(guest, way, gone)
+        course.unchanged += abs(course.left - before) <= SAME_WITHIN * before
+        if throttle.round_over(round_s, gone, dirtied):
+            curve = guest.curve.slowed(1 - throttle.now)
+            course.unchanged = 0
+    return _played(course, throttle, guest, way, ends=False)
+
+
+def _next_round(
+    course: _Course, curve: DirtyCurve, gone: float, round_s: float, quantile: float
+) -> float:
+    """`gone` pages went in `round_s`; how many were dirtied, some of them left over anyway."""
+    dirtied = curve.within(round_s, quantile)
+    kept = course.left - gone
+    course.age_s = round_s + (course.age_s if kept > 0 else 0.0)
+    course.left = min(kept + dirtied, max(curve.within(course.age_s, quantile), kept))
+    course.took_s += round_s
+    course.rounds += 1
+    return dirtied
+
+
+def _goes_nowhere(course: _Course, throttle: _Throttle) -> bool:
+    may_throttle = throttle.wanted and throttle.now < MOST_THROTTLE
+    return course.unchanged > PATIENCE_ROUNDS and not may_throttle
+
+
+def _played(course: _Course, throttle: _Throttle, guest: Guest, way: Wire, *, ends: bool) -> Played:
+    return Played(
+        ends=ends,
+        took_s=course.took_s,
+        left_s=dirtied_s(guest, way, course.left, limited=False),
+        left_pages=course.left,
+        sent_bytes=course.sent_bytes + dirtied_bytes(guest, way, course.left),
+        rounds=course.rounds + 1,
+        throttle=throttle.now,
+        slowed_s=throttle.slowed_s,
+    )
+
+
+def dirtied_s(guest: Guest, way: Wire, pages: float, *, limited: bool = True) -> float:
+    """How long so many of the pages that the guest dirties take."""
+    zero = guest.dirtied_zero_share
+    return way.seconds(pages * (1 - zero), pages * zero, limited=limited)
+
+
+def dirtied_bytes(guest: Guest, way: Wire, pages: float) -> float:
+    """What goes over the link for them."""
+    zero = guest.dirtied_zero_share
+    return way.sent_bytes(pages * (1 - zero), pages * zero)

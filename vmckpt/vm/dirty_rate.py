@@ -1,0 +1,204 @@
+"""How fast a running VM dirties its memory, from the cheapest exact source that there is.
+
+On this machine: page tracking from outside QEMU (`memory`). Elsewhere, or where the kernel or the
+rights do not allow it: QEMU's own page sampling, over QMP.
+"""
+
+import asyncio
+import errno
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.errors import BusyError, HostDownError, RefusedError
+from vmckpt.hosts.lock import Owner
+from vmckpt.memory.content import Content
+from vmckpt.memory.dirty_pages import PAGE_BYTES
+from vmckpt.memory.observe import Observation, Window, observe
+from vmckpt.plan.dirtying import DirtyCurve
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, session
+from vmckpt.vm.inventory import Vm, require_alive
+from vmckpt.vm.paths import lock_path
+
+TRACKING, SAMPLING = "page-tracking", "qemu-page-sampling"
+SAMPLE_PAGES = 8192
+SHORTEST_SAMPLING_S = 1
+_NOT_ALLOWED = {
+    errno.EPERM: "this user may not trace QEMU",
+    errno.EACCES: "this user may not trace QEMU",
+    errno.EINVAL: "the kernel has no asynchronous write protection (Linux 6.7 has)",
+    errno.ENOTTY: "the kernel has no PAGEMAP_SCAN (Linux 6.7 has)",
+    errno.ENOSYS: "the kernel has no userfaultfd",
+    errno.ENOENT: "its RAM is not in a file of its own",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyRate:
+    """One measurement of `took_s` seconds.
+
+    `source` is "page-tracking" or "qemu-page-sampling", `why` says why not the former. What page
+    sampling does not tell is None. `faults` is how often the guest paid for being watched.
+    """
+
+    source: str
+    why: str
+    took_s: float
+    ram_bytes: int
+    curve: DirtyCurve
+    windows: tuple[Window, ...]
+    faults: int
+    ram: Content | None
+    dirtied: Content | None
+
+    @property
+    def working_set_bytes(self) -> int:
+        """Distinct bytes, whole pages, that were dirtied in all the time."""
+        return round(self.curve.working_set_pages) * PAGE_BYTES
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json` and run records."""
+        return {
+            "source": self.source,
+            "why": self.why,
+            "took_s": round(self.took_s, 3),
+            "ram_bytes": self.ram_bytes,
+            "working_set_bytes": self.working_set_bytes,
+            "curve": self.curve.to_json(),
+            "windows": [[round(w.at_s, 4), round(w.length_s, 4), w.pages] for w in self.windows],
+            "faults_per_s": round(self.faults / self.took_s, 1) if self.took_s else 0.0,
+            "ram": self.ram._asdict() if self.ram else None,
+            "dirtied": self.dirtied._asdict() if self.dirtied else None,
+        }
+
+
+async def measure(vm: Vm, for_s: float) -> DirtyRate:
+    """Watch the running `vm` for `for_s` seconds. It gives way to every other operation.
+
+    Raises BusyError when one holds the VM or begins meanwhile (a migration would be slowed by it,
+    and what is measured be the migration's), RefusedError when the VM does not run.
+    """
+    await require_alive(vm)
+    await _require_running(vm)
+    await _require_free(vm)
+    why = f"{vm.host.name} is not this machine"
+    if vm.host.is_this_machine:
+        try:
+            return await _track(vm, for_s)
+        except OSError as exc:
+            if exc.errno == errno.EBUSY:
+                raise BusyError(
+                    f"the memory of '{vm.name}' is being tracked",
+                    why=exc.strerror or str(exc),
+                    remedy="wait for the other measurement or checkpoint to end",
+                ) from exc
+            await require_alive(vm)
+            why = _NOT_ALLOWED.get(exc.errno or 0, exc.strerror or str(exc))
+    return await _sample(vm, for_s, why)
+
+
+async def _track(vm: Vm, for_s: float) -> DirtyRate:
+    async def is_free() -> bool:
+        return await _other_owner(vm) is None
+
+    ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
+    seen = await observe(vm.qemu.process.pid, ram_file, for_s, is_free)
+    if seen is None:
+        await _require_free(vm)
+        raise _moved_on(vm, "an operation")
+    return _tracked(vm, seen)
+
+
+def _tracked(vm: Vm, seen: Observation) -> DirtyRate:
+    total_pages = vm.spec.memory_bytes // PAGE_BYTES
+    return DirtyRate(
+        source=TRACKING,
+        why="",
+        took_s=seen.took_s,
+        ram_bytes=vm.spec.memory_bytes,
+        curve=DirtyCurve.measured(seen.samples.values(), total_pages),
+        windows=seen.windows,
+        faults=seen.faults,
+        ram=seen.ram,
+        dirtied=seen.dirtied,
+    )
+
+
+async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
+    total_pages = vm.spec.memory_bytes // PAGE_BYTES
+    groups: list[list[tuple[float, float]]] = []
+    windows: list[Window] = []
+    took_s, length_s = 0.0, SHORTEST_SAMPLING_S
+    while not groups or took_s + length_s <= for_s:
+        rate_bytes_per_s = await _sampled_rate(vm, length_s)
+        pages = min(rate_bytes_per_s * length_s / PAGE_BYTES, total_pages)
+        groups.append([(float(length_s), pages)])
+        windows.append(Window(took_s, length_s, round(pages)))
+        took_s += length_s
+        length_s *= 2
+    return DirtyRate(
+        source=SAMPLING,
+        why=why,
+        took_s=took_s,
+        ram_bytes=vm.spec.memory_bytes,
+        curve=DirtyCurve.measured(groups, total_pages),
+        windows=tuple(windows),
+        faults=0,
+        ram=None,
+        dirtied=None,
+    )
+
+
+async def _sampled_rate(vm: Vm, length_s: int) -> float:
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        try:
+            await commands.calc_dirty_rate(monitor, length_s, SAMPLE_PAGES)
+        except CommandRefusedError as exc:
+            raise BusyError(
+                f"QEMU does not measure the dirty rate of '{vm.name}' now",
+                why=exc.why,
+                remedy="wait for the other measurement to end",
+            ) from exc
+    for _ in range(100):
+        # The monitor is free meanwhile for other onlookers.
+        await asyncio.sleep(length_s if _ == 0 else 0.1)
+        await _require_free(vm)
+        async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+            rate = await commands.query_dirty_rate(monitor)
+        if rate is not None:
+            return rate
+    raise HostDownError(
+        f"QEMU gives no dirty rate of '{vm.name}'",
+        why=f"it was asked for {length_s} s, and 10 s later there was none",
+        remedy="look at the QEMU process",
+    )
+
+
+async def _require_running(vm: Vm) -> None:
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        state = await commands.query_status(monitor)
+    if not state.running:
+        raise RefusedError(
+            f"'{vm.name}' does not run",
+            why=f"its state is '{state.status}': it dirties nothing",
+            remedy="let it run, and measure then",
+        )
+
+
+async def _other_owner(vm: Vm) -> Owner | None:
+    held = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
+    return None if held is not None and held.pid == os.getpid() else held
+
+
+async def _require_free(vm: Vm) -> None:
+    if (held := await _other_owner(vm)) is not None:
+        raise _moved_on(vm, f"{held.action} (run {held.run}, pid {held.pid})")
+
+
+def _moved_on(vm: Vm, who: str) -> BusyError:
+    return BusyError(
+        f"'{vm.name}' is busy",
+        why=f"held by {who}: the dirty rate is not measured meanwhile",
+        remedy="wait for it to end",
+    )
