@@ -22,6 +22,7 @@ from vmckpt.hosts import process
 from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.migrate.journal import STEPS
+from vmckpt.vm.paths import QEMU_PREFIX, VmDir
 
 STALL_S = 20.0
 # Long enough to be met in the middle of sending memory.
@@ -141,6 +142,9 @@ def ssh_world() -> Iterator[SshWorld]:
             for left in find_by_argument(mark):
                 if SshWorld(directory, server, proxy)._is_ours(left):
                     process.kill(left)
+        for qemu_dir in directory.glob("[ab]/vms/*/qemu-*"):
+            files = VmDir(qemu_dir.parent).qemu(qemu_dir.name.removeprefix(QEMU_PREFIX))
+            files.ram(Path("/dev/shm")).unlink(missing_ok=True)
         shutil.rmtree(directory)
 
 
