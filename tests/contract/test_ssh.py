@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.nobody import as_nobody
 from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError, StorageError, UsageError
 from vmckpt.hosts.entries import SshEntry
@@ -227,11 +228,8 @@ def test_a_user_without_rights_is_told_where(tmp_path: Path) -> None:
             name.chmod(0o755)
         closed = tmp_path / "closed"
         closed.mkdir(mode=0o700)
-        words = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-        wrapper = tmp_path / "vmckpt"
-        wrapper.write_text(f'#!/bin/sh\nexec {" ".join(words)} {server.vmckpt} "$@"\n')
-        wrapper.chmod(0o755)
-        entry = replace(server.entry("a", closed / "state"), vmckpt=str(wrapper))
+        wrapper = as_nobody(tmp_path / "vmckpt", server.vmckpt)
+        entry = replace(server.entry("a", closed / "state"), vmckpt=wrapper)
         with pytest.raises(StorageError, match="closed/state on a: Permission denied"):
             ask(entry)
 

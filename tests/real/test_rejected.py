@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.nobody import as_nobody
 from tests.qemu.world import eventually, fill, image, loaded, qemu, reach
 from tests.real.machines import Machines, machines
 from vmckpt.lab.labguest import LabGuest
-from vmckpt.lab.real.tree import PLAIN_USER
 
 HOSTS = ("lab-a", "lab-b")
 # Of the target, for all that vmckpt keeps there.
@@ -101,11 +101,12 @@ def test_a_host_with_another_key_than_before(made: Machines, host: str) -> None:
 
 def test_a_user_without_rights_on_the_target(made: Machines) -> None:
     entry = made.state_dir / "hosts/lab-b.json"
-    other = json.loads(entry.read_text()) | {"address": f"ssh://{PLAIN_USER}@lab-b"}
+    wrapper = as_nobody(made.shared / "as-nobody", "vmckpt")
+    other = json.loads(entry.read_text()) | {"vmckpt": wrapper}
     with replaced(entry, json.dumps(other)):
         refused = made.vmckpt("migrate", "mover", "lab-b")
         assert refused.code == 11
-        assert refused.error["what"].startswith("cannot use /var/lib/vmckpt/")
+        assert refused.error["what"].startswith("cannot write /var/lib/vmckpt/")
         assert refused.error["what"].endswith(" on lab-b")
         assert refused.error["why"] == "Permission denied"
 
