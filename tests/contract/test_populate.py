@@ -4,9 +4,21 @@ import asyncio
 from pathlib import Path
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.populate import Populating
+from vmckpt.migrate.options import Method, Options
+from vmckpt.migrate.populate import Populating, may_fill
+from vmckpt.qemu.abilities import Abilities, Agreement, agree
+from vmckpt.qemu.replies import QemuVersion
 
 MIB = 1 << 20
+NEW = Abilities(
+    version=QemuVersion(10, 0, 2),
+    machines={},
+    cpu_models=frozenset(),
+    capabilities=frozenset({"events", "return-path"}),
+    compressions=frozenset(),
+    parameters=frozenset(),
+    commands=frozenset(),
+)
 
 
 async def populated(ram: Path, size_bytes: int, wait_s: float = 10.0) -> list[tuple[str, str]]:
@@ -45,6 +57,18 @@ def test_what_hinders_it_is_only_told(tmp_path: Path) -> None:
     told = asyncio.run(populated(ram, 8 * MIB))
     assert [code for code, _ in told] == ["memory"]
     assert "not filled beforehand" in told[0][1]
+
+
+def test_what_may_come_to_postcopy_is_never_filled() -> None:
+    # A page of zeroes that is there already would be taken for one that has come.
+    wish = Options(method=Method.HYBRID).wish()
+    abilities = NEW._replace(capabilities=NEW.capabilities | {"postcopy-ram"})
+    agreed = agree(abilities, abilities, wish)
+    assert isinstance(agreed, Agreement)
+    assert not may_fill(agreed.capabilities)
+    plain = agree(abilities, abilities, Options(method=Method.PRECOPY).wish())
+    assert isinstance(plain, Agreement)
+    assert may_fill(plain.capabilities)
 
 
 def test_stopping_comes_at_any_time(tmp_path: Path) -> None:

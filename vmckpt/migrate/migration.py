@@ -31,7 +31,7 @@ from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move, decide
-from vmckpt.migrate.populate import Populating
+from vmckpt.migrate.populate import Populating, may_fill
 from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, lost, undo_target, unknown
@@ -230,8 +230,9 @@ class Migration:
             incoming=True,
         )
         self._pair.target.adopt(monitor)
-        ram = self._pair.target.files.ram(self._vm.spec.ram_dir)
-        self._populating.start(self._target_host, ram, self._vm.spec.memory_bytes)
+        if may_fill(self._agreement.capabilities):
+            ram = self._pair.target.files.ram(self._vm.spec.ram_dir)
+            self._populating.start(self._target_host, ram, self._vm.spec.memory_bytes)
 
     async def _source_machine(self) -> Machine:
         monitor, _ = await both(self._pair.source.monitor(), self._pair.source.rescue())

@@ -3,10 +3,13 @@
 The file that is to be the guest's RAM is empty, and for each page that arrives, one of zeroes too,
 the kernel has to find and clear one while the stream waits. Found by another process meanwhile, on
 another processor, they are there when the stream comes to them.
+
+Never where a migration may come to post-copy: QEMU waits there for pages that are missing
+(userfaultfd), and one that was filled with zeroes is not.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError
@@ -14,6 +17,11 @@ from vmckpt.hosts.host import Host
 
 # Twice what a busy machine here took.
 _S_PER_GIB = 10.0
+
+
+def may_fill(capabilities: Mapping[str, bool]) -> bool:
+    """Whether a migration with these capabilities can never come to post-copy."""
+    return not capabilities.get("postcopy-ram", False)
 
 
 class Populating:
