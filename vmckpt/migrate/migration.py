@@ -31,7 +31,6 @@ from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move, decide
-from vmckpt.migrate.populate import Populating, may_fill
 from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, lost, undo_target, unknown
@@ -107,7 +106,6 @@ class Migration:
         self._committed = self._undo_failed_once = False
         self._hearing: asyncio.Task[Silence | None] | None = None
         self._blocktime_ms: int | None = None
-        self._populating = Populating(self._note)
         self._transfer_began_s = self._transfer_ended_s = began_s
 
     def _elapsed_s(self) -> float:
@@ -141,7 +139,6 @@ class Migration:
             meant = await to_the_end(self._meaning_or_unknown(exc))
             raise meant from (None if meant is exc else exc)
         finally:
-            await to_the_end(self._populating.stop())
             await to_the_end(self._pair.close())
         # The VM has moved: a cancellation now must not say that it has not.
         return await to_the_end(self._conclude())
@@ -230,9 +227,6 @@ class Migration:
             incoming=True,
         )
         self._pair.target.adopt(monitor)
-        if may_fill(self._agreement.capabilities):
-            ram = self._pair.target.files.ram(self._vm.spec.ram_dir)
-            self._populating.start(self._target_host, ram, self._vm.spec.memory_bytes)
 
     async def _source_machine(self) -> Machine:
         monitor, _ = await both(self._pair.source.monitor(), self._pair.source.rescue())
@@ -249,7 +243,6 @@ class Migration:
 
     async def undo_prepare(self) -> None:
         """Nothing of the migration stays, on either host."""
-        await self._populating.stop()
         await undo_target(self._pair)
         await remove_files(self._target_host, self._run, self._journal.disks)
         # What an earlier undo has left is for the next command on the VM, which needs the journal.
