@@ -17,8 +17,8 @@ from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, VmDir
 from vmckpt.vm.spec import Spec
 
-# On a machine that is busy with other guests a QEMU takes its time.
-START_TIMEOUT_S = 60.0
+# On a machine that is busy with other guests a QEMU takes its time; it is tried twice.
+START_TIMEOUT_S = 30.0
 SOCKET_POLL_S = 0.002
 SOCKET_PATH_BYTES = 107
 LOG_HEAD = "vmckpt: QEMU of"
@@ -94,7 +94,13 @@ async def start_qemu(
         # that a disk that fills up meanwhile has room for it.
         await host.write_text(files.stderr, f"{LOG_HEAD} {spec.name}\n")
         process = await host.spawn(argv, files.stderr)
-        monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
+        try:
+            monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
+        except HostDownError:
+            # Seen now and then: it waits for the kernel's answer to a question, which never comes.
+            await host.kill(process)
+            process = await host.spawn(argv, files.stderr)
+            monitor = await wait_for_monitor(host, process, files.operator, files.stderr)
     except BaseException:
         await finish(end_qemu(host, spec.ram_dir, files))
         raise
