@@ -36,7 +36,7 @@ def is_in_one_place(made: World) -> str:
     assert shown["state"] == "running"
     assert not shown["migration_cut_off"]
     assert made.pids("mover") == [shown["pid"]]
-    # What the dead-man's switch of a command that had hardly begun takes away is a free lock's file.
+    # A command that had hardly begun leaves the file of a free lock; its switch takes it away.
     nothing = f"nothing is left on {other(shown['host'])}"
     eventually(lambda: made.files(other(shown["host"])) == [], 10, nothing)
     return str(shown["host"])
