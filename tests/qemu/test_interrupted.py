@@ -36,9 +36,7 @@ def is_in_one_place(made: World) -> str:
     assert shown["state"] == "running"
     assert not shown["migration_cut_off"]
     assert made.pids("mover") == [shown["pid"]]
-    # A command that had hardly begun leaves the file of a free lock; its switch takes it away.
-    nothing = f"nothing is left on {other(shown['host'])}"
-    eventually(lambda: made.files(other(shown["host"])) == [], 10, nothing)
+    assert made.files(other(shown["host"])) == []
     return str(shown["host"])
 
 

@@ -58,7 +58,7 @@ async def recover(
     hosts = hosts or all_hosts()
     journal = await find_journal(name, hosts)
     if journal is None:
-        await _remove_dead_locks(name, hosts)
+        await remove_dead_locks(name, hosts)
         return None
     source, target = _named(journal.source, hosts), _named(journal.target, hosts)
     async with await wait_for_locks(journal.vm, journal.run, (source, target)):
@@ -75,7 +75,7 @@ def _named(name: str, hosts: Iterable[Host]) -> Host:
     return next((host for host in hosts if host.name == name), None) or find_host(name)
 
 
-async def _remove_dead_locks(name: str, hosts: Iterable[Host]) -> None:
+async def remove_dead_locks(name: str, hosts: Iterable[Host]) -> None:
     """A killed command's lock is free, but its file is still there: taking it removes it."""
 
     async def remove(host: Host) -> None:

@@ -45,12 +45,14 @@ async def find_own(name: str) -> "Vm":
 async def _settled(name: str) -> "Vm":
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal
+    from vmckpt.migrate.recover import recover, remove_dead_locks
     from vmckpt.vm.inventory import find_vm, is_worked_on
 
-    if await find_journal(name, all_hosts()) is None or await is_worked_on(name):
+    if await find_journal(name, all_hosts()) is None:
+        await remove_dead_locks(name, all_hosts())
         return await find_vm(name)
-    from vmckpt.migrate.recover import recover
-
+    if await is_worked_on(name):
+        return await find_vm(name)
     _tell(await recover(name, warn))
     return await find_vm(name)
 
