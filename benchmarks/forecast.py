@@ -1,162 +1,181 @@
 """How right are forecasts? Real migrations over a matrix of loads, each way run and forecast.
 
-Run: python -m benchmarks.forecast [--cells N] [--again]. It is resumable: every run is kept in
-build/forecast as it ends, with its run record, and a later call goes on where the last one stopped
-(`--again` forgets them). The first cells teach the planner what the pair of hosts costs; the
-others, whole workloads of their own, are judged. Aims are the issue's, each with what was found.
+Run: python -m benchmarks.forecast [--cells 5:9] [--minutes N] [--again]. It is resumable: every run
+is kept in build/forecast as it ends, with what was measured before it and its record, and a later
+call goes on where the last one stopped (`--again` forgets them). `--replay` runs nothing. All of it
+is packed beside the result: after a change of the model any clone can judge it by the same runs.
+
+The first cells teach the planner what the pair of hosts costs; the others, whole workloads of their
+own, are judged, and nothing of them teaches. Forecasts are made anew from what was measured before
+each run, so that the verdict is about the model as it stands. Aims are the issue's.
 """
 
 import argparse
 import asyncio
 import json
 import shutil
+import signal
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.forecast_cells import CELLS, INTENT, WAYS, Cell
 from benchmarks.forecast_plot import draw
+from benchmarks.forecast_replay import KEPT, kept, pack, replayed, unpack
 from benchmarks.forecast_verdict import verdict
-from benchmarks.setting import RESULTS, await_quiet, machine, write_result
+from benchmarks.setting import RESULTS, await_quiet, machine, processor_s, write_result
 from tests.qemu.world import World, image, qemu, world
+from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
 
-KEPT = Path("build/forecast")
-QUIET_PERCENT, PATIENCE_S = 25.0, 120.0
-SETTLE_S, GIVE_UP = 3.0, "60s"
-# Wanted of a run only so that it is planned: every way keeps it.
-ANY_TIME = ("--finish-within", "300d")
-WAYS = {
-    "precopy": ("--method", "precopy"),
-    "auto-converge": ("--method", "precopy", "--auto-converge"),
-    "multifd": ("--method", "precopy", "--parallel", "2"),
-    "zstd": ("--method", "precopy", "--compress", "zstd"),
-    "hybrid": ("--method", "hybrid"),
-    "postcopy": ("--method", "postcopy"),
-}
-FEW = ("precopy", "hybrid", "postcopy")
+QUIET_PERCENT, PATIENCE_S = 25.0, 20.0
+SETTLE_S = 3.0
+# A run is given up after twice its bad outcome and a bit, one that shall not end after a while.
+ENDLESS_S, LONGEST_S, BIT_S = 40.0, 75.0, 10.0
 
 
-class Cell(NamedTuple):
-    """One workload, and the ways it goes. `judged` cells are held out from teaching."""
-
-    memory: str
-    load: str
-    bandwidth: str | None
-    ways: tuple[str, ...]
-    judged: bool
-
-    @property
-    def name(self) -> str:
-        """As rows call it."""
-        return f"{self.memory} {self.load or 'idle'} {self.bandwidth or 'unlimited'}"
-
-
-def _load(rate: str, size: str, pattern: str, content: str) -> str:
-    return f"rate={rate} set={size} pattern={pattern} content={content}"
-
-
-ALL = tuple(WAYS)
-CELLS = (
-    Cell("256M", "", None, ALL, judged=False),
-    Cell("512M", _load("20M", "128M", "uniform", "random"), None, ALL, judged=False),
-    Cell("512M", _load("20M", "128M", "uniform", "random"), "60MB", FEW, judged=False),
-    Cell("1G", _load("40M", "256M", "sequential", "random"), "200MB", FEW, judged=False),
-    Cell("512M", _load("10M", "256M", "zipf", "random"), None, ALL, judged=True),
-    Cell("512M", _load("10M", "256M", "zipf", "text"), "100MB", ALL, judged=True),
-    Cell("512M", _load("30M", "64M", "bursty", "random"), "60MB", ALL, judged=True),
-    Cell("512M", _load("20M", "128M", "phases", "text"), "100MB", ALL, judged=True),
-    Cell("1G", _load("80M", "16M", "uniform", "random"), "60MB", ALL, judged=True),
-    Cell("1G", _load("100M", "512M", "uniform", "random"), "60MB", ALL, judged=True),
-    Cell("1G", _load("50M", "512M", "zipf", "zero"), "500MB", ALL, judged=True),
-    Cell("2G", _load("20M", "1G", "sequential", "text"), "200MB", ALL, judged=True),
-    Cell("256M", _load("5M", "2M", "uniform", "random"), "20MB", ALL, judged=True),
-)
-
-
-async def run_cell(made: World, cell: Cell, done: set[tuple[str, str]]) -> None:
+async def run_cell(made: World, cell: Cell, missing: Sequence[str], until_s: float) -> None:
     """The ways of a cell that were not run yet, one after the other, there and back."""
-    missing = [way for way in cell.ways if (cell.name, way) not in done]
-    if not missing:
-        return
-    guest = LabGuest("judged", 1, image(), memory=cell.memory, disk=None)
-    made.run_guest(guest, "lab-a")
-    control = await guest.control(made.lab)
+    name, _ = _words(cell)
+    control = await _booted(made, name, cell.memory)
     if cell.load:
         await control.load_memory(cell.load)
     await control.close()
     await asyncio.sleep(SETTLE_S)
     here = "lab-a"
     for way in missing:
-        busy = await await_quiet(QUIET_PERCENT, PATIENCE_S)
+        if time.monotonic() > until_s:
+            break
+        pids = made.pids(name)
+        busy = await await_quiet(QUIET_PERCENT, PATIENCE_S, but=pids)
         there = "lab-b" if here == "lab-a" else "lab-a"
-        row = await asyncio.to_thread(move, made, cell, way, there)
-        keep(made, row | {"busy_percent": round(busy), "judged": cell.judged})
+        go = by_intent if way == INTENT else by_way
+        row = await asyncio.to_thread(go, made, cell, way, there)
+        keep(made, row | {"others_busy_percent": round(busy), "judged": cell.judged})
         here = there if row["outcome"] == "completed" else here
-    made.ok("vm", "stop", "judged", "--force")
-    made.ok("vm", "rm", "judged")
+    made.ok("vm", "stop", name, "--force")
+    made.ok("vm", "rm", name)
 
 
-def move(made: World, cell: Cell, way: str, host: str) -> dict[str, Any]:
-    """One planned migration as a row; one that is forecast not to end is tried all the same."""
-    bandwidth = ("--bandwidth", cell.bandwidth) if cell.bandwidth else ()
-    words = ("migrate", "judged", host, *WAYS[way], *bandwidth, "--timeout", GIVE_UP)
-    done = made.vmckpt(*words, *ANY_TIME)
-    endless = done.code == 4
-    if endless:
-        done = made.vmckpt(*words)
-    row: dict[str, Any] = {"cell": cell.name, "way": way, "forecast_ends": not endless}
-    if done.code:
-        return row | {"outcome": done.result["error"]["kind"], "why": done.result["error"]["why"]}
-    result = done.result
-    keys = ("total_time_s", "transfer_time_s", "downtime_ms", "guest_downtime_ms", "rounds")
-    record = json.loads(Path(result["run_record"]).read_text())
-    forecast = record["forecast"]["forecast"] if record["forecast"] else None
-    facts = {key: result[key] for key in keys} | {"sent_bytes": result["transferred_bytes"]}
-    return row | facts | {"outcome": "completed", "run": result["run"], "forecast": forecast}
+async def _booted(made: World, name: str, memory: str) -> GuestControl:
+    """A guest on lab-a, without an agent: how long its clock takes to be put right is its own."""
+    guest = LabGuest(name, 1, image(), memory=memory, disk=None)
+    spec = made.state_dir / f"{name}.toml"
+    spec.write_text(guest.spec().replace("guest_agent = true", "guest_agent = false"))
+    made.ok("vm", "run", str(spec), "--host", "lab-a")
+    return await guest.control(made.lab)
+
+
+def by_way(made: World, cell: Cell, way: str, host: str) -> dict[str, Any]:
+    """One migration as a row; one that is forecast not to end is tried all the same."""
+    name, bandwidth = _words(cell)
+    used_s, began_s = processor_s(made.pids(name)), time.monotonic()
+    plan = made.vmckpt("plan", name, host, *bandwidth).result
+    if "error" in plan:
+        raise SystemExit(f"{cell.name}: {plan['error']}")
+    share = (processor_s(made.pids(name)) - used_s) / (time.monotonic() - began_s)
+    forecast = next((one for one in plan["ways"] if one["way"] == way), None)
+    worst_s = forecast["total_s"][2] if forecast else None
+    give_up_s = ENDLESS_S if worst_s is None else min(2 * worst_s + BIT_S, LONGEST_S)
+    timeout = ("--timeout", f"{round(give_up_s)}s")
+    done = made.vmckpt("migrate", name, host, *WAYS[way], *bandwidth, *timeout)
+    row = {"cell": cell.name, "way": way, "processor_share": round(share, 3), "plan": plan}
+    return row | {"give_up_s": round(give_up_s)} | _came(done.code, done.result)
+
+
+def by_intent(made: World, cell: Cell, way: str, host: str) -> dict[str, Any]:
+    """One migration by a way that the planner chose, as a row; its plan is in its record."""
+    name, bandwidth = _words(cell)
+    done = made.vmckpt("migrate", name, host, *bandwidth, *cell.intent)
+    row = {"cell": cell.name, "way": way, "intent": list(cell.intent)}
+    return row | _came(done.code, done.result)
+
+
+def _words(cell: Cell) -> tuple[str, tuple[str, ...]]:
+    name = "judged" if cell.judged else "taught"
+    return name, ("--bandwidth", cell.bandwidth) if cell.bandwidth else ()
+
+
+def _came(code: int, result: dict[str, Any]) -> dict[str, Any]:
+    if code:
+        return {"outcome": result["error"]["kind"], "why": result["error"]["why"]}
+    keys = (
+        "total_time_s", "transfer_time_s", "downtime_ms", "guest_downtime_ms", "rounds", "run",
+        "transferred_bytes", "method",
+    )  # fmt: skip
+    return {"outcome": "completed"} | {key: result[key] for key in keys}
 
 
 def keep(made: World, row: dict[str, Any]) -> None:
-    """On disk at once: what was measured once is not measured again."""
+    """On disk at once: what was measured once is not measured again.
+
+    Records of judged runs go elsewhere: the planner shall not learn from them.
+    """
     with (KEPT / "rows.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    for record in (made.state_dir / "runs").glob("*.json"):
-        shutil.copy(record, KEPT / "runs")
+    new = keep_records(made, KEPT / ("judged" if row["judged"] else "runs"))
+    if row["judged"]:
+        for record in new:
+            record.unlink()
     print(f"{row['cell']}: {row['way']}: {row['outcome']} {row.get('total_time_s', '')}")
 
 
-def kept() -> list[dict[str, Any]]:
-    """All rows so far."""
-    path = KEPT / "rows.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def keep_records(made: World, folder: Path) -> list[Path]:
+    """Copy the records that are not kept yet to `folder`; which these are."""
+    known = {path.name for path in (KEPT / "runs").glob("*.json")}
+    found = (made.state_dir / "runs").glob("*.json")
+    new = [record for record in found if record.name not in known]
+    for record in new:
+        shutil.copy(record, folder)
+    return new
 
 
-def measure(cells: Sequence[Cell]) -> None:
-    """Run what was not run yet."""
+def measure(cells: Sequence[Cell], until_s: float) -> None:
+    """Run what was not run yet, as long as there is time."""
+    (KEPT / "machine.json").write_text(json.dumps(machine()))
     done = {(row["cell"], row["way"]) for row in kept()}
     with world(qemu("10.0"), qemu("10.0")) as made:
         (made.state_dir / "runs").mkdir(exist_ok=True)
         for record in (KEPT / "runs").glob("*.json"):
             shutil.copy(record, made.state_dir / "runs")
-        if not done:
+        if not any((KEPT / "runs").glob("*.json")):
             made.ok("host", "calibrate", "lab-a", "lab-b")
+            keep_records(made, KEPT / "runs")
         for cell in cells:
-            asyncio.run(run_cell(made, cell, done))
+            missing = [way for way in cell.runs if (cell.name, way) not in done]
+            if missing and time.monotonic() < until_s:
+                asyncio.run(run_cell(made, cell, missing, until_s))
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=int, default=len(CELLS), help="only the first so many")
+    parser.add_argument("--cells", default=":", help="only these, by number: FIRST:END")
+    parser.add_argument("--minutes", type=float, default=600, help="begin no run after so long")
     parser.add_argument("--again", action="store_true", help="forget the runs so far")
+    parser.add_argument("--replay", action="store_true", help="only forecast the kept runs anew")
     asked = parser.parse_args()
     if asked.again:
         shutil.rmtree(KEPT, ignore_errors=True)
-    (KEPT / "runs").mkdir(parents=True, exist_ok=True)
-    measure(CELLS[: asked.cells])
-    rows = kept()
-    content = {"machine": machine(), **verdict(rows), "rows": rows}
+    elif not KEPT.exists():
+        unpack()
+    for name in ("runs", "judged"):
+        (KEPT / name).mkdir(parents=True, exist_ok=True)
+    if not asked.replay:
+        # Whoever ends this from outside shall not leave a lab behind.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        first, _, end = asked.cells.partition(":")
+        chosen = CELLS[int(first or 0) : int(end or len(CELLS))]
+        measure(chosen, time.monotonic() + 60 * asked.minutes)
+    rows = replayed()
+    where = json.loads((KEPT / "machine.json").read_text())
+    content = {"machine": where, **verdict(rows), "rows": rows}
     print(write_result("forecast", content))
-    draw(rows, RESULTS / "forecast.png")
+    if content["aims"]:
+        draw(rows, RESULTS / "forecast.png")
+        pack()
     print(json.dumps(content["aims"], indent=1))
 
 

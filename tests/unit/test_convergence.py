@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.plan.convergence import NO_GAIN, PATIENCE_ROUNDS, eta_s, has_stalled
+from vmckpt.migrate.options import Method, Options
+from vmckpt.migrate.steering import Figures, Order, Steering
+from vmckpt.plan.convergence import NO_GAIN, PATIENCE_ROUNDS, Rounds, eta_s, has_stalled
 
 sizes = st.integers(0, 1 << 40)
 
@@ -52,3 +54,38 @@ def test_a_guest_that_dirties_as_fast_as_the_link_has_no_eta(
     eta = eta_s(remaining_bytes, throughput, dirty_rate)
     assert (eta is None) is (dirty_rate >= throughput)
     assert eta is None or eta >= 0
+
+
+def test_rounds_while_the_switchover_is_held_do_not_count() -> None:
+    rounds = Rounds()
+    assert rounds.see(1, 1000, held=True)
+    for number in (2, 3, 4, 5):
+        assert rounds.see(number, 7, held=True)
+        assert not rounds.see(number, 99, held=True)
+    assert not has_stalled(rounds.counting)
+    for number in (6, 7, 8):
+        rounds.see(number, 7)
+    assert list(rounds.counting) == [7, 7, 7, 7]
+    assert has_stalled(rounds.counting)
+    assert len(rounds.left_bytes) == 8
+
+
+def steered(method: Method, lefts: list[int], *, held: int, fitting_bytes: float = 0.0) -> int:
+    """In which round post-copy is asked for when the first so many are held; 0: in none."""
+    steering = Steering(Options(method=method))
+    for number, left in enumerate(lefts, 1):
+        figures, is_held = Figures(number, left, 10**6 * number, 1e6, 1e6), number <= held
+        steering.see(figures, held=is_held)
+        order = steering.steer(figures, 1.0, fitting_bytes=fitting_bytes)
+        if order is not None:
+            assert order[0] is Order.START_POSTCOPY
+            return number
+    return 0
+
+
+def test_a_hybrid_that_is_held_back_or_about_to_end_does_not_go_over() -> None:
+    flat = [1000, *[50] * 9]
+    assert steered(Method.HYBRID, flat, held=0) == 4
+    assert steered(Method.HYBRID, flat, held=5) == 8
+    assert steered(Method.HYBRID, flat, held=0, fitting_bytes=60) == 0
+    assert steered(Method.HYBRID, flat, held=0, fitting_bytes=40) == 4

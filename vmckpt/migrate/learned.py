@@ -1,16 +1,32 @@
 """What moving between two hosts costs, learned from the run records of migrations that were."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from math import hypot
 from typing import Any
 
 from vmckpt.events.record import RunRecord
 from vmckpt.plan.forecast import Way
+from vmckpt.plan.guest import SENT_PAGE_BYTES
 from vmckpt.plan.link import Link, Moved, learn
+from vmckpt.plan.rounds import HELD_S
 
-# Older ones were on another day, with other neighbours.
-LATEST_MOVES = 40
+# Older ones were on another day, with other neighbours. There and back count.
+LATEST_MOVES = 80
 IDLE_ROUNDS = 2
+# How the names of calibration guests begin.
+CALIBRATION = "calibrate-"
+# How much a guest is like the one that is asked for; a calibration guest not at all.
+_ANOTHER, _ALIKE, _ITSELF = 1, 2, 3
+# How much moves count for the cost of a page. The calibration guest does nothing; real ones compete
+# with the migration for processors. In the other direction the hosts' parts are exchanged.
+_CALIBRATION_WEIGHT, _BACK_WEIGHT = 0.2, 0.5
+# Of a bandwidth limit at least so much was used where it was what held a migration.
+USED = 0.8
+# A guest's agent puts the clock right, and then has hwclock do so with the hardware's, which waits
+# for a second to begin: any time up to a second, until such moves were seen.
+UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
 ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 SENDING = {Way.MULTIFD: MULTIFD, Way.ZSTD: ZSTD}
@@ -22,49 +38,96 @@ def sending(way: Way, *, encrypted: bool) -> str:
 
 
 def learned(
-    records: Iterable[RunRecord], source: str, target: str, vm: str | None = None
+    records: Iterable[RunRecord],
+    source: str,
+    target: str,
+    vm: str | None = None,
+    *,
+    agent: bool = False,
 ) -> dict[str, Link]:
     """The constants of the pair, in this direction, for every way of sending that was seen.
 
-    What a move takes besides sending depends on the guest: `vm`'s own moves tell it where it has
-    any.
+    Moves in the other direction count a little: hosts of a pair are often alike. What a move takes
+    besides sending depends on the guest: `vm`'s own moves tell it where it has any, else those of
+    guests with an `agent` too, or without.
     """
-    ours = [
-        record
-        for record in records
-        if record.request.get("source") == source and record.request.get("target") == target
-    ]
-    moves: dict[str, list[Moved]] = {}
-    for record in ours:
+    ours, moves = [], dict[str, list[Moved]]()
+    for record in records:
+        ends = (record.request.get("source"), record.request.get("target"))
+        if ends not in ((source, target), (target, source)):
+            continue
+        if ends == (source, target):
+            ours.append(record)
         if (one := moved(record)) is not None:
-            one = one._replace(fixed_counts=record.request.get("vm") == vm)
-            moves.setdefault(_sent_by(record), []).append(one)
-    found = {kind: learn(seen[-LATEST_MOVES:], _misses(ours, kind)) for kind, seen in moves.items()}
-    return {kind: link for kind, link in found.items() if link is not None}
+            kinship = _kinship(record.request, vm, agent=agent)
+            weight = (1.0 if kinship else _CALIBRATION_WEIGHT) * (
+                1.0 if ends == (source, target) else _BACK_WEIGHT
+            )
+            moves.setdefault(_sent_by(record), []).append(
+                one._replace(kinship=kinship, weight=weight)
+            )
+    links, known = dict[str, Link](), {_sent_by(record) for record in ours}
+    # In order: compression goes by what is known of multifd without it.
+    for kind in sorted(known & moves.keys()):
+        rest = [one for other, these in moves.items() if other != kind for one in these]
+        zero_page_s = None
+        if kind.startswith(ZSTD) and (alike := links.get(kind.replace(ZSTD, MULTIFD))):
+            # Its threads find zeroes before they compress.
+            zero_page_s = alike.costs.zero_page_s
+        link = learn(
+            moves[kind][-LATEST_MOVES:], _misses(ours, kind), rest[-LATEST_MOVES:], zero_page_s
+        )
+        if link is not None:
+            links[kind] = link
+    if agent and not any(one.kinship >= _ALIKE for seen in moves.values() for one in seen):
+        return {kind: _with_a_clock(link) for kind, link in links.items()}
+    return links
+
+
+def _with_a_clock(link: Link) -> Link:
+    spread_s = hypot(link.fixed_spread_s, UNKNOWN_CLOCK_SPREAD_S)
+    return replace(link, fixed_s=link.fixed_s + UNKNOWN_CLOCK_S, fixed_spread_s=spread_s)
+
+
+def _kinship(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
+    if request.get("vm") == vm:
+        return _ITSELF
+    if str(request.get("vm")).startswith(CALIBRATION):
+        return 0
+    return _ALIKE if bool(request.get("guest_agent")) is agent else _ANOTHER
 
 
 def moved(record: RunRecord) -> Moved | None:
-    """The migration as numbers; None where it teaches nothing: undone, or held to a bandwidth."""
+    """The migration as numbers; None where it teaches nothing, since it was undone."""
     result, samples = record.result or {}, record.samples
-    if result.get("outcome") != "completed" or record.request.get("bandwidth_bytes_per_s"):
+    if result.get("outcome") != "completed":
         return None
     counted = [sample for sample in samples if sample.get("normal_pages")]
     if not counted or not result.get("transfer_time_s"):
         return None
     last = counted[-1]
-    active = [sample["normal_pages"] for sample in counted if sample["status"] == "active"]
+    # Whoever was last seen in the first pass may have had much or little left.
+    active = [
+        sample["normal_pages"]
+        for sample in counted
+        if sample["status"] == "active" and sample["round"] > 1
+    ]
     copied = int(record.request.get("disk_bytes") or 0)
+    limit = int(record.request.get("bandwidth_bytes_per_s") or 0)
     return Moved(
         pages=last["normal_pages"],
         zero_pages=last.get("zero_pages", 0),
         transfer_s=result["transfer_time_s"],
         total_s=result["total_time_s"],
         stalled_s=_stalled_s(result),
-        last_pages=last["normal_pages"] - (active[-1] if active else 0),
+        last_pages=last["normal_pages"] - active[-1] if active else None,
         felt=result.get("guest_downtime_ms") is not None,
         slow_s=_phase_s(record.events, "drain"),
         copied_bytes=copied,
         copying_s=_phase_s(record.events, "mirror") if copied else 0.0,
+        limited=_mean_bytes_per_s(result) > USED * limit if limit else False,
+        squeezed=_squeezed(record, last["normal_pages"]),
+        waited_s=HELD_S if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
     )
 
 
@@ -72,6 +135,17 @@ def pause_ms(result: Mapping[str, Any]) -> float | None:
     """How long the guest stood still: as it was felt, else by QEMU's word."""
     felt = result.get("guest_downtime_ms")
     return felt if felt is not None else result.get("downtime_ms")
+
+
+def _squeezed(record: RunRecord, pages: float) -> float:
+    """As many pages were saved by compression."""
+    if not record.request.get("compression") or record.result is None:
+        return 0.0
+    return max(pages - float(record.result["transferred_bytes"]) / SENT_PAGE_BYTES, 0.0)
+
+
+def _mean_bytes_per_s(result: Mapping[str, Any]) -> float:
+    return float(result["transferred_bytes"] / result["transfer_time_s"])
 
 
 def _stalled_s(result: Mapping[str, Any]) -> float | None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import load_all
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.check import REFUSE
 from vmckpt.migrate.encryption import Scheme
 from vmckpt.migrate.learned import learned, sending
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
@@ -17,6 +16,7 @@ from vmckpt.plan.choose import Choice, Intent, Offer, choose, judge
 from vmckpt.plan.forecast import Limits, Way, forecast
 from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
+from vmckpt.vm.check import REFUSE
 from vmckpt.vm.dirty_rate import DirtyRate, measure
 from vmckpt.vm.inventory import Vm
 
@@ -113,7 +113,9 @@ async def make_plan(
             why="moving needs another host",
             remedy="name another: vmckpt host list",
         )
-    links = learned(load_all(runs_dir()), vm.host.name, target.name, vm.name)
+    links = learned(
+        load_all(runs_dir()), vm.host.name, target.name, vm.name, agent=vm.spec.guest_agent
+    )
     if not links:
         raise _nothing_known(vm.host.name, target.name)
     roads = [
@@ -200,6 +202,7 @@ def guest_of(measured: DirtyRate, disk_bytes: int = 0) -> Guest:
         dirtied_ratio=dirtied.ratio if dirtied else 1.0,
         curve=measured.curve,
         disk_bytes=disk_bytes,
+        busy=measured.busy,
     )
 
 
@@ -257,6 +260,6 @@ def _notes(measured: DirtyRate) -> tuple[str, ...]:
 def _nothing_known(source: str, target: str) -> RefusedError:
     return RefusedError(
         f"nothing is known of moving from {source} to {target}",
-        why="no migration in this direction has been recorded yet",
+        why="no migration without a bandwidth limit has been recorded in this direction",
         remedy=f"measure it with a small guest: vmckpt host calibrate {source} {target}",
     )

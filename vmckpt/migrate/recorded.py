@@ -16,9 +16,9 @@ from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
-from vmckpt.migrate.check import WARN, Check
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.report import Report
+from vmckpt.vm.check import WARN, Check
 
 
 class Run:

@@ -1,10 +1,37 @@
 """Will a pre-copy end? Judged from what each round had left to send."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 # KubeVirt's figure: a round that leaves 96 % of the best earlier one has not gained.
 NO_GAIN = 0.96
 PATIENCE_ROUNDS = 2
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What each round of a pre-copy had left to send at its start, oldest first.
+
+    Rounds that begin while the end is held back say nothing about whether there will be one: they
+    do not count.
+    """
+
+    left_bytes: list[int] = field(default_factory=list)
+    _held: int = 0
+
+    def see(self, number: int, left_bytes: int, *, held: bool = False) -> bool:
+        """Whether round `number` (the first is 1) was not seen yet; only its first look counts."""
+        new = number > len(self.left_bytes)
+        while len(self.left_bytes) < number:
+            self.left_bytes.append(left_bytes)
+        if held:
+            self._held = len(self.left_bytes)
+        return new
+
+    @property
+    def counting(self) -> Sequence[int]:
+        """Those that count, after one that says nothing: the first, or the last one held."""
+        return self.left_bytes[max(self._held - 1, 0) :]
 
 
 def has_stalled(round_bytes: Sequence[int]) -> bool:

@@ -7,11 +7,16 @@ from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
 # So far forecasts may be off, however well the past fits.
-LEAST_SPREAD = 0.04
+LEAST_SPREAD = 0.06
 # Pages that take less than this do not count in a standstill.
 FEW_PAGES_S = 0.02
+# Moves that differ by so many pages sent while the guest stood still tell what such a page costs,
+# once there are so many pairs of them.
+FAR_PAGES, FEW_SLOPES = 5000, 6
 # So many moves are few: there is more doubt.
 FEW_MOVES = 3
+# A move of any length is off by so much of this.
+NOISE_S = 0.5
 # Until it is known what part of post-copy's slow phase the guest stands still: any of it.
 UNKNOWN_WAITING = (0.0, 0.5, 1.0)
 # Of p10 to p90, in standard deviations on each side.
@@ -19,13 +24,17 @@ _TENTH = 1.28
 
 
 class Moved(NamedTuple):
-    """A migration that was: pages sent over an unlimited link, and how long things took.
+    """A migration that was: pages sent, and how long things took.
 
     `stalled_s` is how long the guest stood still (None: not known, or it was stopped throughout),
-    `last_pages` at most how many pages went meanwhile; `felt`: by whoever waited for the guest, not
-    by QEMU. `copied_bytes` of disks took `copying_s`. What a guest of another kind took besides
-    sending does not count (`fixed_counts`). `slow_s` is how long post-copy fetched pages while the
-    guest ran; `stalled_s` is then how long it stood still in all.
+    `last_pages` at most how many pages went meanwhile (None: not seen); `felt`: by whoever waited
+    for the guest, not by QEMU. `copied_bytes` of disks took `copying_s`. `kinship`: how much its
+    guest is like the one that is asked for; what moves take besides sending is told by the most
+    alike alone. `slow_s` is how long post-copy fetched pages while the guest ran; `stalled_s` is
+    then how long it stood still in all. `limited`: it was held to a bandwidth, and does not tell
+    how fast pages go. `waited_s`: how long it took until QEMU looked whether it may end. `weight`:
+    how much it counts for the cost of a page. `squeezed`: so many pages' bytes were saved by
+    compression.
     """
 
     pages: float
@@ -33,20 +42,28 @@ class Moved(NamedTuple):
     transfer_s: float
     total_s: float
     stalled_s: float | None
-    last_pages: float = 0.0
+    last_pages: float | None = 0.0
     felt: bool = False
-    fixed_counts: bool = True
+    kinship: int = 0
     slow_s: float = 0.0
     copied_bytes: int = 0
     copying_s: float = 0.0
+    limited: bool = False
+    waited_s: float = 0.0
+    weight: float = 1.0
+    squeezed: float = 0.0
 
 
 class Costs(NamedTuple):
-    """Seconds a page that is not zero, a zero page, and whatever was sent."""
+    """Seconds a page that is not zero, a zero page, and whatever was sent.
+
+    `squeezed_s`: what a page costs more that compression makes nothing of.
+    """
 
     page_s: float
     zero_page_s: float
     start_s: float
+    squeezed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +72,11 @@ class Link:
 
     `fixed_s` is what a migration takes besides sending; `switch_s` how long the guest stands still
     besides the pages sent meanwhile. `spread` is the standard deviation of a forecast, of 1;
-    `switch_spread_s` that of `switch_s`. `disk_bytes_per_s` is None where no disk was copied yet.
+    `fixed_spread_s` and `switch_spread_s` those of the two. `disk_bytes_per_s` is None where no
+    disk was copied yet.
     `waiting`: what part of post-copy's slow phase the guest stands still, p10, median and p90.
+    `stopped_share`: of what a page costs, how much it costs while the guest is stopped: nobody
+    competes for the processors, and the target has had the page before.
     """
 
     costs: Costs
@@ -67,6 +87,8 @@ class Link:
     moves: int
     disk_bytes_per_s: float | None = None
     waiting: tuple[float, float, float] = UNKNOWN_WAITING
+    fixed_spread_s: float = 0.0
+    stopped_share: float = 1.0
 
     @property
     def bytes_per_s(self) -> float:
@@ -74,43 +96,90 @@ class Link:
         return 4096 / self.costs.page_s if self.costs.page_s else 0.0
 
 
-def learn(moved: Sequence[Moved], misses: Sequence[float] = ()) -> Link | None:
+def learn(
+    moved: Sequence[Moved],
+    misses: Sequence[float] = (),
+    sent_otherwise: Sequence[Moved] = (),
+    zero_page_s: float | None = None,
+) -> Link | None:
     """The constants that explain the migrations that were; None when they explain nothing.
 
     `misses` are what forecasts of this pair were off by, of 1. The cost of a page can only be told
-    from that of a zero page when migrations differed in the two.
+    from that of a zero page when migrations differed in the two. What a migration takes besides
+    sending, and the switch, are those of `sent_otherwise` too. `zero_page_s` is what a zero page
+    costs, where that is known otherwise.
     """
-    costs = _fit(moved)
+    unlimited = [one for one in moved if not one.limited]
+    costs = _fit(unlimited, zero_page_s)
     if costs is None or costs.page_s <= 0:
         return None
-    errors = [_explained(costs, one) / one.transfer_s - 1 for one in moved]
-    doubt = LEAST_SPREAD * (1 + FEW_MOVES / len(moved))
+    most = max(one.weight for one in unlimited)
+    telling = [one for one in unlimited if one.weight == most]
+    errors = [_off_s(costs, one) / (one.transfer_s + NOISE_S) for one in telling]
+    doubt = LEAST_SPREAD * (1 + FEW_MOVES / len(telling))
     spread = max(doubt, _deviation(errors), _deviation(misses))
-    around = [one for one in moved if one.fixed_counts] or moved
-    stalls = _switches_s(moved, costs)
+    everything = [*moved, *sent_otherwise]
+    around = [one.total_s - one.transfer_s - one.copying_s for one in _nearest(everything)]
+    stopped_share = _stopped_share(everything, costs)
+    stalls = _switches_s(everything, costs.page_s * stopped_share)
     copied = [one.copied_bytes / one.copying_s for one in moved if one.copied_bytes]
     return Link(
         costs=costs,
-        fixed_s=median(one.total_s - one.transfer_s - one.copying_s for one in around),
+        fixed_s=median(around),
+        fixed_spread_s=_spread_s(around),
+        stopped_share=stopped_share,
         switch_s=median(stalls) if stalls else 0.0,
         spread=spread,
         switch_spread_s=_spread_s(stalls),
         moves=len(moved),
         disk_bytes_per_s=median(copied) if copied else None,
-        waiting=_waiting(moved, median(stalls) if stalls else 0.0),
+        waiting=_waiting(everything, median(stalls) if stalls else 0.0),
     )
 
 
-def _switches_s(moved: Sequence[Moved], costs: Costs) -> list[float]:
-    """How long the switch took where few pages went in it; without such moves, less the pages."""
-    felt = [one for one in moved if one.felt and not one.slow_s]
+def _nearest(moved: Sequence[Moved]) -> list[Moved]:
+    """The moves of the guests that are most alike."""
+    nearest = max(one.kinship for one in moved)
+    return [one for one in moved if one.kinship == nearest]
+
+
+def _stopped_share(moved: Sequence[Moved], costs: Costs) -> float:
+    """Of a page's cost how much is left when the guest is stopped: the median of all slopes.
+
+    All of it while too few moves had many more pages left than others.
+    """
     stalls = [
-        (one.last_pages * costs.page_s, one.stalled_s)
-        for one in (felt if len(felt) > 1 else moved)
-        if one.stalled_s is not None and not one.slow_s
+        (one.last_pages, one.stalled_s)
+        for one in _felt(moved)
+        if one.stalled_s is not None and one.last_pages is not None
     ]
-    clean = [stalled_s for pages_s, stalled_s in stalls if pages_s <= FEW_PAGES_S]
-    return clean or [max(stalled_s - pages_s, 0.0) for pages_s, stalled_s in stalls]
+    slopes = [
+        (long_s - short_s) / (many - few)
+        for few, short_s in stalls
+        for many, long_s in stalls
+        if many - few >= FAR_PAGES
+    ]
+    if len(slopes) < FEW_SLOPES:
+        return 1.0
+    return min(max(median(slopes) / costs.page_s, 0.0), 1.0)
+
+
+def _felt(moved: Sequence[Moved]) -> Sequence[Moved]:
+    """Those that did not go through post-copy, and by whoever waited, if there are such."""
+    stopped = [one for one in moved if not one.slow_s]
+    felt = [one for one in stopped if one.felt]
+    return felt if len(felt) > 1 else stopped
+
+
+def _switches_s(moved: Sequence[Moved], page_s: float) -> list[float]:
+    """How long the switch took where few pages went in it; without such moves, less the pages."""
+    stalls = [
+        ((one.last_pages or 0.0) * page_s, one.stalled_s)
+        for one in _felt(moved)
+        if one.stalled_s is not None
+    ]
+    clean = [stalled_s - pages_s for pages_s, stalled_s in stalls if pages_s <= FEW_PAGES_S]
+    return [max(s, 0.0) for s in clean or (stalled_s - pages_s for pages_s, stalled_s in stalls)]
 
 
 def _waiting(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, float]:
@@ -125,35 +194,50 @@ def _waiting(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, flo
     return tenths[0], median(parts), tenths[-1]
 
 
-def _explained(costs: Costs, one: Moved) -> float:
-    return costs.page_s * one.pages + costs.zero_page_s * one.zero_pages + costs.start_s
+def _off_s(costs: Costs, one: Moved) -> float:
+    """By how much a move took longer than its costs say."""
+    explained_s = costs.page_s * one.pages + costs.zero_page_s * one.zero_pages + costs.start_s
+    return one.transfer_s - one.waited_s - explained_s - costs.squeezed_s * one.squeezed
 
 
-def _fit(moved: Sequence[Moved]) -> Costs | None:
-    """The least relative squares with no cost below zero: the best of all subsets of costs."""
-    rows = [
-        ((one.pages / one.transfer_s, one.zero_pages / one.transfer_s, 1 / one.transfer_s), 1.0)
-        for one in moved
-        if one.transfer_s > 0 and one.pages > 0
-    ]
-    best: tuple[float, Costs] | None = None
-    for used in (set(c) for n in (1, 2, 3) for c in combinations(range(3), n)):
-        if 0 not in used or len(rows) < len(used):
+def _fit(moved: Sequence[Moved], zero_page_s: float | None) -> Costs | None:
+    """The least squares with no cost below zero: the best of all subsets of costs.
+
+    What is looked for is the cost of any page, and what one that is not zero costs more: migrations
+    that hardly differ in the two would else tell that zeroes cost more. A short move is off by as
+    much time as there is noise, a long one by its part.
+    """
+    rows = []
+    for one in moved:
+        if one.transfer_s > one.waited_s and one.pages > 0:
+            scale = one.weight / (one.transfer_s + NOISE_S)
+            zeroes = one.zero_pages if zero_page_s is None else 0.0
+            facts = (one.pages, one.pages + zeroes, 1.0, one.squeezed)
+            scaled = tuple(fact * scale for fact in facts)
+            zeroes_s = one.zero_pages * (zero_page_s or 0.0)
+            rows.append((scaled, (one.transfer_s - one.waited_s - zeroes_s) * scale))
+    best: tuple[float, tuple[float, ...]] | None = None
+    for used in (c for n in range(1, 5) for c in combinations(range(4), n)):
+        if not {0, 1}.intersection(used) or len(rows) < len(used):
             continue
-        found = _least_squares(rows, sorted(used))
+        found = _least_squares(rows, used)
         if found is None or min(found) < 0:
             continue
-        values = dict(zip(sorted(used), found, strict=True))
-        costs = Costs(*(values.get(n, 0.0) for n in range(3)))
+        values = dict(zip(used, found, strict=True))
+        costs = tuple(values.get(n, 0.0) for n in range(4))
         error = sum((sum(x * c for x, c in zip(row, costs, strict=True)) - y) ** 2
                     for row, y in rows)  # fmt: skip
         if best is None or error < best[0] * (1 - 1e-9):
             best = (error, costs)
-    return best[1] if best else None
+    if best is None:
+        return None
+    more_s, any_s, start_s, squeezed_s = best[1]
+    zero_s = any_s if zero_page_s is None else zero_page_s
+    return Costs(any_s + more_s, zero_s, start_s, squeezed_s)
 
 
 def _least_squares(
-    rows: Sequence[tuple[tuple[float, float, float], float]], used: Sequence[int]
+    rows: Sequence[tuple[tuple[float, ...], float]], used: Sequence[int]
 ) -> list[float] | None:
     """By the normal equations, scaled; None when the rows cannot tell the columns apart."""
     scale = {n: max(abs(row[n]) for row, _ in rows) for n in used}
@@ -181,7 +265,7 @@ def _least_squares(
     return [matrix[n][size] / scale[used[n]] for n in range(size)]
 
 
-def _product(rows: Sequence[tuple[tuple[float, float, float], float]], a: int, b: int) -> float:
+def _product(rows: Sequence[tuple[tuple[float, ...], float]], a: int, b: int) -> float:
     return sum(row[a] * row[b] for row, _ in rows)
 
 

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
+from vmckpt.plan.convergence import Rounds
+
 
 class Act(StrEnum):
     """Allow a longer standstill, go over to post-copy, stop the guest for the rest, give up."""
@@ -93,16 +95,17 @@ class Pilot:
 
     policy: Policy
     downtime_ms: int
-    _left_bytes: list[int] = field(default_factory=list)
+    _rounds: Rounds = field(default_factory=Rounds)
     _done: set[Rule] = field(default_factory=set)
 
-    def see(self, round_number: int, left_bytes: int) -> Decision | None:
-        """What to do, if anything, at this look; only the first look of a round counts."""
-        if round_number <= len(self._left_bytes):
+    def see(self, round_number: int, left_bytes: int, *, held: bool = False) -> Decision | None:
+        """What to do, if anything, at this look; only the first look of a round counts.
+
+        None while the end is `held` back.
+        """
+        if not self._rounds.see(round_number, left_bytes, held=held) or held:
             return None
-        while len(self._left_bytes) < round_number:
-            self._left_bytes.append(left_bytes)
-        stalled = stalled_rounds(self._left_bytes, self.policy.stall_percent)
+        stalled = stalled_rounds(self._rounds.counting, self.policy.stall_percent)
         for rule in self.policy.rules:
             if stalled >= rule.stalls and rule not in self._done and self._now(rule, stalled):
                 decision = self._act(rule, stalled)
@@ -112,8 +115,8 @@ class Pilot:
 
     def _now(self, rule: Rule, stalled: int) -> bool:
         """Whether this round is a good moment, or there was none for too long."""
-        best = min(self._left_bytes[1:])
-        near = 100 * self._left_bytes[-1] <= self.policy.near_best_percent * best
+        _, *counting = self._rounds.counting
+        near = 100 * counting[-1] <= self.policy.near_best_percent * min(counting)
         return near or stalled >= 2 * rule.stalls
 
     def _act(self, rule: Rule, stalled: int) -> Decision | None:

@@ -7,17 +7,26 @@ migration_bitmap_sync and migration_trigger_throttle.)
 """
 
 from dataclasses import dataclass, field
+from math import sqrt
 
 from vmckpt.plan.convergence import has_stalled
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.plan.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
 from vmckpt.plan.link import Costs
 
-# How long QEMU sends between two looks at what is left; with a bandwidth limit, its period.
-LOOK_S, LIMITED_LOOK_S = 0.05, 0.1
-# Under a bandwidth limit a period's bytes go at once: the best speed seen, which the switchover
-# reckons with, is so many times the limit.
-LIMITED_BEST = 2.3
+# How long QEMU sends between two looks at what is left.
+LOOK_S = 0.05
+# It reckons anew what may be left ten times a second; under a bandwidth limit a window's bytes go
+# at its beginning, and it sleeps until the next one (migration_rate_limit).
+WINDOW_S = 0.1
+HELD_S, HELD_SPREAD_S = WINDOW_S / 2, WINDOW_S / 12**0.5
+# What a channel of multifd sends at once. When a window's bytes have gone, what stands in packets
+# goes too: one of every channel (multifd_queue_page).
+PACKET_BYTES = 128 * 4104
+# While it looks through a stretch of zeroes QEMU sends nothing; the last window in which it does so
+# it then fills all the same. Stretches of the length that counts there are few: below and above the
+# pages that the guest uses.
+ZERO_STRETCHES = 2
 # Rounds after which a pre-copy that does not change any more is given up.
 PATIENCE_ROUNDS, MOST_ROUNDS = 40, 3000
 SAME_WITHIN = 1e-3
@@ -32,37 +41,71 @@ TIMESLICE_S = 0.01
 class Wire:
     """Seconds that a page takes, one of zeroes, and the start.
 
-    `sent_part` of a page's bytes goes over the link, `bandwidth_bytes_per_s` (0: no limit) while
-    the guest runs and post-copy has not begun.
+    `sent_part` of a page's bytes goes over the link, `dirtied_part` of one that was dirtied;
+    `bandwidth_bytes_per_s` (0: no limit) holds while the guest runs and post-copy has not begun,
+    over `channels` of multifd (0: without) more goes.
     """
 
     page_s: float
     zero_page_s: float
     start_s: float
     sent_part: float = 1.0
+    dirtied_part: float = 1.0
     bandwidth_bytes_per_s: float = 0.0
+    channels: int = 0
 
-    def seconds(self, pages: float, zero_pages: float, *, limited: bool = True) -> float:
-        """How long so many pages take. The target's work goes on while the link is held back."""
+    @property
+    def held_bytes_per_s(self) -> float:
+        """What really goes under the bandwidth limit."""
+        over = self.channels * PACKET_BYTES * self.sent_part
+        return self.bandwidth_bytes_per_s + over / WINDOW_S
+
+    def dirtied_s(self, pages: float, zero_pages: float, *, limited: bool = True) -> float:
+        """How long so many dirtied pages take. The target works on while the link is held back."""
         busy_s = pages * self.page_s + zero_pages * self.zero_page_s
         if not limited or not self.bandwidth_bytes_per_s:
             return busy_s
-        return max(busy_s, self.sent_bytes(pages, zero_pages) / self.bandwidth_bytes_per_s)
+        return max(busy_s, self.dirtied_bytes(pages, zero_pages) / self.held_bytes_per_s)
 
-    def sent_bytes(self, pages: float, zero_pages: float) -> float:
-        """What goes over the link for them."""
+    def first_pass_s(self, pages: float, zero_pages: float) -> float:
+        """How long all of memory takes, once."""
+        busy_s = pages * self.page_s + zero_pages * self.zero_page_s
+        if self.bandwidth_bytes_per_s:
+            sending_s = self.first_pass_bytes(pages, zero_pages) / self.held_bytes_per_s
+            looking_s = zero_pages * self.zero_page_s - ZERO_STRETCHES / 2 * WINDOW_S
+            # The last window's bytes go at its beginning.
+            busy_s = max(busy_s, sending_s + max(looking_s, 0.0) - WINDOW_S)
+        return self.start_s + busy_s
+
+    def first_pass_bytes(self, pages: float, zero_pages: float) -> float:
+        """What goes over the link for all of memory, once."""
         return pages * SENT_PAGE_BYTES * self.sent_part + zero_pages * SENT_ZERO_BYTES
+
+    def dirtied_bytes(self, pages: float, zero_pages: float) -> float:
+        """What goes over the link for dirtied pages."""
+        return pages * SENT_PAGE_BYTES * self.dirtied_part + zero_pages * SENT_ZERO_BYTES
 
 
 def wire(
-    costs: Costs, bandwidth_bytes_per_s: float = 0.0, sent_part: float = 1.0, speed: float = 1.0
+    costs: Costs,
+    bandwidth_bytes_per_s: float = 0.0,
+    *,
+    parts: tuple[float, float] = (1.0, 1.0),
+    speed: float = 1.0,
+    channels: int = 0,
 ) -> Wire:
-    """The costs under a bandwidth limit (0: none), and at `speed` times the usual."""
+    """The costs under a bandwidth limit (0: none), and at `speed` times the usual.
+
+    `parts`: what part of a page's bytes goes over the link, and of one that was dirtied.
+    """
+    sent_part, dirtied_part = parts
     return Wire(
-        page_s=costs.page_s / speed,
+        channels=channels,
+        page_s=(costs.page_s + costs.squeezed_s * (1 - sent_part)) / speed,
         zero_page_s=costs.zero_page_s / speed,
         start_s=costs.start_s / speed,
         sent_part=sent_part,
+        dirtied_part=dirtied_part,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
     )
 
@@ -90,6 +133,7 @@ class _Throttle:
     """QEMU's auto-converge."""
 
     wanted: bool
+    guest: Guest
     now: float = 0.0
     high_periods: int = 0
     dirtied_pages: float = 0.0
@@ -99,7 +143,7 @@ class _Throttle:
 
     def round_over(self, took_s: float, sent_pages: float, dirtied_pages: float) -> bool:
         """Whether the guest is slowed more from here on."""
-        self.slowed_s += took_s * self.now
+        self.slowed_s += took_s * (1 - self.guest.speed(self.now))
         self.period_s += took_s
         self.sent_pages += sent_pages
         self.dirtied_pages += dirtied_pages
@@ -131,7 +175,7 @@ class _Course:
 def first_pass(guest: Guest, way: Wire) -> tuple[float, float]:
     """Seconds and bytes of sending all of memory once."""
     pages, zero_pages = guest.total_pages - guest.zero_pages, guest.zero_pages
-    return way.start_s + way.seconds(pages, zero_pages), way.sent_bytes(pages, zero_pages)
+    return way.first_pass_s(pages, zero_pages), way.first_pass_bytes(pages, zero_pages)
 
 
 def play_precopy(
@@ -139,23 +183,29 @@ def play_precopy(
     way: Wire,
     limit_s: float,
     *,
-    quantile: float = 0.5,
+    luck: float = 0.0,
     throttles: bool = False,
     until_stalled: bool = False,
     give_up_s: float = 7 * 86400.0,
 ) -> Played:
     """Play a pre-copy whose guest may stand still for `limit_s`.
 
-    With `until_stalled` it ends when its rounds gain nothing any more (the hybrid's rule): what is
-    left then is for post-copy.
+    `luck`: 0.4 is the bad tenth of what the guest may dirty, -0.4 the good one; over many rounds
+    it evens out. With `until_stalled` it ends when its rounds gain nothing any more (the hybrid's
+    rule): what is left then is for post-copy.
     """
     page_s, limited = dirtied_s(guest, way, 1.0), bool(way.bandwidth_bytes_per_s)
-    threshold = limit_s / page_s * (LIMITED_BEST if limited else 1.0)
-    slack = (LIMITED_LOOK_S if limited else LOOK_S) / page_s / 2
-    curve, throttle = guest.curve, _Throttle(throttles)
+    threshold = limit_s / page_s
+    if limited:
+        threshold = min(threshold, limit_s * way.bandwidth_bytes_per_s / SENT_PAGE_BYTES)
+    slack = (WINDOW_S if limited else LOOK_S) / page_s / 2
+    curve, throttle = guest.curve, _Throttle(throttles, guest)
     took_s, sent = first_pass(guest, way)
-    course = _Course(curve.within(took_s, quantile), took_s, took_s, sent)
+    course = _Course(curve.within(took_s, 0.5 + luck), took_s, took_s, sent)
     throttle.round_over(took_s, guest.total_pages, course.left)
+    gone = min(course.left, HELD_S / page_s)
+    course.sent_bytes += dirtied_bytes(guest, way, gone)
+    _held_round(course, curve, gone, 0.5 + luck)
     while course.rounds < MOST_ROUNDS and course.took_s < give_up_s:
         course.bytes_by_round.append(round(course.left * PAGE_BYTES))
         if course.left <= threshold:
@@ -167,19 +217,27 @@ def play_precopy(
         before = course.left
         gone = min(max(course.left - threshold + slack, 2 * slack), course.left)
         round_s = gone * page_s
-        dirtied = _next_round(course, curve, gone, round_s, quantile)
+        dirtied = _next_round(course, curve, gone, round_s, luck / sqrt(course.rounds))
         course.sent_bytes += dirtied_bytes(guest, way, gone)
         course.unchanged += abs(course.left - before) <= SAME_WITHIN * before
         if throttle.round_over(round_s, gone, dirtied):
-            curve = guest.curve.slowed(1 - throttle.now)
+            curve = guest.curve.slowed(guest.speed(throttle.now))
             course.unchanged = 0
     return _played(course, throttle, guest, way, ends=False)
 
 
+def _held_round(course: _Course, curve: DirtyCurve, gone: float, quantile: float) -> None:
+    """After the first pass: until QEMU next reckons what may be left `gone` pages go."""
+    course.left += curve.within(HELD_S, quantile) - gone
+    course.took_s += HELD_S
+    course.age_s += HELD_S
+
+
 def _next_round(
-    course: _Course, curve: DirtyCurve, gone: float, round_s: float, quantile: float
+    course: _Course, curve: DirtyCurve, gone: float, round_s: float, luck: float
 ) -> float:
     """`gone` pages went in `round_s`; how many were dirtied, some of them left over anyway."""
+    quantile = 0.5 + luck
     dirtied = curve.within(round_s, quantile)
     kept = course.left - gone
     course.age_s = round_s + (course.age_s if kept > 0 else 0.0)
@@ -210,10 +268,10 @@ def _played(course: _Course, throttle: _Throttle, guest: Guest, way: Wire, *, en
 def dirtied_s(guest: Guest, way: Wire, pages: float, *, limited: bool = True) -> float:
     """How long so many of the pages that the guest dirties take."""
     zero = guest.dirtied_zero_share
-    return way.seconds(pages * (1 - zero), pages * zero, limited=limited)
+    return way.dirtied_s(pages * (1 - zero), pages * zero, limited=limited)
 
 
 def dirtied_bytes(guest: Guest, way: Wire, pages: float) -> float:
     """What goes over the link for them."""
     zero = guest.dirtied_zero_share
-    return way.sent_bytes(pages * (1 - zero), pages * zero)
+    return way.dirtied_bytes(pages * (1 - zero), pages * zero)

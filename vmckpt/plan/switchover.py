@@ -26,14 +26,16 @@ class Look(NamedTuple):
 
 
 def switchover_bytes_per_s(
-    looks: Sequence[Look], first_pass_bytes: int, max_downtime_s: float
+    looks: Sequence[Look], first_pass_bytes: int, max_downtime_s: float, limit_bytes_per_s: int = 0
 ) -> float | None:
     """The speed to reckon with at the switchover; None while the guest has to wait.
 
     It waits until the target has read all that was sent when memory had gone once
     (`first_pass_bytes`). Then: the best speed at which the target read between two looks of the
     last second, less what stands in the sockets now and has to be read within `max_downtime_s` too.
-    Looks are in order; two that are less than 40 ms apart tell no speed.
+    Looks are in order; two that are less than 40 ms apart tell no speed. Under a bandwidth limit
+    (0: none) QEMU sends ten times a second, in bursts: two looks with two of these between them
+    would tell twice the limit.
     """
     now = looks[-1]
     if now.taken_bytes < first_pass_bytes:
@@ -44,6 +46,8 @@ def switchover_bytes_per_s(
         if after.at_s - before.at_s >= LEAST_WINDOW_S
     ]
     speed = max(speeds, default=0.0)
+    if limit_bytes_per_s:
+        speed = min(speed, float(limit_bytes_per_s))
     if speed <= 0:
         return None
     return max(speed - now.queued_bytes / max_downtime_s, LEAST_PART * speed, 1.0)
