@@ -1,6 +1,6 @@
 """Debian's packages: fetched by apt, unpacked and never installed, kept in the user's cache.
 
-What images/qemu.py and images/hosts.py share. apt works with folders of its own: the machine's
+What images/qemu.py, hosts.py and etcd.py share. apt works with folders of its own: the machine's
 package lists, its lock and what is installed play no part, so the answer is the same everywhere.
 Needs Debian's python3 and apt, no root, and the network only the first time.
 """

@@ -1,0 +1,185 @@
+"""The guard beside a process that takes epochs, with a QMP server that follows a script."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from vmckpt.epoch import guard
+from vmckpt.hosts.deadman import attended
+from vmckpt.lease.clock import boottime_s
+
+
+class Monitor:
+    """A rescue monitor: what it was told, and the state that it gives."""
+
+    def __init__(self, path: Path, state: str) -> None:
+        self.state, self.told = state, list[str]()
+        self.refuses_cont, self.answers = 0, True
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(path))
+        self._server.listen()
+        self.greeted = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        peer, _ = self._server.accept()
+        # The test ends the guard when it has seen enough, in the middle of a word too.
+        with suppress(ConnectionError), peer, peer.makefile("rw") as lines:
+            lines.write(json.dumps({"QMP": {}}) + "\n")
+            lines.flush()
+            while line := lines.readline():
+                command = json.loads(line)["execute"]
+                self.told.append(command)
+                if not self.answers and command == "stop":
+                    continue
+                lines.write(json.dumps({"event": "RESUME"}) + "\n")
+                lines.write(json.dumps(self._answer(command)) + "\n")
+                lines.flush()
+                if command == "qmp_capabilities":
+                    self.greeted.set()
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _answer(self, command: str) -> dict[str, object]:
+        if command == "query-status":
+            return {"return": {"status": self.state, "running": self.state == "running"}}
+        if command == "cont" and self.refuses_cont:
+            self.refuses_cont -= 1
+            return {"error": {"class": "GenericError", "desc": "Migration is not finalized yet"}}
+        if command in ("cont", "stop"):
+            self.state = "running" if command == "cont" else "paused"
+        return {"return": {}}
+
+
+@pytest.fixture
+def qemu() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        yield child
+        child.kill()
+
+
+@contextmanager
+def guarded(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]", state: str
+) -> Iterator[tuple["subprocess.Popen[bytes]", Monitor]]:
+    """A guard whose teller is this test."""
+    monitor = Monitor(tmp_path / "rescue.sock", state)
+    command = [sys.executable, "-I", "-S", str(Path(guard.__file__))]
+    words = [*command, str(tmp_path / "rescue.sock"), str(qemu.pid)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0) as child:
+        assert monitor.greeted.wait(10)
+        try:
+            yield child, monitor
+        finally:
+            child.kill()
+            monitor.close()
+
+
+def tell(child: "subprocess.Popen[bytes]", line: str) -> None:
+    assert child.stdin
+    child.stdin.write(f"{line}\n".encode())
+
+
+def die(child: "subprocess.Popen[bytes]") -> None:
+    assert child.stdin
+    child.stdin.close()
+
+
+def until(monitor: Monitor, state: str) -> None:
+    given_up_s = time.monotonic() + 5
+    while monitor.state != state:
+        assert time.monotonic() < given_up_s, monitor.told
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("state", ["paused", "finish-migrate", "postmigrate"])
+def test_a_guest_whose_epoch_was_cut_off_runs_on(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]", state: str
+) -> None:
+    with guarded(tmp_path, qemu, state) as (child, monitor):
+        monitor.refuses_cont = 3
+        tell(child, "inf")
+        die(child)
+        until(monitor, "running")
+        assert monitor.told.count("cont") == 4
+
+
+def test_a_guest_that_stands_for_another_reason_is_left(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]"
+) -> None:
+    with guarded(tmp_path, qemu, "io-error") as (child, monitor):
+        die(child)
+        time.sleep(0.2)
+        assert monitor.state == "io-error"
+        assert "cont" not in monitor.told
+
+
+def test_a_guest_is_stopped_when_it_may_not_run_any_more(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]"
+) -> None:
+    with guarded(tmp_path, qemu, "running") as (child, monitor):
+        tell(child, f"{boottime_s() + 0.4}")
+        time.sleep(0.15)
+        assert monitor.state == "running"
+        until(monitor, "paused")
+        # Told in time again it stops it again; the teller is who lets it run.
+        monitor.state = "running"
+        tell(child, f"{boottime_s() + 0.2}")
+        until(monitor, "paused")
+        # Its teller dies while it may not run: it stays.
+        die(child)
+        time.sleep(0.1)
+        assert monitor.state == "paused"
+        assert child.wait(5) == 0
+
+
+def test_a_guest_that_was_let_run_when_it_may_not_is_stopped_again(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]"
+) -> None:
+    with guarded(tmp_path, qemu, "running") as (child, monitor):
+        tell(child, f"{boottime_s() + 0.1}")
+        until(monitor, "paused")
+        monitor.state = "running"  # by an epoch that was in the middle of it
+        until(monitor, "paused")
+
+
+def test_a_qemu_that_does_not_stop_is_killed(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]"
+) -> None:
+    with guarded(tmp_path, qemu, "running") as (child, monitor):
+        monitor.answers = False
+        tell(child, f"{boottime_s() + 0.1}")
+        assert qemu.wait(5) == -9
+
+
+def test_a_guard_ends_with_its_qemu(tmp_path: Path, qemu: "subprocess.Popen[bytes]") -> None:
+    with guarded(tmp_path, qemu, "running") as (child, _):
+        qemu.kill()
+        qemu.wait()
+        assert child.wait(5) == 0
+
+
+def test_an_attendant_hears_what_it_is_told_and_ends_with_the_block(tmp_path: Path) -> None:
+    log, program = tmp_path / "log", "import sys; [print(l, end='', flush=True) for l in sys.stdin]"
+    with attended([sys.executable, "-c", program], log) as say:
+        say("one")
+        say("two")
+        given_up_s = time.monotonic() + 10
+        while log.read_text() != "one\ntwo\n":
+            assert time.monotonic() < given_up_s
+            time.sleep(0.01)
+
+
+def test_what_is_told_is_never_waited_for(tmp_path: Path) -> None:
+    with attended(["sleep", "60"], tmp_path / "log") as say, pytest.raises(BlockingIOError):
+        for _ in range(1 << 20):
+            say("x" * 1000)

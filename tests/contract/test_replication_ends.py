@@ -1,0 +1,212 @@
+"""What the services of a replication do without a VM: frames, words, a replica's memory."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Span
+from vmckpt.lease.rule import Claimant
+from vmckpt.memory.ram_file import PAGE_BYTES, mapped
+from vmckpt.replicate.channel import Channel
+from vmckpt.replicate.control import answering, ask
+from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.operate import require_decided, stop
+from vmckpt.replicate.replica import replica_in
+from vmckpt.replicate.request import Files
+from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
+from vmckpt.replicate.wire.errors import DamagedError
+from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, Inbound, Kind, Outbound
+from vmckpt.replicate.wire.messages import Begin, Failure, decode_failure
+from vmckpt.replicate.wire.pages import Encoder, Shadow, as_words
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+PAGES = 256
+
+
+@pytest.fixture
+def ram_path() -> Iterator[Path]:
+    with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
+        file.truncate(PAGES * PAGE_BYTES)
+        yield Path(file.name)
+
+
+async def _pair() -> tuple[Channel, Channel]:
+    ours, theirs = socket.socketpair()
+    return (
+        Channel(*await asyncio.open_connection(sock=ours), term=7),
+        Channel(*await asyncio.open_connection(sock=theirs), term=7),
+    )
+
+
+def test_frames_come_as_they_were_sent_and_the_end_is_told() -> None:
+    async def talk() -> None:
+        ours, theirs = await _pair()
+        await ours.fail(Failure("stopped", "what", "why", "-"))
+        head, payload = await theirs.receive()
+        assert (head.kind, head.term) == (Kind.FAILURE, 7)
+        assert decode_failure(payload).kind == "stopped"
+        ours.abort()
+        with pytest.raises(HostDownError):
+            await theirs.receive()
+        with pytest.raises(HostDownError):
+            for _ in range(100):
+                await theirs.fail(Failure("a", "b", "c", "d"))
+                await asyncio.sleep(0.01)
+        theirs.abort()
+
+    asyncio.run(talk())
+
+
+def test_a_flipped_bit_is_found() -> None:
+    async def talk() -> None:
+        ours, theirs = await _pair()
+        frame = ours.outbound.frame(Kind.ACK, 3, [b"payload"])
+        frame[-1] = b"paxload"
+        await ours.send(frame)
+        with pytest.raises(DamagedError):
+            await theirs.receive()
+        ours.abort()
+        theirs.abort()
+
+    asyncio.run(talk())
+
+
+def test_a_service_answers_and_one_that_has_ended_is_no_answer(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    files = Files.of(host, "web")
+    files.path.mkdir(parents=True)
+
+    async def answer(word: str) -> dict[str, Any]:
+        return {"asked": word}
+
+    async def talk() -> None:
+        async with answering(files.control, answer):
+            assert await ask(host, files, "status") == {"asked": "status"}
+            assert await ask(host, files, "stop") == {"asked": "stop"}
+        with pytest.raises(HostDownError):
+            await ask(host, files, "status")
+
+    asyncio.run(talk())
+
+
+def test_who_asked_before_a_service_ends_is_answered(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    files = Files.of(host, "web")
+    files.path.mkdir(parents=True)
+
+    async def talk() -> None:
+        ended, asked, told = asyncio.Event(), asyncio.Event(), list[str]()
+
+        async def answer(word: str) -> dict[str, Any]:
+            asked.set()
+            await ended.wait()
+            await asyncio.sleep(0.05)  # the service is closing meanwhile
+            told.append(word)
+            return {"asked": word}
+
+        async with answering(files.control, answer):
+            answered = asyncio.ensure_future(ask(host, files, "stop"))
+            await asked.wait()
+            ended.set()
+        assert told == ["stop"]  # before the block ends, and with it the service
+        assert await answered == {"asked": "stop"}
+
+    asyncio.run(talk())
+
+
+def test_a_standby_whose_primary_is_silent_is_not_stopped(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    files = Files.of(host, "web")
+
+    async def answer(word: str) -> dict[str, Any]:
+        return {"role": "standby", "state": "following", "asked": word}
+
+    async def main() -> None:
+        await host.make_dir(files.path)
+        files.request.write_text("{}")
+        async with answering(files.control, answer):
+            with pytest.raises(RefusedError) as refused:
+                await stop("web", [host])
+        assert refused.value.remedy == "vmckpt replicate failover web"
+
+    asyncio.run(main())
+    assert files.request.exists()
+
+
+def test_a_vm_whose_standby_may_go_on_with_it_is_not_started(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    files, directory = Files.of(host, "web"), vm_dir(tmp_path, "web")
+    spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
+    qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
+    vm = Vm(spec, host, directory, qemu)
+    files.path.mkdir(parents=True)
+    files.request.write_text('{"primary": {"name": "a"}, "vm": "web", "run": "1"}')
+    with pytest.raises(RefusedError, match="may be about to go on"):
+        asyncio.run(require_decided(vm))
+    files.status.write_text('{"role": "primary", "state": "ended"}')
+    asyncio.run(require_decided(vm))
+
+
+def test_a_primary_without_its_guard_ends_its_protection(tmp_path: Path) -> None:
+    lease = Lease(FileStore(tmp_path), "web", Claimant("a/1"), Span(1.0))
+
+    def gone(line: str) -> None:
+        raise BrokenPipeError(line)
+
+    async def main() -> None:
+        keeper = Keeper(lease, gone)
+        await keeper.take(None)
+        async with asyncio.timeout(10):
+            with pytest.raises(OperationFailedError, match="guard"):
+                await keeper.keep()
+        assert await keeper.solo()  # and the guest's output can be let go
+
+    asyncio.run(main())
+
+
+def test_a_replica_is_what_was_sent_epoch_by_epoch(ram_path: Path) -> None:
+    content = np.frombuffer(os.urandom(8 * PAGE_BYTES), dtype="<u8").reshape(8, -1)
+    numbers = np.arange(10, 18)
+    composer = Composer(Outbound(1), Encoder(Shadow(PAGES)))
+    assembler = Assembler(PAGES, (), last=0)
+    with mapped(ram_path) as ram:
+        ram.write([(0, PAGE_BYTES)], b"x" * PAGE_BYTES)  # what a new QEMU may leave there
+    with replica_in(ram_path) as replica:
+        assert ram_path.stat().st_blocks * 512 == PAGES * PAGE_BYTES
+        for number, state in ((1, b""), (2, b"devices")):
+            frames = [composer.begin(number, Begin(number - 1, 8, 0))]
+            frames += composer.pages(numbers, content + number)
+            frames += [*composer.device(state), composer.commit()]
+            epoch = None
+            for frame in frames:
+                epoch = _taken(assembler, frame)
+            assert epoch is not None
+            replica.apply(epoch)
+            assert replica.complete == bool(state)
+        expected = np.zeros((PAGES, PAGE_BYTES // 8), dtype="<u8")
+        expected[numbers] = content + 2
+        assert np.array_equal(as_words(ram_path.read_bytes()), expected)
+        assert (replica.epoch, replica.device_state) == (2, b"devices")
+
+
+def _taken(assembler: Assembler, frame: list[Buffer]) -> Epoch | None:
+    data = b"".join(bytes(part) for part in frame)
+    inbound = Inbound(0)
+    inbound.sequence = int.from_bytes(data[24:28])
+    return assembler.take(inbound.head(data[:HEAD_BYTES]), memoryview(data)[HEAD_BYTES:])

@@ -1,0 +1,138 @@
+"""A real etcd cluster on loopback, whose members can be killed, stopped and started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+
+
+def etcd() -> Path:
+    return Path(os.environ["VMCKPT_TEST_ETCD"])
+
+
+class Member:
+    """One member; its data outlive it."""
+
+    def __init__(self, name: str, folder: Path, client_port: int, peer_port: int) -> None:
+        self.name, self._folder = name, folder
+        self.url = f"http://127.0.0.1:{client_port}"
+        self.port, self.peer_url = client_port, f"http://127.0.0.1:{peer_port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, peers: str) -> None:
+        argv = [
+            str(etcd()), "--name", self.name, "--data-dir", str(self._folder / self.name),
+            "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
+            "--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url,
+            "--initial-cluster", peers, "--initial-cluster-token", self._folder.name,
+            "--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "error",
+        ]  # fmt: skip
+        with (self._folder / f"{self.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log)
+
+    def signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def is_up(self) -> bool:
+        """Whether it runs, with a majority or without."""
+        return self._process is not None and self._process.poll() is None
+
+    def is_healthy(self) -> bool:
+        """Whether it takes part in a majority."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=1.0) as answer:
+                return b'"true"' in answer.read()
+        except OSError:
+            return False
+
+
+class Cluster:
+    """Three members."""
+
+    def __init__(self, folder: Path) -> None:
+        ports = free_ports(6)
+        self.members = [
+            Member(f"m{n}", folder, ports[2 * n], ports[2 * n + 1]) for n in range(len(ports) // 2)
+        ]
+        self._peers = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
+
+    @property
+    def urls(self) -> list[str]:
+        return [member.url for member in self.members]
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start(self._peers)
+        self.wait()
+
+    def restart(self, member: Member) -> None:
+        member.start(self._peers)
+
+    def wait(self) -> None:
+        """Until every member takes part."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not all(member.is_healthy() for member in self.members):
+            assert time.monotonic() < deadline_s, "etcd has not come up"
+            time.sleep(0.05)
+
+    @contextmanager
+    def without(self, *members: Member) -> Iterator[None]:
+        """The members are killed for the block; then all is as it was."""
+        for member in members:
+            member.kill()
+        try:
+            yield
+        finally:
+            for member in members:
+                self.restart(member)
+            self.wait()
+
+    @contextmanager
+    def stopped(self, *members: Member) -> Iterator[None]:
+        """The members stand still for the block; then all is as it was."""
+        for member in members:
+            member.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for member in members:
+                member.signal(signal.SIGCONT)
+            self.wait()
+
+    def leader(self) -> Member:
+        """The member that leads now."""
+        for member in self.members:
+            with urllib.request.urlopen(f"{member.url}/metrics", timeout=5.0) as answer:
+                if b"\netcd_server_is_leader 1" in answer.read():
+                    return member
+        raise AssertionError("no member leads")
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Cluster]:
+    cluster = Cluster(folder)
+    with ExitStack() as undo:
+        for member in cluster.members:
+            undo.callback(member.kill)
+        cluster.start()
+        yield cluster
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [sock.getsockname()[1] for sock in sockets]

@@ -1,0 +1,237 @@
+"""Replication of real guests: whoever dies, the guest goes on once, and no answer is taken back."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.qemu.world import World, eventually, image, qemu, world
+from vmckpt.hosts.process import find_by_argument, identify
+from vmckpt.lab.labguest import LabGuest
+
+NAME = "guest"
+
+
+@contextmanager
+def protected(version: str, *words: str) -> Iterator[tuple[World, LabGuest]]:
+    """A guest on lab-a, in two worlds of QEMU's making, with lab-b as its standby."""
+    guest = LabGuest(NAME, 1, image(), memory="160M", disk=None)
+    with world(qemu(version), qemu(version)) as made:
+        made.run_guest(guest, "lab-a")
+        asyncio.run(_ready(made, guest))
+        try:
+            started = made.ok("replicate", "start", NAME, "lab-b", *words)
+            assert started["state"] == "protected"
+            yield made, guest
+        finally:
+            made.vmckpt("replicate", "stop", NAME)
+
+
+async def _ready(made: World, guest: LabGuest) -> None:
+    control = await guest.control(made.lab)
+    await control.close()
+
+
+@asynccontextmanager
+async def asked_all_the_time(made: World, guest: LabGuest) -> AsyncIterator[None]:
+    """For the block and two answers more: every answer over one connection is the right one.
+
+    Meanwhile the guest computes, and in the end all of its memory is as it must be.
+    """
+    client = await guest.key_value(made.lab)
+    control = await guest.control(made.lab)
+    await control.load_memory("rate=10M set=32M pattern=uniform content=random")
+    answers, over = 0, asyncio.Event()
+
+    async def ask() -> None:
+        nonlocal answers
+        more = 2
+        while more:
+            more -= over.is_set()
+            assert await client.incr("count") == answers + 1
+            answers += 1
+
+    asking = asyncio.ensure_future(ask())
+    await asyncio.sleep(1.0)
+    assert answers
+    try:
+        yield
+    finally:
+        over.set()
+        await asking
+    memory = await control.verify_memory()
+    assert memory.sound, memory
+    await client.close()
+    await control.close()
+
+
+def services(made: World, role: str) -> list[int]:
+    mark = f"replica\0{role}\0{made.state_dir}"
+    return [process.pid for process in find_by_argument(mark)]
+
+
+def primary_qemu(made: World) -> int:
+    current = made.state("lab-a") / "vms" / NAME / "vm.json"
+    return int(json.loads(current.read_text())["pid"])
+
+
+def sides(made: World) -> dict[str, Any]:
+    return {side["role"]: side for side in made.ok("replicate", "status", NAME)["sides"]}
+
+
+def is_only_on(made: World, host: str) -> bool:
+    listed = made.ok("vm", "list")["vms"]
+    homes = [(vm["host"], vm["state"]) for vm in listed]
+    return homes == [(host, "running")] and len(made.qemus(NAME)) == 1
+
+
+async def in_background(work: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def promoted(made: World) -> bool:
+    return bool(sides(made).get("standby", {}).get("state") == "promoted")
+
+
+@pytest.mark.parametrize("version", ["10.0", pytest.param("7.2", marks=pytest.mark.long)])
+def test_a_killed_primary_is_replaced_and_no_answer_is_taken_back(version: str) -> None:
+    with protected(version) as (made, guest):
+        asyncio.run(_kill_all_of_the_primary(made, guest))
+        eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
+        after = sides(made)["standby"]
+        assert (after["state"], after["term"]) == ("promoted", 2)
+        # And back: the new primary is protected by the old one's host.
+        made.ok("replicate", "stop", NAME)
+        assert made.ok("replicate", "start", NAME, "lab-a")["term"] == 3
+
+
+async def _kill_all_of_the_primary(made: World, guest: LabGuest) -> None:
+    async with asked_all_the_time(made, guest):
+        for pid in [*services(made, "primary"), primary_qemu(made)]:
+            os.kill(pid, signal.SIGKILL)
+        await in_background(lambda: eventually(partial(promoted, made), 30, "lab-b goes on"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", ["qemu", "service", "frozen service", "frozen qemu"])
+def test_a_part_of_the_primary_dies_or_freezes(who: str) -> None:
+    with protected("10.0") as (made, guest):
+        asyncio.run(_harm_the_primary(made, guest, who))
+        eventually(lambda: is_only_on(made, "lab-b"), 20, "one guest, on lab-b")
+
+
+async def _harm_the_primary(made: World, guest: LabGuest, who: str) -> None:
+    async with asked_all_the_time(made, guest):
+        number = signal.SIGSTOP if "frozen" in who else signal.SIGKILL
+        pids = [primary_qemu(made)] if "qemu" in who else services(made, "primary")
+        for pid in pids:
+            os.kill(pid, number)
+        await in_background(lambda: eventually(partial(promoted, made), 45, "lab-b goes on"))
+        if "frozen" in who:
+            assert [identify(pid) for pid in pids] == [None] * len(pids)  # fenced
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_its_standby_the_guest_goes_on_alone(how: signal.Signals) -> None:
+    with protected("10.0") as (made, guest):
+        frozen = services(made, "standby")
+        asyncio.run(_lose_the_standby(made, guest, how))
+        told = sides(made)["primary"]
+        assert (told["state"], told["ending"]) == ("ended", "alone")
+        if how is signal.SIGSTOP:
+            # It finds that it is of no use, and takes nothing over.
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+            eventually(lambda: not services(made, "standby"), 20, "the standby has ended")
+            eventually(lambda: is_only_on(made, "lab-a"), 10, "one guest, on lab-a")
+        made.ok("replicate", "stop", NAME)
+        eventually(lambda: is_only_on(made, "lab-a"), 10, "nothing is left on lab-b")
+        made.ok("replicate", "start", NAME, "lab-b")
+
+
+async def _lose_the_standby(made: World, guest: LabGuest, how: signal.Signals) -> None:
+    async with asked_all_the_time(made, guest):
+        for pid in services(made, "standby"):
+            os.kill(pid, how)
+        await in_background(
+            lambda: eventually(lambda: not services(made, "primary"), 30, "it goes on alone")
+        )
+
+
+@pytest.mark.long
+def test_when_both_services_die_the_guest_goes_on_alone() -> None:
+    """The guard lets it run, the dead-man's switch waits for the lease and lets its output go."""
+    with protected("10.0") as (made, guest):
+        asyncio.run(_kill_both_services(made, guest))
+        assert sides(made)["primary"]["why"].startswith("alone")
+        made.ok("replicate", "stop", NAME)
+        eventually(lambda: is_only_on(made, "lab-a"), 10, "one guest, on lab-a")
+        # Nothing is left of it: the VM moves like any other.
+        made.ok("migrate", NAME, "lab-b")
+
+
+async def _kill_both_services(made: World, guest: LabGuest) -> None:
+    async with asked_all_the_time(made, guest):
+        for role in ("standby", "primary"):
+            for pid in services(made, role):
+                os.kill(pid, signal.SIGKILL)
+        runs = "the guest runs within a second"
+        await in_background(lambda: eventually(partial(guest_runs, made), 1.0, runs))
+
+
+def guest_runs(made: World) -> bool:
+    return bool(made.ok("vm", "show", NAME)["state"] == "running")
+
+
+@pytest.mark.long
+def test_a_guest_is_handed_over_and_back() -> None:
+    with protected("10.0") as (made, guest):
+        asyncio.run(_hand_over(made, guest))
+        eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
+
+
+async def _hand_over(made: World, guest: LabGuest) -> None:
+    async with asked_all_the_time(made, guest):
+        done = await in_background(lambda: made.ok("replicate", "failover", NAME))
+        assert done["state"] == "promoted"
+
+
+@pytest.mark.long
+def test_a_guest_that_powers_off_ends_its_protection() -> None:
+    with protected("10.0") as (made, guest):
+        asyncio.run(_power_off(made, guest))
+        eventually(lambda: not made.qemus(NAME), 30, "no QEMU is left")
+        assert sides(made)["primary"]["ending"] == "guest_off"
+
+
+async def _power_off(made: World, guest: LabGuest) -> None:
+    from vmckpt.qemu import commands
+    from vmckpt.qemu.monitor import session
+    from vmckpt.vm.inventory import read_vm
+
+    vm = await read_vm(made.asked("lab-a"), NAME)
+    assert vm is not None
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), NAME) as monitor:
+        await commands.system_powerdown(monitor)
+
+
+def test_what_cannot_be_protected_is_refused_with_the_reason() -> None:
+    guest = LabGuest(NAME, 1, image(), memory="96M", disk="16M")
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        made.run_guest(guest, "lab-a")
+        refused = made.vmckpt("replicate", "start", NAME, "lab-b")
+        assert refused.code == 4
+        assert "[disks]" in refused.error["why"]
+        assert made.vmckpt("replicate", "start", NAME, "lab-a").code == 4
+        assert made.vmckpt("replicate", "status", NAME).code == 3
+        assert made.vmckpt("replicate", "stop", NAME).code == 3
+        assert made.vmckpt("replicate", "failover", NAME).code == 3
+        assert made.vmckpt("replicate", "start", NAME, "lab-b", "--epoch", "0ms").code == 2
+        assert not (made.state("lab-b") / "vms" / NAME).exists()

@@ -1,0 +1,275 @@
+"""One process's dealings with the arbiter, with answers that come late, or never."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.primary import Standing
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.rule import Claimant, Holding
+from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
+
+SPAN = Span(10.0, 0.1)
+OTHER = Record(5, "other", 1, SPAN, in_sync="r1")
+
+
+class Register:
+    """A store that does with each write what it was told to."""
+
+    def __init__(self, now: Versioned | None = None) -> None:
+        self.now = now
+        self.does: list[str] = []
+        self.late: list[tuple[Record, int]] = []
+        self.clock_s = 1000.0
+        self.takes_s = 0.0  # each question
+
+    async def read(self, vm: str) -> Versioned | None:
+        self.clock_s += self.takes_s
+        return self.now
+
+    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        does = self.does.pop(0) if self.does else "do"
+        self.clock_s += self.takes_s
+        if does == "refuse":
+            raise ArbiterDownError(vm, why="-", remedy="-")
+        if does == "full":
+            raise StorageError(vm, why="-", remedy="-")
+        if does in ("late", "hang"):
+            self.late.append((record, over))
+            if does == "hang":
+                await asyncio.Event().wait()
+            raise OutcomeUnknownError(vm, why="-", remedy="-")
+        return self.put(record, over)
+
+    def put(self, record: Record, over: int) -> Versioned:
+        if (self.now.version if self.now else NONE_YET) == over:
+            self.now = Versioned(record, over + 1)
+        assert self.now is not None
+        return self.now
+
+    def comes_late(self) -> None:
+        """What was not answered is done now, as far as it still can be."""
+        for record, over in self.late:
+            self.put(record, over)
+        self.late.clear()
+
+    def lease(self, name: str = "me", replica: str | None = "r1") -> Lease:
+        claimant = Claimant(name, replica)
+        return Lease(self, "web", claimant, SPAN, clock=lambda: self.clock_s)
+
+
+def standing(lease: Lease) -> Standing:
+    """Asked anew each time."""
+    return lease.standing
+
+
+def played(work: Callable[[], Awaitable[None]]) -> None:
+    async def play() -> None:
+        await work()
+
+    asyncio.run(play())
+
+
+def test_a_lease_ends_by_the_time_before_it_was_asked_for() -> None:
+    store = Register()
+    store.takes_s = 2.0
+    lease = store.lease()
+    assert (lease.held, lease.held_until_s, lease.highest_term) == (None, -math.inf, 0)
+    held = asyncio.run(lease.take())
+    # Looked at 1000, asked at 1002, answered at 1004.
+    assert held.until_s == lease.held_until_s == 1002 + 9
+    assert lease.renew_from_s == 1002 + 3
+    assert lease.highest_term == 1
+
+
+def test_a_renewal_without_an_answer_prolongs_nothing_until_it_is_seen() -> None:
+    store = Register()
+    lease = store.lease()
+
+    async def play() -> None:
+        before = await lease.take()
+        store.clock_s, store.does = 1003, ["late"]
+        with pytest.raises(OutcomeUnknownError):
+            await lease.renew()
+        assert lease.held == before
+        store.comes_late()
+        store.clock_s = 1008
+        await lease.look()
+        # From before it was sent, however late it was done.
+        assert lease.held_until_s == 1003 + 9
+
+    played(play)
+
+
+def test_a_late_renewal_is_not_taken_for_the_one_that_came_after_it() -> None:
+    store = Register()
+    lease = store.lease()
+
+    async def play() -> None:
+        await lease.take()
+        store.clock_s, store.does = 1003, ["late", "late"]
+        with pytest.raises(OutcomeUnknownError):
+            await lease.renew()
+        store.clock_s = 1006
+        with pytest.raises(OutcomeUnknownError):
+            await lease.renew()
+        store.comes_late()  # the first is done, the second cannot be any more
+        await lease.look()
+        assert lease.held_until_s == 1003 + 9
+
+    played(play)
+
+
+@pytest.mark.parametrize("does", ["late", "hang"])
+def test_going_solo_counts_only_once_it_is_known(does: str) -> None:
+    store = Register()
+    lease = store.lease()
+
+    async def play() -> None:
+        await lease.take()
+        await lease.record_in_sync("r1")
+        assert standing(lease) is Standing.IN_SYNC
+        store.does = [does]
+        # A caller that loses patience is in the same case as one that is told that nobody knows.
+        with pytest.raises((OutcomeUnknownError, TimeoutError)):
+            await asyncio.wait_for(lease.record_solo(), 0.01)
+        assert standing(lease) is Standing.UNSETTLED
+        # It may still be done, even if it is not there yet.
+        await lease.look()
+        assert standing(lease) is Standing.UNSETTLED
+        store.comes_late()
+        await lease.look()
+        assert standing(lease) is Standing.SOLO
+
+    played(play)
+
+
+def test_a_write_that_came_late_comes_before_the_next_and_both_are_done() -> None:
+    store = Register()
+    lease = store.lease()
+
+    async def play() -> None:
+        await lease.take()
+        store.does = ["late"]
+        with pytest.raises(OutcomeUnknownError):
+            await lease.record_in_sync("r1")
+        assert standing(lease) is Standing.UNSETTLED
+
+        async def overtaken(vm: str) -> Versioned | None:
+            found = store.now
+            store.comes_late()  # between our look and our write
+            return found
+
+        store.read = overtaken  # type: ignore[method-assign]
+        await lease.record_solo()
+        assert standing(lease) is Standing.SOLO
+        assert store.now is not None
+        assert store.now.record.in_sync is None
+
+    played(play)
+
+
+def test_what_was_certainly_not_done_leaves_all_as_it_was() -> None:
+    for does, error in (("refuse", ArbiterDownError), ("full", StorageError)):
+        store = Register()
+        lease = store.lease()
+        before = asyncio.run(lease.take())
+        store.does = [does]
+        with pytest.raises(error):
+            asyncio.run(lease.record_in_sync("r1"))
+        assert lease.held == before
+        assert standing(lease) is Standing.SOLO
+
+
+def test_a_take_without_an_answer_may_turn_out_to_be_ours() -> None:
+    store = Register(Versioned(OTHER, 7))
+    store.does = ["late"]
+    lease = store.lease()
+    dead = Holding(5, "other")
+    with pytest.raises(OutcomeUnknownError):
+        asyncio.run(lease.take(dead))
+    assert lease.held_until_s == -math.inf
+    store.comes_late()
+    store.clock_s += 100
+    asyncio.run(lease.look())
+    # Ours, but its time is over: it is renewed before anything runs.
+    assert lease.held is not None
+    assert lease.held.term == 6
+    assert lease.held_until_s < store.clock_s
+    assert asyncio.run(lease.take()).until_s > store.clock_s
+
+
+def test_a_restarted_claimant_waits_anew() -> None:
+    store = Register(Versioned(OTHER, 7))
+    first = store.lease()
+    asyncio.run(first.look())
+    store.clock_s += 8
+    second = store.lease("me again")
+    asyncio.run(second.look())
+    store.clock_s += 3.1
+    assert asyncio.run(first.take()).term == 6
+    with pytest.raises(RefusedError, match="has term 6"):
+        asyncio.run(second.take())
+    store.now = Versioned(OTHER, 9)
+    third = store.lease("me once more")
+    asyncio.run(third.look())
+    store.clock_s += 10.9
+    with pytest.raises(RefusedError, match=r"for another 0\.100 s"):
+        asyncio.run(third.take())
+    store.clock_s += 0.2
+    assert asyncio.run(third.take()).term == 6
+
+
+def test_each_renewal_makes_the_claimant_wait_from_where_it_saw_it() -> None:
+    store = Register(Versioned(OTHER, 7))
+    lease = store.lease()
+    asyncio.run(lease.look())
+    store.clock_s += 10.0
+    store.now = Versioned(Record(5, "other", 2, SPAN, in_sync="r1"), 8)
+    store.clock_s += 5.0
+    with pytest.raises(RefusedError, match=r"for another 11\.000 s"):
+        asyncio.run(lease.take())
+
+
+def test_a_term_that_was_lost_is_not_renewed_or_written_about() -> None:
+    store = Register()
+    lease = store.lease()
+    asyncio.run(lease.take())
+    store.now = Versioned(OTHER, 9)
+    asyncio.run(lease.look())
+    assert lease.held is None
+    assert standing(lease) is Standing.UNSETTLED
+    assert lease.highest_term == 5
+    for question in (lease.renew, lease.record_solo, lease.give_up):
+        with pytest.raises(RefusedError, match="other has it"):
+            asyncio.run(question())
+    assert store.now == Versioned(OTHER, 9)
+
+
+def test_an_arbiter_that_forgot_is_found_out() -> None:
+    for found in (None, Versioned(OTHER, 6), Versioned(Record(4, "x", 1, SPAN), 9)):
+        store = Register(Versioned(OTHER, 7))
+        lease = store.lease()
+        asyncio.run(lease.look())
+        store.now = found
+        with pytest.raises(RefusedError, match="has forgotten"):
+            asyncio.run(lease.look())
+
+
+def test_questions_wait_for_one_another() -> None:
+    store = Register()
+    lease = store.lease()
+
+    async def play() -> None:
+        await lease.take()
+        await asyncio.gather(lease.renew(), lease.record_in_sync("r1"), lease.renew())
+        assert store.now is not None
+        assert store.now.version == 4
+        assert store.now.record.in_sync == "r1"
+        assert lease.held is not None
+
+    played(play)

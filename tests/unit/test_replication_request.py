@@ -1,0 +1,74 @@
+"""What both services of a replication are told, and what they tell."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.epoch.epoch import Epoch, Pages, Pause
+from vmckpt.errors import NotFoundError, UsageError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote.tls import Place
+from vmckpt.lease.etcd_store import EtcdStore
+from vmckpt.lease.file_store import FileStore
+from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.figures import Figures
+from vmckpt.replicate.request import Files, Options, Request, read_request
+from vmckpt.replicate.stream import numbers_of
+
+
+def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
+    primary = LocalHost("a", tmp_path, "192.0.2.1", bridge="br0", migration_ports=(5, 9))
+    request = Request(
+        run="r1",
+        vm="web",
+        spec='name = "web"',
+        platform={"machine": "pc-q35-10.0", "accel": "tcg", "cpu": "qemu64"},
+        primary=primary,
+        standby=LocalHost("b", Path("/b"), "192.0.2.2"),
+        options=Options("/leases", ("agent", "x"), epoch_s=None, holds_output=False),
+        one_machine=False,
+        qemu_id="0123abcd",
+        place=Place("192.0.2.2", 7, "ab", "cd"),
+    )
+    files = Files.of(primary, "web")
+    with pytest.raises(NotFoundError):
+        read_request(files.path)
+    files.path.mkdir(parents=True)
+    files.request.write_text(json.dumps(request.to_json()))
+    assert read_request(files.path) == request
+    files.request.write_text(json.dumps(request.to_json() | {"format": 0}))
+    with pytest.raises(NotFoundError):
+        read_request(files.path)
+
+
+def test_the_arbiter_is_a_directory_or_a_cluster() -> None:
+    assert isinstance(open_arbiter("/leases"), FileStore)
+    assert isinstance(open_arbiter("etcd:http://192.0.2.1:2379,http://192.0.2.2:2379"), EtcdStore)
+    for place in ("leases", "etcd:", "etcd:ftp://192.0.2.1"):
+        with pytest.raises(UsageError):
+            open_arbiter(place)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 20)), min_size=1))
+def test_spans_are_the_pages_in_them(runs: list[tuple[int, int]]) -> None:
+    spans = tuple((first * PAGE_BYTES, (first + length) * PAGE_BYTES) for first, length in runs)
+    expected = [page for first, length in runs for page in range(first, first + length)]
+    assert numbers_of(spans).tolist() == expected
+
+
+def test_figures_are_of_the_pauses_and_epochs_so_far() -> None:
+    figures = Figures()
+    assert figures.to_json()["pause_p50_ms"] is None
+    assert figures.to_json()["lag_ms"] is None
+    for number in range(100):
+        pause = Pause(0.001 * (number + 1), 0.0, 0.0, 0.0)
+        figures.taken(Epoch(number, Pages(((0, PAGE_BYTES),), bytes(PAGE_BYTES)), b"state", pause))
+    figures.safe(99, 0.0)
+    told = figures.to_json()
+    assert (told["epochs"], told["dirty_pages"], told["acknowledged_epoch"]) == (100, 100, 99)
+    assert (told["pause_p50_ms"], told["pause_p99_ms"], told["pause_worst_ms"]) == (51, 100, 100)
+    assert told["lag_ms"] >= 0

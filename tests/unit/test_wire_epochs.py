@@ -1,0 +1,269 @@
+"""Epochs on the wire: only a whole one comes out, and what is not whole is named."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
+from vmckpt.replicate.wire.errors import DamagedError, WireError
+from vmckpt.replicate.wire.frames import (
+    HEAD_BYTES,
+    Buffer,
+    Head,
+    Inbound,
+    Kind,
+    Outbound,
+    require_whole,
+)
+from vmckpt.replicate.wire.messages import (
+    Begin,
+    Commit,
+    Disk,
+    DiskWrite,
+    Failure,
+    Heartbeat,
+    Hello,
+    Process,
+    Welcome,
+    decode_failure,
+    decode_heartbeat,
+    decode_hello,
+    decode_welcome,
+    encode_writes,
+)
+from vmckpt.replicate.wire.pages import WORDS, Encoder, Shadow, Words
+from vmckpt.replicate.wire.sections import LEAST_BYTES, RETRY, Gauge, Packer, unpack
+
+RAM_PAGES = 32
+DISKS = (Disk("root", 1 << 20), Disk("data", 4096))
+HELLO = Hello("web", "lab-a/1", "lab-a", "b1 pid:[1]", 1 << 28, DISKS, (Process(7, 99),))
+PACKED = bytes(HELLO.encode()[0])
+
+
+def composer(term: int = 2) -> Composer:
+    return Composer(Outbound(term), Encoder(Shadow(RAM_PAGES)))
+
+
+def memory() -> Words:
+    return np.zeros((RAM_PAGES, WORDS), dtype="<u8")
+
+
+def an_epoch(made: Composer, number: int, base: int, ram: Words) -> list[bytes]:
+    """All frames of an epoch that has some of everything."""
+    every = np.arange(RAM_PAGES)
+    writes = [DiskWrite(0, 512, b"a" * 512), DiskWrite(1, 0, b"bc"), DiskWrite(0, 0, b"")]
+    frames = [
+        made.begin(number, Begin(base, RAM_PAGES, 514)),
+        *made.pages(every, ram),
+        *made.disk(writes),
+        *made.device(b"device state" * 100),
+        made.commit(),
+    ]
+    return [b"".join(frame) for frame in frames]
+
+
+def fed(assembler: Assembler, inbound: Inbound, frames: Iterable[bytes]) -> list[Epoch]:
+    found = []
+    for frame in frames:
+        head, payload = inbound.head(frame[:HEAD_BYTES]), memoryview(frame)[HEAD_BYTES:]
+        require_whole(head, payload)
+        epoch = assembler.take(head, payload)
+        found += [epoch] if epoch else []
+    return found
+
+
+def test_an_epoch_comes_out_with_its_last_frame_and_holds_all() -> None:
+    ram, replica = memory(), memory()
+    ram[3:9] = 7
+    made, inbound, assembler = composer(), Inbound(2), Assembler(RAM_PAGES, DISKS, last=0)
+    frames = an_epoch(made, 1, 0, ram)
+    assert fed(assembler, inbound, frames[:-1]) == []
+    assert (assembler.last, assembler.begun) == (0, (1, Begin(0, RAM_PAGES, 514)))
+    (epoch,) = fed(assembler, inbound, frames[-1:])
+    assert (epoch.number, epoch.term, epoch.base) == (1, 2, 0)
+    assert (assembler.last, assembler.begun) == (1, None)
+    for batch in epoch.batches:
+        batch.apply(replica)
+    assert (replica == ram).all()
+    assert epoch.device_state == b"device state" * 100
+    assert [(w.disk, w.offset_bytes, bytes(w.data)) for w in epoch.writes] == [
+        (0, 512, b"a" * 512), (1, 0, b"bc"), (0, 0, b""),
+    ]  # fmt: skip
+    (second,) = fed(assembler, inbound, an_epoch(made, 5, 1, ram))
+    assert (second.number, second.batches) == (5, ())
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_no_part_of_an_epoch_can_be_missing(data: st.DataObject) -> None:
+    ram = memory()
+    ram[1:5] = np.random.default_rng(1).integers(0, 2**63, (4, WORDS))
+    frames = an_epoch(composer(), 1, 0, ram)
+    at = data.draw(st.integers(0, len(frames) - 1))
+    # The frames that are left are numbered anew, as if the missing one had never been sent.
+    renumbered = Outbound(2)
+    rest = [
+        b"".join(renumbered.frame(Kind(frame[4]), 1, [frame[HEAD_BYTES:]]))
+        for n, frame in enumerate(frames)
+        if n != at
+    ]
+    assembler = Assembler(RAM_PAGES, DISKS, last=0)
+    if at == len(frames) - 1:
+        assert fed(assembler, Inbound(0), rest) == []
+    else:
+        with pytest.raises(WireError):
+            fed(assembler, Inbound(0), rest)
+        assert assembler.last == 0
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_flipped_bit_anywhere_lets_no_epoch_out(data: st.DataObject) -> None:
+    ram = memory()
+    ram[1:5] = 3
+    frames = an_epoch(composer(), 1, 0, ram)
+    which = data.draw(st.integers(0, len(frames) - 1))
+    bit = data.draw(st.integers(0, 8 * len(frames[which]) - 1))
+    changed = bytearray(frames[which])
+    changed[bit // 8] ^= 1 << bit % 8
+    frames[which] = bytes(changed)
+    with pytest.raises(DamagedError, match=f"frame {which}"):
+        fed(Assembler(RAM_PAGES, DISKS, last=0), Inbound(0), frames)
+
+
+def test_an_epoch_stands_on_what_the_replica_holds() -> None:
+    for base, number, last in ((0, 1, 1), (1, 2, 0), (3, 3, 3), (3, 2, 3)):
+        begin = composer().begin(number, Begin(base, 0, 0))
+        with pytest.raises(WireError, match="does not fit"):
+            fed(Assembler(RAM_PAGES, DISKS, last=last), Inbound(0), [b"".join(begin)])
+
+
+def test_frames_out_of_place_are_named() -> None:
+    made, assembler, inbound = composer(), Assembler(RAM_PAGES, DISKS, last=0), Inbound(0)
+    with pytest.raises(WireError, match=r"frame 0 \(COMMIT of epoch 0\) comes unasked"):
+        fed(assembler, inbound, [b"".join(made.commit())])
+    fed(assembler, inbound, [b"".join(made.begin(1, Begin(0, 0, 0)))])
+    with pytest.raises(WireError, match="comes too early"):
+        fed(assembler, inbound, [b"".join(made.begin(2, Begin(0, 0, 0)))])
+    for frame, words in ((Kind.HELLO, "no part"), (Kind.ACK, "no part")):
+        head = Head(0, frame, 2, 1, 0, 0, 0)
+        with pytest.raises(WireError, match=words):
+            assembler.take(head, memoryview(b""))
+    # Another epoch's, and another term's.
+    for head in (Head(0, Kind.DEVICE, 2, 7, 0, 0, 0), Head(0, Kind.DEVICE, 3, 1, 0, 0, 0)):
+        with pytest.raises(WireError, match="comes unasked"):
+            assembler.take(head, memoryview(b""))
+
+
+def test_a_write_outside_its_disk_is_refused() -> None:
+    for write in (DiskWrite(2, 0, b"x"), DiskWrite(1, 4096, b"x"), DiskWrite(1, 2**64 - 1, b"xy")):
+        made = composer()
+        frames = [made.begin(1, Begin(0, 0, 0)), *made.disk([write])]
+        with pytest.raises(WireError, match="outside its disk"):
+            fed(Assembler(RAM_PAGES, DISKS, last=0), Inbound(0), [b"".join(f) for f in frames])
+
+
+def test_large_states_and_many_writes_go_in_several_frames() -> None:
+    made, inbound, assembler = composer(), Inbound(0), Assembler(RAM_PAGES, DISKS, last=0)
+    state = np.random.default_rng(1).bytes(5 << 19)
+    writes = [DiskWrite(0, n << 9, bytes([n % 256]) * 1024) for n in range(1500)]
+    frames = [made.begin(1, Begin(0, 0, 0)), *made.device(state), *made.disk(writes)]
+    assert len(frames) == 6
+    (epoch,) = fed(assembler, inbound, [b"".join(f) for f in [*frames, made.commit()]])
+    assert epoch.device_state == state
+    assert [tuple(w) for w in epoch.writes] == [tuple(w) for w in writes]
+
+
+# -- the other messages --------------------------------------------------------------------------
+
+
+def test_the_bytes_of_messages_do_not_change() -> None:
+    assert HELLO.encode() == [
+        b'{"vm":"web","holder":"lab-a/1","host":"lab-a","machine":"b1 pid:[1]",'
+        b'"ram_bytes":268435456,'
+        b'"disks":[{"name":"root","size_bytes":1048576},{"name":"data","size_bytes":4096}],'
+        b'"emitters":[{"pid":7,"start_ticks":99}],"protocol":1}'
+    ]
+    assert Welcome("r1", 7).encode() == [b'{"replica":"r1","epoch":7,"protocol":1}']
+    assert Begin(1, 2, 3).encode() == [bytes(7) + b"\1" + bytes(7) + b"\2" + bytes(7) + b"\3"]
+    assert Commit(1, 2, 3, 4, 5).encode() == [
+        b"".join(n.to_bytes(8) for n in (1, 2, 3, 4)) + (5).to_bytes(4)
+    ]
+    assert Heartbeat(258, 1).encode() == [bytes(6) + b"\1\2" + bytes(7) + b"\1"]
+    packer = Packer(float("inf"))
+    table = b"\1\0\0\0" + b"".join(n.to_bytes(8, "little") for n in (1, 512, 2))
+    assert b"".join(encode_writes([DiskWrite(1, 512, b"xy")], packer)) == (
+        b"\0" + (30).to_bytes(4) + (30).to_bytes(4) + table + b"xy"
+    )
+
+
+def test_messages_come_back_as_they_were() -> None:
+    assert decode_hello(HELLO.encode()[0]) == HELLO
+    for welcome in (Welcome("r1"), Welcome("r1", 7)):
+        assert decode_welcome(welcome.encode()[0]) == welcome
+    failure = Failure("busy", "a", "b", "c")
+    assert decode_failure(failure.encode()[0]) == failure
+    assert decode_heartbeat(Heartbeat(2**64 - 1, 0).encode()[0]) == Heartbeat(2**64 - 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b"\xff", "no JSON"),
+        (b"[]", "no object"),
+        (replace(HELLO, protocol=2).encode()[0], "another protocol: 2 there, 1 here"),
+        (b'{"vm":"web","protocol":1}', "lacks disks"),
+        (PACKED.replace(b'"vm":"web"', b'"vm":7'), "wrong vm"),
+        (PACKED.replace(b'"pid":7', b'"pid":-7'), "negative pid"),
+        (PACKED.replace(b'"pid":7', b'"pid":true'), "wrong pid"),
+        (PACKED.replace(b'"pid":7', b'"pit":7'), "Process has other fields"),
+        (PACKED.replace(b'{"pid":7,"start_ticks":99}', b"7"), "Process has other"),
+    ],
+)  # fmt: skip
+def test_a_hello_that_makes_no_sense_is_named(payload: bytes, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        decode_hello(payload)
+
+
+def test_payloads_of_another_length_are_named() -> None:
+    with pytest.raises(WireError, match="another length"):
+        decode_heartbeat(b"123")
+
+
+# -- sections ------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=300) | st.just(b"text " * 200), max_size=4), max_size=4),
+    st.sampled_from([0.0, float("inf")]),
+)
+def test_sections_come_back_as_they_were(sections: list[list[bytes]], link: float) -> None:
+    packer = Packer(link)
+    payload = b"".join(b"".join(map(bytes, packer.pack(parts))) for parts in sections)
+    found = unpack(memoryview(payload), len(sections))
+    assert [bytes(section) for section in found] == [b"".join(parts) for parts in sections]
+
+
+def test_packing_pays_by_what_it_cost_and_gained_and_by_the_link() -> None:
+    gauge = Gauge()
+    assert gauge.pays(0.0)
+    assert gauge.pays(1e12)  # nothing is known yet: try
+    for _ in range(50):
+        gauge = gauge.after(raw_bytes=1000, packed_bytes=300, seconds=1000 / 0.3e9)
+    assert gauge.pays(0.2e9)  # 0.7 bytes saved at 0.2 GB/s: 3.5 ns; packing costs 3.3 ns
+    assert not gauge.pays(0.22e9)
+    for _ in range(RETRY):
+        assert not gauge.pays(1e9)
+        gauge = gauge.without()
+    assert gauge.pays(1e9)  # content changes: it is tried again
+    assert not gauge.pays(float("inf"))
+    assert not gauge.after(raw_bytes=1000, packed_bytes=300, seconds=1e-5).pays(1e9)
+
+
+def test_what_packing_makes_longer_goes_as_it_was() -> None:
+    noise: Buffer = np.random.default_rng(1).bytes(2 * LEAST_BYTES)
+    assert Packer().pack([noise])[1] == noise

@@ -1,0 +1,38 @@
+"""vmckpt replica: what another vmckpt starts on both hosts of a replication."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt.cli.output import run
+
+
+class Role(StrEnum):
+    """Which side of it."""
+
+    primary = "primary"
+    standby = "standby"
+    recover = "recover"
+
+
+def replica(
+    role: Annotated[Role, typer.Argument(help="primary, standby, or recover: the former died.")],
+    directory: Annotated[Path, typer.Argument(help="Where it is told what to do.")],
+) -> None:
+    """Replicate as was written down there; people have no use for it."""
+    from vmckpt.hosts.inventory import local_host
+
+    if role is Role.standby:
+        from vmckpt.replicate.standby import serve_standby
+
+        run(serve_standby(directory))
+    elif role is Role.primary:
+        from vmckpt.replicate.primary import serve_primary
+
+        run(serve_primary(directory, run(local_host().own_command())))
+    else:
+        from vmckpt.replicate.recovery import recover
+
+        run(recover(directory))

@@ -1,0 +1,1 @@
+"""The epoch: a running VM's state, captured from outside a few times a second."""

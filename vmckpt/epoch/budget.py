@@ -1,0 +1,37 @@
+"""Does what is left fit the pause that is allowed, or is more to be copied while the guest runs?
+
+Pure: times in, decisions out.
+"""
+
+from dataclasses import dataclass, field
+
+# Of the newest measurement in the running mean.
+_WEIGHT = 0.2
+# A pass that leaves more than this part of what there was gains nothing: the guest writes as fast.
+_GAIN = 0.7
+MOST_PASSES = 4
+
+
+@dataclass(slots=True)
+class Budget:
+    """What a pause costs, learned from pauses: so much each time, and so much for each page."""
+
+    max_pause_s: float
+    fixed_s: float = 0.004
+    page_s: float = 2e-6
+    _left: list[int] = field(default_factory=list)
+
+    def wants_pass(self, pages: int) -> bool:
+        """Whether to copy `pages` while the guest runs before an epoch. Asked before each pass."""
+        before, self._left = self._left, [*self._left, pages]
+        if self.fixed_s + pages * self.page_s <= self.max_pause_s:
+            return False
+        gains = not before or pages <= _GAIN * before[-1]
+        return gains and len(before) < MOST_PASSES
+
+    def paused(self, pages: int, total_s: float, copy_s: float) -> None:
+        """An epoch of so many pages has been taken, of which the copying took `copy_s`."""
+        self._left = []
+        self.fixed_s += _WEIGHT * (total_s - copy_s - self.fixed_s)
+        if pages:
+            self.page_s += _WEIGHT * (copy_s / pages - self.page_s)

@@ -1,0 +1,226 @@
+"""Epochs of a running VM, each in a pause of a few milliseconds (design.md, "The epoch").
+
+Stop; find the pages written since the last one; have QEMU save the state of its devices, RAM left
+out (`migrate` with `x-ignore-shared`); copy the pages; continue. Pages are protected only while the
+VM is stopped and its block layer drained: one that is pinned for a read in flight can be written
+without a fault. `stop` drains.
+"""
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from vmckpt.epoch.epoch import Epoch, Pages, Pause
+from vmckpt.epoch.output import HeldOutput
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.memory.dirty_pages import DirtyPages, tracked
+from vmckpt.memory.ram_file import RamFile, mapped, open_fd
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
+from vmckpt.sequence.steps import finish, to_the_end
+
+# RAM that is a named shared file is left out of what `migrate` writes.
+CAPABILITIES = {"x-ignore-shared": True, "events": True, "return-path": False}
+# What is left, ROMs and devices, is written at once, in one round.
+PARAMETERS = {"max-bandwidth": 1 << 40, "downtime-limit": 2_000_000}
+# The proof that its vCPUs ran: of a VM that runs it is in the log, which has no room for all of it.
+VCPU_TRACE = "vm_state_notify"
+# The state of an ordinary machine's devices fits.
+PIPE_BYTES = 1 << 20
+STATE_TIMEOUT_S, CONT_TIMEOUT_S, CONT_POLL_S = 10.0, 5.0, 0.0003
+_FD_NAME = "vmckpt-epoch"
+# What QEMU says to `cont` for a moment after a migration has ended.
+_NOT_YET = "not finalized"
+
+
+@asynccontextmanager
+async def capturing(
+    pid: int, ram_file: Path, monitor: Monitor, output: HeldOutput
+) -> AsyncIterator["Capture"]:
+    """Epochs of a VM for the block; before, between and after them the VM runs.
+
+    `monitor` is its operator monitor, nobody else's meanwhile. A `guard` is to stand by: should
+    this process die in a pause it lets the guest run on. Raises OSError as `tracked` does,
+    CommandRefusedError.
+    """
+    async with _settings(monitor):
+        with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
+            yield Capture(monitor, output, dirty, ram)
+
+
+@asynccontextmanager
+async def _settings(monitor: Monitor) -> AsyncIterator[None]:
+    """QEMU's settings for saving devices alone, for the block; then they are as they were.
+
+    With `x-ignore-shared` left on, the next migration would leave its memory behind.
+    """
+    capabilities = await commands.query_migrate_capabilities(monitor)
+    parameters = await commands.query_migrate_parameters(monitor)
+    try:
+        await commands.trace(monitor, VCPU_TRACE, enabled=False)
+        await commands.migrate_set_capabilities(monitor, CAPABILITIES)
+        await commands.migrate_set_parameters(monitor, PARAMETERS)
+        yield
+    finally:
+        if monitor.is_open:
+            await finish(commands.trace(monitor, VCPU_TRACE, enabled=True))
+            before = {name: capabilities[name] for name in CAPABILITIES}
+            await finish(commands.migrate_set_capabilities(monitor, before))
+            values = {name: parameters[name] for name in PARAMETERS}
+            await finish(commands.migrate_set_parameters(monitor, values))
+
+
+@contextmanager
+def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
+    """The writing end of a pipe, to be closed by the caller, and all that comes until it closes."""
+    loop = asyncio.get_running_loop()
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with suppress(PermissionError):  # then QEMU waits for us now and then
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    came: list[bytes] = []
+    everything: asyncio.Future[bytes] = loop.create_future()
+
+    def read() -> None:
+        came.append(os.read(reader, PIPE_BYTES))
+        if not came[-1]:
+            loop.remove_reader(reader)
+            everything.set_result(b"".join(came))
+
+    with open_fd(reader):
+        loop.add_reader(reader, read)
+        try:
+            yield writer, everything
+        finally:
+            loop.remove_reader(reader)
+
+
+class Capture:
+    """One VM's epochs. Whatever is raised or cancelled, the VM runs on if its QEMU lives."""
+
+    def __init__(
+        self, monitor: Monitor, output: HeldOutput, dirty: DirtyPages, ram: RamFile
+    ) -> None:
+        self._monitor, self._output, self._dirty, self._ram = monitor, output, dirty, ram
+
+    def dirty_pages(self) -> int:
+        """How many were written since they were last copied. Costs the guest nothing."""
+        return self._dirty.count()
+
+    async def everything(self, take: Callable[[Pages], Awaitable[None]], chunk_bytes: int) -> None:
+        """Hand all that the RAM holds to `take`, piece by piece, copied while the guest runs.
+
+        What the guest writes meanwhile is found by the next pass. The first thing to be done.
+        """
+        # Protected before, while the guest ran; what was read in flight then is there after a stop.
+        await self._stopped_scan()
+        for start, end in self._ram.extents():
+            for at in range(start, end, chunk_bytes):
+                span = (at, min(end, at + chunk_bytes))
+                await take(Pages((span,), self._ram.copy((span,))))
+
+    async def early(self) -> tuple[Pages, float]:
+        """The pages written since the last pass, copied while the guest runs; and its short pause.
+
+        They may be torn: those that are written meanwhile come again.
+        """
+        spans, pause_s = await self._stopped_scan()
+        return Pages(tuple(spans), self._ram.copy(spans)), pause_s
+
+    async def epoch(self, number: int, *, resume_guest: bool = True) -> Epoch:
+        """All that changed since the last pass, as of one moment; its output moves one buffer on.
+
+        Without `resume_guest` the guest stands still afterwards. Raises RefusedError when it does
+        not run, OperationFailedError when QEMU does not give its devices' state.
+        """
+        await self._require_running()
+        with _received() as (writer, received):
+            with open_fd(writer):
+                await self._monitor.give_fd(_FD_NAME, writer)
+            began_s = time.perf_counter()
+            try:
+                with self._monitor.events("MIGRATION") as events:
+                    pages, pause = await self._take(events, began_s)
+            except BaseException:
+                await finish(self.resume())
+                raise
+            if resume_guest:
+                await to_the_end(self.resume())
+            paused_s = time.perf_counter() - began_s
+            async with asyncio.timeout(STATE_TIMEOUT_S):
+                device_state = await received
+        return Epoch(number, pages, device_state, pause._replace(total_s=paused_s))
+
+    async def resume(self) -> None:
+        """Let the guest run; one that runs is left alone."""
+        deadline_s = time.monotonic() + CONT_TIMEOUT_S
+        while True:
+            try:
+                await commands.cont(self._monitor)
+                return
+            except CommandRefusedError as exc:
+                if _NOT_YET not in exc.description or time.monotonic() > deadline_s:
+                    raise
+            await asyncio.sleep(CONT_POLL_S)
+
+    async def release(self) -> None:
+        """Let go the output of the epochs taken so far: they are safe."""
+        await self._output.release()
+
+    async def _take(self, events: Events, began_s: float) -> tuple[Pages, Pause]:
+        """Sent at once and done in this order: the guest stands still for fewer round trips."""
+        steps = [*self._output.end_epoch(), commands.migrate(self._monitor, f"fd:{_FD_NAME}")]
+        stop = asyncio.ensure_future(commands.stop(self._monitor))
+        rest: list[asyncio.Future[Any]] = [asyncio.ensure_future(step) for step in steps]
+        try:
+            await stop
+            stopped_s = time.perf_counter()
+            spans = self._dirty.take_spans()
+            scanned_s = time.perf_counter()
+            pages = Pages(tuple(spans), self._ram.copy(spans))
+            copied_s = time.perf_counter()
+        finally:
+            # Whatever happens, nothing of it is still to be done when the guest runs on.
+            await asyncio.wait({stop, *rest})
+        for step in rest:
+            step.result()
+        await self._state_written(events)
+        return pages, Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
+
+    async def _state_written(self, events: Events) -> None:
+        while event := await events.next(STATE_TIMEOUT_S):
+            data: Any = event["data"]
+            if data["status"] == "completed":
+                return
+            if data["status"] in ("failed", "cancelled"):
+                break
+        status = await commands.query_migrate(self._monitor)
+        raise OperationFailedError(
+            f"{self._monitor.label} does not give the state of its devices",
+            why=status.error or f"migration to a descriptor is {status.status}",
+            remedy="look at the VM's stderr.log",
+        )
+
+    async def _stopped_scan(self) -> tuple[list[tuple[int, int]], float]:
+        await self._require_running()
+        began_s = time.perf_counter()
+        try:
+            await commands.stop(self._monitor)
+            spans = self._dirty.take_spans()
+        finally:
+            await to_the_end(self.resume())
+        return spans, time.perf_counter() - began_s
+
+    async def _require_running(self) -> None:
+        state = await commands.query_status(self._monitor)
+        if not state.running:
+            raise RefusedError(
+                f"{self._monitor.label} does not run",
+                why=f"its state is '{state.status}'",
+                remedy="let it run: see `vmckpt vm show`",
+            )

@@ -1,0 +1,122 @@
+"""A program that stands beside the one that takes epochs. Standard library only: it starts quickly.
+
+    python -I -S guard.py RESCUE_MONITOR QEMU_PID
+
+On its standard input it is told, a line each time, until when the guest may run, in seconds of
+CLOCK_BOOTTIME, or `inf`. It acts in two cases, by a monitor of its own that it holds open:
+
+- The input ends: whoever took epochs has died. A guest that stands still for an epoch (`paused`,
+  `finish-migrate`, `postmigrate`) is let run on, if it still may. What it sends stays held.
+- The time is past, the teller dead or stuck: the guest is stopped, and QEMU killed should it not
+  answer. The teller, if it goes on, lets it run again when it may.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+STOPPED_FOR_AN_EPOCH = ("paused", "finish-migrate", "postmigrate")
+ANSWER_S, POLL_S = 1.0, 0.005
+# How often it is seen to that a guest that may not run does not.
+AGAIN_S = 0.05
+# `cont` is refused for a moment while QEMU ends what the epoch began.
+RESUME_S = 10.0
+
+
+class Guard:
+    """The guest's QEMU, and until when it may run."""
+
+    def __init__(self, path: str, pid: int) -> None:
+        self._pidfd = os.pidfd_open(pid)
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(RESUME_S)
+        self._sock.connect(path)
+        self._lines = self._sock.makefile("r")
+        self._lines.readline()  # the greeting
+        self._ask("qmp_capabilities")
+        self._until_s = float("inf")
+
+    def watch(self) -> None:
+        """Until the teller has died and all that was to be done is done, or QEMU has ended."""
+        told, teller_lives, stopped = b"", True, False
+        while teller_lives or not stopped:
+            if self._ended():
+                return
+            if stopped and _now_s() < self._until_s:
+                stopped = False
+            left_s = self._until_s - _now_s()
+            # Whoever was in the middle of an epoch may have let it run again.
+            if left_s <= 0 and (not stopped or self._runs()):
+                self._stop()
+                stopped = True
+            watched = [self._pidfd, 0] if teller_lives else [self._pidfd]
+            ready, _, _ = select.select(
+                watched, [], [], AGAIN_S if stopped else min(left_s, 3600.0)
+            )
+            if 0 not in ready:
+                continue
+            said = os.read(0, 4096)
+            told += said
+            *whole, told = told.split(b"\n")
+            if whole:
+                self._until_s = float(whole[-1])
+            if not said:
+                teller_lives = False
+                self._resume()
+
+    def _ended(self) -> bool:
+        return bool(select.select([self._pidfd], [], [], 0)[0])
+
+    def _stop(self) -> None:
+        self._sock.settimeout(ANSWER_S)
+        try:
+            self._ask("stop")
+            self._say("the guest was stopped: it may not run now")
+        except OSError as exc:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._say(f"QEMU was killed: it may not run, and does not answer ({exc})")
+
+    def _runs(self) -> bool:
+        """Whether the guest runs; of a QEMU that does not answer nobody knows, so it may."""
+        try:
+            return bool(self._ask("query-status")["return"]["running"])
+        except OSError:
+            return True
+
+    def _resume(self) -> None:
+        """Let it run on, whose epoch was cut off; one that stands for another reason is left."""
+        self._sock.settimeout(RESUME_S)
+        given_up_s = time.monotonic() + RESUME_S
+        while _now_s() < self._until_s and time.monotonic() < given_up_s:
+            status = self._ask("query-status")["return"]
+            if status["running"] or status["status"] not in STOPPED_FOR_AN_EPOCH:
+                self._say(f"its keeper has died; the guest is {status['status']}")
+                return
+            self._ask("cont")
+            time.sleep(POLL_S)
+
+    def _ask(self, command: str) -> dict[str, Any]:
+        """The answer to a command; events are passed over. Raises OSError."""
+        self._sock.sendall(json.dumps({"execute": command}).encode() + b"\n")
+        while line := self._lines.readline():
+            said: dict[str, Any] = json.loads(line)
+            if "return" in said or "error" in said:
+                return said
+        raise ConnectionError("the monitor was closed")
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def _now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+if __name__ == "__main__":
+    Guard(sys.argv[1], int(sys.argv[2])).watch()

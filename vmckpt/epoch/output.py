@@ -1,0 +1,76 @@
+"""Output commit: what a guest sends is held until somebody says that its epoch is safe.
+
+Two of QEMU's filter-buffers per network back end, one behind the other. What the guest sends waits
+in the first; at an epoch's end it moves into the second; when the epoch is safe the second lets it
+go. A buffer that is switched off and on again gives all it holds to the next.
+
+The one on the wire's side is made first: filters of a back end stand in the order of their making,
+and packets from the guest pass the last one first. A buffer drops what comes beyond 10,000
+packets, silently: who holds back so much has held it for too long anyway.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+
+# A buffer empties itself after this long, by the guest's clock: 71 minutes. Each switch begins it
+# anew, and no epoch is left unanswered for so long.
+_INTERVAL_US = (1 << 32) - 1
+_INNER, _OUTER = "vmckpt-inner-", "vmckpt-outer-"
+_OF_GUEST = "rx"  # what the back end receives: from the guest
+
+
+class HeldOutput:
+    """The output of a VM's network back ends; of none when it has none."""
+
+    def __init__(self, monitor: Monitor, netdevs: Sequence[str]) -> None:
+        self._monitor, self._netdevs = monitor, tuple(netdevs)
+
+    async def hold(self) -> None:
+        """From here on nothing leaves. Raises CommandRefusedError; then nothing is held."""
+        try:
+            for netdev in self._netdevs:
+                for prefix in (_OUTER, _INNER):
+                    values = {"netdev": netdev, "queue": _OF_GUEST, "interval": _INTERVAL_US}
+                    await commands.object_add(
+                        self._monitor, "filter-buffer", prefix + netdev, values
+                    )
+        except CommandRefusedError:
+            await self.let_go()
+            raise
+
+    def end_epoch(self) -> list[Coroutine[Any, Any, None]]:
+        """Commands, in order, that give what was sent so far to the outer buffer.
+
+        For the pause: with the guest stopped, and the outer buffer empty.
+        """
+        return [step for netdev in self._netdevs for step in self._emptied(_INNER + netdev)]
+
+    async def release(self) -> None:
+        """Let go what the outer buffer holds: the epoch is safe."""
+        steps = [step for netdev in self._netdevs for step in self._emptied(_OUTER + netdev)]
+        await asyncio.gather(*steps)
+
+    async def let_go(self) -> None:
+        """Hold nothing any more: all that waits leaves, in order."""
+        names = await commands.query_objects(self._monitor)
+        for netdev in self._netdevs:
+            for name in (_OUTER + netdev, _INNER + netdev):
+                if name in names:
+                    await commands.object_del(self._monitor, name)
+
+    def _emptied(self, name: str) -> Iterable[Coroutine[Any, Any, None]]:
+        for status in ("off", "on"):
+            yield commands.qom_set(self._monitor, f"/objects/{name}", "status", status)
+
+
+async def holds_output(monitor: Monitor) -> list[str]:
+    """The network back ends whose output a protection holds, or held when it died."""
+    return [
+        name.removeprefix(_OUTER)
+        for name in await commands.query_objects(monitor)
+        if name.startswith(_OUTER)
+    ]

@@ -1,0 +1,138 @@
+"""Records in etcd: a key per VM, put only over the revision that was seen.
+
+Every question goes to all endpoints at once, again while one has no leader, and the first certain
+answer counts: a member that is paused or cut off costs no time. That is safe for writes too: of
+several that are to be put over one revision one is, and the others are told what stands there.
+
+etcd's own leases are not used: they last whole seconds, and longer after each change of its leader.
+What is wanted of it is agreement on one order of writes; the waiting is the claimant's (`rule`).
+"""
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from vmckpt.errors import OutcomeUnknownError, StorageError, UsageError
+from vmckpt.lease.gateway import Gateway, NotTakenError, UnansweredError
+from vmckpt.lease.record import Record, decode, encode
+from vmckpt.lease.store import ArbiterDownError, Versioned
+
+TIMEOUT_S = 1.0
+RETRY_S = 0.05
+PREFIX = "/vmckpt/leases/"
+
+
+class EtcdStore:
+    """Records in the cluster that `endpoints` belong to: all of its members, at best.
+
+    Raises UsageError when there is none.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Gateway], *, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        if not endpoints:
+            raise UsageError(
+                "no endpoint of etcd is given",
+                why="records of leases are kept there",
+                remedy="name the members' client addresses, e.g. http://127.0.0.1:2379",
+            )
+        self._endpoints, self._prefix, self._timeout_s = endpoints, prefix, timeout_s
+
+    async def read(self, vm: str) -> Versioned | None:
+        """What stands there now, as a majority has it."""
+        answer, failures = await self._ask("/v3/kv/range", {"key": self._key(vm)})
+        if answer is None:
+            raise self._down(vm, failures)
+        return self._found(vm, answer.get("kvs", []))
+
+    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        """Put `record` where version `over` stands; what stands there afterwards."""
+        key = self._key(vm)
+        value = base64.b64encode(encode(record).encode()).decode()
+        answer, failures = await self._ask(
+            "/v3/kv/txn",
+            {
+                "compare": [{"key": key, "target": "MOD", "mod_revision": over}],
+                "success": [{"request_put": {"key": key, "value": value}}],
+                "failure": [{"request_range": {"key": key}}],
+            },
+        )
+        if answer is None:
+            if any(isinstance(failure, UnansweredError) for failure in failures.values()):
+                raise self._unknown(vm, failures)
+            raise self._down(vm, failures)
+        if answer.get("succeeded"):
+            return Versioned(record, int(answer["header"]["revision"]))
+        found = self._found(vm, answer["responses"][0]["response_range"].get("kvs", []))
+        if found is None:
+            raise StorageError(
+                f"the lease of '{vm}' is gone",
+                why=f"{self._prefix}{vm} was removed from etcd",
+                remedy="stop every protection of the VM, make sure that it runs once, and "
+                "protect it anew",
+            )
+        return found
+
+    async def _ask(
+        self, path: str, question: object
+    ) -> tuple[dict[str, Any] | None, dict[str, Exception]]:
+        """The first answer, or why each endpoint gave none."""
+        failures: dict[str, Exception] = {}
+        tasks = [
+            asyncio.ensure_future(self._insist(gateway, path, question, failures))
+            for gateway in self._endpoints
+        ]
+        try:
+            done, _ = await asyncio.wait(
+                tasks, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            return (done.pop().result() if done else None), failures
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _insist(
+        self, gateway: Gateway, path: str, question: object, failures: dict[str, Exception]
+    ) -> dict[str, Any]:
+        """An endpoint's answer, however often it takes: a new leader is there in a moment."""
+        doubt: Exception | None = None
+        while True:
+            failures[gateway.url] = doubt or UnansweredError(f"no answer in {self._timeout_s:g} s")
+            try:
+                return await gateway.ask(path, question)
+            except NotTakenError as exc:
+                failures[gateway.url] = doubt or exc
+            except UnansweredError as exc:
+                failures[gateway.url] = doubt = exc
+            await asyncio.sleep(RETRY_S)
+
+    def _key(self, vm: str) -> str:
+        return base64.b64encode(f"{self._prefix}{vm}".encode()).decode()
+
+    def _found(self, vm: str, kvs: list[dict[str, str]]) -> Versioned | None:
+        if not kvs:
+            return None
+        value = base64.b64decode(kvs[0]["value"]).decode(errors="replace")
+        record = decode(value, f"{self._prefix}{vm} in etcd")
+        return Versioned(record, int(kvs[0]["mod_revision"]))
+
+    def _down(self, vm: str, failures: dict[str, Exception]) -> ArbiterDownError:
+        return ArbiterDownError(
+            f"etcd grants nothing for '{vm}'",
+            why=_said(failures),
+            remedy="bring a majority of its members back; until then nothing is granted or renewed",
+        )
+
+    def _unknown(self, vm: str, failures: dict[str, Exception]) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"nobody knows whether etcd has written the lease of '{vm}'",
+            why=_said(failures),
+            remedy="look again; bring a majority of its members back if they are down",
+        )
+
+
+def _said(failures: dict[str, Exception]) -> str:
+    return "; ".join(f"{url}: {failure}" for url, failure in sorted(failures.items()))

@@ -1,0 +1,241 @@
+"""One process's dealings with the arbiter over one VM: look, take, renew, record, give up."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vmckpt.errors import RefusedError, StorageError
+from vmckpt.lease import rule
+from vmckpt.lease.clock import boottime_s
+from vmckpt.lease.primary import Standing
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.rule import Claimant, Holding, Seen
+from vmckpt.lease.store import NONE_YET, ArbiterDownError, Store, Versioned
+
+Change = Callable[[Record, int], Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A term that the arbiter said is ours, and when our lease of it ends by our clock."""
+
+    term: int
+    until_s: float
+
+
+class Lease:
+    """What `claimant` knows of a VM's record, and what it holds of it.
+
+    All that its properties say is as of the last answer. What was asked and not answered, or whose
+    caller was cancelled, counts as not got *and* as possibly done. Calls queue up: there is one
+    question at a time. Each raises what `Store.read` and `Store.replace` raise, and RefusedError
+    when the record went back in time: its arbiter has forgotten what it granted.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        vm: str,
+        claimant: Claimant,
+        span: Span,
+        *,
+        clock: Callable[[], float] = boottime_s,
+    ) -> None:
+        self.vm, self.claimant, self.span = vm, claimant, span
+        self._store, self._clock = store, clock
+        self._seen: Seen | None = None
+        self._held: Held | None = None
+        # Sent and not answered, each with the time before it was sent.
+        self._asked: list[tuple[Record, float]] = []
+        self._attempt = 0
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def seen(self) -> Seen | None:
+        """The record as last seen; None: no term was ever granted, or nobody has looked."""
+        return self._seen
+
+    @property
+    def held(self) -> Held | None:
+        """The term that is ours until its end, which may be past; None: none is."""
+        return self._held
+
+    @property
+    def held_until_s(self) -> float:
+        """When our lease ends; long ago when we have none."""
+        return self._held.until_s if self._held else -math.inf
+
+    @property
+    def renew_from_s(self) -> float:
+        """When a third of our lease is over."""
+        if self._held is None or self._seen is None:
+            return -math.inf
+        return self._held.until_s - self._seen.now.record.span.holder_s * 2 / 3
+
+    @property
+    def highest_term(self) -> int:
+        """The highest that was seen granted; 0: none."""
+        return self._seen.now.record.term if self._seen else 0
+
+    @property
+    def standing(self) -> Standing:
+        """Whether a replica may take over from us; UNSETTLED too when the term is not ours."""
+        if self._held is None or self._seen is None:
+            return Standing.UNSETTLED
+        possible = {self._seen.now.record.in_sync, *(record.in_sync for record, _ in self._asked)}
+        if len(possible) > 1:
+            return Standing.UNSETTLED
+        return Standing.SOLO if possible == {None} else Standing.IN_SYNC
+
+    async def look(self) -> Seen | None:
+        """What stands there now, and since when we have seen it stand so."""
+        async with self._one_at_a_time:
+            await self._look()
+            return self._seen
+
+    async def take(self, dead: Holding | None = None) -> Held:
+        """Take the next term, as one who is entitled to it, from a holder that cannot act any more.
+
+        `dead`: a holder that was proved so. Renews a term that is ours already. Raises RefusedError
+        (we are not entitled, the holder's lease may still run, another was faster).
+        """
+        async with self._one_at_a_time:
+            await self._look()
+            while True:
+                record, over = self._next_term(dead)
+                held = await self._put(record, over=over)
+                if held is not None:
+                    return held
+
+    async def renew(self) -> Held:
+        """Hold the term for another span. Raises RefusedError when it is not ours any more."""
+        return await self._rewrite(rule.renewed)
+
+    async def record_in_sync(self, replica: str) -> Held:
+        """`replica` may take over from now on. Also renews; raises as `renew` does.
+
+        Before it is called the last output that `replica` has not seen has left, and no other
+        leaves unacknowledged until `record_solo` has returned.
+        """
+        return await self._rewrite(
+            lambda record, attempt: rule.with_in_sync(record, replica, attempt)
+        )
+
+    async def record_solo(self) -> Held:
+        """No replica may take over any more. Also renews; raises as `renew` does.
+
+        Output may leave unacknowledged once this has returned, not before.
+        """
+        return await self._rewrite(lambda record, attempt: rule.with_in_sync(record, None, attempt))
+
+    async def give_up(self) -> None:
+        """The guest is stopped here: the replica in sync may take the term at once.
+
+        If none is, anybody may. From the call on the term counts as not ours. Raises as `renew`.
+        """
+        async with self._one_at_a_time:
+            now = await self._ours()
+            self._held = None
+            await self._put(rule.given_up(now.record, self._next()), over=now.version)
+
+    async def _rewrite(self, change: Change) -> Held:
+        async with self._one_at_a_time:
+            # Again when an earlier question of ours was done after all, and so came between.
+            while True:
+                now = await self._ours()
+                held = await self._put(change(now.record, self._next()), over=now.version)
+                if held is not None:
+                    return held
+
+    def _next_term(self, dead: Holding | None) -> tuple[Record, int]:
+        if self._seen is None:
+            return rule.first(self.claimant, self.span, attempt=self._next()), NONE_YET
+        now = self._seen.now
+        if self._held is not None:
+            return rule.renewed(now.record, self._next()), now.version
+        self._require_free(self._seen, dead)
+        record = rule.taken(now.record, self.claimant, self.span, attempt=self._next())
+        return record, now.version
+
+    async def _ours(self) -> Versioned:
+        """The record to write over: only what has no answer yet makes it necessary to look."""
+        if self._asked:
+            await self._look()
+        if self._held is None or self._seen is None:
+            holder = self._seen.now.record.holder if self._seen else "nobody"
+            raise RefusedError(
+                f"the term of VM '{self.vm}' is not held here",
+                why=f"as last seen with the arbiter, {holder} has it",
+                remedy="stop the guest here; protect it anew from where it runs",
+            )
+        return self._seen.now
+
+    async def _look(self) -> None:
+        found = await self._store.read(self.vm)
+        if found is not None:
+            self._note(found)
+        elif self._seen is not None:
+            raise _forgotten(self.vm, self._seen.now, "nothing")
+
+    async def _put(self, record: Record, *, over: int) -> Held | None:
+        """Write it over that version; None when something else stands there."""
+        before_s = self._clock()
+        question = (record, before_s)
+        self._asked.append(question)
+        try:
+            found = await self._store.replace(self.vm, record, over=over)
+        except (ArbiterDownError, StorageError):  # certainly not done
+            self._asked.remove(question)
+            raise
+        self._note(found)
+        if found.record != record:
+            return None
+        return Held(record.term, before_s + record.span.holder_s)
+
+    def _note(self, found: Versioned) -> None:
+        """Take in an answer: what stands there, and so which of our questions were done."""
+        answered_s = self._clock()
+        if self._seen is None:
+            self._seen = Seen(found, answered_s)
+        elif found.version == self._seen.now.version:
+            return
+        elif found.version < self._seen.now.version or found.record.term < self.highest_term:
+            raise _forgotten(self.vm, self._seen.now, f"term {found.record.term}")
+        else:
+            self._seen = Seen(found, answered_s)
+        self._held = None
+        for record, before_s in self._asked:
+            if record == found.record and not record.released:
+                self._held = Held(record.term, before_s + record.span.holder_s)
+        self._asked.clear()  # each was to be put over an older version: it never will be
+
+    def _require_free(self, seen: Seen, dead: Holding | None) -> None:
+        record = seen.now.record
+        if not rule.is_entitled(record, self.claimant):
+            raise RefusedError(
+                f"term {record.term + 1} of VM '{self.vm}' is not for {self.claimant.name}",
+                why=f"in sync with {record.holder}, who has term {record.term}, is "
+                f"{record.in_sync or 'no replica: it runs alone'}",
+                remedy="let the primary bring the replica up to date first",
+            )
+        wait_s = rule.wait_s(seen, now_s=self._clock(), dead=dead)
+        if wait_s > 0:
+            raise RefusedError(
+                f"term {record.term} of VM '{self.vm}' may still be held",
+                why=f"the lease of {record.holder} may run for another {wait_s:.3f} s",
+                remedy="wait, or fence the primary",
+            )
+
+    def _next(self) -> int:
+        self._attempt += 1
+        return self._attempt
+
+
+def _forgotten(vm: str, seen: Versioned, found: str) -> RefusedError:
+    return RefusedError(
+        f"the arbiter has forgotten what it granted for VM '{vm}'",
+        why=f"term {seen.record.term} (version {seen.version}) stood there, now {found} does: "
+        "it was restored from an older copy, or somebody removed it",
+        remedy="stop every protection of the VM, make sure that it runs once, and protect it anew",
+    )

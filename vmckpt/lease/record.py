@@ -1,0 +1,91 @@
+"""What the arbiter keeps on one VM: the term, who holds it, and which replica may take over."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from vmckpt.errors import StorageError, UsageError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How long a lease lasts, and how far two clocks may part in that time.
+
+    `drift` is a rate: clocks of holder and claimant each run at 1 +- `drift` of true time.
+    """
+
+    duration_s: float
+    drift: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.duration_s < 86400.0 and 0.0 <= self.drift < 0.5):
+            raise UsageError(
+                f"no lease lasts {self.duration_s} s with a drift of {self.drift}",
+                why="the duration is above 0 and below a day, the drift between 0 and 0.5",
+                remedy="give e.g. a duration of 1 s and a drift of 0.01",
+            )
+
+    @property
+    def holder_s(self) -> float:
+        """What its holder may count on, from the moment before it asked."""
+        return self.duration_s * (1.0 - self.drift)
+
+    @property
+    def claimant_s(self) -> float:
+        """What a claimant waits out, from the moment it saw the last renewal."""
+        return self.duration_s * (1.0 + self.drift)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One state of a VM's record. No two writes of it are alike: `attempt` counts its holder's.
+
+    `holder` names one life of one process. `in_sync` is the replica that may take over; None: there
+    is none ("solo, standby stale"). `released`: the holder stopped the guest and gave the term up.
+    """
+
+    term: int
+    holder: str
+    attempt: int
+    span: Span
+    in_sync: str | None = None
+    released: bool = False
+
+
+def encode(record: Record) -> str:
+    """The record as text (JSON)."""
+    return json.dumps({"format": FORMAT, **asdict(record)}, separators=(",", ":"))
+
+
+def decode(text: str, where: str) -> Record:
+    """The record that `encode` wrote. Raises StorageError, which says `where` it stood."""
+    try:
+        value: dict[str, Any] = json.loads(text)
+        if value.pop("format") != FORMAT:
+            raise ValueError("it has a format of another vmckpt")
+        if value.keys() != {field.name for field in fields(Record)}:
+            raise ValueError("fields are missing, or unknown")
+        _require_types(value)
+        record = Record(**value | {"span": Span(**value["span"])})
+    except (ValueError, TypeError, KeyError, AttributeError, UsageError) as exc:
+        raise StorageError(
+            f"{where} holds no lease",
+            why=str(exc),
+            remedy="install the same vmckpt everywhere; if the record was damaged, stop every "
+            "protection of the VM, make sure that it runs once, and remove the record",
+        ) from exc
+    return record
+
+
+def _require_types(value: dict[str, Any]) -> None:
+    right = {
+        "term": type(value["term"]) is int and value["term"] > 0,
+        "holder": isinstance(value["holder"], str),
+        "attempt": type(value["attempt"]) is int,
+        "in_sync": isinstance(value["in_sync"], str | None),
+        "released": isinstance(value["released"], bool),
+    }
+    if wrong := [name for name, is_right in right.items() if not is_right]:
+        raise ValueError(f"{' and '.join(wrong)} cannot be what it is")

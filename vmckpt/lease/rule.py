@@ -1,0 +1,90 @@
+"""The lease rule: who may take a VM's term, when, and until when it is held. No I/O, no clock.
+
+A holder notes the time s *before* it asks; if the arbiter took its write, the lease ends at
+s + D(1-e) by the holder's clock. A claimant counts D(1+e) by its own clock from the moment it first
+*saw* the record as it still is, and then asks for the next term over exactly that version. So the
+arbiter's clock plays no part: any store with compare-and-swap will do, and a claimant that was
+restarted begins to count anew, which is the wait that the rule wants after a restart. Only
+positive proof that the holder is dead, or its own word that it gave the term up, makes it shorter.
+
+All times are `clock.boottime_s` of whoever decides.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.store import Versioned
+
+
+class Holding(NamedTuple):
+    """A term and the one life of one process that holds it: what a fencing agent proves dead."""
+
+    term: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What stands with the arbiter, and since when the claimant has seen it stand so."""
+
+    now: Versioned
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who asks for terms. `name` is of one life of one process, never used again.
+
+    `replica`: what it has of the guest, if the record names it as in sync. `succeeds`: the holder
+    whose guest it took over where it runs, in the same host (a service that was restarted).
+    """
+
+    name: str
+    replica: str | None = None
+    succeeds: str | None = None
+
+
+def is_entitled(record: Record, claimant: Claimant) -> bool:
+    """Whether the next term may be `claimant`'s at all: it has all that the world has seen."""
+    if record.in_sync is not None and record.in_sync == claimant.replica:
+        return True
+    if claimant.succeeds is not None and record.holder == claimant.succeeds:
+        return True
+    return record.released and record.in_sync is None
+
+
+def wait_s(seen: Seen, *, now_s: float, dead: Holding | None = None) -> float:
+    """How long the holder may still think it holds the term; 0: it cannot any more.
+
+    `dead` is positive proof: that process will never act again.
+    """
+    record = seen.now.record
+    if record.released or dead == Holding(record.term, record.holder):
+        return 0.0
+    return max(0.0, seen.since_s + record.span.claimant_s - now_s)
+
+
+def first(claimant: Claimant, span: Span, *, attempt: int) -> Record:
+    """The record of a VM whose term was never granted."""
+    return Record(term=1, holder=claimant.name, attempt=attempt, span=span)
+
+
+def taken(record: Record, claimant: Claimant, span: Span, *, attempt: int) -> Record:
+    """The next term, `claimant`'s. Nobody is in sync with it yet."""
+    return Record(term=record.term + 1, holder=claimant.name, attempt=attempt, span=span)
+
+
+def renewed(record: Record, attempt: int) -> Record:
+    """The same, written anew: everybody counts from here."""
+    return replace(record, attempt=attempt)
+
+
+def with_in_sync(record: Record, replica: str | None, attempt: int) -> Record:
+    """The same, with another replica that may take over; None: "solo, standby stale"."""
+    return replace(record, attempt=attempt, in_sync=replica)
+
+
+def given_up(record: Record, attempt: int) -> Record:
+    """The same without a holder that acts: whoever is entitled may take the next term at once."""
+    return replace(record, attempt=attempt, released=True)

@@ -1,0 +1,76 @@
+"""Whether the standby takes over, and what it lacks to. Decisions only, no I/O."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from vmckpt.lease.rule import Claimant, Holding, Seen, is_entitled, wait_s
+
+
+class Move(Enum):
+    """What is due."""
+
+    FOLLOW = "the primary is heard, or no term was granted yet: go on receiving"
+    STALE = "this replica is not in sync: it must not take over, whatever the primary does"
+    STAND_DOWN = "another took a higher term: this replica is of no use any more"
+    FENCE = "the primary is silent on every path: have it killed, with proof"
+    WAIT = "the primary is silent, but its lease may still run"
+    TAKE = "the primary can act no more: ask the arbiter for the next term"
+    RENEW = "the term is held, but its lease has ended: renew it before anything runs"
+    PROMOTE = "the term is held and the replica complete: the guest may run here"
+
+
+class Fencing(Enum):
+    """What can be done about a primary that is silent."""
+
+    NONE = "no agent, or it was tried and gave no proof"
+    READY = "an agent that was not tried yet"
+    UNDER_WAY = "an agent at work"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that the standby's decisions rest on; times by `clock.boottime_s`.
+
+    `me`: name and replica, as the arbiter knows them. `complete`: the replica is a whole epoch, not
+    a part of one. `follows_term`: the term of the primary that it is from. `heard_s`: when the
+    primary was last heard, by path. `dead`: whom a fencing agent has proved dead. `term` and
+    `held_until_s`: the term that this standby took (0: none) and until when it holds it.
+    """
+
+    me: Claimant
+    complete: bool
+    follows_term: int
+    heard_s: tuple[float, ...]
+    seen: Seen | None = None
+    fencing: Fencing = Fencing.NONE
+    dead: Holding | None = None
+    term: int = 0
+    held_until_s: float = -math.inf
+
+
+def decide(view: View, *, now_s: float, margin_s: float, silence_s: float) -> Move:
+    """The next move.
+
+    `margin_s`: what starting the guest may take. `silence_s`: a path on which nothing came for so
+    long is silent. A primary that is heard but has not renewed its lease has stopped its guest, so
+    its term is taken all the same.
+    """
+    if view.seen is None:
+        return Move.FOLLOW
+    record = view.seen.now.record
+    if view.term:
+        return _with_term(view, record.term, now_s + margin_s)
+    if not (view.complete and is_entitled(record, view.me)):
+        return Move.STAND_DOWN if record.term > view.follows_term else Move.STALE
+    if wait_s(view.seen, now_s=now_s, dead=view.dead) == 0.0:
+        return Move.TAKE
+    if any(now_s - heard_s <= silence_s for heard_s in view.heard_s):
+        return Move.FOLLOW
+    return Move.FENCE if view.fencing is Fencing.READY else Move.WAIT
+
+
+def _with_term(view: View, highest_term: int, until_s: float) -> Move:
+    if highest_term > view.term:
+        return Move.STAND_DOWN
+    return Move.PROMOTE if until_s < view.held_until_s else Move.RENEW

@@ -1,0 +1,103 @@
+"""The file that is a guest's RAM: what it holds, copied out of it and into another one.
+
+A file's holes are zero pages, and reading them through a mapping would give them memory: so only
+what has memory is copied. Writes are system calls: in a mapping a full file system is a SIGBUS.
+"""
+
+import errno
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+PAGE_BYTES = 4096
+# Bytes of a file from the first up to the second, whole pages.
+Span = tuple[int, int]
+
+
+class RamFile:
+    """A mapped RAM file. Whoever maps it sees at once what is written here."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.size_bytes = os.fstat(fd).st_size
+        self._view = memoryview(mmap.mmap(fd, self.size_bytes))
+
+    @property
+    def view(self) -> memoryview:
+        """All of it, in place. To be let go of before the file is closed."""
+        return self._view
+
+    def reserve(self) -> None:
+        """Zero all of it, and have memory for all of it from now on. Raises OSError (ENOSPC)."""
+        zeroes = bytes(1 << 20)
+        for start, end in self.extents():
+            for at in range(start, end, len(zeroes)):
+                os.pwrite(self._fd, zeroes[: end - at], at)
+        os.posix_fallocate(self._fd, 0, self.size_bytes)
+
+    def extents(self) -> list[Span]:
+        """The spans that have memory; all others hold zeroes."""
+        return list(extents(self._fd, self.size_bytes))
+
+    def copy(self, spans: Iterable[Span]) -> bytes:
+        """What the spans hold, one after the other. They have to have memory: no holes."""
+        view = self._view
+        return b"".join([view[start:end] for start, end in spans])
+
+    def write(self, spans: Sequence[Span], data: bytes | memoryview) -> None:
+        """The inverse of `copy`. Raises OSError (ENOSPC: no memory is left), ValueError.
+
+        ValueError: spans and data do not fit together, or the file; nothing was written.
+        """
+        length = sum(end - start for start, end in spans)
+        if length != len(data) or any(not 0 <= a <= b <= self.size_bytes for a, b in spans):
+            raise ValueError(f"{len(data)} bytes for spans of {length} in {self.size_bytes}")
+        source, at = memoryview(data), 0
+        for start, end in spans:
+            place = start
+            while place < end:
+                written = os.pwrite(self._fd, source[at : at + end - place], place)
+                place, at = place + written, at + written
+
+    def close(self) -> None:
+        """Unmap it."""
+        mapped = self._view.obj
+        self._view.release()
+        if isinstance(mapped, mmap.mmap):
+            mapped.close()
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[RamFile]:
+    """The RAM file at `path` for the block, which ends before its file does. Raises OSError."""
+    with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
+        file = RamFile(fd)
+        try:
+            yield file
+        finally:
+            file.close()
+
+
+def extents(fd: int, size_bytes: int) -> Iterator[Span]:
+    """The spans of a file that are no holes, up to a size. Raises OSError."""
+    at = 0
+    while at < size_bytes:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # only a hole is left
+                return
+            raise
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        yield start, min(at, size_bytes)
+
+
+@contextmanager
+def open_fd(fd: int) -> Iterator[int]:
+    """A descriptor for the block, closed after it."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)

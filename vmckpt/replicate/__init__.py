@@ -1,0 +1,1 @@
+"""Continuous replication: a standby that goes on with the guest within milliseconds."""

@@ -1,0 +1,73 @@
+"""How services are spoken with: one word in, one line of JSON out, over a Unix socket."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import HostDownError
+from vmckpt.hosts.host import Host
+from vmckpt.replicate.request import Files
+
+Answer = Callable[[str], Awaitable[dict[str, Any]]]
+# `stop` and `failover` answer when they are done.
+TIMEOUT_S = 60.0
+# How long answers that are under way at a service's end may take.
+LAST_WORDS_S = 2.0
+
+
+@asynccontextmanager
+async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
+    """Answer whoever asks at `path`, for the block; who has asked by its end still hears."""
+    unanswered = set[asyncio.Event]()
+
+    async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while word := (await reader.readline()).decode().strip():
+                unanswered.add(heard := asyncio.Event())
+                try:
+                    writer.write(json.dumps(await answer(word)).encode() + b"\n")
+                    await writer.drain()
+                finally:
+                    unanswered.discard(heard)
+                    heard.set()
+        except OSError:
+            return  # whoever asked has gone
+        finally:
+            writer.close()
+
+    path.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(visit, path)
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                for heard in tuple(unanswered):
+                    await heard.wait()
+
+
+async def ask(host: Host, files: Files, word: str) -> dict[str, Any]:
+    """What the service says to `word`. Raises HostDownError when there is none."""
+    reader, writer = await asyncio.open_connection(sock=await host.connect(files.control))
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            writer.write(f"{word}\n".encode())
+            line = await reader.readline()
+        if line:
+            said: dict[str, Any] = json.loads(line)
+            return said
+        why = "it ended before it answered"
+    except (OSError, TimeoutError) as exc:
+        why = str(exc) or f"no answer within {TIMEOUT_S:g} s"
+    finally:
+        writer.close()
+    raise HostDownError(
+        f"the replication's service on {host.name} does not answer '{word}'",
+        why=why,
+        remedy=f"see {files.log} there, and `vmckpt replicate status`",
+    )

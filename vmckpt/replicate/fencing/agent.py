@@ -1,0 +1,128 @@
+"""Runs fencing agents: programs that make a primary harmless and say so only when they know it.
+
+The contract, for whoever writes one:
+
+    AGENT [its own arguments] check     can it do its work? changes nothing
+    AGENT [its own arguments] fence     do it
+
+In the environment:
+
+    VMCKPT_FENCE_VM, _HOST    the VM, and the primary's host by its name in the inventory
+    VMCKPT_FENCE_HOLDER, _TERM    the primary by its name with the arbiter, and its term
+    VMCKPT_FENCE_MACHINE      boot id and process namespace there
+    VMCKPT_FENCE_PROCESSES    "PID:START ..." there: all that can let the guest's output out or
+                              write its disks; START in clock ticks since boot
+    VMCKPT_FENCE_TIMEOUT_S    after so long the agent is killed
+
+Exit status 0: check - it can; fence - *proved*: none of these processes will ever act again (they
+are seen to be gone, or the machine's power is seen to be off). Anything else, also no answer in
+time, proves nothing, and nothing is taken over on its account. The first line of standard output
+says what was seen; standard error says what went wrong. Fencing what is dead already succeeds.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError, TimedOutError
+from vmckpt.lease.rule import Holding
+from vmckpt.replicate.wire.messages import Process
+
+TIMEOUT_S = 10.0
+_MOST_SAID_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to fence: who holds the VM's term, where, and the processes that act for it."""
+
+    vm: str
+    holding: Holding
+    host: str
+    machine: str
+    processes: Sequence[Process]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The holder can act no more. `evidence`: what the agent has seen, in its words."""
+
+    holding: Holding
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An agent: its command line, and how long it may take."""
+
+    argv: tuple[str, ...]
+    timeout_s: float = TIMEOUT_S
+
+    async def check(self, target: Target) -> str:
+        """What the agent says of its means. Raises OperationFailedError: it cannot fence."""
+        return await self._run("check", target)
+
+    async def fence(self, target: Target) -> Proof:
+        """Have the target killed. Raises OperationFailedError: nothing is proved."""
+        return Proof(target.holding, await self._run("fence", target))
+
+    async def _run(self, action: str, target: Target) -> str:
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.argv, action, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+                env=os.environ | _environment(target, self.timeout_s), start_new_session=True,
+            )  # fmt: skip
+        except OSError as exc:
+            raise self._failed(action, target, f"{self.argv[0]} does not start: {exc}") from exc
+        try:
+            said, complaints = await asyncio.wait_for(process.communicate(), self.timeout_s)
+        except TimeoutError:
+            raise TimedOutError(
+                f"fencing agent {self.argv[0]} gave no answer for VM '{target.vm}'",
+                why=f"it did not end within {self.timeout_s:g} s",
+                remedy="see whether its means (network, power switch) work; nothing was proved",
+            ) from None
+        finally:
+            # What it started goes with it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if process.returncode != 0:
+            why = _line(complaints, -1) or f"it said nothing, with status {process.returncode}"
+            raise self._failed(action, target, why)
+        return _line(said, 0)
+
+    def _failed(self, action: str, target: Target, why: str) -> OperationFailedError:
+        return OperationFailedError(
+            f"fencing agent {self.argv[0]} failed to {action} {target.host} for VM '{target.vm}'",
+            why=why,
+            remedy="see to the agent; without its proof the primary's lease is waited out",
+        )
+
+
+def this_machine() -> str:
+    """By what an agent knows that it looks at the processes of this host, and of no other."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def _environment(target: Target, timeout_s: float) -> dict[str, str]:
+    return {
+        "VMCKPT_FENCE_VM": target.vm,
+        "VMCKPT_FENCE_HOST": target.host,
+        "VMCKPT_FENCE_HOLDER": target.holding.holder,
+        "VMCKPT_FENCE_TERM": str(target.holding.term),
+        "VMCKPT_FENCE_MACHINE": target.machine,
+        "VMCKPT_FENCE_PROCESSES": " ".join(f"{p.pid}:{p.start_ticks}" for p in target.processes),
+        "VMCKPT_FENCE_TIMEOUT_S": f"{timeout_s:g}",
+    }
+
+
+def _line(output: bytes, which: int) -> str:
+    lines = output[-_MOST_SAID_BYTES:].decode(errors="replace").strip().splitlines()
+    return lines[which].strip() if lines else ""

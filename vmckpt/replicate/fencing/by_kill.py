@@ -1,0 +1,128 @@
+"""vmckpt-fence-by-kill: a fencing agent that kills the primary's processes.
+
+    vmckpt-fence-by-kill [TRANSPORT ...] check|fence
+
+TRANSPORT is put before the commands `kill`, `cat` and `readlink`, and has them run on the primary's
+host: nothing for this machine, `nsenter -t PID ...`, `ssh HOST`. The contract stands in `agent`.
+
+Proof is that /proc, read through the transport after the kill, is the one that the primary named,
+by boot id and process namespace, shows init, and none of the processes: a pid that another process
+got since has another start, and a zombie without threads does nothing. A host that cannot be
+reached, or has started anew, is not fenced by this: it takes a power switch.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+POLL_S = 0.002
+USAGE = 2
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class CannotFenceError(Exception):
+    """Nothing is proved; says why."""
+
+
+def main() -> int:
+    """The agent's exit status."""
+    *transport, action = sys.argv[1:] or [""]
+    deadline_s = time.monotonic() + float(os.environ.get("VMCKPT_FENCE_TIMEOUT_S", "10"))
+    try:
+        targets = parse(os.environ["VMCKPT_FENCE_PROCESSES"])
+        machine = os.environ["VMCKPT_FENCE_MACHINE"]
+        if action == "check":
+            left = alive(transport, machine, targets)
+            print(f"reached the host; of its processes {len(left)} run")
+        elif action == "fence":
+            print(f"gone: {fence(transport, machine, targets, deadline_s)}")
+        else:
+            print(__doc__, file=sys.stderr)
+            return USAGE
+    except KeyError as missing:
+        print(f"{missing} is not in the environment", file=sys.stderr)
+        return USAGE
+    except (CannotFenceError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse(words: str) -> dict[int, int]:
+    """Start times by pid. Raises ValueError."""
+    starts = {}
+    for word in words.split():
+        pid, start_ticks = map(int, word.split(":"))
+        starts[pid] = start_ticks
+    if not starts or min(starts) < 2:
+        raise ValueError(f"'{words}' names no processes: nothing can be proved")
+    return starts
+
+
+def fence(
+    transport: Sequence[str], machine: str, targets: dict[int, int], deadline_s: float
+) -> str:
+    """Kill the targets; which are gone, as all are then. Raises CannotFenceError."""
+    while left := alive(transport, machine, targets):
+        if time.monotonic() > deadline_s:
+            raise CannotFenceError(f"processes {left} outlive SIGKILL")
+        run([*transport, "kill", "-KILL", *map(str, left)])
+        time.sleep(POLL_S)
+    return " ".join(map(str, targets))
+
+
+def alive(transport: Sequence[str], machine: str, targets: dict[int, int]) -> list[int]:
+    """Which of the targets can still act. Raises CannotFenceError when it cannot be seen."""
+    # Of init only root may ask it; what is answered must be as the primary said.
+    namespaces = set(run([*transport, "readlink", "/proc/1/ns/pid", "/proc/self/ns/pid"]))
+    paths = [f"/proc/{pid}/stat" for pid in (1, *targets)]
+    boot_id, *lines = run([*transport, "cat", BOOT_ID, *paths]) or [""]
+    if machine.split() != [boot_id, *namespaces]:
+        found = " ".join([boot_id, *sorted(namespaces)]) or "no answer"
+        raise CannotFenceError(f"the transport leads to {found}, the primary was on {machine}")
+    stats = dict(map(parse_stat, lines))
+    if 1 not in stats:
+        raise CannotFenceError("the host's processes cannot be seen through the transport")
+    return [pid for pid, start in targets.items() if pid in stats and stats[pid].acts(start)]
+
+
+class Stat(NamedTuple):
+    """Of /proc/PID/stat."""
+
+    state: str
+    threads: int
+    start_ticks: int
+
+    def acts(self, start_ticks: int) -> bool:
+        """Whether it is the process that began then, and any of its threads may still run."""
+        ended = self.state in "ZX" and self.threads <= 1
+        return self.start_ticks == start_ticks and not ended
+
+
+def parse_stat(line: str) -> tuple[int, Stat]:
+    """A process's pid and the rest. Raises ValueError."""
+    # The name stands in brackets and may hold anything but the end of a line.
+    pid, _, rest = line.partition(" (")
+    fields = rest.rpartition(")")[2].split()
+    if len(fields) < 20:
+        raise ValueError(f"'{line}' is no process")
+    return int(pid), Stat(fields[0], int(fields[17]), int(fields[19]))
+
+
+def run(argv: list[str]) -> list[str]:
+    """What a command prints; that it fails says nothing (a process may be gone)."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, text=True,
+            errors="replace",
+        )  # fmt: skip
+    except OSError as exc:
+        raise CannotFenceError(f"{argv[0]} does not start: {exc}") from exc
+    return done.stdout.splitlines()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

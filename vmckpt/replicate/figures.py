@@ -1,0 +1,65 @@
+"""What a replication has come to so far: counts, and the last few seconds' pauses."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from vmckpt.epoch.epoch import Epoch
+
+WINDOW = 512
+
+
+@dataclass(slots=True)
+class Figures:
+    """Kept by the primary; times on the monotonic clock."""
+
+    epochs: int = 0
+    pages: int = 0
+    raw_bytes: int = 0
+    acknowledged: int = 0
+    acknowledged_s: float = 0.0
+    _ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _pauses_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _held_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def taken(self, epoch: Epoch) -> None:
+        """An epoch has been captured."""
+        self.epochs += 1
+        self.pages += epoch.pages.count + epoch.early_pages
+        self.raw_bytes += len(epoch.pages.data) + len(epoch.device_state)
+        self._ends_s.append(time.monotonic())
+        self._pauses_s.append(epoch.pause.total_s)
+        self._pauses_s.extend(epoch.early_pauses_s)
+
+    def safe(self, number: int, captured_s: float) -> None:
+        """The standby has epoch `number`, whose pause began at `captured_s`."""
+        now_s = time.monotonic()
+        self.acknowledged, self.acknowledged_s = number, now_s
+        self._held_s.append(now_s - captured_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the status."""
+        pauses = sorted(self._pauses_s)
+        spread_s = self._ends_s[-1] - self._ends_s[0] if len(self._ends_s) > 1 else 0.0
+        held = sorted(self._held_s)
+        return {
+            "epochs": self.epochs,
+            "epochs_per_s": round((len(self._ends_s) - 1) / spread_s, 1) if spread_s else 0.0,
+            "pause_p50_ms": _ms(pauses, 0.50),
+            "pause_p99_ms": _ms(pauses, 0.99),
+            "pause_worst_ms": _ms(pauses, 1.0),
+            "safe_after_p50_ms": _ms(held, 0.50),
+            "dirty_pages": self.pages,
+            "raw_bytes": self.raw_bytes,
+            "acknowledged_epoch": self.acknowledged,
+            "lag_ms": round((time.monotonic() - self.acknowledged_s) * 1e3, 1)
+            if self.acknowledged
+            else None,
+        }
+
+
+def _ms(ascending: list[float], part: float) -> float | None:
+    if not ascending:
+        return None
+    return round(ascending[min(len(ascending) - 1, int(part * len(ascending)))] * 1e3, 2)

@@ -1,0 +1,72 @@
+"""What the standby hears of its primary: epochs, which it applies and acknowledges, and its end."""
+
+from contextlib import suppress
+
+from vmckpt.errors import HostDownError, VmckptError
+from vmckpt.lease.clock import boottime_s
+from vmckpt.replicate.channel import ALONE, Channel
+from vmckpt.replicate.replica import Replica, ram_pages
+from vmckpt.replicate.wire.epoch import Assembler
+from vmckpt.replicate.wire.frames import Head, Kind
+from vmckpt.replicate.wire.messages import (
+    Failure,
+    Hello,
+    Welcome,
+    decode_failure,
+    decode_hello,
+)
+
+# The connection ended without a word.
+LOST = "lost"
+
+
+class Following:
+    """One primary, as it was heard. `why` is how it ended; `heard_s` by `clock.boottime_s`."""
+
+    def __init__(self, name: str, replica: Replica) -> None:
+        self._name, self._replica = name, replica
+        self._assembler: Assembler | None = None
+        self.hello: Hello | None = None
+        self.heard_s = boottime_s()
+        self.term = self.received_bytes = 0
+        self.why = ""
+
+    async def receive(self, channel: Channel) -> str:
+        """Take epochs until the connection ends; by which word it did (see `channel`), or LOST."""
+        try:
+            while True:
+                head, payload = await channel.receive()
+                self.heard_s = boottime_s()
+                self.received_bytes += head.length_bytes
+                self.term = channel.inbound.highest_term = channel.outbound.term = head.term
+                if head.kind is Kind.FAILURE:
+                    failure = decode_failure(payload)
+                    self.why = f"{failure.what}: {failure.why}"
+                    return failure.kind
+                await self._take(channel, head, payload)
+        except HostDownError as exc:
+            self.why = exc.why
+            return LOST
+        except VmckptError as exc:
+            # What came is not to be trusted, or the replica: the primary hears of it, and goes on
+            # alone. This standby does not take over any more.
+            self.why = f"{exc.what}: {exc.why}"
+            with suppress(HostDownError):
+                await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
+            return ALONE
+
+    async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
+        if head.kind is Kind.HELLO:
+            self.hello = decode_hello(payload)
+            pages = ram_pages(self.hello.ram_bytes)
+            self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)
+            welcome = Welcome(self._name, self._replica.epoch or None)
+            await channel.send(channel.outbound.frame(Kind.WELCOME, 0, welcome.encode()))
+        elif head.kind is not Kind.HEARTBEAT and self._assembler is not None:
+            epoch = self._assembler.take(head, payload)
+            if epoch is not None:
+                # All of it is here. Nothing may come between the word and the deed: what was
+                # acknowledged is what the guest goes on from.
+                channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))
+                self._replica.apply(epoch)
+                await channel.send()

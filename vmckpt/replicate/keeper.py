@@ -1,0 +1,156 @@
+"""The primary's hold on its VM: the lease renewed in time, the guard told, solo or in sync.
+
+Decisions are `lease/primary.py`'s. The guest is stopped by the guard (epoch/guard.py) when the
+lease ends unrenewed, whatever this process is doing then.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+
+from vmckpt.errors import (
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
+from vmckpt.lease.clock import boottime_s
+from vmckpt.lease.lease import Held, Lease
+from vmckpt.lease.primary import Move, View, decide, may_release, may_run
+from vmckpt.lease.rule import Holding
+from vmckpt.lease.store import ArbiterDownError
+from vmckpt.replicate.channel import PATIENCE_S
+
+# What stopping the guest may take: the guard does it so long before the lease ends.
+MARGIN_S = 0.25
+RETRY_S, LOOK_S = 0.1, 0.05
+
+
+class Keeper:
+    """Until when the guest may run, and which of its output may leave."""
+
+    def __init__(self, lease: Lease, tell_guard: Callable[[str], None]) -> None:
+        self._lease, self._tell_guard = lease, tell_guard
+        self._term = 0
+        self._is_free, self._has_guard = False, True
+        self.replaced = asyncio.Event()
+        self.unanswered_since_s: float | None = None
+        self.acknowledged = -1
+
+    @property
+    def term(self) -> int:
+        """The term that is held."""
+        return self._term
+
+    def view(self) -> View:
+        """What its decisions rest on."""
+        return View(
+            term=self._term,
+            highest_term=self._lease.highest_term,
+            held_until_s=self._lease.held_until_s,
+            renew_from_s=self._lease.renew_from_s,
+            standing=self._lease.standing,
+            unanswered_since_s=self.unanswered_since_s,
+            acknowledged=self.acknowledged,
+        )
+
+    async def take(self, dead: Holding | None) -> None:
+        """Take the VM's next term. Raises as `Lease.take` does.
+
+        Nobody may take over yet: the guard hears of the lease when `keep` has renewed it.
+        """
+        held = await self._lease.take(dead)
+        self._term = held.term
+
+    async def keep(self) -> None:
+        """Renew the lease for ever; ends when another has been granted a higher term.
+
+        Raises OperationFailedError when the guard has died.
+        """
+        while not self.replaced.is_set():
+            if not self._has_guard:
+                raise OperationFailedError(
+                    "the guard beside the VM has died",
+                    why="whoever killed it, nobody would stop the guest at the lease's end",
+                    remedy="protect the VM again",
+                )
+            move = decide(self.view(), now_s=boottime_s(), margin_s=MARGIN_S, patience_s=PATIENCE_S)
+            if move is Move.STAND_DOWN:
+                self.replaced.set()
+            elif move in (Move.RENEW, Move.STOP_GUEST):
+                await self._renew()
+            else:
+                await asyncio.sleep(LOOK_S)
+
+    async def _renew(self) -> None:
+        try:
+            await self._lease.renew()
+            self._tell()
+        except RefusedError:
+            await self._settle()
+        except (ArbiterDownError, OutcomeUnknownError, StorageError):
+            await asyncio.sleep(RETRY_S)
+
+    async def _settle(self) -> None:
+        """The term seems not to be ours: see whose it is."""
+        try:
+            await self._lease.look()
+        except VmckptError:
+            await asyncio.sleep(RETRY_S)
+            return
+        if self._lease.highest_term > self._term or self._lease.held is None:
+            self.replaced.set()
+
+    async def in_sync(self, replica: str) -> bool:
+        """`replica` may take over from now on; tries for as long as it takes.
+
+        False when another has taken the term: this guest is not to run again.
+        """
+        return await self._recorded(lambda: self._lease.record_in_sync(replica))
+
+    async def solo(self) -> bool:
+        """No replica may take over any more; as `in_sync`."""
+        return await self._recorded(self._lease.record_solo)
+
+    async def _recorded(self, record: Callable[[], Awaitable[Held]]) -> bool:
+        while not self.replaced.is_set():
+            try:
+                await record()
+            except RefusedError:
+                await self._settle()
+            except (ArbiterDownError, OutcomeUnknownError, StorageError):
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._tell()
+                return True
+        return False
+
+    async def give_up(self) -> None:
+        """The guest is dead here: who is in sync may take over at once. Raises `give_up`'s."""
+        await self._lease.give_up()
+
+    def is_silent(self) -> bool:
+        """Whether the standby has left an epoch unanswered for too long."""
+        since_s = self.unanswered_since_s
+        return since_s is not None and boottime_s() - since_s > PATIENCE_S
+
+    def may_run(self) -> bool:
+        """Whether the guest's vCPUs may run now."""
+        return may_run(self.view(), now_s=boottime_s(), margin_s=MARGIN_S)
+
+    def may_release(self, epoch: int) -> bool:
+        """Whether the output of `epoch` may leave now."""
+        return may_release(self.view(), epoch, now_s=boottime_s(), margin_s=0.0)
+
+    def free(self) -> None:
+        """The guest may run for as long as it likes: no replica may take over any more."""
+        self._is_free = True
+        self._tell()
+
+    def _tell(self) -> None:
+        until_s = math.inf if self._is_free else self._lease.held_until_s - MARGIN_S
+        try:
+            self._tell_guard(f"{until_s:.3f}")
+        except OSError:
+            self._has_guard = False

@@ -1,0 +1,163 @@
+"""The primary's service: what surrounds the protection of a VM, from its lock to its end."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+from vmckpt.epoch import guard
+from vmckpt.epoch.capture import capturing
+from vmckpt.epoch.output import HeldOutput
+from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.hosts.deadman import armed, attended
+from vmckpt.hosts.process import identify
+from vmckpt.hosts.remote.tls import open_link
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Span
+from vmckpt.lease.rule import Claimant, Holding
+from vmckpt.qemu.monitor import session
+from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.channel import Channel
+from vmckpt.replicate.control import answering
+from vmckpt.replicate.fencing.agent import this_machine
+from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.protection import Grip, Protection
+from vmckpt.replicate.request import Files, Request, read_request
+from vmckpt.replicate.wire.frames import Kind
+from vmckpt.replicate.wire.messages import Hello, Process, Welcome, decode_welcome
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import owner, read_again
+from vmckpt.vm.paths import lock_path
+
+HELLO_S, REQUEST_S, POLL_S = 10.0, 60.0, 0.02
+
+
+async def serve_primary(directory: Path, own_command: list[str]) -> None:
+    """Protect the VM until that ends; then it runs unprotected, or on the standby, or is off.
+
+    Raises what keeps it from beginning: nothing was changed then.
+    """
+    files = Files(directory)
+    request = await _await_request(directory)
+    host = request.primary
+    async with AsyncExitStack() as stack:
+        action = f"replicate to {request.standby.name}"
+        lock = lock_path(host.state_dir, request.vm)
+        await stack.enter_async_context(host.lock(lock, owner(action, request.run)))
+        found = await read_vm(host, request.vm)
+        if found is None:
+            raise NotFoundError(
+                f"'{request.vm}' is not on {host.name} any more",
+                why="it was moved or removed meanwhile",
+                remedy="see `vmckpt vm list`",
+            )
+        vm = await read_again(found)
+        tell_guard = stack.enter_context(_guarded(vm, files))
+        lease, dead = await _entitled(request)
+        keeper = Keeper(lease, tell_guard)
+        await keeper.take(dead)
+        recovery = [*own_command, "replica", "recover", str(directory)]
+        stack.enter_context(armed(recovery, files.recovery_log))
+        channel = await _connect(request, keeper.term)
+        stack.callback(channel.abort)
+        welcome = await _greet(channel, request, vm)
+        monitor = await stack.enter_async_context(
+            session(await host.connect(vm.qemu.files.operator), request.vm)
+        )
+        nics = [f"net{number}" for number in range(len(vm.spec.nics))]
+        output = HeldOutput(monitor, nics if request.options.holds_output else [])
+        ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
+        capture = await stack.enter_async_context(
+            capturing(vm.qemu.process.pid, ram_file, monitor, output)
+        )
+        protection = Protection(
+            request, files, Grip(vm, monitor, capture, output),
+            keeper=keeper, channel=channel, replica=welcome.replica,
+        )  # fmt: skip
+        await stack.enter_async_context(answering(files.control, protection.answer))
+        await protection.run()
+
+
+async def _await_request(directory: Path) -> Request:
+    """The request, once it has come: the process is started before that."""
+    given_up_s = asyncio.get_running_loop().time() + REQUEST_S
+    files = Files(directory)
+    while not files.request.exists() and asyncio.get_running_loop().time() < given_up_s:
+        if not directory.exists():
+            break
+        await asyncio.sleep(POLL_S)
+    return read_request(directory)
+
+
+async def _entitled(request: Request) -> tuple[Lease, Holding | None]:
+    """A lease of the VM that is at home here, and whose term it follows.
+
+    Whoever holds the VM's lock where it is at home goes on from whoever held it before, whose
+    process is dead: unless a replica of that one may take over. Raises RefusedError.
+    """
+    store, name = open_arbiter(request.options.arbiter), f"{request.primary.name}/{request.run}"
+    found = await store.read(request.vm)
+    span = Span(request.options.lease_s)
+    if found is None:
+        return Lease(store, request.vm, Claimant(name), span), None
+    record = found.record
+    if record.in_sync is not None:
+        raise RefusedError(
+            f"'{request.vm}' is protected already",
+            why=f"{record.in_sync} may take over from {record.holder}, as the arbiter has it",
+            remedy=f"vmckpt replicate stop {request.vm}",
+        )
+    claimant = Claimant(name, succeeds=record.holder)
+    return Lease(store, request.vm, claimant, span), Holding(record.term, record.holder)
+
+
+@contextmanager
+def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
+    """A guard beside the VM for the block; it is told by what this gives."""
+    with attended(guard_command(vm), files.guard_log) as tell:
+        yield tell
+
+
+def guard_command(vm: Vm) -> list[str]:
+    """The command line of the guard of a VM's QEMU; nothing else has it."""
+    program, rescue = str(Path(guard.__file__)), str(vm.qemu.files.rescue)
+    return [sys.executable, "-I", "-S", program, rescue, str(vm.qemu.process.pid)]
+
+
+async def _connect(request: Request, term: int) -> Channel:
+    if request.place is None:
+        raise OperationFailedError(
+            "the primary was not told where its standby is",
+            why="its request has no place",
+            remedy="begin anew: vmckpt replicate start",
+        )
+    wire = await open_link(request.standby.name, request.place)
+    return Channel(wire.reader, wire.writer, term)
+
+
+async def _greet(channel: Channel, request: Request, vm: Vm) -> Welcome:
+    """Say who we are. Raises HostDownError, OperationFailedError, WireError."""
+    itself = identify(os.getpid())
+    emitters = tuple(
+        Process(which.pid, which.start_ticks) for which in (itself, vm.qemu.process) if which
+    )
+    hello = Hello(
+        vm=vm.name,
+        holder=f"{request.primary.name}/{request.run}",
+        host=request.primary.name,
+        machine=this_machine(),
+        ram_bytes=vm.spec.memory_bytes,
+        emitters=emitters,
+    )
+    async with asyncio.timeout(HELLO_S):
+        await channel.send(channel.outbound.frame(Kind.HELLO, 0, hello.encode()))
+        head, payload = await channel.receive()
+    if head.kind is not Kind.WELCOME:
+        raise OperationFailedError(
+            f"{request.standby.name} does not welcome its primary",
+            why=f"it said {head}",
+            remedy="install the same vmckpt on both sides",
+        )
+    return decode_welcome(payload)

@@ -1,0 +1,53 @@
+"""The standby's copy of the guest: its RAM file, and the last whole epoch's device state."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vmckpt.memory.ram_file import PAGE_BYTES, mapped
+from vmckpt.replicate.wire.epoch import Epoch
+from vmckpt.replicate.wire.pages import Words, as_words
+
+
+class Replica:
+    """A guest as of the last epoch that was applied. Of none before the first with devices.
+
+    Epochs without device state bring the memory of a guest that is still being copied.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self.epoch, self.device_state = 0, b""
+
+    @property
+    def complete(self) -> bool:
+        """Whether a guest can go on from it."""
+        return bool(self.device_state)
+
+    def apply(self, epoch: Epoch) -> None:
+        """Bring it to a whole epoch. Raises DamagedError: then it is of no use any more."""
+        # Should this raise, or this process die in it, the memory is of no one epoch.
+        self.device_state = b""
+        for batch in epoch.batches:
+            batch.apply(self._words)
+        self.epoch, self.device_state = epoch.number, epoch.device_state
+
+
+@contextmanager
+def replica_in(ram_file: Path) -> Iterator[Replica]:
+    """An empty replica in a RAM file, for the block; memory for all of it is had beforehand.
+
+    Raises OSError (ENOSPC: there is not enough).
+    """
+    with mapped(ram_file) as ram:
+        ram.reserve()
+        replica = Replica(as_words(ram.view))
+        try:
+            yield replica
+        finally:
+            del replica._words
+
+
+def ram_pages(ram_bytes: int) -> int:
+    """How many pages a guest has."""
+    return ram_bytes // PAGE_BYTES

@@ -1,0 +1,159 @@
+"""What a replication is asked to do, and the files by which its services are spoken with.
+
+STATE/replicas/VM on both hosts: request.json, status.json (as it last was), control.sock, and what
+the processes there say besides.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.errors import NotFoundError
+from vmckpt.hosts.entries import fields_to_json, parse_fields
+from vmckpt.hosts.host import Entry, Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote.tls import Place
+
+FORMAT = 1
+DIRECTORY = "replicas"
+# What a standby's status says when it has taken the guest over.
+PROMOTED = "promoted"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the operator wishes. `epoch_s` of None adapts itself.
+
+    `arbiter` is where the leases are (`arbiter.py`), `fence` the command line of a fencing agent
+    (`fencing/agent.py`), empty where the standby kills by itself, or waits. `holds_output`: nothing
+    that the guest sends leaves before the standby has the state that sent it. `lease_s`: how long a
+    silent primary is waited for where it is not fenced.
+    """
+
+    arbiter: str
+    fence: tuple[str, ...] = ()
+    epoch_s: float | None = 0.025
+    max_pause_s: float = 0.010
+    holds_output: bool = True
+    lease_s: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a service has below a host's state directory."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, host: Host | Entry, vm: str) -> Self:
+        """Those of a VM on a host."""
+        return cls(host.state_dir / DIRECTORY / vm)
+
+    @property
+    def request(self) -> Path:
+        """What is to be done."""
+        return self.path / "request.json"
+
+    @property
+    def status(self) -> Path:
+        """How it was when the service last wrote it down; at its end: why it ended."""
+        return self.path / "status.json"
+
+    @property
+    def control(self) -> Path:
+        """Where the service is spoken with."""
+        return self.path / "control.sock"
+
+    @property
+    def log(self) -> Path:
+        """What the service says besides."""
+        return self.path / "link.log"
+
+    @property
+    def guard_log(self) -> Path:
+        """What the guard did (primary)."""
+        return self.path / "guard.log"
+
+    @property
+    def recovery_log(self) -> Path:
+        """What the dead-man's switch did (primary)."""
+        return self.path / "recovery.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One replication, as both services are told of it.
+
+    `one_machine`: both hosts' processes are this kernel's, so that each side can see and kill the
+    other's. `qemu_id` is of the primary's QEMU. `place` is where the standby listens; only the
+    primary is told.
+    """
+
+    run: str
+    vm: str
+    spec: str
+    platform: Mapping[str, str]
+    primary: LocalHost
+    standby: LocalHost
+    options: Options
+    one_machine: bool
+    qemu_id: str
+    place: Place | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For its file."""
+        return {
+            "format": FORMAT,
+            "run": self.run,
+            "vm": self.vm,
+            "spec": self.spec,
+            "platform": dict(self.platform),
+            "primary": {"name": self.primary.name, **fields_to_json(self.primary)},
+            "standby": {"name": self.standby.name, **fields_to_json(self.standby)},
+            "options": asdict(self.options),
+            "one_machine": self.one_machine,
+            "qemu_id": self.qemu_id,
+            "place": asdict(self.place) if self.place else None,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse. Raises ValueError, KeyError or TypeError."""
+        if data["format"] != FORMAT:
+            raise ValueError("written by another version of vmckpt")
+        return cls(
+            run=data["run"],
+            vm=data["vm"],
+            spec=data["spec"],
+            platform=data["platform"],
+            primary=_host(data["primary"]),
+            standby=_host(data["standby"]),
+            options=Options(**data["options"] | {"fence": tuple(data["options"]["fence"])}),
+            one_machine=data["one_machine"],
+            qemu_id=data["qemu_id"],
+            place=Place(**data["place"]) if data["place"] else None,
+        )
+
+
+def read_request(directory: Path) -> Request:
+    """The request below a service's directory. Raises NotFoundError."""
+    path = Files(directory).request
+    try:
+        return Request.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise NotFoundError(
+            "nothing is to be replicated here",
+            why=f"{path}: {exc}",
+            remedy="see `vmckpt replicate status`",
+        ) from exc
+
+
+def as_itself(host: Host) -> LocalHost:
+    """A host as a service that runs there has it."""
+    return LocalHost(host.name, **parse_fields(fields_to_json(host)))
+
+
+def _host(data: Mapping[str, Any]) -> LocalHost:
+    return LocalHost(data["name"], **parse_fields(data))

@@ -1,0 +1,214 @@
+"""An epoch as frames, both ways: composed by the primary, put together by the standby.
+
+    BEGIN, then PAGES, DEVICE and DISK in any number and order, then COMMIT
+
+What is applied to the replica is an `Epoch`: all of it has come and its checksums hold.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from vmckpt.replicate.wire import messages
+from vmckpt.replicate.wire.errors import damaged, senseless
+from vmckpt.replicate.wire.frames import Buffer, Head, Kind, Outbound
+from vmckpt.replicate.wire.messages import Begin, Commit, Disk, DiskWrite
+from vmckpt.replicate.wire.pages import Encoder, Numbers, PageBatch, Words, decode
+from vmckpt.replicate.wire.sections import Packer
+
+# A device state is sent in pieces, so that it needs no room of its own at once.
+_DEVICE_BYTES = 1 << 20
+# Writes are sent in frames of this size, or one write's if that is more.
+_DISK_BYTES = 1 << 20
+_PARTS = frozenset({Kind.PAGES, Kind.DEVICE, Kind.DISK})
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What has gone, or come, since BEGIN."""
+
+    frames: int = 0
+    pages: int = 0
+    device_bytes: int = 0
+    disk_bytes: int = 0
+    crc: int = 0
+
+    def add(self, head_crc: int) -> None:
+        self.frames += 1
+        self.crc = zlib.crc32(head_crc.to_bytes(4), self.crc)
+
+    def as_commit(self) -> Commit:
+        return Commit(self.frames, self.pages, self.device_bytes, self.disk_bytes, self.crc)
+
+
+class Composer:
+    """The primary's end of a connection: every method gives frames to send, in that order.
+
+    A frame is a list of buffers, of which the contents of whole pages, device state and disk writes
+    that are not packed are the caller's own: they must stay as they are until they are sent.
+    """
+
+    def __init__(self, outbound: Outbound, encoder: Encoder) -> None:
+        self.outbound, self.encoder = outbound, encoder
+        self.device_packer, self.disk_packer = Packer(), Packer()
+        self._epoch, self._totals = 0, _Totals()
+
+    def tell_link(self, link_bytes_per_s: float) -> None:
+        """How fast the link is: what packs is chosen by it. 0 packs all, inf nothing."""
+        packers = self.encoder.patches, self.encoder.wholes, self.device_packer, self.disk_packer
+        for packer in packers:
+            packer.link_bytes_per_s = link_bytes_per_s
+
+    def begin(self, epoch: int, begin: Begin) -> list[Buffer]:
+        """The first frame of `epoch`, which is above `begin.base`."""
+        self._epoch, self._totals = epoch, _Totals()
+        return self._part(Kind.BEGIN, begin.encode())
+
+    def pages(self, numbers: Numbers, contents: Words) -> Iterator[list[Buffer]]:
+        """Frames for pages, by number, and what they hold. Those that are as they were give none.
+
+        A page may come again in an epoch: the later content counts.
+        """
+        for pages, payload in self.encoder.batches(numbers, contents):
+            self._totals.pages += pages
+            yield self._part(Kind.PAGES, payload)
+
+    def device(self, state: Buffer) -> Iterator[list[Buffer]]:
+        """Frames for the device state."""
+        view = memoryview(state).cast("B")
+        for at in range(0, len(view), _DEVICE_BYTES):
+            piece = view[at : at + _DEVICE_BYTES]
+            self._totals.device_bytes += len(piece)
+            payload = messages.encode_device([piece], self.device_packer)
+            yield self._part(Kind.DEVICE, payload)
+
+    def disk(self, writes: Sequence[DiskWrite]) -> Iterator[list[Buffer]]:
+        """Frames for disk writes, in the order in which the guest made them."""
+        some: list[DiskWrite] = []
+        some_bytes = 0
+        for write in writes:
+            length = memoryview(write.data).nbytes
+            if some and some_bytes + length > _DISK_BYTES:
+                yield self._writes(some, some_bytes)
+                some, some_bytes = [], 0
+            some.append(write)
+            some_bytes += length
+        if some:
+            yield self._writes(some, some_bytes)
+
+    def commit(self) -> list[Buffer]:
+        """The last frame of the epoch."""
+        return self.outbound.frame(Kind.COMMIT, self._epoch, self._totals.as_commit().encode())
+
+    def _writes(self, writes: Sequence[DiskWrite], data_bytes: int) -> list[Buffer]:
+        self._totals.disk_bytes += data_bytes
+        return self._part(Kind.DISK, messages.encode_writes(writes, self.disk_packer))
+
+    def _part(self, kind: Kind, payload: list[Buffer]) -> list[Buffer]:
+        frame = self.outbound.frame(kind, self._epoch, payload)
+        self._totals.add(int.from_bytes(memoryview(frame[0])[-4:]))
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """All of an epoch, checked, and applied to nothing yet. Batches are to be applied in order."""
+
+    number: int
+    term: int
+    base: int
+    batches: Sequence[PageBatch]
+    device_state: bytes
+    writes: Sequence[DiskWrite]
+
+
+@dataclass(slots=True)
+class _Open:
+    """An epoch of which parts have come."""
+
+    number: int
+    term: int
+    begin: Begin
+    batches: list[PageBatch] = field(default_factory=list)
+    device: list[memoryview] = field(default_factory=list)
+    writes: list[DiskWrite] = field(default_factory=list)
+    totals: _Totals = field(default_factory=_Totals)
+
+
+class Assembler:
+    """The standby's end of a connection: takes frames that `Inbound` and `require_whole` let by.
+
+    `last`: the epoch that the replica holds; 0: it is empty.
+    """
+
+    def __init__(self, ram_pages: int, disks: Sequence[Disk], *, last: int) -> None:
+        self.last = last
+        self._ram_pages, self._disks = ram_pages, disks
+        self._open: _Open | None = None
+
+    @property
+    def begun(self) -> tuple[int, Begin] | None:
+        """The epoch that is under way, and what it began with."""
+        return (self._open.number, self._open.begin) if self._open else None
+
+    def take(self, head: Head, payload: memoryview) -> Epoch | None:
+        """One frame of an epoch. Returns the epoch with its last one, else None.
+
+        `payload` is kept, not copied. Raises DamagedError, WireError: then the connection is to be
+        ended, and what has come of this epoch dropped.
+        """
+        if head.kind is Kind.BEGIN:
+            self._begin(head, messages.decode_begin(payload))
+            return None
+        now = self._open
+        if now is None or now.number != head.epoch or now.term != head.term:
+            raise senseless(f"{head} comes unasked", "no such epoch has begun")
+        if head.kind is Kind.COMMIT:
+            return self._commit(now, messages.decode_commit(payload))
+        if head.kind not in _PARTS:
+            raise senseless(
+                f"{head} is no part of an epoch", "a frame of another kind was expected"
+            )
+        self._part(now, head, payload)
+        return None
+
+    def _begin(self, head: Head, begin: Begin) -> None:
+        if self._open is not None:
+            raise senseless(f"{head} comes too early", f"epoch {self._open.number} has no end yet")
+        if begin.base != self.last or head.epoch <= self.last:
+            raise senseless(
+                f"epoch {head.epoch} does not fit",
+                f"it stands on {begin.base}, here is {self.last}",
+            )
+        self._open = _Open(head.epoch, head.term, begin)
+        self._open.totals.add(head.crc)
+
+    def _part(self, now: _Open, head: Head, payload: memoryview) -> None:
+        totals = now.totals
+        totals.add(head.crc)
+        if head.kind is Kind.PAGES:
+            now.batches.append(decode(payload, self._ram_pages))
+            totals.pages += now.batches[-1].pages
+        elif head.kind is Kind.DEVICE:
+            now.device.append(messages.decode_device(payload))
+            totals.device_bytes += len(now.device[-1])
+        else:
+            writes = messages.decode_writes(payload, self._disks)
+            now.writes += writes
+            totals.disk_bytes += sum(len(write.data) for write in writes)
+
+    def _commit(self, now: _Open, commit: Commit) -> Epoch:
+        if commit != now.totals.as_commit():
+            raise damaged(
+                f"epoch {now.number} is not whole",
+                f"sent were {commit}, here are {now.totals.as_commit()}",
+            )
+        self._open, self.last = None, now.number
+        return Epoch(
+            now.number,
+            now.term,
+            now.begin.base,
+            tuple(now.batches),
+            b"".join(now.device),
+            tuple(now.writes),
+        )

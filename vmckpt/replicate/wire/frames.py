@@ -1,0 +1,132 @@
+"""Messages between primary and standby, framed: what travels is this head, then the payload.
+
+    offset 0   payload's length, bytes       unsigned 32 bit, big-endian, as all numbers in heads
+           4   kind                          unsigned 8 bit
+           5   zero                          3 bytes
+           8   term                          unsigned 64 bit
+          16   epoch                         unsigned 64 bit; 0 where there is none
+          24   frames sent before this one   unsigned 32 bit, per direction of a connection
+          28   CRC-32 of the payload         unsigned 32 bit
+          32   CRC-32 of bytes 0 to 31       unsigned 32 bit
+
+So one flipped bit anywhere is found, and a frame that is missing, doubled or out of order too.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from vmckpt.replicate.wire.errors import StaleTermError, damaged, senseless
+
+Buffer = bytes | bytearray | memoryview
+# Longer than any frame that is sent; a longer one is noise.
+MOST_BYTES = 64 << 20
+_HEAD = struct.Struct(">IB3xQQII")
+_CRC = struct.Struct(">I")
+HEAD_BYTES = _HEAD.size + _CRC.size
+
+
+class Kind(IntEnum):
+    """What a frame is; `messages` says what its payload is."""
+
+    HELLO = 1
+    WELCOME = 2
+    BEGIN = 3
+    PAGES = 4
+    DEVICE = 5
+    DISK = 6
+    COMMIT = 7
+    ACK = 8
+    HEARTBEAT = 9
+    FAILURE = 10
+
+
+_KINDS = frozenset(kind.value for kind in Kind)
+
+
+class Head(NamedTuple):
+    """What stands before a payload."""
+
+    length_bytes: int
+    kind: Kind
+    term: int
+    epoch: int
+    sequence: int
+    payload_crc: int
+    crc: int
+
+    def __str__(self) -> str:
+        return f"frame {self.sequence} ({self.kind.name} of epoch {self.epoch})"
+
+
+class Outbound:
+    """Frames for one direction of a connection, numbered. All carry `term`."""
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+        self.sequence = 0
+        self.sent_bytes = 0
+
+    def frame(self, kind: Kind, epoch: int, parts: Iterable[Buffer]) -> list[Buffer]:
+        """The next frame: its head, and `parts` as they are, not copied."""
+        payload = list(parts)
+        length_bytes, crc = 0, 0
+        for part in payload:
+            length_bytes += len(part) if isinstance(part, bytes) else memoryview(part).nbytes
+            crc = zlib.crc32(part, crc)
+        head = _HEAD.pack(length_bytes, kind, self.term, epoch, self.sequence, crc)
+        self.sequence += 1
+        self.sent_bytes += HEAD_BYTES + length_bytes
+        return [head + _CRC.pack(zlib.crc32(head)), *payload]
+
+
+class Inbound:
+    """Checks one direction of a connection: each frame once, in order, none of a lower term.
+
+    `highest_term` is to be raised whenever a higher term is seen granted.
+    """
+
+    def __init__(self, highest_term: int) -> None:
+        self.highest_term = highest_term
+        self.sequence = 0
+
+    def head(self, data: Buffer) -> Head:
+        """The next frame's head, of exactly HEAD_BYTES bytes.
+
+        Raises DamagedError, WireError, StaleTermError.
+        """
+        (crc,) = _CRC.unpack_from(data, _HEAD.size)
+        if zlib.crc32(data[: _HEAD.size]) != crc:
+            raise damaged(
+                f"the head of frame {self.sequence} is damaged", "its checksum does not hold"
+            )
+        length_bytes, kind, term, epoch, sequence, payload_crc = _HEAD.unpack_from(data)
+        if length_bytes > MOST_BYTES or kind not in _KINDS:
+            raise senseless(
+                f"frame {self.sequence} is none", f"kind {kind} with {length_bytes} bytes"
+            )
+        head = Head(length_bytes, Kind(kind), term, epoch, sequence, payload_crc, crc)
+        if head.sequence != self.sequence:
+            raise damaged(f"frame {self.sequence} is missing", f"in its place came {head}")
+        self.sequence += 1
+        require_term(head, self.highest_term)
+        return head
+
+
+def require_whole(head: Head, payload: Buffer) -> None:
+    """Raises DamagedError unless `payload` is what was sent."""
+    if memoryview(payload).nbytes != head.length_bytes or zlib.crc32(payload) != head.payload_crc:
+        raise damaged(f"{head} is damaged", "the checksum of its payload does not hold")
+
+
+def require_term(head: Head, highest: int) -> None:
+    """Raises StaleTermError when a term above the sender's was seen granted."""
+    if head.term < highest:
+        raise StaleTermError(
+            f"{head} of term {head.term} is refused",
+            why=f"term {highest} was granted",
+            remedy="whoever sent it was replaced: stop its guest, and protect the VM from where "
+            "it runs now",
+        )

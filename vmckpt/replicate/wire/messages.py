@@ -1,0 +1,265 @@
+"""What the payloads hold, but for pages (`pages`); each class is one kind of frame.
+
+HELLO, WELCOME, FAILURE   JSON
+BEGIN      base epoch, pages, disk bytes              3 x unsigned 64 bit, big-endian
+DEVICE     one section (`sections`): a piece of the device state
+DISK       one section: how many writes (unsigned 32 bit, little-endian); for each its disk,
+           offset and length (3 x unsigned 64 bit, little-endian); then their data
+COMMIT     frames, pages, device bytes, disk bytes    4 x unsigned 64 bit, big-endian
+           CRC-32 over the heads' CRC-32s since and with BEGIN's    unsigned 32 bit
+ACK        empty: the head's epoch and all before it are safe with the standby
+HEARTBEAT  the sender's clock; the last reading of the other's that it got   2 x 64 bit, ns
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple, TypeVar
+
+from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.frames import Buffer
+from vmckpt.replicate.wire.sections import Packer, unpack
+
+# Both sides have to speak the same; it changes when a frame or a payload does.
+PROTOCOL = 1
+_BEGIN = struct.Struct(">QQQ")
+_COMMIT = struct.Struct(">QQQQI")
+_HEARTBEAT = struct.Struct(">QQ")
+_COUNT = struct.Struct("<I")
+_WRITE = struct.Struct("<QQQ")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk that is copied: writes name it by its place in HELLO."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who has to be dead before another may act: a pid, and its start in ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The primary's first frame. `holder` is its name with the arbiter, `host` where it is.
+
+    `machine` is by what a fencing agent knows that host again; `emitters` are the processes there
+    that can let the guest's output out or write its disks.
+    """
+
+    vm: str
+    holder: str
+    host: str
+    machine: str
+    ram_bytes: int
+    disks: tuple[Disk, ...] = ()
+    emitters: tuple[Process, ...] = ()
+    protocol: int = PROTOCOL
+
+    def encode(self) -> list[Buffer]:
+        """As a payload."""
+        return [_json(asdict(self))]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The standby's first frame. `replica` is what the arbiter will know it by.
+
+    `epoch`: the last one that it has as a whole; None: it has nothing.
+    """
+
+    replica: str
+    epoch: int | None = None
+    protocol: int = PROTOCOL
+
+    def encode(self) -> list[Buffer]:
+        """As a payload."""
+        return [_json(asdict(self))]
+
+
+class Begin(NamedTuple):
+    """An epoch begins, which stands on epoch `base` and all before it (0: on an empty replica).
+
+    `pages` and `disk_bytes`: how much is known to come; passes while the guest runs add to it.
+    """
+
+    base: int
+    pages: int
+    disk_bytes: int
+
+    def encode(self) -> list[Buffer]:
+        """As a payload."""
+        return [_BEGIN.pack(*self)]
+
+
+class Commit(NamedTuple):
+    """The epoch's end: what must have come since BEGIN, for it to be whole."""
+
+    frames: int
+    pages: int
+    device_bytes: int
+    disk_bytes: int
+    crc: int
+
+    def encode(self) -> list[Buffer]:
+        """As a payload."""
+        return [_COMMIT.pack(*self)]
+
+
+class Heartbeat(NamedTuple):
+    """`sent_ns`: the sender's clock. `heard_ns`: the last `sent_ns` that it had from the other."""
+
+    sent_ns: int
+    heard_ns: int
+
+    def encode(self) -> list[Buffer]:
+        """As a payload."""
+        return [_HEARTBEAT.pack(*self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the sender ends the connection, in the words of an error."""
+
+    kind: str
+    what: str
+    why: str
+    remedy: str
+
+    def encode(self) -> list[Buffer]:
+        """As a payload."""
+        return [_json(asdict(self))]
+
+
+class DiskWrite(NamedTuple):
+    """The guest wrote `data` at `offset_bytes` of the disk with that place in HELLO."""
+
+    disk: int
+    offset_bytes: int
+    data: Buffer
+
+
+def encode_device(state: Sequence[Buffer], packer: Packer) -> list[Buffer]:
+    """A DEVICE payload: a piece of the device state, which goes on in the next one."""
+    return packer.pack(state)
+
+
+def decode_device(payload: memoryview) -> memoryview:
+    """The piece of device state. Raises WireError."""
+    return unpack(payload, 1)[0]
+
+
+def encode_writes(writes: Sequence[DiskWrite], packer: Packer) -> list[Buffer]:
+    """A DISK payload: writes in the order in which the guest made them."""
+    table = [_COUNT.pack(len(writes))]
+    table += [_WRITE.pack(disk, offset, memoryview(data).nbytes) for disk, offset, data in writes]
+    return packer.pack([b"".join(table), *(write.data for write in writes)])
+
+
+def decode_writes(payload: memoryview, disks: Sequence[Disk]) -> list[DiskWrite]:
+    """The writes, in order. Raises WireError, also when one is outside its disk."""
+    (content,) = unpack(payload, 1)
+    count = _unpacked(_COUNT, content[: _COUNT.size])[0]
+    data_at = at = _COUNT.size + count * _WRITE.size
+    if data_at > len(content):
+        raise senseless("disk writes end too early", f"{count} writes in {len(content)} bytes")
+    found = []
+    for disk, offset, length in _WRITE.iter_unpack(content[_COUNT.size : data_at]):
+        if disk >= len(disks) or offset + length > disks[disk].size_bytes:
+            raise senseless(
+                "a write is outside its disk", f"disk {disk}, {offset} + {length} bytes"
+            )
+        found.append(DiskWrite(disk, offset, content[at : at + length]))
+        at += length
+    if at != len(content):
+        raise senseless("disk writes have another length", f"{at} bytes in {len(content)}")
+    return found
+
+
+def decode_hello(payload: Buffer) -> Hello:
+    """Raises WireError, also when it is of another protocol."""
+    value = _json_object(payload, "HELLO")
+    disks = tuple(_made(Disk, one) for one in _list(value, "disks"))
+    emitters = tuple(_made(Process, one) for one in _list(value, "emitters"))
+    return _made(Hello, value | {"disks": disks, "emitters": emitters})
+
+
+def decode_welcome(payload: Buffer) -> Welcome:
+    """Raises WireError, also when it is of another protocol."""
+    return _made(Welcome, _json_object(payload, "WELCOME"))
+
+
+def decode_failure(payload: Buffer) -> Failure:
+    """Raises WireError."""
+    return _made(Failure, _json_object(payload, "FAILURE"))
+
+
+def decode_begin(payload: Buffer) -> Begin:
+    """Raises WireError."""
+    return Begin(*_unpacked(_BEGIN, payload))
+
+
+def decode_commit(payload: Buffer) -> Commit:
+    """Raises WireError."""
+    return Commit(*_unpacked(_COMMIT, payload))
+
+
+def decode_heartbeat(payload: Buffer) -> Heartbeat:
+    """Raises WireError."""
+    return Heartbeat(*_unpacked(_HEARTBEAT, payload))
+
+
+def _unpacked(form: struct.Struct, payload: Buffer) -> tuple[int, ...]:
+    if len(payload) != form.size:
+        raise senseless("a payload has another length", f"{len(payload)} bytes, not {form.size}")
+    return form.unpack(payload)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _json_object(payload: Buffer, kind: str) -> dict[str, Any]:
+    try:
+        value = json.loads(bytes(payload))
+    except ValueError as exc:
+        raise senseless(f"{kind} is no JSON", str(exc)) from exc
+    if not isinstance(value, dict):
+        raise senseless(f"{kind} is no object", f"it is {type(value).__name__}")
+    protocol = value.get("protocol", PROTOCOL)
+    if protocol != PROTOCOL:
+        raise senseless(f"{kind} is of another protocol", f"{protocol} there, {PROTOCOL} here")
+    return value
+
+
+def _list(value: dict[str, Any], name: str) -> list[Any]:
+    found = value.get(name)
+    if not isinstance(found, list):
+        raise senseless(f"a message lacks {name}", f"it has {', '.join(value)}")
+    return found
+
+
+def _made(kind: type[T], value: object) -> T:
+    """The message, each field of the type that its class says."""
+    places = fields(kind)  # type: ignore[arg-type]
+    if not isinstance(value, dict) or value.keys() != {place.name for place in places}:
+        raise senseless(f"{kind.__name__} has other fields", f"{value!r:.200}")
+    for place in places:
+        right = _SIMPLE.get(place.type, tuple)
+        given = value[place.name]
+        if not isinstance(given, right) or isinstance(given, bool):
+            raise senseless(f"{kind.__name__} has a wrong {place.name}", f"{given!r:.200}")
+        if isinstance(given, int) and given < 0:
+            raise senseless(f"{kind.__name__} has a negative {place.name}", str(given))
+    return kind(**value)
+
+
+_SIMPLE: dict[object, Any] = {str: str, int: int, int | None: int | None}
