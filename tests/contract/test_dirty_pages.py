@@ -14,7 +14,8 @@ import pytest
 from vmckpt.memory import process_call
 from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.content import pages_content, ram_content
-from vmckpt.memory.dirty_pages import PAGE_BYTES, DirtyPages, tracked
+from vmckpt.memory.dirty_pages import DirtyPages, tracked
+from vmckpt.memory.ram_file import PAGE_BYTES
 
 pytestmark = pytest.mark.contract
 

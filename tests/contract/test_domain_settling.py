@@ -8,21 +8,25 @@ from typing import Any
 
 import pytest
 
-from vmckpt.errors import HostDownError, VmckptError
+from vmckpt.errors import HostDownError, NotFoundError, VmckptError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate.disk_files import CopiedDisk
+from vmckpt.migrate.domains.bury import bury
+from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import Request
-from vmckpt.migrate.domains.settle import look_at
+from vmckpt.migrate.domains.settle import look_at, undefine, unknown
 from vmckpt.migrate.domains.transfer import DomainTransfer
-from vmckpt.migrate.domains.whereabouts import Place
+from vmckpt.migrate.domains.whereabouts import Move, Place, View
 from vmckpt.migrate.options import Options
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import MigrateFlag, State
 from vmckpt.vm.domains.job import Job
-from vmckpt.vm.domains.libvirtd import Event, Libvirtd, Seen
+from vmckpt.vm.domains.libvirtd import Condition, Event, Libvirtd
 
 pytestmark = pytest.mark.contract
 UUID = "00000000-0000-0000-0000-000000000001"
 LOCKED = LibvirtRefusedError("no", why="cannot acquire state change lock", remedy="wait", code=68)
+REFUSED = LibvirtRefusedError("no", why="domain is not running", remedy="look", code=55)
 TIMED_OUT = HostDownError("no answer", why="within 10 s", remedy="look")
 IDLE = Job(active=False)
 
@@ -34,30 +38,78 @@ class Answers(Libvirtd):
         super().__init__("test:///default", LocalHost("a", Path("/"), "::1"))
         self._states, self._job = list(states), job
 
-    async def find(self, uuid: str) -> Seen | None:
-        return Seen(uuid, "web", self._states.pop(0), 1, persistent=True, xml="")
+    async def condition(self, uuid: str) -> Condition | None:
+        if not self._states:
+            raise TIMED_OUT
+        return Condition(self._states.pop(0), 1)
 
     async def job(self, uuid: str) -> Job:
         if isinstance(self._job, VmckptError):
             raise self._job
         return self._job
 
+    async def undefine(self, uuid: str) -> None:
+        self.undefined = uuid
+
 
 def _look(session: Libvirtd, *, is_source: bool = True) -> tuple[Place, bool]:
     return asyncio.run(look_at(session, UUID, is_source=is_source))
 
 
-def test_a_source_that_will_not_tell_of_its_job_is_silent() -> None:
-    assert _look(Answers(State.RUNNING, job=LOCKED)) == (Place.SILENT, False)
+def test_a_source_that_will_not_tell_of_its_job_is_locked_or_silent() -> None:
+    assert _look(Answers(State.RUNNING, job=LOCKED)) == (Place.LOCKED, False)
+    assert _look(Answers(State.RUNNING, job=REFUSED)) == (Place.SILENT, False)
+    assert _look(Answers(State.RUNNING, job=TIMED_OUT)) == (Place.LOCKED, False)
     with pytest.raises(HostDownError):
-        _look(Answers(State.RUNNING, job=TIMED_OUT))
+        _look(Answers(job=IDLE))
 
 
-def test_a_target_may_refuse_to_tell_of_its_job() -> None:
-    two = (State.RUNNING, State.RUNNING)
-    assert _look(Answers(*two, job=LOCKED), is_source=False) == (Place.RUNNING, False)
-    with pytest.raises(HostDownError):
-        _look(Answers(*two, job=TIMED_OUT), is_source=False)
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [(Place.LOCKED, "restart libvirtd on a"), (Place.SILENT, "start libvirtd on a")],
+)
+def test_a_libvirtd_that_holds_the_domains_lock_is_not_to_be_started(
+    source: Place, says: str
+) -> None:
+    ends = LocalHost("a", Path("/"), "::1"), LocalHost("b", Path("/"), "::2")
+    journal = DomainJournal("r", "web", UUID, "a", "b", persistent=True)
+    error = asyncio.run(unknown(journal, Move.UNKNOWN, View(source, Place.ABSENT), ends))
+    assert says in error.remedy
+    assert source.value.partition(",")[0] in error.why
+
+
+@pytest.mark.parametrize("may_postcopy", [False, True])
+def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, may_postcopy: bool
+) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
+    copy, proof = tmp_path / "web.qcow2", tmp_path / "web.qcow2.vmckpt-r"
+    proof.write_text("records")
+    copy.hardlink_to(proof)
+    disks = (CopiedDisk("/elsewhere/web.qcow2", str(copy)),)
+    journal = DomainJournal("r", "web", UUID, "a", "b", True, disks, may_postcopy)
+
+    async def main() -> list[str]:
+        told: list[str] = []
+        await journal.write()
+        await bury(journal, View(Place.OFF, Place.ABSENT), ends, told.append)
+        assert await DomainJournal.read("web") is None
+        return told
+
+    assert bool(asyncio.run(main())) is may_postcopy
+    assert (copy.exists(), proof.exists()) == (may_postcopy, False)
+
+
+def test_a_source_that_sees_late_that_the_domain_has_gone_forgets_it_then() -> None:
+    session = Answers(State.PAUSED, State.SHUTOFF, job=IDLE)
+    asyncio.run(undefine(session, DomainJournal("r", "web", UUID, "a", "b", persistent=True)))
+    assert session.undefined == UUID
+
+
+def test_a_targets_state_is_enough() -> None:
+    """In a broken post-copy its libvirtd never tells of its job."""
+    assert _look(Answers(State.RUNNING, job=TIMED_OUT), is_source=False) == (Place.RUNNING, False)
 
 
 def test_a_job_that_ends_between_the_questions_moves_the_domain() -> None:
@@ -108,3 +160,34 @@ def test_a_migration_that_cannot_be_given_up_is_left_alone_in_the_end(*, postcop
         return session
 
     assert (asyncio.run(main()).asked_to_abort > 0) is not postcopy
+
+
+class Gone(Stuck):
+    """A libvirtd that has forgotten the domain a moment before it says that it has moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked_for = asyncio.Event()
+
+    async def migrate(
+        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
+    ) -> None:
+        await self.looked_for.wait()
+        await asyncio.sleep(0.01)
+
+    async def job(self, uuid: str) -> Job:
+        self.looked_for.set()
+        raise NotFoundError("a has no such domain", why="it is gone", remedy="look elsewhere")
+
+
+@pytest.mark.timeout(10)
+def test_a_domain_that_is_gone_before_the_call_has_ended_has_moved() -> None:
+    async def main() -> Gone:
+        session = Gone()
+        transfer = DomainTransfer(
+            session, UUID, Options(), clock=lambda: 0.0, emit=lambda _: None, patience_s=0.1
+        )
+        await transfer.run(Request("", {}, MigrateFlag.LIVE))
+        return session
+
+    assert asyncio.run(main()).asked_to_abort == 0

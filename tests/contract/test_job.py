@@ -25,9 +25,10 @@ from vmckpt.hosts.remote.tls import Place
 from vmckpt.hosts.remote.values import pack_error, unpack_error
 from vmckpt.migrate import job as job_module
 from vmckpt.migrate.delegate import migrate_there
-from vmckpt.migrate.job import FINISHED, Job, JobDir, find_out, forget_old, run_job
+from vmckpt.migrate.job import Job, JobDir, find_out, forget_old, run_job
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.options import Options
+from vmckpt.migrate.recover import FINISHED
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path, vm_dir

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def test_a_domain_is_found_ended_and_started() -> None:
         assert caught.value.why
         assert caught.value.remedy
         assert await session.find(UNKNOWN) is None
+        assert await session.condition(UNKNOWN) is None
+        assert await session.condition(seen.uuid) == (State.RUNNING, 1)
         with pytest.raises(NotFoundError):
             await session.start(UNKNOWN)
 
@@ -63,6 +66,22 @@ def test_snapshots_are_taken_listed_and_deleted() -> None:
         await session.load_snapshot(seen.uuid, "one")
         await session.delete_snapshot(seen.uuid, "one")
         assert await session.snapshots(seen.uuid) == []
+
+    with_test_driver(use)
+
+
+def test_a_call_that_nobody_waits_for_any_more_still_keeps_the_next_back() -> None:
+    """Libvirt's client before 10.0 dies of two at a time whose connection is lost."""
+    answers, late = threading.Event(), threading.Event()
+
+    async def use(session: Libvirtd) -> None:
+        with pytest.raises(HostDownError):
+            await session._ask("be silent", answers.wait, 0.05)
+        with pytest.raises(HostDownError):
+            await session._ask("wait for its turn", late.set, 0.05)
+        answers.set()
+        assert await session._ask("answer", answers.is_set)
+        assert not late.is_set()
 
     with_test_driver(use)
 

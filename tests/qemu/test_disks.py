@@ -308,13 +308,13 @@ def step_of(journal: Path) -> str | None:
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_guest_that_writes_faster_than_its_disk_is_copied(kind: Kind) -> None:
     guest = LabGuest("writer", 4, image(), disk="128M", machine="pc-q35-7.2")
-    words = ("--bandwidth", "3MB", "--method", "stop")
+    words = ("--bandwidth", "8MB", "--method", "stop")
     with hosts(kind, qemu("10.0"), qemu("7.2")) as one:
         one.run_guest(guest, "lab-a", own_disk=True)
 
         async def writes() -> None:
             control = await guest.control(one.lab)
-            await control.load_disk("rate=12M size=64M")
+            await control.load_disk("rate=24M size=64M")
             moved = await asyncio.to_thread(one.ok, "migrate", "writer", "lab-b", *words)
             record = json.loads(Path(moved["run_record"]).read_text())
             assert "disk-write-through" in [event.get("code") for event in record["events"]]

@@ -5,7 +5,6 @@ machines; `make faults` (--long) runs all of it on both and prints the matrix wi
 """
 
 import asyncio
-import os
 import random
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.kinds import EVERY_KIND, hosts
-from tests.qemu.world import World, fill, image, reach, spoilable
+from tests.qemu.world import World, fill, image, reach, send, spoilable
 from vmckpt.hosts.process import ProcessId
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
@@ -146,11 +145,20 @@ def at_home(made: World, wanted: LabGuest) -> str:
 
 
 async def run_case(made: World, case: Case, home: str) -> None:
+    control = await guest(case).control(made.lab)
+    try:
+        await control.load_memory(LOADS.get(case.method, LOAD))
+        await control.load_disk("rate=2M size=32M")
+        start = Start(home, (await control.stat()).boot)
+        said = await struck(made, case, home)
+        await judge(made, case, control, start, said)
+    finally:
+        await control.close()
+
+
+async def struck(made: World, case: Case, home: str) -> str:
+    """Migrate, with the fault in its step; what the command said."""
     one = guest(case)
-    control = await one.control(made.lab)
-    await control.load_memory(LOADS.get(case.method, LOAD))
-    await control.load_disk("rate=2M size=32M")
-    start = Start(home, (await control.stat()).boot)
     away = "lab-b" if home == "lab-a" else "lab-a"
     spoils = case.fault in ("error", "silent")
     rule = {"command": case.step, "do": case.fault} if spoils else None
@@ -171,7 +179,7 @@ async def run_case(made: World, case: Case, home: str) -> None:
     assert not (command.returncode == 4 and case.fault in FAULTS), out + err
     if case.fault in (FULL, EXISTS):
         assert command.returncode == (7 if case.fault == FULL else 4), out + err
-    await judge(made, case, control, start, out + err)
+    return out + err
 
 
 def images(made: World, host: str) -> Path:
@@ -210,17 +218,13 @@ async def inject(
         case "kill the command":
             made.kill(command)
         case "kill the source":
-            for one in before:
-                os.kill(one.pid, signal.SIGKILL)
+            send(signal.SIGKILL, before)
         case "kill the target":
-            for one in targets:
-                os.kill(one.pid, signal.SIGKILL)
+            send(signal.SIGKILL, targets)
         case "stop the target 5 s":
-            for one in targets:
-                os.kill(one.pid, signal.SIGSTOP)
+            send(signal.SIGSTOP, targets)
             await asyncio.sleep(5)
-            for one in targets:
-                os.kill(one.pid, signal.SIGCONT)
+            send(signal.SIGCONT, targets)
         case "cut the link 5 s":
             await set_link(made.lab, "lab-b", up=False)
             await asyncio.sleep(5)
@@ -247,7 +251,6 @@ async def judge(made: World, case: Case, control: GuestControl, start: Start, sa
         assert killed, f"lost without a killed QEMU: {said}"
         assert running == []
         MATRIX[case.method, case.fault, "honestly lost"] += 1
-        await control.close()
         return
     assert state == "running"
     assert running == [shown.result["pid"]]
@@ -257,4 +260,3 @@ async def judge(made: World, case: Case, control: GuestControl, start: Start, sa
     assert disk.sound, disk
     went = "at the source" if host == start.home else "at the target"
     MATRIX[case.method, case.fault, f"runs {went}, whole"] += 1
-    await control.close()

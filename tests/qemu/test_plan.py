@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from math import inf
 from pathlib import Path
 
 from tests.qemu.world import image, qemu, world
@@ -35,7 +36,9 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert set(plan["closed"]) == {"hybrid", "postcopy"}
         assert plan["way"] in WAYS - {"hybrid", "postcopy", "stop"}
         for way in plan["ways"]:
-            assert way["total_s"] == sorted(way["total_s"])
+            # null: it does not end.
+            low, middle, high = (inf if value is None else value for value in way["total_s"])
+            assert low <= middle <= high
 
         impossible = made.vmckpt("plan", "one", "lab-b", "--for", "1s", "--finish-within", "1ms")
         assert impossible.code == 4

@@ -441,7 +441,7 @@ def test_the_commands_of_pki(pair: World) -> None:
 
 
 def test_local_disks_travel_encrypted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    guest = LabGuest("local", 2, image(), disk="64M")
+    guest = LabGuest("local", 2, image(), disk="40M")
     with world(qemu("10.0"), qemu("10.0")) as made:
         monkeypatch.setenv("VMCKPT_STATE_DIR", str(made.state_dir))
         spec = made.state_dir / "local.toml"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,8 +175,7 @@ class World:
     def kill(self, command: "subprocess.Popen[str]") -> None:
         """SIGKILL a command, and what does its work elsewhere."""
         kill(command)
-        for job in self.jobs():
-            os.kill(job.pid, signal.SIGKILL)
+        send(signal.SIGKILL, self.jobs())
 
     @contextmanager
     def spoilt(self, host: str, rule: dict[str, str] | None) -> Iterator[None]:
@@ -295,6 +294,13 @@ def fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(1 << 20)):
             pass
+
+
+def send(number: signal.Signals, processes: Iterable[ProcessId]) -> None:
+    """Send a signal to processes; those that have ended by themselves get none."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def kill(process: subprocess.Popen[str]) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 from tests.qemu.world import eventually, image
 from tests.real.machines import Machines
+from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lab.labguest import HEARTBEATS, LabGuest
 
 GUEST = LabGuest("dom", 7, Path(), memory="192M")
 HOSTS = ("lab-a", "lab-b")
+OWN_DISK = Path("/var/lib/libvirt/images/dom.qcow2")  # of whichever host has the domain
 _DISK = """
 <disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='none'/>
 <source file='{path}'/><target dev='vda' bus='virtio'/></disk>"""
@@ -36,6 +38,7 @@ def secure(machines: Machines) -> None:
     settings = (
         f'listen_tls = 1\nkey_file = "{pki}/server-key.pem"\ncert_file = "{pki}/server-cert.pem"\n'
         f'ca_file = "{pki}/ca-cert.pem"\n'
+        'log_filters = "2:qemu.qemu_monitor"\n'  # what it and its QEMUs say, for `log`
     )
     for host in HOSTS:
         conf = "/etc/libvirt/libvirtd.conf"
@@ -92,6 +95,34 @@ def remove_domain(machines: Machines) -> None:
         machines.inside(host, "sh", "-c", "rm -f /var/lib/libvirt/images/* /var/lib/vmckpt/locks/*")
     for path in machines.shared.glob("dom*"):
         path.unlink()
+
+
+def log(machines: Machines, host: str) -> Path:
+    """What a host's libvirtd and its QEMUs say to one another, after `secure`."""
+    return machines.folder(host) / "log/libvirt/libvirtd.log"
+
+
+def qemus(machines: Machines, host: str) -> list[ProcessId]:
+    """The QEMUs of the domain that live on a host, whatever its libvirtd knows of them."""
+    return _on(machines, host, find_by_argument(f"-name\0guest={GUEST.name},"))
+
+
+def libvirtds(machines: Machines, host: str) -> list[ProcessId]:
+    """A host's libvirtd."""
+    return _on(machines, host, find_by_argument("libvirtd\0--listen"))
+
+
+def _on(machines: Machines, host: str, processes: list[ProcessId]) -> list[ProcessId]:
+    home = _network(machines.lab.host(host).holder.pid)
+    return [process for process in processes if _network(process.pid) == home]
+
+
+def _network(pid: int) -> str:
+    """The network namespace of a process; none when it has ended."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except FileNotFoundError:
+        return ""
 
 
 def states(machines: Machines) -> dict[str, str]:

@@ -3,13 +3,13 @@
 import asyncio
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.qemu.world import eventually, loaded, qemu
 from tests.real.domains import (
     GUEST,
+    OWN_DISK,
     await_transfer,
     remove_domain,
     row,
@@ -22,7 +22,6 @@ from tests.real.domains import (
 from tests.real.machines import Machines, machines
 
 pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
-OWN_DISK = Path("/var/lib/libvirt/images/dom.qcow2")
 SLOWLY = ("--bandwidth", "15MiB/s")
 
 

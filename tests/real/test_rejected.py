@@ -3,18 +3,16 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.nobody import as_nobody
-from tests.qemu.world import eventually, fill, image, loaded, qemu, reach
+from tests.qemu.world import eventually, image, loaded, qemu, reach
 from tests.real.machines import Machines, machines
+from tests.real.obstacles import HOSTS, another_key, full, known_hosts, replaced
 from vmckpt.lab.labguest import LabGuest
 
-HOSTS = ("lab-a", "lab-b")
 # Of the target, for all that vmckpt keeps there.
 DISK_BYTES = 8 << 20
 RESULT = "result.json"
@@ -56,22 +54,6 @@ def leftovers(made: Machines) -> list[str]:
     return [str(path) for path in left] + [str(job) for job in made.jobs()]
 
 
-@contextmanager
-def replaced(path: Path, text: str) -> Iterator[None]:
-    """Another text in a file for the block."""
-    before = path.read_text()
-    path.write_text(text)
-    try:
-        yield
-    finally:
-        path.write_text(before)
-
-
-def known_hosts(made: Machines) -> tuple[Path, list[str]]:
-    path = made.lab.directory / "ssh/known_hosts"
-    return path, path.read_text().splitlines()
-
-
 def test_a_target_with_an_unknown_key_and_the_remedy(made: Machines) -> None:
     path, (first, second) = known_hosts(made)
     with replaced(path, f"{first}\n"):
@@ -88,11 +70,7 @@ def test_a_target_with_an_unknown_key_and_the_remedy(made: Machines) -> None:
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_host_with_another_key_than_before(made: Machines, host: str) -> None:
-    path, lines = known_hosts(made)
-    keys = [line.split(maxsplit=1) for line in lines]
-    swapped = [f"{keys[0][0]} {keys[1][1]}", f"{keys[1][0]} {keys[0][1]}"]
-    lines[HOSTS.index(host)] = swapped[HOSTS.index(host)]
-    with replaced(path, "\n".join(lines) + "\n"):
+    with another_key(made, host):
         refused = made.vmckpt("migrate", "mover", "lab-b")
         assert refused.code == 6
         assert f"THE SSH KEY OF {host} HAS CHANGED" in refused.stderr
@@ -143,14 +121,3 @@ def test_a_target_whose_disk_fills_up_while_memory_moves(made: Machines) -> None
     assert made.ok("migrate", "--recover", "mover")["host"] == "lab-b"
     assert made.files("lab-a") == []
     made.ok("migrate", "mover", "lab-a")
-
-
-@contextmanager
-def full(directory: Path) -> Iterator[None]:
-    """No room on a file system for the block."""
-    filler = directory / "filler"
-    fill(filler)
-    try:
-        yield
-    finally:
-        filler.unlink()

@@ -90,6 +90,7 @@ def test_the_plainest_wish() -> None:
             "auto-converge": False,
             "postcopy-preempt": False,
             "postcopy-blocktime": False,
+            "x-ignore-shared": False,  # whatever left it on: memory would stay behind
         },
         source_parameters={"downtime-limit": 250, "max-bandwidth": 0, SWITCHOVER_SPEED: 0},
         target_parameters={},

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.migrate.check import REFUSE, WARN
 from vmckpt.migrate.domains.checks import certificate_dir, option_checks, qemu_users
 from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import Cargo, Route, build
 from vmckpt.migrate.options import Method, OnTimeout, Options
 from vmckpt.units import MIB
+from vmckpt.vm.check import REFUSE, WARN
 from vmckpt.vm.domains import flags
 from vmckpt.vm.domains.flags import MigrateFlag as Flag
 from vmckpt.vm.domains.job import parse_job

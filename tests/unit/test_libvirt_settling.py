@@ -3,10 +3,10 @@
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.check import OK, REFUSE, WARN
 from vmckpt.migrate.domains.link import TCP_PORT, TLS_PORT, Ways, decide_link
-from vmckpt.migrate.domains.whereabouts import Move, Place, View, decide, place
+from vmckpt.migrate.domains.whereabouts import Move, Place, View, decide, is_orphan, place
 from vmckpt.migrate.options import Tls
+from vmckpt.vm.check import OK, REFUSE, WARN
 from vmckpt.vm.domains.faults import UNFORESEEN, remedy_for
 from vmckpt.vm.domains.flags import PausedReason, RunningReason, State
 
@@ -29,18 +29,30 @@ pytestmark = pytest.mark.unit
         (Place.WAITING, Place.ABSENT, False, Move.WAIT),
         (Place.SILENT, Place.ABSENT, False, Move.WAIT),
         (Place.SILENT, Place.SILENT, False, Move.WAIT),
+        (Place.LOCKED, Place.ABSENT, False, Move.WAIT),
+        (Place.LOCKED, Place.RUNNING, False, Move.TARGET_OWNS),
         (Place.OFF, Place.ABSENT, False, Move.LOST),
         (Place.RUNNING, Place.RUNNING, False, Move.UNKNOWN),
         (Place.POSTCOPY, Place.POSTCOPY, True, Move.WAIT),
         (Place.POSTCOPY_FAILED, Place.POSTCOPY, True, Move.WAIT),
         (Place.POSTCOPY_FAILED, Place.POSTCOPY_FAILED, True, Move.BROKEN_POSTCOPY),
         (Place.OFF, Place.POSTCOPY_FAILED, False, Move.LOST),
+        (Place.OFF, Place.POSTCOPY, False, Move.WAIT),
+        (Place.POSTCOPY_FAILED, Place.ABSENT, True, Move.LOST),
+        (Place.POSTCOPY, Place.OFF, True, Move.LOST),
+        (Place.POSTCOPY_FAILED, Place.SILENT, True, Move.WAIT),
     ],
 )
 def test_the_next_move_follows_from_what_both_say(
     source: Place, target: Place, job: bool, move: Move
 ) -> None:
     assert decide(View(source, target, job)) is move
+
+
+def test_only_a_target_without_its_source_is_an_orphan() -> None:
+    assert is_orphan(View(Place.OFF, Place.POSTCOPY))
+    assert not is_orphan(View(Place.SILENT, Place.POSTCOPY))
+    assert not is_orphan(View(Place.OFF, Place.RUNNING))
 
 
 def test_a_state_and_its_reason_are_one_place() -> None:
@@ -73,7 +85,9 @@ def test_a_state_and_its_reason_are_one_place() -> None:
         ("unable to connect to server at '10.0.0.2:16514': Connection refused", "16514"),
         ("operation failed: domain 'web' already exists with uuid 1", "rename"),
         ("cannot migrate domain with 2 snapshots", "snapshot delete"),
-        ("Timed out during operation: cannot acquire state change lock", "domjobinfo"),
+        ("Timed out during operation: cannot acquire state change lock (held by "
+         "monitor=remoteDispatchDomainMigratePerform3Params)", "restart libvirtd"),
+        ("Timed out during operation: another job is active", "domjobinfo"),
     ],
 )  # fmt: skip
 def test_every_known_error_has_a_remedy_of_its_own(text: str, part: str) -> None:

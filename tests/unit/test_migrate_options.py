@@ -2,8 +2,14 @@
 
 import pytest
 
-from vmckpt.cli.arguments import CompressWord, DisksWord, MethodWord, TimeoutWord, TlsWord
-from vmckpt.cli.migrate_options import Asked
+from vmckpt.cli.migrate_options import (
+    Asked,
+    CompressWord,
+    DisksWord,
+    MethodWord,
+    TimeoutWord,
+    TlsWord,
+)
 from vmckpt.errors import UsageError
 from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.units import MIB

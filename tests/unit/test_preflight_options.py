@@ -16,19 +16,19 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate.check import Check
 from vmckpt.migrate.dirty_log import loss
 from vmckpt.migrate.method_checks import resolve_method
 from vmckpt.migrate.options import Method, OnTimeout, Options
 from vmckpt.migrate.preflight import Preflight, preflight
-from vmckpt.migrate.target_checks import USERFAULTFD
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, Abilities, Agreement, Wish
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.check import Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
+from vmckpt.vm.target_checks import USERFAULTFD
 
 NEW = Abilities(
     version=QemuVersion(10, 0, 2),

@@ -41,6 +41,12 @@ def test_the_best_of_the_last_second_counts_and_nothing_older() -> None:
     assert switchover_bytes_per_s(looks, 0, 0.3) == pytest.approx(10 * MB)
 
 
+def test_bursts_under_a_limit_do_not_tell_a_speed_beyond_it() -> None:
+    looks = steady(bytes_per_s=120 * MB, queued=0)
+    assert switchover_bytes_per_s(looks, 0, 0.3, 60 * MB) == pytest.approx(60 * MB)
+    assert switchover_bytes_per_s(looks, 0, 0.3, 200 * MB) == pytest.approx(120 * MB)
+
+
 def test_a_target_that_reads_nothing_gives_no_speed() -> None:
     assert switchover_bytes_per_s(steady(bytes_per_s=0, queued=0), 0, 0.3) is None
     assert switchover_bytes_per_s(steady(bytes_per_s=1, queued=0, count=1), 0, 0.3) is None

@@ -1,6 +1,5 @@
 """Options that several commands take, and what they mean."""
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,53 +21,15 @@ FinishBy = Annotated[
 MaxSlowdown = Annotated[
     str | None, typer.Option("--max-slowdown", help="The guest loses no more speed, e.g. 20%.")
 ]
+Bandwidth = Annotated[
+    str | None,
+    typer.Option("--bandwidth", "--max-bandwidth", help="At most this much a second."),
+]
 NeverRiskPostcopy = Annotated[
     bool, typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy.")
 ]
 MAX_PAUSE_S = 2000.0
 SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 3600.0
-
-
-class MethodWord(StrEnum):
-    """--method; means what migrate.options.Method says."""
-
-    auto = "auto"
-    precopy = "precopy"
-    postcopy = "postcopy"
-    hybrid = "hybrid"
-    stop = "stop"
-
-
-class TimeoutWord(StrEnum):
-    """--on-timeout."""
-
-    abort = "abort"
-    postcopy = "postcopy"
-    pause = "pause"
-
-
-class DisksWord(StrEnum):
-    """--disks; means what migrate.options.Disks says."""
-
-    auto = "auto"
-    shared = "shared"
-    copy = "copy"
-
-
-class TlsWord(StrEnum):
-    """--tls; means what migrate.options.Tls says."""
-
-    auto = "auto"
-    require = "require"
-    psk = "psk"
-    off = "off"
-
-
-class CompressWord(StrEnum):
-    """--compress."""
-
-    none = "none"
-    zstd = "zstd"
 
 
 def look_s(text: str) -> float:

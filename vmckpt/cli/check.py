@@ -10,8 +10,8 @@ from vmckpt.cli.output import Json, run, show
 if TYPE_CHECKING:
     from vmckpt.cli.drivers.driver import Driver
     from vmckpt.hosts.host import Host
-    from vmckpt.migrate.check import Check
     from vmckpt.migrate.options import Options
+    from vmckpt.vm.check import Check
 
 
 def check(
@@ -53,7 +53,7 @@ async def _ask_all(
     vm: "Driver", targets: "Sequence[Host]", options: "Options"
 ) -> "list[tuple[Host, Sequence[Check]]]":
     from vmckpt.errors import VmckptError
-    from vmckpt.migrate.check import REFUSE, Check
+    from vmckpt.vm.check import REFUSE, Check
 
     answers: list[tuple[Host, Sequence[Check]]] = []
     for target in targets:
@@ -68,7 +68,7 @@ async def _ask_all(
 
 
 def _possible(answer: "Sequence[Check]") -> bool:
-    from vmckpt.migrate.check import REFUSE
+    from vmckpt.vm.check import REFUSE
 
     return all(check.verdict != REFUSE for check in answer)
 

@@ -59,7 +59,7 @@ def dirty_rate(
 
 def text(vm: "Vm", measured: "DirtyRate") -> str:
     """The measurement in words and a table."""
-    from vmckpt.memory.dirty_pages import PAGE_BYTES
+    from vmckpt.memory.ram_file import PAGE_BYTES
     from vmckpt.ui.tables import fields, table
     from vmckpt.units import format_duration, format_rate, format_size
 

@@ -222,8 +222,8 @@ async def _examine(hosts: "Sequence[Host]") -> "list[HostReport]":
 
     from vmckpt.errors import HostDownError
     from vmckpt.hosts.inventory import local_host
-    from vmckpt.migrate.check import REFUSE, Check
     from vmckpt.migrate.host_checks import HostReport, check_host
+    from vmckpt.vm.check import REFUSE, Check
 
     async def examine(host: "Host") -> HostReport:
         try:
@@ -236,7 +236,7 @@ async def _examine(hosts: "Sequence[Host]") -> "list[HostReport]":
 
 
 def _verdict(report: "HostReport") -> str:
-    from vmckpt.migrate.check import OK
+    from vmckpt.vm.check import OK
 
     lacking = [check for check in report.checks if check.verdict != OK]
     if not lacking:

@@ -1,23 +1,26 @@
 """vmckpt migrate."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vmckpt.cli import migrate_options as option
 from vmckpt.cli.arguments import (
-    CompressWord,
-    DisksWord,
+    Bandwidth,
     FinishBy,
     FinishWithin,
     MaxPause,
     MaxSlowdown,
-    MethodWord,
     NeverRiskPostcopy,
+)
+from vmckpt.cli.migrate_options import (
+    Asked,
+    CompressWord,
+    DisksWord,
+    MethodWord,
     TimeoutWord,
     TlsWord,
 )
-from vmckpt.cli.migrate_options import Asked
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
@@ -28,65 +31,29 @@ if TYPE_CHECKING:
     from vmckpt.plan.choose import Intent
 
 
-MethodOption = Annotated[
-    MethodWord,
-    typer.Option(
-        help="auto: pre-copy that slows a guest which dirties faster than the link; hybrid: "
-        "pre-copy, then post-copy when it will not converge; stop: stopped while memory moves."
-    ),
-]
-TlsOption = Annotated[
-    TlsWord,
-    typer.Option(
-        help="auto: by the hosts' certificates (`vmckpt pki`), in clear only between hosts of "
-        "one machine that have none; psk: by a key made for this migration."
-    ),
-]
-
-
 def migrate(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str | None, typer.Argument(help="Where it shall run.")] = None,
-    method: MethodOption = MethodWord.auto,
-    max_downtime: Annotated[str, typer.Option(help="How long the VM may stand still.")] = "300ms",
-    bandwidth: Annotated[
-        str | None,
-        typer.Option("--bandwidth", "--max-bandwidth", help="At most this much a second."),
-    ] = None,
-    timeout: Annotated[str | None, typer.Option(help="How long memory may take to move.")] = None,
-    on_timeout: Annotated[
-        TimeoutWord, typer.Option(help="What to do when that is over.")
-    ] = TimeoutWord.abort,
-    auto_converge: Annotated[
-        bool, typer.Option("--auto-converge", help="Slow the guest until pre-copy ends.")
-    ] = False,
-    compress: Annotated[CompressWord, typer.Option(help="Compress memory.")] = CompressWord.none,
-    parallel: Annotated[
-        int | None, typer.Option(help="Send memory over so many channels.", min=1, max=64)
-    ] = None,
+    method: option.Method = MethodWord.auto,
+    max_downtime: option.MaxDowntime = "300ms",
+    bandwidth: Bandwidth = None,
+    timeout: option.Timeout = None,
+    on_timeout: option.OnTimeout = TimeoutWord.abort,
+    auto_converge: option.AutoConverge = False,
+    compress: option.Compress = CompressWord.none,
+    parallel: option.Parallel = None,
     never_risk_postcopy: NeverRiskPostcopy = False,
     max_pause: MaxPause = None,
     finish_within: FinishWithin = None,
     finish_by: FinishBy = None,
     max_slowdown: MaxSlowdown = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="What to do when rounds gain nothing (TOML).")
-    ] = None,
-    observe_only: Annotated[
-        bool, typer.Option("--observe-only", help="The policy only says what it would do.")
-    ] = False,
-    wait_for_calm: Annotated[
-        str | None, typer.Option(help="Wait so long for a moment in which it dirties little.")
-    ] = None,
-    disks: Annotated[
-        DisksWord,
-        typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
-    ] = DisksWord.auto,
-    tls: TlsOption = TlsWord.auto,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")] = False,
-    recover: Annotated[
-        bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
-    ] = False,
+    policy: option.PolicyFile = None,
+    observe_only: option.ObserveOnly = False,
+    wait_for_calm: option.WaitForCalm = None,
+    disks: option.Disks = DisksWord.auto,
+    tls: option.Tls = TlsWord.auto,
+    dry_run: option.DryRun = False,
+    recover: option.Recover = False,
     json: Json = False,
 ) -> None:
     """Move a running VM to another host."""

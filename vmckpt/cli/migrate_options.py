@@ -1,13 +1,99 @@
 """What the options of `vmckpt migrate` mean."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from vmckpt.cli.arguments import CompressWord, DisksWord, MethodWord, TimeoutWord, TlsWord
+import typer
 
 if TYPE_CHECKING:
     from vmckpt.migrate.options import Options
     from vmckpt.plan.policy import Policy
+
+
+class MethodWord(StrEnum):
+    """--method; means what migrate.options.Method says."""
+
+    auto = "auto"
+    precopy = "precopy"
+    postcopy = "postcopy"
+    hybrid = "hybrid"
+    stop = "stop"
+
+
+class TimeoutWord(StrEnum):
+    """--on-timeout."""
+
+    abort = "abort"
+    postcopy = "postcopy"
+    pause = "pause"
+
+
+class DisksWord(StrEnum):
+    """--disks; means what migrate.options.Disks says."""
+
+    auto = "auto"
+    shared = "shared"
+    copy = "copy"
+
+
+class TlsWord(StrEnum):
+    """--tls; means what migrate.options.Tls says."""
+
+    auto = "auto"
+    require = "require"
+    psk = "psk"
+    off = "off"
+
+
+class CompressWord(StrEnum):
+    """--compress."""
+
+    none = "none"
+    zstd = "zstd"
+
+
+Method = Annotated[
+    MethodWord,
+    typer.Option(
+        help="auto: pre-copy that slows a guest which dirties faster than the link; hybrid: "
+        "pre-copy, then post-copy when it will not converge; stop: stopped while memory moves."
+    ),
+]
+MaxDowntime = Annotated[str, typer.Option(help="How long the VM may stand still.")]
+Timeout = Annotated[str | None, typer.Option(help="How long memory may take to move.")]
+OnTimeout = Annotated[TimeoutWord, typer.Option(help="What to do when that is over.")]
+AutoConverge = Annotated[
+    bool, typer.Option("--auto-converge", help="Slow the guest until pre-copy ends.")
+]
+Compress = Annotated[CompressWord, typer.Option(help="Compress memory.")]
+Parallel = Annotated[
+    int | None, typer.Option(help="Send memory over so many channels.", min=1, max=64)
+]
+Disks = Annotated[
+    DisksWord,
+    typer.Option(help="auto: find out which disks both hosts share, and copy the others."),
+]
+Tls = Annotated[
+    TlsWord,
+    typer.Option(
+        help="auto: by the hosts' certificates (`vmckpt pki`), in clear only between hosts of "
+        "one machine that have none; psk: by a key made for this migration."
+    ),
+]
+PolicyFile = Annotated[
+    Path | None, typer.Option("--policy", help="What to do when rounds gain nothing (TOML).")
+]
+ObserveOnly = Annotated[
+    bool, typer.Option("--observe-only", help="The policy only says what it would do.")
+]
+WaitForCalm = Annotated[
+    str | None, typer.Option(help="Wait so long for a moment in which it dirties little.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only check; change nothing.")]
+Recover = Annotated[
+    bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
+]
 
 
 class Asked(NamedTuple):
@@ -30,7 +116,7 @@ class Asked(NamedTuple):
     def options(self) -> "Options":
         """For a migration. Raises UsageError when they are malformed or at odds."""
         from vmckpt.errors import UsageError
-        from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
+        from vmckpt.migrate import options
         from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
 
         if self.timeout is None and self.on_timeout is not TimeoutWord.abort:
@@ -39,17 +125,17 @@ class Asked(NamedTuple):
                 why="without one the time is never up",
                 remedy="add e.g. --timeout 5m",
             )
-        return Options(
-            method=Method(self.method),
+        return options.Options(
+            method=options.Method(self.method),
             max_downtime_ms=_downtime_ms(self.max_downtime),
             bandwidth_bytes_per_s=parse_rate_bytes_per_s(self.bandwidth) if self.bandwidth else 0,
             timeout_s=parse_duration_s(self.timeout) if self.timeout else None,
-            on_timeout=OnTimeout(self.on_timeout),
+            on_timeout=options.OnTimeout(self.on_timeout),
             auto_converge=self.auto_converge,
             compression=None if self.compress is CompressWord.none else self.compress.value,
             channels=self.parallel,
-            disks=Disks(self.disks),
-            tls=Tls(self.tls),
+            disks=options.Disks(self.disks),
+            tls=options.Tls(self.tls),
             never_risk_postcopy=self.never_risk_postcopy,
             policy=_policy(self.policy, self.method, observe_only=self.observe_only),
             observe_only=self.observe_only,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.cli.arguments import (
+    Bandwidth,
     FinishBy,
     FinishWithin,
     MaxPause,
@@ -33,10 +34,7 @@ def plan(
     finish_by: FinishBy = None,
     max_slowdown: MaxSlowdown = None,
     never_risk_postcopy: NeverRiskPostcopy = False,
-    max_bandwidth: Annotated[
-        str | None,
-        typer.Option("--max-bandwidth", "--bandwidth", help="At most this much a second."),
-    ] = None,
+    bandwidth: Bandwidth = None,
     for_: Annotated[str, typer.Option("--for", help="How long to look at the guest.")] = "8s",
     json: Json = False,
 ) -> None:
@@ -55,9 +53,7 @@ def plan(
         max_slowdown,
         never_risk_postcopy=never_risk_postcopy,
     )
-    options = Options(
-        bandwidth_bytes_per_s=parse_rate_bytes_per_s(max_bandwidth) if max_bandwidth else 0
-    )
+    options = Options(bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0)
     made = run(make(vm, find_host(host), options, wanted, look_s(for_)))
     show(made.to_json(), text(made), as_json=json)
     if made.choice.way is None:

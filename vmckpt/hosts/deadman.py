@@ -1,8 +1,8 @@
-"""A dead-man's switch: a command that runs when its starter dies, kill -9 included."""
+"""Dead-man's switches: commands that act when their starter dies, kill -9 included."""
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,3 +30,29 @@ def armed(command: Sequence[str], log: Path) -> Iterator[None]:
         if watcher.stdin:
             watcher.stdin.close()
         log.unlink(missing_ok=True)
+
+
+@contextmanager
+def attended(command: Sequence[str], log: Path) -> Iterator[Callable[[str], None]]:
+    """Have `command` run beside this process for the block; it hears the lines that are told to it.
+
+    Its standard input ends when this process does, however it does. Output goes to the file `log`.
+    What is told is never waited for: OSError when it has ended, or does not read.
+    """
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+        attendant = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+        )
+    with attendant:
+        stdin = attendant.stdin
+        if stdin is None:
+            raise ChildProcessError(f"{command[0]} has no standard input")
+        os.set_blocking(stdin.fileno(), False)
+        try:
+            yield lambda line: _tell(stdin.fileno(), line)
+        finally:
+            attendant.kill()
+
+
+def _tell(fd: int, line: str) -> None:
+    os.write(fd, f"{line}\n".encode())

@@ -128,10 +128,13 @@ class LocalHost(Entry):
             sock.connect(str(path))
         except OSError as exc:
             sock.close()
+            remedy = "check that the process that owns the socket runs"
+            if isinstance(exc, PermissionError):
+                remedy = "let this user use the socket: add it to the group that owns it"
             raise HostDownError(
                 f"cannot connect to {path} on {self.name}",
                 why=exc.strerror or str(exc),
-                remedy="check that the process that owns the socket runs",
+                remedy=remedy,
             ) from exc
         return sock
 

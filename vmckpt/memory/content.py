@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.memory.dirty_pages import PAGE_BYTES, PageSet, open_fd
+from vmckpt.memory.dirty_pages import PageSet
+from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
 
 # The share of zero pages is then right within 1 % of all pages, in 19 of 20 cases.
 SAMPLED_PAGES = 16384
@@ -33,7 +34,7 @@ def ram_content(ram_file: Path) -> Content:
     """What the whole file holds, from a sample; holes are zero pages. Raises OSError."""
     with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         pages = os.fstat(fd).st_size // PAGE_BYTES
-        present = _present(fd, pages * PAGE_BYTES)
+        present = _pages(extents(fd, pages * PAGE_BYTES))
         inside = sum(len(extent) for extent in present)
         found = _look(fd, _sample(present, inside))
     share = inside / pages if pages else 0.0
@@ -54,19 +55,8 @@ def pages_content(ram_file: Path, chosen: PageSet) -> Content:
         return _look(fd, numbers)
 
 
-def _present(fd: int, size_bytes: int) -> list[range]:
-    """The pages of the file that are no holes."""
-    found, at = [], 0
-    while at < size_bytes:
-        try:
-            start = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError as exc:
-            if exc.errno == 6:  # ENXIO: only a hole is left
-                break
-            raise
-        at = os.lseek(fd, start, os.SEEK_HOLE)
-        found.append(range(start // PAGE_BYTES, -(-at // PAGE_BYTES)))
-    return found
+def _pages(spans: Iterable[Span]) -> list[range]:
+    return [range(start // PAGE_BYTES, -(-end // PAGE_BYTES)) for start, end in spans]
 
 
 def _sample(extents: Sequence[range], pages: int) -> Iterable[int]:

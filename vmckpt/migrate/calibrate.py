@@ -14,7 +14,7 @@ from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.events.record import load_all
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.learned import learned
+from vmckpt.migrate.learned import CALIBRATION, learned
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.migrate.preflight import preflight
 from vmckpt.migrate.recorded import runs_dir
@@ -106,7 +106,7 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
 @asynccontextmanager
 async def _guest(host: Host, memory_bytes: int) -> AsyncIterator[str]:
     """The name of a guest that does nothing, begun on `host`; after the block it is gone."""
-    name = f"calibrate-{secrets.token_hex(3)}"
+    name = f"{CALIBRATION}{secrets.token_hex(3)}"
     text = f'name = "{name}"\nmemory = "{memory_bytes}"\n'
     spec = parse_spec(text, "the calibration guest", host.state_dir)
     await run_vm(spec, host)

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.units import format_size
+from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vms_dir
 from vmckpt.vm.spec import Disk
@@ -230,3 +231,15 @@ async def _room(copies: Iterable[DiskCopy], target: Host) -> list[Obstacle]:
             remedy = "free space on the target, or choose another host"
             found.append(Obstacle("disk-room", text, remedy))
     return found
+
+
+def disk_checks(plan: DiskPlan) -> Iterator[Check]:
+    """What becomes of its disks."""
+    for obstacle in plan.obstacles:
+        yield Check(obstacle.code, REFUSE, obstacle.reason, obstacle.remedy)
+    if plan.copies and not plan.obstacles:
+        size = format_size(sum(copy.allocated_bytes for copy in plan.copies))
+        text = f"{len(plan.copies)} to copy ({size}), {len(plan.shared)} shared"
+        yield Check("disks", OK, text)
+    elif plan.shared and not plan.obstacles:
+        yield Check("disks", OK, f"{len(plan.shared)} shared")

@@ -9,9 +9,9 @@ from typing import Any
 from vmckpt.errors import HostDownError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.identity import read_identity
-from vmckpt.migrate import target_checks
-from vmckpt.migrate.check import OK, REFUSE, WARN, Check
 from vmckpt.units import format_size
+from vmckpt.vm import target_checks
+from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.probe import abilities, kvm_obstacle
 
 # Less is not refused, but few guests fit.

@@ -36,7 +36,7 @@ from vmckpt.hosts.remote.tls import Place, open_link
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.migrate.journal import STEPS
 from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
-from vmckpt.migrate.recover import Recovery, recover
+from vmckpt.migrate.recover import FINISHED, Recovery, recover
 from vmckpt.migrate.run import migrate
 from vmckpt.plan.policy import Policy
 from vmckpt.vm.inventory import read_vm
@@ -46,7 +46,6 @@ FORMAT = 1
 RECOVERY_S, RECOVERY_POLL_S = 300.0, 2.0
 # The operator may lose its connection for a while before it has said what is to be done.
 REQUEST_S, REQUEST_POLL_S = 60.0, 0.005
-FINISHED = "finished: the VM is on the target"
 # What a job told can be read for so long after its end.
 KEPT_S = 7 * 86_400.0
 

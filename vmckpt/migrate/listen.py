@@ -4,7 +4,7 @@ import asyncio
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.address import in_uri
+from vmckpt.hosts.uri import in_uri
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vmckpt.migrate.check import REFUSE, WARN, Check
 from vmckpt.migrate.options import Method, Options
+from vmckpt.vm.check import REFUSE, WARN, Check
 
 
 def resolve_method(options: Options, *, loses_pages: bool) -> Options:

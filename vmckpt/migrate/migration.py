@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,9 @@ from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.arrival import announce, prove_alive, set_clock
-from vmckpt.migrate.compare import Machine, describe, differences
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
 from vmckpt.migrate.disks import DiskMirrors
+from vmckpt.migrate.drain import drain
 from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
@@ -30,16 +30,17 @@ from vmckpt.migrate.hearing import heard
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method
-from vmckpt.migrate.ownership import Move, decide
+from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.preflight import Preflight
-from vmckpt.migrate.reconnect import reconnect
 from vmckpt.migrate.recover import bury, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
+from vmckpt.migrate.settings import set_alike
 from vmckpt.migrate.settle import settle
 from vmckpt.migrate.switchover import Socketed, Switchover, let_go
 from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED
+from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
@@ -47,8 +48,6 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
 
 RESUME_TIMEOUT_S = 5.0
-# How long post-copy tries to mend a broken link by itself, and how often.
-RECONNECT_S, RECONNECT_FIRST_S, RECONNECT_LAST_S = 300.0, 0.5, 10.0
 
 
 class Migration:
@@ -252,28 +251,8 @@ class Migration:
     async def agree(self) -> None:
         """Both sides set alike; every answer is read, since a refused call leaves old settings."""
         source, target = self._pair.source, self._pair.target
-        await both(
-            self._set(source, self._agreement.source_parameters),
-            self._set(target, self._agreement.target_parameters),
-        )
+        await set_alike(self._pair, self._agreement)
         self._credentials = await arm(source, target, self._encryption, self._run)
-
-    async def _set(self, end: End, parameters: Mapping[str, Any]) -> None:
-        capabilities, monitor = self._agreement.capabilities, await end.monitor()
-        await commands.migrate_set_capabilities(monitor, capabilities)
-        if parameters:
-            await commands.migrate_set_parameters(monitor, parameters)
-        # Other channel counts hang both QEMUs for ever, and without a return path a target that
-        # fails leaves the source "completed": neither would ever say so.
-        found = await commands.query_migrate_capabilities(monitor)
-        found |= await commands.query_migrate_parameters(monitor)
-        wanted = {**capabilities, **parameters}
-        if wrong := [name for name, value in wanted.items() if found.get(name) != value]:
-            raise OperationFailedError(
-                f"{end.label} has not taken over {', '.join(wrong)}",
-                why="it answered without an error, and keeps another value",
-                remedy="report this; the migration would not do what it should",
-            )
 
     async def undo_agree(self) -> None:
         """The source has no credentials any more; the target's go with its QEMU."""
@@ -320,6 +299,7 @@ class Migration:
             target=Socketed(self._target_host, self._arrived.process),
             port=port,
             max_downtime_s=self._options.max_downtime_ms / 1e3,
+            limit_bytes_per_s=self._options.bandwidth_bytes_per_s,
         )
 
     async def _explained(self, exc: BaseException) -> BaseException:
@@ -378,7 +358,8 @@ class Migration:
     async def drain(self) -> None:
         """Post-copy: until the target has every page and needs the source no more."""
         if self._transfer and self._ending is Ending.POSTCOPY:
-            await self._drain(self._transfer)
+            if not await drain(self._pair, self._transfer, self._note):
+                await self._settle()
             target = await self._pair.target.monitor()
             self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
         self._transfer_ended_s = time.monotonic()
@@ -387,25 +368,6 @@ class Migration:
                 await self._transfer.account()
             except HostDownError as exc:
                 self._note("figures", f"the last figures are missing: {exc.what}")
-
-    async def _drain(self, transfer: Transfer) -> None:
-        """Until every page is there, rejoining both ends as often as the link breaks."""
-        given_up_s, wait_s = time.monotonic() + RECONNECT_S, RECONNECT_FIRST_S
-        while True:
-            sent_bytes = transfer.last.transferred_bytes
-            try:
-                return await transfer.drain()
-            except (OperationFailedError, HostDownError) as exc:
-                if transfer.last.transferred_bytes > sent_bytes:
-                    given_up_s, wait_s = time.monotonic() + RECONNECT_S, RECONNECT_FIRST_S
-                rejoined = decide(await self._pair.view()) in (Move.RECONNECT, Move.WAIT)
-                if not rejoined or time.monotonic() > given_up_s:
-                    await self._settle()
-                    return None
-                self._note("link", f"{exc.what}; the guest waits for its pages: rejoining")
-            if not await reconnect(self._pair):
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, RECONNECT_LAST_S)
 
     @property
     def _arrived(self) -> Qemu:

@@ -5,10 +5,8 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate import dirty_log, target_checks
-from vmckpt.migrate.blockers import device_checks
-from vmckpt.migrate.check import OK, REFUSE, WARN, Check, refusal
-from vmckpt.migrate.disk_plan import DiskCopy, Owned, plan_disks
+from vmckpt.migrate import dirty_log
+from vmckpt.migrate.disk_plan import DiskCopy, Owned, disk_checks, plan_disks
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
 from vmckpt.migrate.options import Options
@@ -17,6 +15,9 @@ from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, le
 from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import both
+from vmckpt.vm import target_checks
+from vmckpt.vm.blockers import device_checks
+from vmckpt.vm.check import OK, REFUSE, WARN, Check, refusal
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.probe import abilities
@@ -70,9 +71,9 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *await target_checks.accel(vm, target),
         rights,
         *[check async for check in target_checks.room(vm, target)],
-        *target_checks.disks(disks),
+        *disk_checks(disks),
         *_pace(ours, disks.copies),
-        *[check async for check in target_checks.files(vm, target, disks)],
+        *[check async for check in target_checks.files(vm, target, disks.shared)],
         *network,
         *await target_checks.forwards(vm, target),
         *await target_checks.ports(target, needed=2 if disks.copies else 1),

@@ -33,6 +33,8 @@ from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.start import Qemu
 
 LOCK_WAIT_S = 10.0
+# How a recovery ended.
+FINISHED, UNDONE = "finished: the VM is on the target", "undone: the VM is on the source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ async def _recover(
                 await _finish(pair, home, arrived)
                 await disarm_if_possible(pair.target, note)
                 await hand_over_files(source, target, journal.run, journal.disks, note)
-                where, outcome = target, "finished: the VM is on the target"
+                where, outcome = target, FINISHED
             case Move.SOURCE_OWNS:
                 try:
                     await drop_mirrors(pair.source, journal.run)
@@ -126,7 +128,7 @@ async def _recover(
                 await let_go(pair.source, note)
                 await undo_target(pair)
                 await remove_files(target, journal.run, journal.disks)
-                where, outcome = source, "undone: the VM is on the source"
+                where, outcome = source, UNDONE
             case Move.LOST:
                 await bury(pair, home, journal, note)
                 await journal.remove((source, target))

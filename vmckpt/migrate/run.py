@@ -45,6 +45,7 @@ async def migrate(
         vm = await read_again(vm)
         checked = await preflight(vm, target, options)
         checked.require(vm.name, target.name)
+        request["guest_agent"] = vm.spec.guest_agent
         request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
         record.begin(checked.options, checked.checks)
         async with locked(vm.name, (target,), action, record.id):

@@ -1,13 +1,12 @@
 """What a transfer's options ask for as it goes: post-copy, the end of patience, giving up."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.migrate.options import Method, OnTimeout, Options
-from vmckpt.plan.convergence import has_stalled
+from vmckpt.plan.convergence import Rounds, has_stalled
 from vmckpt.plan.policy import Act, Pilot
 from vmckpt.units import format_duration, format_rate, format_size
 
@@ -39,24 +38,26 @@ class Steering:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._round_bytes: list[int] = []
+        self._rounds = Rounds()
         self._time_is_up = self._asked_postcopy = False
         self._silent_since_s, self._last_sent = 0.0, -1
 
     @property
     def rounds(self) -> int:
         """Rounds that have begun."""
-        return len(self._round_bytes)
+        return len(self._rounds.left_bytes)
 
-    def see(self, figures: Figures) -> None:
-        """Keep what each round had left to send."""
-        while len(self._round_bytes) < figures.round:
-            self._round_bytes.append(figures.remaining_bytes)
+    def see(self, figures: Figures, *, held: bool = False) -> None:
+        """Keep what each round had left to send, and whether the switchover was held back then."""
+        self._rounds.see(figures.round, figures.remaining_bytes, held=held)
 
-    def steer(self, figures: Figures, elapsed_s: float) -> tuple[Order, str] | None:
+    def steer(
+        self, figures: Figures, elapsed_s: float, *, fitting_bytes: float = 0.0
+    ) -> tuple[Order, str] | None:
         """What to do now, and why. Raises TimedOutError when the time is up and nothing else asked.
 
-        To be asked while the guest runs on the source.
+        To be asked while the guest runs on the source. With `fitting_bytes` or less left
+        pre-copy is about to end.
         """
         options = self._options
         if options.timeout_s is not None and not self._time_is_up:
@@ -68,11 +69,22 @@ class Steering:
                 return Order.STOP_GUEST, f"{given} are over: stopping the VM to send the rest"
         if self._asked_postcopy or figures.round < FIRST_POSTCOPY_ROUND:
             return None
-        reason = _why_postcopy(options, self._round_bytes, time_is_up=self._time_is_up)
-        if reason is None:
+        reason = self._why_postcopy()
+        ends = options.method is Method.HYBRID and figures.remaining_bytes <= fitting_bytes
+        if reason is None or (ends and not self._time_is_up):
             return None
         self._asked_postcopy = True
         return Order.START_POSTCOPY, f"switching to post-copy: {reason}"
+
+    def _why_postcopy(self) -> str | None:
+        options = self._options
+        if options.method is Method.POSTCOPY:
+            return "all pages were sent once"
+        if options.method is Method.HYBRID and has_stalled(self._rounds.counting):
+            return "the last rounds gained nothing: pre-copy will not end"
+        if self._time_is_up and options.on_timeout is OnTimeout.POSTCOPY:
+            return "the time is up"
+        return None
 
     def check_silence(self, transferred_bytes: int, now_s: float, *, expected: bool) -> None:
         """Raises OperationFailedError when no byte has moved for too long, unless `expected`."""
@@ -99,16 +111,6 @@ def pilot(options: Options) -> Pilot | None:
         kept = tuple(rule for rule in policy.rules if rule.act is not Act.RAISE_DOWNTIME)
         policy = replace(policy, rules=kept)
     return Pilot(policy, options.max_downtime_ms)
-
-
-def _why_postcopy(options: Options, round_bytes: Sequence[int], *, time_is_up: bool) -> str | None:
-    if options.method is Method.POSTCOPY:
-        return "all pages were sent once"
-    if options.method is Method.HYBRID and has_stalled(round_bytes):
-        return "the last rounds gained nothing: pre-copy will not end"
-    if time_is_up and options.on_timeout is OnTimeout.POSTCOPY:
-        return "the time is up"
-    return None
 
 
 def _timed_out(timeout_s: float, figures: Figures, rounds: int) -> TimedOutError:

@@ -52,7 +52,7 @@ class Socketed(NamedTuple):
 class Switchover:
     """Lets the source of a pre-copy stop its guest once the target keeps up with it.
 
-    `port` is the one that the migration comes in on.
+    `port` is the one that the migration comes in on, `limit_bytes_per_s` what it is held to.
     """
 
     def __init__(
@@ -63,8 +63,10 @@ class Switchover:
         target: Socketed,
         port: int,
         max_downtime_s: float,
+        limit_bytes_per_s: int = 0,
     ) -> None:
         self._monitor, self._max_downtime_s = monitor, max_downtime_s
+        self._limit_bytes_per_s = limit_bytes_per_s
         self._source, self._target, self._port = source, target, port
         self._looks: deque[Look] = deque(maxlen=KEPT_LOOKS)
         self._first_pass_bytes: int | None = None
@@ -89,15 +91,26 @@ class Switchover:
             self._looks.append(now)
         if self._first_pass_bytes is None:
             return
-        speed = switchover_bytes_per_s(looks, self._first_pass_bytes, self._max_downtime_s)
+        speed = switchover_bytes_per_s(
+            looks, self._first_pass_bytes, self._max_downtime_s, self._limit_bytes_per_s
+        )
         if speed and abs(speed / self._given_bytes_per_s - 1) > SAME_WITHIN:
             await self._give(speed)
 
     @property
     def waits(self) -> bool:
         """Whether all has gone once, and only the target's reading it is waited for."""
-        held = self._given_bytes_per_s == HELD_BYTES_PER_S
-        return self._first_pass_bytes is not None and held
+        return self._first_pass_bytes is not None and self.held
+
+    @property
+    def held(self) -> bool:
+        """Whether the source is still held back."""
+        return not self._over and self._given_bytes_per_s == HELD_BYTES_PER_S
+
+    @property
+    def fitting_bytes(self) -> float:
+        """What may be left when the guest is stopped."""
+        return 0.0 if self.held else self._given_bytes_per_s * self._max_downtime_s
 
     async def now(self) -> None:
         """Let QEMU stop the guest by its own measure, from here on."""

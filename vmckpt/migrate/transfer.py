@@ -137,7 +137,7 @@ class Transfer:
         status = await commands.query_migrate(self._source)
         self.last = status
         self._postcopy_began |= status.in_postcopy
-        self._steering.see(_figures(status))
+        self._steering.see(_figures(status), held=self._is_held)
         meaningful = status.round >= FIRST_POSTCOPY_ROUND
         dirty = status.dirty_rate_bytes_per_s if meaningful else 0.0
         self._emit(
@@ -166,8 +166,11 @@ class Transfer:
         if self._switchover:
             await self._switchover.consider(status)
         if self._pilot and status.status == "active":
-            await self._obey(self._pilot.see(status.round, status.remaining_bytes))
-        order = self._steering.steer(_figures(status), time.monotonic() - self._began_s)
+            held = self._is_held
+            await self._obey(self._pilot.see(status.round, status.remaining_bytes, held=held))
+        fitting_bytes = self._switchover.fitting_bytes if self._switchover else 0.0
+        elapsed_s = time.monotonic() - self._began_s
+        order = self._steering.steer(_figures(status), elapsed_s, fitting_bytes=fitting_bytes)
         if order is None:
             return
         what, why = order
@@ -176,6 +179,10 @@ class Transfer:
             await commands.migrate_start_postcopy(self._source)
         else:
             await self._stop_at_next_look()
+
+    @property
+    def _is_held(self) -> bool:
+        return self._switchover is not None and self._switchover.held
 
     async def _stop_at_next_look(self) -> None:
         await commands.migrate_set_parameters(

@@ -107,6 +107,8 @@ SWITCHOVER_SPEED = "avail-switchover-bandwidth"
 # With this little no rest is small enough to stop the guest for.
 HELD_BYTES_PER_S = 1000
 
+# With it memory is left behind; what saves devices alone has it on, and may have died so.
+_NEVER = ("x-ignore-shared",)
 # Always on where both sides have them: without return-path a target that fails to load leaves
 # the source "completed" and the guest lost; events wake the monitor loop.
 _ALWAYS = ("return-path", "events")
@@ -153,6 +155,7 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
         return refusals
     capabilities = dict.fromkeys(_ALWAYS, True)
     capabilities |= {name: on for name, (_, on) in wanted.items() if name in both}
+    capabilities |= {name: False for name in _NEVER if name in both}
     # With post-copy: urgent pages on a channel of their own, and the target counts its stalls.
     capabilities |= {
         name: wish.postcopy for name in ("postcopy-preempt", "postcopy-blocktime") if name in both

@@ -90,6 +90,16 @@ async def qom_get(monitor: Monitor, path: str, name: str) -> Any:
     return await monitor.ask("qom-get", {"path": path, "property": name})
 
 
+async def qom_set(monitor: Monitor, path: str, name: str, value: Any) -> None:
+    """Change a property of an object in QEMU's object tree."""
+    await monitor.tell("qom-set", {"path": path, "property": name, "value": value})
+
+
+async def trace(monitor: Monitor, event: str, *, enabled: bool) -> None:
+    """Switch a trace event on or off."""
+    await monitor.tell("trace-event-set-state", {"name": event, "enable": enabled})
+
+
 async def query_machines(monitor: Monitor) -> list[Machine]:
     """The machine types this QEMU can start."""
     return [

@@ -133,6 +133,21 @@ class Monitor:
         except ExecuteError as exc:
             raise CommandRefusedError(self.label, command, str(exc)) from exc
 
+    async def give_fd(self, name: str, fd: int) -> None:
+        """Give QEMU a copy of a descriptor, for one command (`fd:NAME`). Raises as `tell` does.
+
+        Only over a Unix socket of this machine's.
+        """
+        try:
+            self._client.send_fd_scm(fd)
+        except (QMPError, OSError) as exc:
+            raise MonitorLostError(
+                f"{self.label} takes no descriptor",
+                why=str(exc) or type(exc).__name__,
+                remedy="check whether the QEMU process still runs",
+            ) from exc
+        await self.tell("getfd", {"fdname": name})
+
     @contextmanager
     def events(self, *names: str) -> Iterator["Events"]:
         """Collect the named events from here to the end of the block."""

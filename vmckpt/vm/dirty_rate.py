@@ -7,14 +7,17 @@ rights do not allow it: QEMU's own page sampling, over QMP.
 import asyncio
 import errno
 import os
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.lock import Owner
 from vmckpt.memory.content import Content
-from vmckpt.memory.dirty_pages import PAGE_BYTES
 from vmckpt.memory.observe import Observation, Window, observe
+from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
@@ -24,6 +27,7 @@ from vmckpt.vm.paths import lock_path
 TRACKING, SAMPLING = "page-tracking", "qemu-page-sampling"
 SAMPLE_PAGES = 8192
 SHORTEST_SAMPLING_S = 1
+LEAST_BUSY = 0.01
 _NOT_ALLOWED = {
     errno.EPERM: "this user may not trace QEMU",
     errno.EACCES: "this user may not trace QEMU",
@@ -39,7 +43,8 @@ class DirtyRate:
     """One measurement of `took_s` seconds.
 
     `source` is "page-tracking" or "qemu-page-sampling", `why` says why not the former. What page
-    sampling does not tell is None. `faults` is how often the guest paid for being watched.
+    sampling does not tell is None. `faults` is how often the guest paid for being watched, `busy`
+    how much of its processors' time it used, at most all.
     """
 
     source: str
@@ -51,6 +56,7 @@ class DirtyRate:
     faults: int
     ram: Content | None
     dirtied: Content | None
+    busy: float = 1.0
 
     @property
     def working_set_bytes(self) -> int:
@@ -70,7 +76,25 @@ class DirtyRate:
             "faults_per_s": round(self.faults / self.took_s, 1) if self.took_s else 0.0,
             "ram": self.ram._asdict() if self.ram else None,
             "dirtied": self.dirtied._asdict() if self.dirtied else None,
+            "busy": round(self.busy, 3),
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`, as far as that rounds. Raises KeyError, TypeError."""
+        ram, dirtied = (Content(**data[key]) if data[key] else None for key in ("ram", "dirtied"))
+        return cls(
+            source=data["source"],
+            why=data["why"],
+            took_s=data["took_s"],
+            ram_bytes=data["ram_bytes"],
+            curve=DirtyCurve.from_json(data["curve"]),
+            windows=tuple(Window(*window) for window in data["windows"]),
+            faults=round(data["faults_per_s"] * data["took_s"]),
+            ram=ram,
+            dirtied=dirtied,
+            busy=data.get("busy", 1.0),
+        )
 
 
 async def measure(vm: Vm, for_s: float) -> DirtyRate:
@@ -82,6 +106,27 @@ async def measure(vm: Vm, for_s: float) -> DirtyRate:
     await require_alive(vm)
     await _require_running(vm)
     await _require_free(vm)
+    used_s, began_s = await _processor_s(vm), time.monotonic()
+    found = await _measured(vm, for_s)
+    share = (await _processor_s(vm) - used_s) / (time.monotonic() - began_s) / vm.spec.vcpus
+    return replace(found, busy=min(max(share, LEAST_BUSY), 1.0))
+
+
+async def _processor_s(vm: Vm) -> float:
+    """Processor time that its QEMU has had."""
+    stat = await vm.host.read_text(Path(f"/proc/{vm.qemu.process.pid}/stat"))
+    if stat is None:
+        await require_alive(vm)
+        raise HostDownError(
+            f"QEMU of '{vm.name}' cannot be looked at",
+            why=f"{vm.host.name} does not show process {vm.qemu.process.pid}",
+            remedy="look at /proc there",
+        )
+    words = stat.rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _measured(vm: Vm, for_s: float) -> DirtyRate:
     why = f"{vm.host.name} is not this machine"
     if vm.host.is_this_machine:
         try:

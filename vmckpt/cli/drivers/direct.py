@@ -9,11 +9,11 @@ from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
-    from vmckpt.migrate.check import Check
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.qemu.replies import Snapshot
+    from vmckpt.vm.check import Check
     from vmckpt.vm.inventory import Look, Vm
 
 
@@ -48,9 +48,11 @@ class DirectVm:
         await attach(self.host, self.vm.qemu.files.console)
 
     async def start(self) -> Started:
-        """Start it where it is."""
+        """Start it where it is. Raises RefusedError while a standby may go on with it."""
+        from vmckpt.replicate.operate import require_decided
         from vmckpt.vm.lifecycle import start_vm
 
+        await require_decided(self.vm)
         return started(await start_vm(self.vm))
 
     async def stop(self, *, force: bool, timeout_s: float) -> None:

@@ -12,9 +12,9 @@ from vmckpt.hosts.lock import Owner
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.domain_snapshots import Taken
-    from vmckpt.migrate.check import Check
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
+    from vmckpt.vm.check import Check
     from vmckpt.vm.domains.inventory import Domain
 
 

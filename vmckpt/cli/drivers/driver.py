@@ -7,10 +7,10 @@ from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
-    from vmckpt.migrate.check import Check
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
+    from vmckpt.vm.check import Check
 
 
 class Row(NamedTuple):

@@ -23,10 +23,13 @@ async def find(name: str) -> Driver:
     from vmckpt.errors import HostDownError, NotFoundError
     from vmckpt.hosts.inventory import all_hosts
 
+    if hosts := _with_libvirt(all_hosts()):
+        from vmckpt.vm.domains.libvirtd import load_ahead
+
+        load_ahead()
     try:
         return DirectVm(await _settled(name))
     except (NotFoundError, HostDownError):
-        hosts = _with_libvirt(all_hosts())
         if not hosts or (domain := await _domain(name, hosts)) is None:
             raise
         return domain
@@ -43,6 +46,7 @@ async def find_own(name: str) -> "Vm":
 
 
 async def _settled(name: str) -> "Vm":
+    from vmckpt.errors import OutcomeUnknownError
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal
     from vmckpt.migrate.recover import recover, remove_dead_locks
@@ -50,7 +54,14 @@ async def _settled(name: str) -> "Vm":
 
     if await find_journal(name, all_hosts()) is None:
         await remove_dead_locks(name, all_hosts())
-        return await find_vm(name)
+        try:
+            return await find_vm(name)
+        except OutcomeUnknownError:  # it is at home on two hosts: a standby may have taken over
+            from vmckpt.replicate.operate import settle
+
+            if not await settle(name, all_hosts()):
+                raise
+            return await find_vm(name)
     if await is_worked_on(name):
         return await find_vm(name)
     _tell(await recover(name, warn))

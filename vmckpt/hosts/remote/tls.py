@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -35,6 +36,9 @@ _POLL_S, _LOOK_S = 0.02, 0.5
 _ASKED, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
 
 
+Visit = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a target listens, and what both sides know one another by."""
@@ -45,17 +49,18 @@ class Place:
     token: str
 
 
-async def have_listen(target: Host, directory: Path) -> Place:
+async def have_listen(target: Host, directory: Path, verb: Sequence[str] = ("link",)) -> Place:
     """Have `target` listen on its migration address, below `directory`, which is removed after it.
 
-    Raises OperationFailedError with the target's own words.
+    `verb` are the words of vmckpt's command there that does so. Raises OperationFailedError with
+    the target's own words.
     """
     token = secrets.token_hex(32)
     first, last = target.migration_ports or (0, 0)
     asked = {"address": target.migration_address, "first": first, "last": last, "token": token}
     await target.make_dir(directory)
     await target.write_text(directory / _ASKED, json.dumps(asked))
-    command = [*await target.own_command(), "link", str(directory)]
+    command = [*await target.own_command(), *verb, str(directory)]
     listener = await target.spawn(command, directory / _LOG)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
     while (listens := await target.read_text(directory / _LISTENS)) is None:
@@ -116,6 +121,24 @@ async def listen(directory: Path, state_dir: Path) -> None:
     Or until nobody has been connected for ten minutes. Who is connected then may end what is begun,
     for as long as a connection may be silent. Raises OperationFailedError.
     """
+    visits = _Visits(token_of(directory), state_dir)
+    async with await listening(directory, visits.visit) as server:
+        await visits.until_over(directory)
+        server.close()
+        await visits.end()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def token_of(directory: Path) -> str:
+    """What visitors have to know; to be asked for before `listening`."""
+    return str(json.loads((directory / _ASKED).read_text())["token"])
+
+
+async def listening(directory: Path, visit: Visit) -> asyncio.Server:
+    """A server as was asked for below `directory`, where it says how it is reached.
+
+    Raises OperationFailedError.
+    """
     asked = json.loads((directory / _ASKED).read_text())
     (directory / _ASKED).unlink()
     one_time = make_one_time()
@@ -126,27 +149,29 @@ async def listen(directory: Path, state_dir: Path) -> None:
         file.write(one_time.key + one_time.certificate)
     context.load_cert_chain(pem)
     pem.unlink()
-    visits = _Visits(asked["token"], state_dir)
-    server = await _bind(visits, asked["address"], (asked["first"], asked["last"]), context)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        part = directory / f".{_LISTENS}"
-        part.write_text(json.dumps({"port": port, "fingerprint": one_time.fingerprint}))
-        part.rename(directory / _LISTENS)
-        await visits.until_over(directory)
-        server.close()
-        await visits.end()
-    shutil.rmtree(directory, ignore_errors=True)
+    server = await _bind(visit, asked["address"], (asked["first"], asked["last"]), context)
+    port = server.sockets[0].getsockname()[1]
+    part = directory / f".{_LISTENS}"
+    part.write_text(json.dumps({"port": port, "fingerprint": one_time.fingerprint}))
+    part.rename(directory / _LISTENS)
+    return server
+
+
+async def is_invited(reader: asyncio.StreamReader, token: str) -> bool:
+    """Whether the visitor knows the token. Raises OSError, ValueError, TimeoutError."""
+    async with asyncio.timeout(TOKEN_TIMEOUT_S):
+        said = await reader.readline()
+    return hmac.compare_digest(said.strip(), token.encode())
 
 
 async def _bind(
-    visits: "_Visits", address: str, ports: tuple[int, int], context: ssl.SSLContext
+    visit: Visit, address: str, ports: tuple[int, int], context: ssl.SSLContext
 ) -> asyncio.Server:
     """Listen on the first free port of a range."""
     first, last = ports
     for port in range(first, last + 1):
         try:
-            return await asyncio.start_server(visits.visit, address, port, ssl=context)
+            return await asyncio.start_server(visit, address, port, ssl=context)
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or port == last:
                 raise OperationFailedError(
@@ -169,9 +194,7 @@ class _Visits:
     async def visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one visitor who knows the token."""
         try:
-            async with asyncio.timeout(TOKEN_TIMEOUT_S):
-                said = await reader.readline()
-            if not hmac.compare_digest(said.strip(), self._token.encode()):
+            if not await is_invited(reader, self._token):
                 return
             self._present.add(writer)
             try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from vmckpt.errors import UsageError
+from vmckpt.hosts.uri import in_uri
 
 _URL = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^@/:\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^@/:\s\[\]-][^@/:\s]*))"
@@ -39,6 +40,5 @@ class Address:
         return cls(found["host"] or found["v6"], found["user"], port, config)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
         user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
-        return f"ssh://{user}{host}{port}"
+        return f"ssh://{user}{in_uri(self.host)}{port}"

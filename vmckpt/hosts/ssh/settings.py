@@ -5,6 +5,7 @@ ProxyCommand, UserKnownHostsFile, HostKeyAlias, ConnectTimeout; Host and Match c
 """
 
 import getpass
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ _CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
 _KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _NO = "none"
 SSH_PORT = 22
+# `Match exec` loads a package when it is first met, which two threads must not do at once.
+_one_at_a_time = threading.Lock()
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -48,7 +51,8 @@ def read_settings(address: Address) -> Settings:
             if address.config or path.exists():
                 with path.open() as file:
                     config.parse(file)
-        found = config.lookup(address.host)
+        with _one_at_a_time:
+            found = config.lookup(address.host)
         host, port = found["hostname"], address.port or int(found.get("port", SSH_PORT))
         jumps, command = found.get("proxyjump", _NO), found.get("proxycommand", _NO)
         # As in ssh(1), an alias stands in known_hosts by itself, a name with a port that is odd.

@@ -11,12 +11,12 @@ from functools import partial
 import paramiko
 
 from vmckpt.errors import HostDownError
-from vmckpt.hosts.in_thread import in_thread
 from vmckpt.hosts.remote.session import Wire
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.failures import runs_nothing
 from vmckpt.hosts.ssh.login import Login, log_in
 from vmckpt.hosts.ssh.settings import CONNECT_TIMEOUT_S
+from vmckpt.sequence.in_thread import in_thread
 
 _CHUNK_BYTES = 64 << 10
 # What a shell says of a command that it does not find (POSIX).

@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate import dirty_log, target_checks
-from vmckpt.migrate.check import OK, REFUSE, WARN, Check
-from vmckpt.migrate.disk_plan import DiskCopy
+from vmckpt.migrate import dirty_log
+from vmckpt.migrate.disk_plan import DiskCopy, disk_checks
 from vmckpt.migrate.domains import target_libvirt
 from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.migrate.domains.link import find_link
@@ -19,7 +18,10 @@ from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
 from vmckpt.migrate.options import Options, Tls
 from vmckpt.qemu.replies import QemuVersion
+from vmckpt.sequence.steps import both
 from vmckpt.units import MIB
+from vmckpt.vm import target_checks
+from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.paths import lock_path
@@ -61,20 +63,23 @@ async def preflight(
     what = domain.description
     loss = dirty_log.loss_of(what.accel_word, version, what.memory_back_ends)
     options = resolve_method(options, loses_pages=loss is not None)
-    disks = await plan_domain_disks(domain, source, there, options.disks)
-    encryption, encrypted = await _encryption(domain.host, there, options.tls)
-    link = await find_link(options.tls, domain.host, there)
-    ports = await _ports(there, needed=2 if disks.copied else 1)
+    disks, ((encryption, encrypted), link) = await both(
+        plan_domain_disks(domain, source, there, options.disks),
+        both(
+            _encryption(domain.host, there, options.tls),
+            find_link(options.tls, domain.host, there),
+        ),
+    )
+    at_target, (at_source, ports) = await both(
+        _target_checks(domain, source, target, disks),
+        both(_source_checks(domain, source), _ports(there, needed=2 if disks.copied else 1)),
+    )
     checks = (
         Check("running", OK, f"the domain is {domain.state}"),
-        *await target_libvirt.checks(domain, source, target),
-        *target_checks.disks(disks.plan),
-        *await target_libvirt.files(domain, there, disks.plan.shared),
-        *await target_checks.ports(there, needed=2 if disks.copied else 1),
-        await target_checks.clock(domain.host, there),
+        *at_target,
         link.check,
         encrypted,
-        *await _source_checks(domain, source),
+        *at_source,
         *postcopy_risk(options),
         *await _userfaults(target, options),
         *(dirty_log.checks(loss, options) if loss else ()),
@@ -86,6 +91,24 @@ async def preflight(
         _cargo(domain, disks, encryption),
     )
     return DomainPreflight(checks, options, request, disks.plan.copies, encryption)
+
+
+async def _target_checks(
+    domain: Domain, source: Libvirtd, target: Libvirtd, disks: DomainDisks
+) -> list[Check]:
+    by_libvirt, by_host = await both(
+        target_libvirt.checks(domain, source, target), _host_checks(domain, target.host, disks)
+    )
+    return [*by_libvirt, *by_host]
+
+
+async def _host_checks(domain: Domain, target: Host, disks: DomainDisks) -> list[Check]:
+    return [
+        *disk_checks(disks.plan),
+        *await target_libvirt.files(domain, target, disks.plan.shared),
+        *await target_checks.ports(target, needed=2 if disks.copied else 1),
+        await target_checks.clock(domain.host, target),
+    ]
 
 
 def _cargo(domain: Domain, disks: DomainDisks, encryption: Encryption) -> Cargo:

@@ -17,7 +17,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class DomainJournal:
-    """One migration of one domain. `disks` are files made on the target for it."""
+    """One migration of one domain. `disks` are files made on the target for it.
+
+    `may_postcopy`: the guest may come to run there before its memory is.
+    """
 
     run: str
     vm: str
@@ -26,6 +29,7 @@ class DomainJournal:
     target: str
     persistent: bool
     disks: tuple[CopiedDisk, ...] = ()
+    may_postcopy: bool = False
 
     async def write(self) -> None:
         """Keep it. Raises StorageError."""

@@ -10,8 +10,8 @@ from vmckpt.errors import (
 from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.check import refusal
 from vmckpt.migrate.disk_files import CopiedDisk, create_files
+from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.checks import DomainPreflight, preflight
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import Request
@@ -30,6 +30,7 @@ from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
 from vmckpt.sequence.steps import to_the_end
+from vmckpt.vm.check import refusal
 from vmckpt.vm.domains.inventory import Domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
 
@@ -75,6 +76,7 @@ class DomainMigration:
             disks=tuple(
                 CopiedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
             ),
+            may_postcopy=checked.options.may_postcopy,
         )
         self._began_s = self._ended_s = time.monotonic()
 
@@ -113,7 +115,7 @@ class DomainMigration:
         if move is Move.TARGET_OWNS:
             return None
         if move is Move.LOST:
-            await leave_on_source(self._journal, self._ends[1])
+            await bury(self._journal, view, self._ends, lambda text: self._run.note("lost", text))
             return lost(self._journal, view, self._ends)
         if move is not Move.SOURCE_OWNS:
             return await unknown(self._journal, move, view, self._ends)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from vmckpt.hosts.inventory import find_host
+from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import (
     leave_on_source,
@@ -12,7 +13,7 @@ from vmckpt.migrate.domains.settle import (
     unknown,
 )
 from vmckpt.migrate.domains.whereabouts import Move
-from vmckpt.migrate.recover import Recovery, wait_for_locks
+from vmckpt.migrate.recover import FINISHED, UNDONE, Recovery, wait_for_locks
 
 LAST_STEP = "transfer"
 
@@ -34,12 +35,12 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
         move, view = await settle(journal, ends, note)
         if move is Move.TARGET_OWNS:
             await leave_on_target(journal, ends, note)
-            where, outcome = ends[1], "finished: the VM is on the target"
+            where, outcome = ends[1], FINISHED
         elif move is Move.SOURCE_OWNS:
             await leave_on_source(journal, ends[1])
-            where, outcome = ends[0], "undone: the VM is on the source"
+            where, outcome = ends[0], UNDONE
         elif move is Move.LOST:
-            await leave_on_source(journal, ends[1])
+            await bury(journal, view, ends, note)
             raise lost(journal, view, ends)
         else:
             raise await unknown(journal, move, view, ends)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vmckpt.migrate.address import in_uri
+from vmckpt.hosts.uri import in_uri
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.units import MIB
 from vmckpt.vm.domains.flags import MigrateFlag

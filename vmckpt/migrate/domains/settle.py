@@ -15,15 +15,19 @@ from vmckpt.errors import (
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import hand_over_files, remove_files
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.whereabouts import Move, Place, View, decide, place
+from vmckpt.migrate.domains.whereabouts import Move, Place, View, decide, is_orphan, place
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.flags import ErrorCode, State
 from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
 
 POLL_S = 0.3
 # How long an end may be silent, or in between, until nobody waits for it any more; and how long a
 # post-copy whose link is silent, which QEMU goes on with by itself when the link is back.
 SILENT_S, POSTCOPY_S = 15.0, 300.0
+# How long a target whose source has ended may still turn out to have got everything.
+ORPHAN_S = 30.0
+# How long a source may take to see that the domain has gone: libvirt holds its locks for 30 s.
+FORGET_S = 60.0
 
 
 async def settle(
@@ -43,10 +47,15 @@ async def settle(
             waited_for, since_s = view, time.monotonic()
             note(f"waiting: {describe(view, ends)}")
         works = view.job and view.source in (Place.RUNNING, Place.PAUSED, Place.WAITING)
-        patience_s = POSTCOPY_S if Place.POSTCOPY in (view.source, view.target) else SILENT_S
-        if not works and time.monotonic() - since_s > patience_s:
-            return Move.UNKNOWN, view
+        if not works and time.monotonic() - since_s > _patience_s(view):
+            return Move.LOST if is_orphan(view) else Move.UNKNOWN, view
         await asyncio.sleep(POLL_S)
+
+
+def _patience_s(view: View) -> float:
+    if is_orphan(view):
+        return ORPHAN_S
+    return POSTCOPY_S if Place.POSTCOPY in (view.source, view.target) else SILENT_S
 
 
 async def look(uuid: str, ends: tuple[Host, Host]) -> View:
@@ -67,29 +76,32 @@ async def _ask(uuid: str, host: Host, *, is_source: bool) -> tuple[Place, bool]:
 
 
 async def look_at(session: Libvirtd, uuid: str, *, is_source: bool) -> tuple[Place, bool]:
-    """What one end says, and whether it works on the domain.
+    """What one end says, and whether (a source) it works on the domain.
 
-    A source that will not tell whether it does is silent: that happens while it works. Raises
-    HostDownError.
+    A source that tells of the domain but not whether it works on it has it locked, or is silent:
+    that happens while it works. A target's is not asked: that of a broken post-copy would never
+    answer. Raises HostDownError.
     """
     where = await _place(session, uuid)
-    if where in (Place.OFF, Place.ABSENT):
+    if where in (Place.OFF, Place.ABSENT) or not is_source:
         return where, False
     try:
         if (await session.job(uuid)).active:
             return where, True
     except NotFoundError:
         return Place.ABSENT, False
-    except LibvirtRefusedError:  # a target's libvirtd refuses to tell
-        if is_source:
-            return Place.SILENT, False
+    except HostDownError:  # libvirt itself would wait longer for the lock than we do
+        return Place.LOCKED, False
+    except LibvirtRefusedError as exc:
+        locked = exc.code == ErrorCode.OPERATION_TIMEOUT
+        return Place.LOCKED if locked else Place.SILENT, False
     # The job may have ended between the two questions, and the domain have moved with that.
     return await _place(session, uuid), False
 
 
 async def _place(session: Libvirtd, uuid: str) -> Place:
-    seen = await session.find(uuid)
-    return Place.ABSENT if seen is None else place(seen.state, seen.reason)
+    found = await session.condition(uuid)
+    return Place.ABSENT if found is None else place(*found)
 
 
 def describe(view: View, ends: tuple[Host, Host]) -> str:
@@ -112,7 +124,8 @@ async def leave_on_target(
     source, target = ends
     if journal.persistent:
         try:
-            await _undefine(journal, source)
+            async with libvirtd(source) as session:
+                await undefine(session, journal)
         except VmckptError as exc:
             note(f"its definition stays on {source.name}: {exc}")
     try:
@@ -122,12 +135,24 @@ async def leave_on_target(
         note(f"its old images may stay on {source.name}: {exc}")
 
 
-async def _undefine(journal: DomainJournal, source: Host) -> None:
-    """What libvirt does itself, unless it lost sight of the target meanwhile."""
-    async with libvirtd(source) as session:
-        seen = await session.find(journal.uuid)
-        if seen is not None and seen.state is State.SHUTOFF:
+async def undefine(session: Libvirtd, journal: DomainJournal) -> None:
+    """The source forgets a domain that has moved, which libvirt does itself if nothing disturbs it.
+
+    One that was restarted meanwhile sees only after a while that all has gone. Raises
+    OutcomeUnknownError when it does not, HostDownError.
+    """
+    given_up_s = time.monotonic() + FORGET_S
+    while (found := await session.condition(journal.uuid)) is not None:
+        if found.state is State.SHUTOFF:
             await session.undefine(journal.uuid)
+            return
+        if time.monotonic() > given_up_s:
+            raise OutcomeUnknownError(
+                f"libvirtd does not see that '{journal.vm}' has gone",
+                why=f"to it the domain {place(*found).value}, after {FORGET_S:g} s",
+                remedy=f"virsh destroy {journal.vm} there, and virsh undefine {journal.vm}",
+            )
+        await asyncio.sleep(POLL_S)
 
 
 def lost(journal: DomainJournal, view: View, ends: tuple[Host, Host]) -> VmLostError:
@@ -152,8 +177,8 @@ async def unknown(
             "(VIR_MIGRATE_POSTCOPY_RESUME) crashes its daemon on the target (seen with 11.3), so "
             "vmckpt does not use it",
             remedy=f"if only the link was silent, {again} sees it end well; with a libvirt that "
-            "can, virsh migrate --postcopy-resume; else end it on both (virsh destroy) and start "
-            f"it from its disks: vmckpt vm start {journal.vm}",
+            f"can, virsh migrate --postcopy-resume; else give its memory up: virsh destroy it on "
+            f"{source.name}, then {again} leaves it stopped on {target.name}",
         )
     silent = [
         host
@@ -161,13 +186,20 @@ async def unknown(
         if where is Place.SILENT
     ]
     seen = [await _processes(journal.uuid, host) for host in silent]
+    if Place.LOCKED in (view.source, view.target):
+        remedy = (
+            f"wait, then: {again}; if it stays so: systemctl restart libvirtd on {source.name} "
+            "(its QEMUs live on)"
+        )
+    elif silent:
+        names = " and ".join(host.name for host in silent)
+        remedy = f"nothing was started twice; start libvirtd on {names}, then: {again}"
+    else:
+        remedy = f"see virsh domjobinfo on {source.name}; then: {again}"
     return OutcomeUnknownError(
         f"nobody knows yet where '{journal.vm}' runs",
         why="; ".join([describe(view, ends), *(text for text in seen if text)]),
-        remedy=f"nothing was started twice; start libvirtd on "
-        f"{' and '.join(host.name for host in silent)}, then: {again}"
-        if silent
-        else f"see virsh domjobinfo on {source.name}; then: {again}",
+        remedy=remedy,
     )
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.check import OK, REFUSE, WARN, Check
 from vmckpt.units import format_size
+from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.domains.description import Interface
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain

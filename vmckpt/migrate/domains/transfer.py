@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, VmckptError
 from vmckpt.events.types import Emit, Note
 from vmckpt.migrate.domains.progress import figures, progress
 from vmckpt.migrate.domains.request import Request
@@ -87,7 +87,8 @@ class DomainTransfer:
     async def _watch(self, events: asyncio.Queue[Event]) -> None:
         """Tell and steer for as long as the call takes; ended by a cancellation or its error."""
         while True:
-            with suppress(LibvirtRefusedError, HostDownError):  # the call itself says how it ended
+            # The call itself says how it ended; a domain that has moved may be gone before that.
+            with suppress(LibvirtRefusedError, HostDownError, NotFoundError):
                 await self._look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(SAMPLE_S):

@@ -7,7 +7,7 @@ from vmckpt.vm.domains.flags import PausedReason, RunningReason, State
 
 
 class Place(Enum):
-    """What one end says of the domain; SILENT: nothing."""
+    """What one end says of the domain; SILENT: nothing, LOCKED: not what becomes of it."""
 
     RUNNING = "runs"
     PAUSED = "is paused"
@@ -17,6 +17,7 @@ class Place(Enum):
     OFF = "is off"
     ABSENT = "is not there"
     SILENT = "gives no answer"
+    LOCKED = "is locked by libvirtd, which is at work on it or waits for its QEMU"
 
 
 class View(NamedTuple):
@@ -61,7 +62,7 @@ def place(state: State, reason: int) -> Place:
 
 _HAS_IT = frozenset({Place.RUNNING, Place.PAUSED})
 _HAS_NOTHING = frozenset({Place.OFF, Place.ABSENT})
-_IN_POSTCOPY = frozenset({Place.POSTCOPY, Place.POSTCOPY_FAILED})
+IN_POSTCOPY = frozenset({Place.POSTCOPY, Place.POSTCOPY_FAILED})
 
 
 def decide(view: View) -> Move:
@@ -70,7 +71,7 @@ def decide(view: View) -> Move:
     WAIT may last for ever: the caller has a time limit, after which it counts as UNKNOWN.
     """
     ends = (view.source, view.target)
-    if view.job or _IN_POSTCOPY & set(ends):
+    if view.job or IN_POSTCOPY & set(ends):
         return _under_way(view)
     if view.source in _HAS_IT and view.target in _HAS_IT:
         return Move.UNKNOWN
@@ -86,10 +87,20 @@ def decide(view: View) -> Move:
     return Move.WAIT  # a silent end may come back; a waiting one is on its way to something else
 
 
+def is_orphan(view: View) -> bool:
+    """Whether the target waits for memory of a source that has ended. Pure.
+
+    It goes on if it has got everything, which its libvirtd then says at once.
+    """
+    return view.source in _HAS_NOTHING and view.target is Place.POSTCOPY
+
+
 def _under_way(view: View) -> Move:
     if view.source is view.target is Place.POSTCOPY_FAILED:
         return Move.BROKEN_POSTCOPY
-    if view.source in _HAS_NOTHING and view.target is not Place.POSTCOPY:
+    if view.source in _HAS_NOTHING and not is_orphan(view):
         return Move.LOST  # with the pages that the target has not got
+    if view.source in IN_POSTCOPY and view.target in _HAS_NOTHING:
+        return Move.LOST  # the guest ran there
     # While one end alone says that it failed, the two QEMUs may still be connected.
     return Move.WAIT

@@ -89,7 +89,12 @@ _KNOWN = tuple(
             "detach the device, then migrate",
         ),
         (
-            r"another job|cannot acquire state change lock|[Tt]imed out during operation",
+            r"cannot acquire state change lock",
+            "libvirtd works on the domain, or waits for its QEMU, and lets nobody else at it: wait "
+            "and ask again; if it stays so: systemctl restart libvirtd (QEMUs live on)",
+        ),
+        (
+            r"another job|[Tt]imed out during operation",
             "wait for the other job's end; virsh domjobinfo shows it",
         ),
         (r"[Nn]o space left", "free space on the host"),

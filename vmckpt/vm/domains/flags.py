@@ -50,12 +50,14 @@ class PausedReason(IntEnum):
 class ErrorCode(IntEnum):
     """virErrorNumber, as far as vmckpt acts on it."""
 
+    INTERNAL_ERROR = 1
     NO_SUPPORT = 3
     INVALID_CONN = 6
     SYSTEM_ERROR = 38
     RPC = 39
     NO_DOMAIN = 42
     AUTH_FAILED = 45
+    OPERATION_TIMEOUT = 68  # somebody else holds the domain's lock
     AUTH_CANCELLED = 79
     AUTH_UNAVAILABLE = 94
 
@@ -65,6 +67,13 @@ class Undefine(IntFlag):
 
     SNAPSHOTS_METADATA = 1 << 1
     KEEP_NVRAM = 1 << 3
+
+
+class Xml(IntFlag):
+    """virDomainXMLFlags."""
+
+    SECURE = 1 << 0
+    INACTIVE = 1 << 1
 
 
 class EventId(IntEnum):

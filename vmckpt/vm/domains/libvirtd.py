@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,9 +21,9 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.in_thread import in_thread
+from vmckpt.sequence.in_thread import in_thread
 from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
-from vmckpt.vm.domains.flags import ErrorCode, EventId, State, Undefine
+from vmckpt.vm.domains.flags import ErrorCode, EventId, State, Undefine, Xml
 from vmckpt.vm.domains.forward import forwarded
 from vmckpt.vm.domains.job import Job, parse_job
 
@@ -32,7 +33,9 @@ OPEN_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S, CLOSE_TIMEOUT_S = 10.0, 1.0
 # A libvirtd that is silent for 15 s is given up.
 KEEPALIVE_EVERY_S, KEEPALIVE_MISSED = 5, 3
-_LOST = frozenset({ErrorCode.RPC, ErrorCode.INVALID_CONN, ErrorCode.SYSTEM_ERROR})
+_LOST = frozenset(
+    {ErrorCode.INTERNAL_ERROR, ErrorCode.RPC, ErrorCode.INVALID_CONN, ErrorCode.SYSTEM_ERROR}
+)
 _RIGHTS = frozenset({ErrorCode.AUTH_FAILED, ErrorCode.AUTH_CANCELLED, ErrorCode.AUTH_UNAVAILABLE})
 
 
@@ -48,6 +51,13 @@ class Seen(NamedTuple):
     reason: int
     persistent: bool
     xml: str
+
+
+class Condition(NamedTuple):
+    """What a domain does at this moment; `reason` is why, in libvirt's numbers."""
+
+    state: State
+    reason: int
 
 
 class DomainSnapshot(NamedTuple):
@@ -101,6 +111,12 @@ async def libvirtd(host: Host) -> AsyncIterator["Libvirtd"]:
             await session.close()
 
 
+def load_ahead() -> None:
+    """Have libvirt's client loaded while something else is waited for."""
+    if find_spec("libvirt") is not None:
+        threading.Thread(target=import_module, args=("libvirt",), daemon=True).start()
+
+
 def _open(uri: str) -> Any:
     import libvirt
 
@@ -141,7 +157,8 @@ class Libvirtd:
         self._uri, self.host = uri, host
         self._connection: Any = None
         # libvirt's client before 10.0 may sleep through the answer to one of two calls at a time
-        # until the next keep-alive.
+        # until the next keep-alive, and dies of two whose connection is lost. Held until a call
+        # has ended, whoever still waits for it.
         self._one_call = asyncio.Lock()
 
     async def open(self) -> None:
@@ -167,7 +184,8 @@ class Libvirtd:
 
     async def close(self) -> None:
         """End the session; nothing that libvirtd does ends with it."""
-        # The forwarder's end cuts whatever a silent libvirtd leaves unanswered.
+        # The forwarder's end cuts whatever a silent libvirtd leaves unanswered; its connection is
+        # closed only by whoever drops it last then.
         with suppress(VmckptError):
             await self._ask("hang up", self._connection.close, CLOSE_TIMEOUT_S)
 
@@ -179,12 +197,20 @@ class Libvirtd:
         import libvirt
 
         try:
-            async with asyncio.timeout(timeout_s), self._one_call:
-                return await in_thread(work)
+            async with asyncio.timeout(timeout_s):
+                await self._one_call.acquire()
+                call = asyncio.ensure_future(in_thread(work))
+                call.add_done_callback(self._call_ended)
+                return await asyncio.shield(call)
         except libvirt.libvirtError as exc:
             raise self._meaning(what, exc) from exc
         except TimeoutError as exc:
             raise self._silent(what, f"no answer within {timeout_s:g} s") from exc
+
+    def _call_ended(self, call: "asyncio.Future[Any]") -> None:
+        self._one_call.release()
+        if not call.cancelled():
+            call.exception()  # nobody may be waiting any more
 
     async def _tell(self, what: str, work: Callable[[], T], timeout_s: float | None = None) -> T:
         try:
@@ -242,6 +268,21 @@ class Libvirtd:
         except NotFoundError:
             return None
 
+    async def condition(self, uuid: str) -> Condition | None:
+        """What the domain does, None when there is none; told of a domain that is locked, too.
+
+        Its XML, and so `find`, waits for the lock.
+        """
+
+        def work() -> Condition:
+            state, reason = self._domain(uuid).state()
+            return Condition(State(state), reason)
+
+        try:
+            return await self._ask("tell what a domain does", work)
+        except NotFoundError:
+            return None
+
     async def capabilities(self) -> str:
         """The host's capabilities, XML."""
         return await self._ask("tell what it can", lambda: str(self._connection.getCapabilities()))
@@ -293,6 +334,17 @@ class Libvirtd:
     async def destroy(self, uuid: str) -> None:
         """End it at once, like a power cut."""
         await self._tell("end the domain", lambda: self._domain(uuid).destroy())
+
+    async def definition(self, uuid: str) -> str:
+        """What it is when it starts the next time, XML, secrets included."""
+        flags = Xml.SECURE | Xml.INACTIVE
+        return await self._ask(
+            "show the domain's definition", lambda: str(self._domain(uuid).XMLDesc(flags))
+        )
+
+    async def define(self, xml: str) -> None:
+        """Keep the domain, whether or not it runs."""
+        await self._tell("keep the domain", lambda: self._connection.defineXML(xml))
 
     async def undefine(self, uuid: str) -> None:
         """Forget a stopped domain and its snapshots; its files stay."""

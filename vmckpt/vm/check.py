@@ -17,11 +17,13 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-def refusal(checks: Iterable[Check], vm_name: str, target: str) -> RefusedError:
+def refusal(
+    checks: Iterable[Check], vm_name: str, target: str, verb: str = "migrate"
+) -> RefusedError:
     """The error that names every refusal."""
     refused = [check for check in checks if check.verdict == REFUSE]
     return RefusedError(
-        f"'{vm_name}' cannot migrate to {target}",
+        f"'{vm_name}' cannot {verb} to {target}",
         why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
         remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
     )

@@ -1,14 +1,13 @@
-"""What the target's host has to offer a VM that is to move there."""
+"""What another host has to offer a VM that is to go on there."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.check import OK, REFUSE, WARN, Check
-from vmckpt.migrate.disk_plan import DiskPlan
 from vmckpt.qemu.abilities import Abilities
 from vmckpt.units import format_size
+from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.probe import choose_accel
 
@@ -94,22 +93,10 @@ async def room(vm: Vm, target: Host) -> AsyncIterator[Check]:
         yield Check("memory", OK, text)
 
 
-def disks(plan: DiskPlan) -> Iterator[Check]:
-    """What becomes of its disks."""
-    for obstacle in plan.obstacles:
-        yield Check(obstacle.code, REFUSE, obstacle.reason, obstacle.remedy)
-    if plan.copies and not plan.obstacles:
-        size = format_size(sum(copy.allocated_bytes for copy in plan.copies))
-        text = f"{len(plan.copies)} to copy ({size}), {len(plan.shared)} shared"
-        yield Check("disks", OK, text)
-    elif plan.shared and not plan.obstacles:
-        yield Check("disks", OK, f"{len(plan.shared)} shared")
-
-
-async def files(vm: Vm, target: Host, plan: DiskPlan) -> AsyncIterator[Check]:
-    """Everything that QEMU opens by path is there, and the firmware is the same."""
+async def files(vm: Vm, target: Host, shared: Sequence[Path]) -> AsyncIterator[Check]:
+    """Everything that QEMU opens by path is there, `shared` too, and the firmware is the same."""
     spec = vm.spec
-    wanted = [*plan.shared, *spec.files]
+    wanted = [*shared, *spec.files]
     missing = [str(path) for path in wanted if not await target.readable(path)]
     if missing:
         reason = f"{target.name} cannot read {', '.join(missing)}"

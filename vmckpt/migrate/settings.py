@@ -1,0 +1,42 @@
+"""What both QEMUs are told before memory moves."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.migrate.ends import End, Pair
+from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import Agreement
+from vmckpt.sequence.steps import both
+
+
+async def set_alike(pair: Pair, agreement: Agreement) -> None:
+    """Capabilities and parameters are set on both ends, and were read back.
+
+    Raises OperationFailedError for an end that keeps another value.
+    """
+    capabilities = agreement.capabilities
+    await both(
+        _set(pair.source, capabilities, agreement.source_parameters),
+        _set(pair.target, capabilities, agreement.target_parameters),
+    )
+
+
+async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[str, Any]) -> None:
+    monitor = await end.monitor()
+    await commands.migrate_set_capabilities(monitor, capabilities)
+    if parameters:
+        await commands.migrate_set_parameters(monitor, parameters)
+    # Other channel counts hang both QEMUs for ever, and without a return path a target that
+    # fails leaves the source "completed": neither would ever say so.
+    found: dict[str, Any] = {
+        **await commands.query_migrate_capabilities(monitor),
+        **await commands.query_migrate_parameters(monitor),
+    }
+    wanted = {**capabilities, **parameters}
+    if wrong := [name for name, value in wanted.items() if found.get(name) != value]:
+        raise OperationFailedError(
+            f"{end.label} has not taken over {', '.join(wrong)}",
+            why="it answered without an error, and keeps another value",
+            remedy="report this; the migration would not do what it should",
+        )
