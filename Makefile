@@ -19,11 +19,13 @@ WHEELS_FOR ?= 3.11 3.12 3.13
 COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \
 	--no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 
+# All that the tests without QEMU take.
+ETCD_ENV = VMCKPT_TEST_ETCD="$$(tail -n 1 build/etcd-3.4)"
 # `make test QEMU=...` has no meaning: tests take both.
 TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 	VMCKPT_TEST_QEMU_7_2="$$(tail -n 1 build/qemu-7.2)" \
 	VMCKPT_TEST_QEMU_10_0="$$(tail -n 1 build/qemu-10.0)" \
-	VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)"
+	VMCKPT_TEST_HOSTS="$$(tail -n 1 build/hosts-11.3)" $(ETCD_ENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,23 +41,23 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 	$(BIN)/vmckpt lab demo --image "$$(tail -n 1 build/image)" \
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
-test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 ## All tests, with real QEMUs and guests
+test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 build/etcd-3.4 ## All tests, with real QEMUs and guests
 	$(TEST_ENV) $(BIN)/pytest -m "not role"
 
-faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 ## Every fault at every step of every method (long)
+faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## Every fault at every step of every method (long)
 	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
 
-long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 ## All that `make test` leaves out (hours)
+long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## All that `make test` leaves out (hours)
 	$(TEST_ENV) $(BIN)/pytest --long -m long
 
-check: setup ## Style, types, layers and the tests that need no QEMU
+check: setup build/etcd-3.4 ## Style, types, layers and the tests that need no QEMU
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest -m "unit or contract"
+	$(ETCD_ENV) $(BIN)/pytest -m "unit or contract"
 
-bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 ## Measure (BENCH=overhead: one of benchmarks/)
+bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 build/etcd-3.4 ## Measure (BENCH=overhead: one of benchmarks/)
 	$(TEST_ENV) $(BIN)/python -m benchmarks.$(BENCH)
 
 wheels: setup ## vmckpt and its dependencies as files, in dist/wheels, for hosts (WHEELS_FOR="3.11 3.12")
@@ -122,3 +124,7 @@ build/qemu-%: always | setup
 build/hosts-%: always | setup
 	@mkdir -p build
 	$(PYTHON) images/hosts.py $* >$@
+
+build/etcd-%: always | setup
+	@mkdir -p build
+	$(PYTHON) images/etcd.py $* >$@

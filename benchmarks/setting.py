@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,25 +167,36 @@ async def await_beats(host: Host, guest: int, timeout_s: float = 60.0) -> None:
     raise SystemExit(f"guest {guest} does not beat within {timeout_s:g} s")
 
 
-async def busy_percent(during_s: float) -> float:
-    """How much of the machine's processors is in use, looked at for `during_s`."""
-    before = _processor_ticks()
+async def busy_percent(during_s: float, but: Sequence[int] = ()) -> float:
+    """How much of the machine's processors is in use, looked at for `during_s`.
+
+    What the processes `but` use does not count.
+    """
+    before = (*_processor_ticks(), processor_s(but))
     await asyncio.sleep(during_s)
-    after = _processor_ticks()
-    idle, total = (now - then for now, then in zip(after, before, strict=True))
-    return 100.0 * (1.0 - idle / total)
+    after = (*_processor_ticks(), processor_s(but))
+    idle, total, own_s = (now - then for now, then in zip(after, before, strict=True))
+    own = own_s * os.sysconf("SC_CLK_TCK")
+    return max(100.0 * (1.0 - (idle + own) / total), 0.0)
 
 
-async def await_quiet(below_percent: float, patience_s: float) -> float:
+async def await_quiet(below_percent: float, patience_s: float, but: Sequence[int] = ()) -> float:
     """Return when less of the machine is in use, or patience has ended; how much is, in percent.
 
     What else runs here disturbs a measurement: it is waited for, and its share goes on record.
+    The processes `but` belong to what is measured.
     """
     deadline_s = time.monotonic() + patience_s
-    while (busy := await busy_percent(_QUIET_LOOK_S)) > below_percent:
+    while (busy := await busy_percent(_QUIET_LOOK_S, but)) > below_percent:
         if time.monotonic() > deadline_s:
             break
     return busy
+
+
+def processor_s(pids: Sequence[int]) -> float:
+    """Processor time that these processes have had."""
+    stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(words[11]) + int(words[12]) for words in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def _processor_ticks() -> tuple[int, int]:

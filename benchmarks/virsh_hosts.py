@@ -14,10 +14,12 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
 from vmckpt.lab import lab as labs
 from vmckpt.lab.real.build import Look
-from vmckpt.lab.state import Lab
+from vmckpt.lab.state import Lab, ssh_config
 
 NAME, NUMBER = "bench", 12
 MEMORY_MIB = 512
+VIRSH_HERE = ("virsh", "--connect", "qemu:///system")
+LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 LOAD = "vk.mem=rate=20M,set=256M,content=random"
 _DOMAIN = """\
 <domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory}</memory><vcpu>1</vcpu>
@@ -35,11 +37,16 @@ _DOMAIN = """\
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Two hosts that look like machines; `listener` has the observer of heartbeats."""
+    """Two hosts that look like machines; `listener` has the observer of heartbeats.
+
+    `packages` has libvirt's client for this machine too, which logs in to them by `ssh`.
+    """
 
     lab: Lab
     shared: Path
     listener: Host
+    packages: Path
+    ssh: Path
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,18 +58,26 @@ class Hosts:
         kinds = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd=/")
         return ("nsenter", target, *kinds, *argv)
 
-    async def virsh(self, host: str, *words: str) -> setting.Process:
-        """A command of virsh's, on a host."""
-        return await setting.run(
-            *self._inside(host, "virsh", "--connect", "qemu:///system", *words)
-        )
+    async def _on(self, host: str, *argv: str) -> setting.Process:
+        return await setting.run(*self._inside(host, *argv))
 
     async def by_virsh(self, source: str, target: str) -> setting.Process:
-        """The domain moves by virsh."""
+        """The domain moves by virsh, from this machine."""
+        uri = f"qemu+ssh://root@{source}/system?command={self.ssh}"
+        libraries = f"LD_LIBRARY_PATH={self.packages / LIBRARIES}"
+        virsh = str(self.packages / "usr/bin/virsh")
+        return await setting.run(
+            "env", libraries, virsh, "--connect", uri, *self._virsh_words(target)
+        )
+
+    async def by_virsh_on_source(self, source: str, target: str) -> setting.Process:
+        """The domain moves by virsh, on its host."""
+        return await self._on(source, *VIRSH_HERE, *self._virsh_words(target))
+
+    def _virsh_words(self, target: str) -> tuple[str, ...]:
         address = self.lab.host(target).migration_address
         options = ("--live", "--p2p", "--persistent", "--undefinesource", "--unsafe")
-        there = (f"qemu+tcp://{address}/system", f"tcp://{address}")
-        return await self.virsh(source, "migrate", *options, NAME, *there)
+        return ("migrate", *options, NAME, f"qemu+tcp://{address}/system", f"tcp://{address}")
 
     async def by_vmckpt(self, source: str, target: str) -> setting.Process:
         """The domain or VM moves by vmckpt, from this machine."""
@@ -71,13 +86,15 @@ class Hosts:
             setting.VMCKPT, "migrate", NAME, target, "--tls", "off", "--method", "precopy"
         )
 
+    async def list_vms(self) -> setting.Process:
+        """What a command that only asks takes: both hosts and their libvirtds are asked."""
+        return await setting.run(setting.VMCKPT, "vm", "list")
+
     async def run_guest(self, *, direct: bool) -> int:
         """The guest on the first host, booted and beating; its number."""
         host, disk = self.names[0], self.shared / f"{NAME}.qcow2"
         disk.unlink(missing_ok=True)
-        await setting.run(
-            *self._inside(host, "qemu-img", "create", "-q", "-f", "qcow2", str(disk), "256M")
-        )
+        await self._on(host, "qemu-img", "create", "-q", "-f", "qcow2", str(disk), "256M")
         spec = setting.guest_spec(NAME, NUMBER, memory=f"{MEMORY_MIB}M", load=LOAD)
         if direct:
             path = self.shared / f"{NAME}.toml"
@@ -97,8 +114,8 @@ class Hosts:
                     disk=disk,
                 )
             )
-            await self.virsh(host, "define", str(path))
-            await self.virsh(host, "start", NAME)
+            await self._on(host, *VIRSH_HERE, "define", str(path))
+            await self._on(host, *VIRSH_HERE, "start", NAME)
         await setting.await_beats(self.listener, NUMBER)
         return NUMBER
 
@@ -120,7 +137,24 @@ async def hosts() -> AsyncIterator[Hosts]:
         lab = await labs.up(
             state_dir, hosts=2, qemus=[setting.qemu()] * 2, look=Look(Path(packages))
         )
-        yield Hosts(lab, lab.directory / "shared", find_host(lab.hosts[0].name))
+        listener = find_host(lab.hosts[0].name)
+        ssh = _ssh_command(lab)
+        await _keep_bytecode()
+        yield Hosts(lab, lab.directory / "shared", listener, Path(packages), ssh)
     finally:
         await asyncio.shield(labs.down(state_dir))
         shutil.rmtree(state_dir)
+
+
+def _ssh_command(lab: Lab) -> Path:
+    """OpenSSH's client with the lab's configuration, and without the libraries of its virsh."""
+    path = lab.directory / "ssh" / "ssh"
+    config = ssh_config(lab.directory)
+    path.write_text(f'#!/bin/sh\nexec env -u LD_LIBRARY_PATH ssh -F {config} "$@"\n')
+    path.chmod(0o700)
+    return path
+
+
+async def _keep_bytecode() -> None:
+    """The hosts have this vmckpt read-only: they could keep none, as an installation does."""
+    await setting.run(setting.PYTHON, "-m", "compileall", "-q", setting.REPOSITORY / "vmckpt")
