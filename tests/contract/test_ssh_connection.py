@@ -91,6 +91,15 @@ def test_a_host_that_allows_no_channel_is_told_what_to_mend(tmp_path: Path) -> N
     assert "MaxSessions" in caught.value.remedy
 
 
+def test_a_connection_whose_jump_host_went_first_ends_quietly(tmp_path: Path) -> None:
+    with behind_a_jump_host(tmp_path, "MaxSessions 1", "MaxSessions 1") as entry:
+        login = log_in("a", entry.address)
+        assert login.jump is not None
+        # Nothing can be said to it any more, and paramiko does not know yet.
+        login.jump.client.get_transport().sock.shutdown(socket.SHUT_WR)
+        login.close()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     with sshd(tmp_path_factory.mktemp("sshd")) as made:

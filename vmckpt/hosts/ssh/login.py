@@ -1,6 +1,7 @@
 """Logging in to a host as ssh(1) would: keys, agent, jump hosts; its own key is always checked."""
 
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,28 @@ def _dial_over(
                   jumps_left - 1)  # fmt: skip
     transport = jump.client.get_transport()
     try:
-        return jump, transport.open_channel(
+        channel = transport.open_channel(
             "direct-tcpip", where, ("127.0.0.1", 0), timeout=CONNECT_TIMEOUT_S
         )
     except (paramiko.SSHException, EOFError, OSError) as exc:
         jump.close()
         raise out_of_reach(name, last, where, exc) from exc
+    return jump, _OverJump(channel)
+
+
+class _OverJump:
+    """A channel that may be closed after its jump host has gone.
+
+    paramiko closes it in a thread of its own too, where an error would be a traceback on the
+    terminal, and there is nobody left to be told.
+    """
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def close(self) -> None:
+        with suppress(paramiko.SSHException, EOFError, OSError):
+            self._channel.close()
