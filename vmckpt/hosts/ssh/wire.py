@@ -84,7 +84,8 @@ def _carry_out(login: Login, channel: paramiko.Channel, sock: socket.socket) -> 
             while data := sock.recv(_CHUNK_BYTES):
                 channel.sendall(data)
             channel.shutdown_write()
-        except OSError:
+        # EOFError, SSHException: of a transport that broke while this went over it.
+        except (OSError, EOFError, paramiko.SSHException):
             login.close()
 
 
