@@ -14,7 +14,7 @@ from vmckpt.hosts.remote.tls import Place
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.arbiter import open_arbiter, require_place
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.request import Files, Options, Request, read_request
 from vmckpt.replicate.stream import numbers_of
@@ -46,11 +46,18 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_arbiter_is_a_directory_or_a_cluster() -> None:
-    assert isinstance(open_arbiter("/leases"), FileStore)
-    assert isinstance(open_arbiter("etcd:http://192.0.2.1:2379,http://192.0.2.2:2379"), EtcdStore)
+    cluster = Options("etcd:http://192.0.2.1:2379,http://192.0.2.2:2379")
+    assert isinstance(open_arbiter(Options("/leases")), FileStore)
+    assert isinstance(open_arbiter(cluster), EtcdStore)
     for place in ("leases", "etcd:", "etcd:ftp://192.0.2.1"):
         with pytest.raises(UsageError):
-            open_arbiter(place)
+            open_arbiter(Options(place))
+
+
+@pytest.mark.parametrize("place", ["/leases", "etcd:http://192.0.2.1", "etcd:https://a,http://b"])
+def test_credentials_go_to_no_place_where_others_read_them(place: str) -> None:
+    with pytest.raises(UsageError, match="do not go with"):
+        require_place(Options(place, credentials="/etc/vmckpt/etcd.toml"))
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 20)), min_size=1))

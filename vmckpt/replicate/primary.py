@@ -97,7 +97,7 @@ async def _entitled(request: Request) -> tuple[Lease, Holding | None]:
     Whoever holds the VM's lock where it is at home goes on from whoever held it before, whose
     process is dead: unless a replica of that one may take over. Raises RefusedError.
     """
-    store, name = open_arbiter(request.options.arbiter), f"{request.primary.name}/{request.run}"
+    store, name = open_arbiter(request.options), f"{request.primary.name}/{request.run}"
     found = await store.read(request.vm)
     span = Span(request.options.lease_s)
     if found is None:

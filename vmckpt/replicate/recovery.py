@@ -70,7 +70,7 @@ async def _takes_term(request: Request) -> bool:
     """Wait until it is clear who goes on; True when it is this side."""
     dead = f"{request.primary.name}/{request.run}"
     claimant = Claimant(f"{dead}/recovery", succeeds=dead)
-    store, span = open_arbiter(request.options.arbiter), Span(request.options.lease_s)
+    store, span = open_arbiter(request.options), Span(request.options.lease_s)
     lease = Lease(store, request.vm, claimant, span)
     while True:
         with suppress(VmckptError):  # the lease may still run, or the arbiter be silent

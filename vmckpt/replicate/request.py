@@ -26,7 +26,8 @@ PROMOTED = "promoted"
 class Options:
     """What the operator wishes. `epoch_s` of None adapts itself.
 
-    `arbiter` is where the leases are (`arbiter.py`), `fence` the command line of a fencing agent
+    `arbiter` is where the leases are (`arbiter.py`), `credentials` the path of a file with what it
+    wants to know us by, on each of both hosts ("": nothing); `fence` the command line of an agent
     (`fencing/agent.py`), empty where the standby kills by itself, or waits. `holds_output`: nothing
     that the guest sends leaves before the standby has the state that sent it. `lease_s`: how long a
     silent primary is waited for where it is not fenced.
@@ -38,6 +39,7 @@ class Options:
     max_pause_s: float = 0.010
     holds_output: bool = True
     lease_s: float = 3.0
+    credentials: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Standby:
         self.name = f"{request.standby.name}/{request.run}"
         span = Span(request.options.lease_s)
         claimant = Claimant(self.name, replica=self.name)
-        self._lease = Lease(open_arbiter(request.options.arbiter), request.vm, claimant, span)
+        self._lease = Lease(open_arbiter(request.options), request.vm, claimant, span)
         self._ended, self._why = "", ""
         self._may_have_run = False
         self._dead: Holding | None = None
