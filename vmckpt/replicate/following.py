@@ -1,5 +1,6 @@
 """What the standby hears of its primary: epochs, which it applies and acknowledges, and its end."""
 
+import asyncio
 from contextlib import suppress
 
 from vmckpt.errors import HostDownError, VmckptError
@@ -21,23 +22,41 @@ LOST = "lost"
 
 
 class Following:
-    """One primary, as it was heard. `why` is how it ended; `heard_s` by `clock.boottime_s`."""
+    """One primary, as it is heard over `channel`. `why` is how it ended."""
 
     def __init__(self, name: str, replica: Replica) -> None:
         self._name, self._replica = name, replica
         self._assembler: Assembler | None = None
+        self._channel: Channel | None = None
+        self._began_s = boottime_s()
         self.hello: Hello | None = None
-        self.heard_s = boottime_s()
-        self.term = self.received_bytes = 0
+        self.term = 0
         self.why = ""
+
+    @property
+    def heard_s(self) -> float:
+        """When anything last came, by `clock.boottime_s`."""
+        return self._channel.heard_s if self._channel else self._began_s
+
+    @property
+    def received_bytes(self) -> int:
+        """All that has come."""
+        return self._channel.received_bytes if self._channel else 0
 
     async def receive(self, channel: Channel) -> str:
         """Take epochs until the connection ends; by which word it did (see `channel`), or LOST."""
+        self._channel = channel
+        beating = asyncio.ensure_future(channel.beat())
+        try:
+            return await self._receive(channel)
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    async def _receive(self, channel: Channel) -> str:
         try:
             while True:
                 head, payload = await channel.receive()
-                self.heard_s = boottime_s()
-                self.received_bytes += head.length_bytes
                 self.term = channel.inbound.highest_term = channel.outbound.term = head.term
                 if head.kind is Kind.FAILURE:
                     failure = decode_failure(payload)
@@ -69,4 +88,3 @@ class Following:
                 # acknowledged is what the guest goes on from.
                 channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))
                 self._replica.apply(epoch)
-                await channel.send()
