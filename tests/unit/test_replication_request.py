@@ -1,6 +1,7 @@
 """What both services of a replication are told, and what they tell."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,15 @@ def test_figures_are_of_the_pauses_and_epochs_so_far() -> None:
     assert (told["epochs"], told["dirty_pages"], told["acknowledged_epoch"]) == (100, 100, 99)
     assert (told["pause_p50_ms"], told["pause_p99_ms"], told["pause_worst_ms"]) == (51, 100, 100)
     assert told["lag_ms"] >= 0
+
+
+def test_what_a_failover_would_lose_now_is_as_old_as_the_last_safe_epoch() -> None:
+    figures, began_s = Figures(), time.monotonic()
+    assert figures.to_json()["rpo_now_ms"] is None
+    figures.safe(1, began_s - 0.5)
+    assert figures.to_json()["output_latency_p50_ms"] is None  # since when it was sent is unknown
+    figures.safe(2, began_s - 0.3)
+    told = figures.to_json()
+    late_ms = (time.monotonic() - began_s) * 1e3
+    assert 300 <= told["rpo_now_ms"] <= 300.1 + late_ms
+    assert 400 <= told["output_latency_p50_ms"] <= 400.1 + late_ms

@@ -7,8 +7,8 @@
     password_file = "etcd-password"
 
 Relative paths count from its directory. With a user, etcd takes client certificates over its JSON
-gateway only if their subject has no common name ("CommonName ... will be ignored"). Secrets are in files for their owner's eyes only, never on
-a command line or in the environment.
+gateway only if their subject has no common name ("CommonName ... will be ignored"). Secrets are in
+files for their owner's eyes only, never on a command line or in the environment.
 """
 
 import ssl

@@ -1,5 +1,7 @@
 """What the standby hears of its primary: epochs, which it applies and acknowledges, and its end."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from vmckpt.errors import HostDownError, VmckptError
@@ -16,28 +18,49 @@ from vmckpt.replicate.wire.messages import (
     decode_hello,
 )
 
+# Raises when this standby could not take over from a primary, which has a term.
+Try = Callable[[Hello, int], Awaitable[None]]
 # The connection ended without a word.
 LOST = "lost"
+TRIED_S = 0.5
 
 
 class Following:
-    """One primary, as it was heard. `why` is how it ended; `heard_s` by `clock.boottime_s`."""
+    """One primary, as it is heard over `channel`. `why` is how it ended."""
 
-    def __init__(self, name: str, replica: Replica) -> None:
-        self._name, self._replica = name, replica
+    def __init__(self, name: str, replica: Replica, try_means: Try) -> None:
+        self._name, self._replica, self._try_means = name, replica, try_means
         self._assembler: Assembler | None = None
+        self._channel: Channel | None = None
+        self._began_s = boottime_s()
         self.hello: Hello | None = None
-        self.heard_s = boottime_s()
-        self.term = self.received_bytes = 0
+        self.term = 0
         self.why = ""
+
+    @property
+    def heard_s(self) -> float:
+        """When anything last came, by `clock.boottime_s`."""
+        return self._channel.heard_s if self._channel else self._began_s
+
+    @property
+    def received_bytes(self) -> int:
+        """All that has come."""
+        return self._channel.received_bytes if self._channel else 0
 
     async def receive(self, channel: Channel) -> str:
         """Take epochs until the connection ends; by which word it did (see `channel`), or LOST."""
+        self._channel = channel
+        beating = asyncio.ensure_future(channel.beat())
+        try:
+            return await self._receive(channel)
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    async def _receive(self, channel: Channel) -> str:
         try:
             while True:
                 head, payload = await channel.receive()
-                self.heard_s = boottime_s()
-                self.received_bytes += head.length_bytes
                 self.term = channel.inbound.highest_term = channel.outbound.term = head.term
                 if head.kind is Kind.FAILURE:
                     failure = decode_failure(payload)
@@ -55,9 +78,21 @@ class Following:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
             return ALONE
 
+    async def _try(self, hello: Hello) -> None:
+        """The primary waits meanwhile, and is not silent."""
+        trying = asyncio.ensure_future(self._try_means(hello, self.term))
+        try:
+            while not trying.done():
+                self.heard_s = boottime_s()
+                await asyncio.wait({trying}, timeout=TRIED_S)
+            trying.result()
+        finally:
+            trying.cancel()
+
     async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
         if head.kind is Kind.HELLO:
             self.hello = decode_hello(payload)
+            await self._try(self.hello)
             pages = ram_pages(self.hello.ram_bytes)
             self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)
             welcome = Welcome(self._name, self._replica.epoch or None)
@@ -69,4 +104,3 @@ class Following:
                 # acknowledged is what the guest goes on from.
                 channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))
                 self._replica.apply(epoch)
-                await channel.send()

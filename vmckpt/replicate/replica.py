@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from vmckpt.memory.ram_file import PAGE_BYTES, mapped
+from vmckpt.memory.ram_file import PAGE_BYTES, RamFile
 from vmckpt.replicate.wire.epoch import Epoch
 from vmckpt.replicate.wire.pages import Words, as_words
 
@@ -34,18 +33,13 @@ class Replica:
 
 
 @contextmanager
-def replica_in(ram_file: Path) -> Iterator[Replica]:
-    """An empty replica in a RAM file, for the block; memory for all of it is had beforehand.
-
-    Raises OSError (ENOSPC: there is not enough).
-    """
-    with mapped(ram_file) as ram:
-        ram.reserve()
-        replica = Replica(as_words(ram.view))
-        try:
-            yield replica
-        finally:
-            del replica._words
+def replica_in(ram: RamFile) -> Iterator[Replica]:
+    """An empty replica in a RAM file that is all zero and reserved, for the block."""
+    replica = Replica(as_words(ram.view))
+    try:
+        yield replica
+    finally:
+        del replica._words
 
 
 def ram_pages(ram_bytes: int) -> int:

@@ -20,6 +20,8 @@ FORMAT = 1
 DIRECTORY = "replicas"
 # What a standby's status says when it has taken the guest over.
 PROMOTED = "promoted"
+# What a service's status says when nothing of it is left to be done.
+ENDED = ("ended", PROMOTED)
 
 
 @dataclass(frozen=True, slots=True)

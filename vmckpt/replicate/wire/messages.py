@@ -8,7 +8,7 @@ DISK       one section: how many writes (unsigned 32 bit, little-endian); for ea
 COMMIT     frames, pages, device bytes, disk bytes    4 x unsigned 64 bit, big-endian
            CRC-32 over the heads' CRC-32s since and with BEGIN's    unsigned 32 bit
 ACK        empty: the head's epoch and all before it are safe with the standby
-HEARTBEAT  the sender's clock; the last reading of the other's that it got   2 x 64 bit, ns
+HEARTBEAT  bytes, heads included, that have come from the other side   unsigned 64 bit
 """
 
 import json
@@ -25,7 +25,7 @@ from vmckpt.replicate.wire.sections import Packer, unpack
 PROTOCOL = 1
 _BEGIN = struct.Struct(">QQQ")
 _COMMIT = struct.Struct(">QQQQI")
-_HEARTBEAT = struct.Struct(">QQ")
+_HEARTBEAT = struct.Struct(">Q")
 _COUNT = struct.Struct("<I")
 _WRITE = struct.Struct("<QQQ")
 T = TypeVar("T")
@@ -115,10 +115,9 @@ class Commit(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """`sent_ns`: the sender's clock. `heard_ns`: the last `sent_ns` that it had from the other."""
+    """The sender lives, and has got so much of what it was sent, parts of frames included."""
 
-    sent_ns: int
-    heard_ns: int
+    received_bytes: int
 
     def encode(self) -> list[Buffer]:
         """As a payload."""
