@@ -118,7 +118,7 @@ def test_who_has_none_is_not(known: tuple[Cluster, Credentials], tmp_path: Path)
     wrong.write_text("guess")
     strangers = {
         "authentication failed": replace(credentials, password_file=wrong),
-        "user name is empty": replace(credentials, user="", password_file=None),
+        "permission denied": replace(credentials, user="", password_file=None),
         "certificate": replace(credentials, certificate=None, key=None),
         "CERTIFICATE_VERIFY_FAILED": replace(credentials, authority=None),
     }

@@ -78,12 +78,12 @@ class Following:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
             return ALONE
 
-    async def _try(self, hello: Hello) -> None:
+    async def _try(self, channel: Channel, hello: Hello) -> None:
         """The primary waits meanwhile, and is not silent."""
         trying = asyncio.ensure_future(self._try_means(hello, self.term))
         try:
             while not trying.done():
-                self.heard_s = boottime_s()
+                channel.heard_s = boottime_s()
                 await asyncio.wait({trying}, timeout=TRIED_S)
             trying.result()
         finally:
@@ -92,7 +92,7 @@ class Following:
     async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
         if head.kind is Kind.HELLO:
             self.hello = decode_hello(payload)
-            await self._try(self.hello)
+            await self._try(channel, self.hello)
             pages = ram_pages(self.hello.ram_bytes)
             self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)
             welcome = Welcome(self._name, self._replica.epoch or None)

@@ -123,6 +123,11 @@ class Request:
         }
 
     @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Of its file. Raises ValueError, KeyError or TypeError."""
+        return cls.from_json(json.loads(text))
+
+    @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse. Raises ValueError, KeyError or TypeError."""
         if data["format"] != FORMAT:
@@ -145,7 +150,7 @@ def read_request(directory: Path) -> Request:
     """The request below a service's directory. Raises NotFoundError."""
     path = Files(directory).request
     try:
-        return Request.from_json(json.loads(path.read_text()))
+        return Request.from_text(path.read_text())
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise NotFoundError(
             "nothing is to be replicated here",
