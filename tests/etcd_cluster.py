@@ -7,12 +7,13 @@ import ssl
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 START_TIMEOUT_S = 60.0
+LOOPBACK = "127.0.0.1"
 
 
 def etcd() -> Path:
@@ -37,10 +38,16 @@ class Member:
     """One member; its data outlive it. Clients have to show `papers` of its authority, if any."""
 
     def __init__(
-        self, name: str, folder: Path, client_port: int, peer_port: int, papers: Papers | None
+        self,
+        name: str,
+        folder: Path,
+        ports: Sequence[int],
+        papers: Papers | None = None,
+        address: str = LOOPBACK,
     ) -> None:
+        client_port, peer_port = ports
         self.name, self._folder, self._papers = name, folder, papers
-        self.url = f"{'https' if papers else 'http'}://127.0.0.1:{client_port}"
+        self.url = f"{'https' if papers else 'http'}://{address}:{client_port}"
         self.port, self.peer_url = client_port, f"http://127.0.0.1:{peer_port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -86,10 +93,10 @@ class Member:
 class Cluster:
     """Some members."""
 
-    def __init__(self, folder: Path, size: int, papers: Papers | None) -> None:
-        ports = free_ports(2 * size)
+    def __init__(self, folder: Path, size: int, papers: Papers | None, address: str) -> None:
+        ports = free_ports(2 * size, address)
         self.members = [
-            Member(f"m{n}", folder, ports[2 * n], ports[2 * n + 1], papers) for n in range(size)
+            Member(f"m{n}", folder, ports[2 * n : 2 * n + 2], papers, address) for n in range(size)
         ]
         self._peers = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
 
@@ -146,8 +153,11 @@ class Cluster:
 
 
 @contextmanager
-def running(folder: Path, size: int = 3, papers: Papers | None = None) -> Iterator[Cluster]:
-    cluster = Cluster(folder, size, papers)
+def running(
+    folder: Path, size: int = 3, papers: Papers | None = None, address: str = LOOPBACK
+) -> Iterator[Cluster]:
+    """A cluster whose clients reach it at an address of this machine."""
+    cluster = Cluster(folder, size, papers, address)
     with ExitStack() as undo:
         for member in cluster.members:
             undo.callback(member.kill)
@@ -155,7 +165,7 @@ def running(folder: Path, size: int = 3, papers: Papers | None = None) -> Iterat
         yield cluster
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        sockets = [held.enter_context(socket.create_server((address, 0))) for _ in range(count)]
         return [sock.getsockname()[1] for sock in sockets]
