@@ -24,7 +24,7 @@ All of it blocks: call it in a thread. What is used from outside:
 With a parent, an area begins as the parent's area of that name stands; without one it is zeroes.
 A blob is not inherited. Nothing depends on the parent afterwards: it may be removed.
 
-    with store.read(checkpoint_id) as point:                    # Checkpoint; not removable meanwhile
+    with store.read(checkpoint_id) as point:                    # Checkpoint; it stays meanwhile
         point.manifest, point.blob("device-state")
         ram = point.area("ram")      # Area
         ram.numbers()                # int64 array: the chunks that are not zero, ascending
