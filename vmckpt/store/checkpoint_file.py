@@ -15,7 +15,7 @@ area name, size, size of a chunk, and length of its map; then the areas' maps (`
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,58 +62,40 @@ class Files:
         self.backend, self.sealer = backend, sealer
         self.store_id = store_id
 
-    def header(self, kind: Kind, file_id: bytes) -> Header:
-        """The header of a file of this store."""
-        return Header(kind, self.sealer.encrypted, self.store_id, file_id)
+    def header(self, kind: Kind) -> Header:
+        """The headers of such files of this store."""
+        return Header(kind, self.sealer.encrypted, self.store_id)
 
     def read_manifest(self, checkpoint_id: str) -> Manifest:
         """A checkpoint's manifest. Raises MissingError, DamagedError."""
-        return self._manifest(checkpoint_id, self._begin(checkpoint_id))
+        return _File(self, checkpoint_id).manifest()
 
     def read_maps(self, checkpoint_id: str) -> Maps:
         """A checkpoint's maps, base and all. Raises MissingError, DamagedError."""
-        start, length, _ = self._places(checkpoint_id, self._begin(checkpoint_id))
-        name = f"{CHECKPOINTS}/{checkpoint_id}"
-        sealed = self.backend.read(name, start, length)
-        seal = self.sealer.file(self._header_of(checkpoint_id).pack(), name)
-        return self._decode(seal.open(Box.MAPS, 0, sealed), name)
+        file = _File(self, checkpoint_id)
+        return self._decode(file.maps(), file.name)
 
     def read_blob(self, manifest: Manifest, name: str) -> bytes:
-        """A blob. Raises KeyError, DamagedError."""
-        _, _, start = self._places(manifest.id, self._begin(manifest.id))
+        """A blob. Raises KeyError, MissingError, DamagedError."""
         for number, blob in enumerate(manifest.blobs):
             if blob.name == name:
-                return self._blob(manifest.id, number, blob, start)
-            start += blob.stored_bytes
+                return _File(self, manifest.id).blob(manifest, number)
         raise KeyError(name)
 
     def read_all(self, checkpoint_id: str) -> tuple[Manifest, Maps]:
         """Every byte of a checkpoint's file read and found right. MissingError, DamagedError."""
-        manifest = self.read_manifest(checkpoint_id)
-        maps = self.read_maps(checkpoint_id)
-        _, _, end = self._places(checkpoint_id, self._begin(checkpoint_id))
-        for number, blob in enumerate(manifest.blobs):
-            self._blob(checkpoint_id, number, blob, end)
-            end += blob.stored_bytes
-        if self.backend.read_end(f"{CHECKPOINTS}/{checkpoint_id}", 0)[1] != end:
-            raise damaged(f"checkpoint {checkpoint_id} is damaged", "its file is too long")
+        file = _File(self, checkpoint_id)
+        manifest, maps = file.manifest(), self._decode(file.maps(), file.name)
+        for number in range(len(manifest.blobs)):
+            file.blob(manifest, number)
+        end = file.blobs_at + sum(blob.stored_bytes for blob in manifest.blobs)
+        if self.backend.read_end(file.name, 0)[1] != end:
+            raise damaged(f"{file.name} is damaged", "it is longer than its manifest says")
         return manifest, maps
 
-    def write_checkpoint(self, manifest: Manifest, maps: bytes, blobs: Sequence[bytes]) -> None:
-        """A checkpoint's file: it is there when this returns. `blobs` are sealed. StorageError."""
-        name = f"{CHECKPOINTS}/{manifest.id}"
-        header = self._header_of(manifest.id).pack()
-        seal = self.sealer.file(header, name)
-        first = seal.seal(Box.MANIFEST, 0, compress(manifest.encode(), _LEVEL))
-        second = seal.seal(Box.MAPS, 0, maps)
-        lengths = _LENGTHS.pack(len(first), len(second))
-        self._write(name, [header, lengths, first, second, *blobs])
-
-    def seal_blob(self, checkpoint_id: str, number: int, data: bytes) -> bytes:
-        """A blob as `write_checkpoint` takes it."""
-        name = f"{CHECKPOINTS}/{checkpoint_id}"
-        seal = self.sealer.file(self._header_of(checkpoint_id).pack(), name)
-        return seal.seal(Box.BLOB, number, compress(data, _LEVEL))
+    def new_checkpoint(self, checkpoint_id: str) -> "NewFile":
+        """A checkpoint's file, to be made."""
+        return NewFile(self, checkpoint_id)
 
     def read_base(self, base_id: bytes) -> Maps:
         """Maps that others differ from. Raises DamagedError."""
@@ -122,10 +104,11 @@ class Files:
             data = self.backend.read(name)
         except MissingError as exc:
             raise damaged(f"{name} is missing", "a checkpoint's maps rest on it") from exc
-        header = self.header(Kind.MAPS, base_id)
-        header.require(data, name)
-        seal = self.sealer.file(header.pack(), name)
-        return self._decode(seal.open(Box.MAPS, 0, data[HEADER_BYTES:]), name)
+        header = self.header(Kind.MAPS).read(data, name)
+        seal = self.sealer.file(header, name)
+        maps = self._decode(seal.open(Box.MAPS, 0, data[HEADER_BYTES:]), name)
+        maps.base = base_id
+        return maps
 
     def base_name(self, base_id: bytes) -> str:
         """The object that such maps are."""
@@ -134,10 +117,11 @@ class Files:
     def write_base(self, base_id: bytes, maps: bytes) -> int:
         """A file of maps: it is there when this returns; its size. Raises StorageError."""
         name = self.base_name(base_id)
-        header = self.header(Kind.MAPS, base_id).pack()
-        return self._write(name, [header, self.sealer.file(header, name).seal(Box.MAPS, 0, maps)])
+        header = self.header(Kind.MAPS).new()
+        return self.write(name, [header, self.sealer.file(header, name).seal(Box.MAPS, 0, maps)])
 
-    def _write(self, name: str, parts: Iterable[bytes]) -> int:
+    def write(self, name: str, parts: Iterable[bytes]) -> int:
+        """A file: it is there when this returns; its size. Raises StorageError."""
         data = b"".join(parts)
         writer = self.backend.write(name)
         try:
@@ -147,40 +131,6 @@ class Files:
             writer.discard()
         return len(data)
 
-    def _header_of(self, checkpoint_id: str) -> Header:
-        return self.header(Kind.CHECKPOINT, bytes.fromhex(checkpoint_id))
-
-    def _begin(self, checkpoint_id: str) -> bytes:
-        name = f"{CHECKPOINTS}/{checkpoint_id}"
-        data = self.backend.read(name, 0, _FIRST_BYTES)
-        self._header_of(checkpoint_id).require(data, f"checkpoint {checkpoint_id}")
-        if len(data) < HEADER_BYTES + _LENGTHS.size:
-            raise damaged(f"checkpoint {checkpoint_id} is damaged", "it ends too early")
-        return data
-
-    def _places(self, checkpoint_id: str, data: bytes) -> tuple[int, int, int]:
-        """Where the maps are, how long, and where the blobs begin."""
-        first, second = _LENGTHS.unpack_from(data, HEADER_BYTES)
-        start = HEADER_BYTES + _LENGTHS.size + first
-        return start, second, start + second
-
-    def _manifest(self, checkpoint_id: str, data: bytes) -> Manifest:
-        name = f"{CHECKPOINTS}/{checkpoint_id}"
-        start = HEADER_BYTES + _LENGTHS.size
-        end, _, _ = self._places(checkpoint_id, data)
-        sealed = data[start:end]
-        if end > len(data):
-            sealed = self.backend.read(name, start, end - start)
-        seal = self.sealer.file(data[:HEADER_BYTES], name)
-        plain = unpack(seal.open(Box.MANIFEST, 0, sealed), None, name)
-        return Manifest.decode(checkpoint_id, plain)
-
-    def _blob(self, checkpoint_id: str, number: int, blob: BlobFacts, start: int) -> bytes:
-        name = f"{CHECKPOINTS}/{checkpoint_id}"
-        seal = self.sealer.file(self._header_of(checkpoint_id).pack(), name)
-        sealed = self.backend.read(name, start, blob.stored_bytes)
-        return unpack(seal.open(Box.BLOB, number, sealed), blob.size_bytes, name)
-
     def _decode(self, data: bytes, name: str) -> Maps:
         try:
             (length,) = _LENGTH.unpack_from(data)
@@ -188,7 +138,6 @@ class Files:
             maps = Maps()
             if words["base"] is not None:
                 maps = self.read_base(bytes.fromhex(words["base"]))
-                maps.base = bytes.fromhex(words["base"])
             maps.packs += [bytes.fromhex(pack) for pack in words["packs"]]
             maps.areas = dict(
                 self._areas(words["areas"], data[_LENGTH.size + length :], maps, name)
@@ -208,6 +157,69 @@ class Files:
             refs = decode(data[at : at + length], base, name, len(maps.packs))
             yield area, AreaMap(size_bytes, chunk_bytes, refs)
             at += length
+
+
+class _File:
+    """A checkpoint's file, to read. Raises MissingError, DamagedError, as its methods do."""
+
+    def __init__(self, files: Files, checkpoint_id: str) -> None:
+        self.name, self._id = f"{CHECKPOINTS}/{checkpoint_id}", checkpoint_id
+        self._files = files
+        self._begin = files.backend.read(self.name, 0, _FIRST_BYTES)
+        header = files.header(Kind.CHECKPOINT).read(self._begin, self.name)
+        if len(self._begin) < HEADER_BYTES + _LENGTHS.size:
+            raise damaged(f"{self.name} is damaged", "it ends too early")
+        manifest, maps = _LENGTHS.unpack_from(self._begin, HEADER_BYTES)
+        self._manifest_at = HEADER_BYTES + _LENGTHS.size
+        self._maps_at = self._manifest_at + manifest
+        self.blobs_at = self._maps_at + maps
+        self._seal = files.sealer.file(header, self.name)
+
+    def manifest(self) -> Manifest:
+        """What the catalogue says."""
+        sealed = self._read(self._manifest_at, self._maps_at)
+        plain = unpack(self._seal.open(Box.MANIFEST, 0, sealed), None, self.name)
+        return Manifest.decode(self._id, plain)
+
+    def maps(self) -> bytes:
+        """The maps, encoded."""
+        return self._seal.open(Box.MAPS, 0, self._read(self._maps_at, self.blobs_at))
+
+    def blob(self, manifest: Manifest, number: int) -> bytes:
+        """The blob of that number."""
+        start = self.blobs_at + sum(blob.stored_bytes for blob in manifest.blobs[:number])
+        blob = manifest.blobs[number]
+        sealed = self._read(start, start + blob.stored_bytes)
+        return unpack(self._seal.open(Box.BLOB, number, sealed), blob.size_bytes, self.name)
+
+    def _read(self, start: int, end: int) -> bytes:
+        if end <= len(self._begin):
+            return self._begin[start:end]
+        return self._files.backend.read(self.name, start, end - start)
+
+
+class NewFile:
+    """A checkpoint's file in the making; nothing is written before `write`."""
+
+    def __init__(self, files: Files, checkpoint_id: str) -> None:
+        self._files, self._name = files, f"{CHECKPOINTS}/{checkpoint_id}"
+        self._header = files.header(Kind.CHECKPOINT).new()
+        self._seal = files.sealer.file(self._header, self._name)
+        self.blobs: list[BlobFacts] = []
+        self._boxes: list[bytes] = []
+
+    def add_blob(self, name: str, data: bytes) -> None:
+        """One more blob."""
+        box = self._seal.seal(Box.BLOB, len(self._boxes), compress(data, _LEVEL))
+        self.blobs.append(BlobFacts(name, len(data), len(box)))
+        self._boxes.append(box)
+
+    def write(self, manifest: Manifest, maps: bytes) -> None:
+        """It is there when this returns. Raises StorageError."""
+        first = self._seal.seal(Box.MANIFEST, 0, compress(manifest.encode(), _LEVEL))
+        second = self._seal.seal(Box.MAPS, 0, maps)
+        lengths = _LENGTHS.pack(len(first), len(second))
+        self._files.write(self._name, [self._header, lengths, first, second, *self._boxes])
 
 
 def encode_maps(maps: Maps, base: Maps | None) -> bytes:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vmckpt.store.header import Kind
 from vmckpt.store.index import Index
 from vmckpt.store.maps import Refs, make_refs
 from vmckpt.store.opened import Opened
@@ -82,7 +81,7 @@ class ChunkSink:
     def _add(self, name: bytes, chunk: memoryview) -> int:
         if self._writer is None:
             self._writer = self._begin_pack()
-        word = (self._number(self._writer.header.id) + 1 << 32) | self._slot
+        word = (self._number(self._writer.id) + 1 << 32) | self._slot
         self._new[name] = word
         self._slot += 1
         self._frame += chunk
@@ -95,10 +94,8 @@ class ChunkSink:
         return word
 
     def _begin_pack(self) -> PackWriter:
-        opened = self._opened
-        header = opened.files.header(Kind.PACK, os.urandom(16))
-        self._slot = 0
-        return PackWriter(opened.backend, opened.sealer, header, self._chunk_bytes, opened.pool)
+        opened, self._slot = self._opened, 0
+        return PackWriter(opened.packs, os.urandom(16), 0, self._chunk_bytes, opened.pool)
 
     def _end_frame(self) -> None:
         if self._writer is not None and self._frame:

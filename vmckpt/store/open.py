@@ -36,7 +36,7 @@ def _backend(place: str) -> Backend:
 def _open(backend: Backend, config: Config) -> Store:
     store_id = bytes.fromhex(config.id)
     sealer = Sealer(bytes.fromhex(config.key["secret"]), encrypted=False)
-    header = Header(Kind.PACK, sealer.encrypted, store_id, bytes(16))
+    header = Header(Kind.PACK, sealer.encrypted, store_id)
     opened = Opened(
         store_id,
         backend,

@@ -89,17 +89,12 @@ class Table:
 class Pack:
     """A pack to read from."""
 
-    def __init__(self, backend: Backend, header: Header, seal: Seal, stored_bytes: int) -> None:
-        self.header, self.stored_bytes = header, stored_bytes
-        self.name = pack_name(header.id, header.generation)
+    def __init__(self, backend: Backend, pack_id: bytes, generation: int, seal: Seal) -> None:
+        self.id, self.generation = pack_id, generation
+        self.name = pack_name(pack_id, generation)
         self._backend, self._seal = backend, seal
         self._hash_place = (0, 0)
         self.table = self._read_table()
-
-    @property
-    def id(self) -> bytes:
-        """Whatever its generation."""
-        return self.header.id
 
     def frame(self, number: int) -> bytes:
         """What a frame holds: its chunks one after the other. Raises DamagedError."""
@@ -146,21 +141,22 @@ class PackWriter:
     """Makes a pack. Frames are compressed by `pool` and written in order."""
 
     def __init__(
-        self, backend: Backend, sealer: Sealer, header: Header, chunk_bytes: int, pool: Executor
+        self, packs: "Packs", pack_id: bytes, generation: int, chunk_bytes: int, pool: Executor
     ) -> None:
-        self.header, self.chunk_bytes = header, chunk_bytes
-        self.name = pack_name(header.id, header.generation)
+        self.id, self.chunk_bytes = pack_id, chunk_bytes
+        self.name = pack_name(pack_id, generation)
         self.slot_count = 0
         self.stored_bytes = 0
-        self._seal = sealer.file(header.pack(), self.name)
+        header = packs.header.new()
+        self._seal = packs.sealer.file(header, self.name)
         self._pool = pool
-        self._writer: Writer = backend.write(self.name)
+        self._writer: Writer = packs.backend.write(self.name)
         self._waiting: deque[Future[bytes]] = deque()
         self._stored: list[int] = []
         self._counts: list[int] = []
         self._slots: list[Numbers] = []
         self._hashes: list[bytes] = []
-        self._write(header.pack())
+        self._write(header)
 
     def add(self, frame: bytes | bytearray, hashes: bytes, slots: Numbers | None = None) -> None:
         """A frame of chunks, and their names. Raises StorageError.
@@ -227,7 +223,7 @@ class Packs:
     """The packs of a store, found and opened once each, in their newest generation."""
 
     def __init__(self, backend: Backend, sealer: Sealer, header: Header) -> None:
-        self._backend, self._sealer, self._header = backend, sealer, header
+        self.backend, self.sealer, self.header = backend, sealer, header
         self._names: dict[bytes, tuple[int, int]] = {}
         self._packs: dict[bytes, Pack] = {}
         self._mutex = threading.Lock()
@@ -243,28 +239,27 @@ class Packs:
                 self._names.clear()
             if pack_id not in self._packs:
                 if pack_id not in self._names:
-                    self._names = newest(self._backend)
+                    self._names = newest(self.backend)
                 if pack_id not in self._names:
                     raise damaged(f"pack {pack_id.hex()} is missing", "a checkpoint needs it")
-                self._packs[pack_id] = self.open(pack_id, *self._names[pack_id])
+                self._packs[pack_id] = self.open(pack_id, self._names[pack_id][0])
             return self._packs[pack_id]
 
     def look_again(self) -> dict[bytes, tuple[int, int]]:
         """Every pack's newest generation, and its size, as of now."""
-        found = newest(self._backend)
+        found = newest(self.backend)
         with self._mutex:
             self._names = found
             for pack_id, pack in list(self._packs.items()):
-                if found.get(pack_id, (-1, 0))[0] != pack.header.generation:
+                if found.get(pack_id, (-1, 0))[0] != pack.generation:
                     del self._packs[pack_id]
         return found
 
-    def open(self, pack_id: bytes, generation: int, stored_bytes: int) -> Pack:
+    def open(self, pack_id: bytes, generation: int) -> Pack:
         """That very pack. Raises DamagedError, MissingError."""
-        header = self._header._replace(id=pack_id, generation=generation)
         name = pack_name(pack_id, generation)
-        header.require(self._backend.read(name, 0, HEADER_BYTES), name)
-        return Pack(self._backend, header, self._sealer.file(header.pack(), name), stored_bytes)
+        header = self.header.read(self.backend.read(name, 0, HEADER_BYTES), name)
+        return Pack(self.backend, pack_id, generation, self.sealer.file(header, name))
 
 
 def newest(backend: Backend) -> dict[bytes, tuple[int, int]]:

@@ -1,7 +1,7 @@
 """A store: its catalogue, and what is done with checkpoints."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -128,10 +128,9 @@ class Store:
                     lock.require()
 
             start = self.maps(parent) if parent else Maps()
-            self._refresh_index()
             return Transaction(
                 self.opened,
-                self._index,
+                self._indexed(),
                 origin or new_origin(vm, parent),
                 start,
                 (locks.pop_all(), require),
@@ -205,17 +204,21 @@ class Store:
                 found[chosen] = hashes[slots_of(refs[chosen])]
         return found
 
-    def _refresh_index(self) -> None:
-        """Have the index of the chunks that the checkpoints in the catalogue have."""
-        wanted = {pack for m in self.catalogue().manifests for pack in m.packs}
-        ids = {bytes.fromhex(pack) for pack in wanted}
+    def _indexed(self) -> Index:
+        """The chunks that the checkpoints in the catalogue have, for all there is to know now."""
+        ids = {bytes.fromhex(pack) for m in self.catalogue().manifests for pack in m.packs}
         newest = self.opened.packs.look_again()
-        known = self._index.generations
-        if any(p not in ids or newest.get(p, (-1, 0))[0] != g for p, g in known.items()):
-            self._index = Index()
-        missing = sorted(ids - self._index.generations.keys())
-        packs = [self.opened.packs.find(pack) for pack in missing if pack in newest]
-        self._index.add(packs)
+        index = self._index
+        for pack, generation in index.generations.items():
+            if pack not in ids or newest.get(pack, (-1, 0))[0] != generation:
+                index = Index()
+        packs = []
+        for pack in sorted((ids & newest.keys()) - index.generations.keys()):
+            # One that is damaged is left out: nothing more should rest on it.
+            with suppress(DamagedError):
+                packs.append(self.opened.packs.find(pack))
+        self._index = index.grown(packs)
+        return self._index
 
     def _not_found(self, text: str) -> NotFoundError:
         return NotFoundError(

@@ -16,7 +16,7 @@ from vmckpt.store.backends.backend import Buffer
 from vmckpt.store.checkpoint_file import AreaMap, Maps, base_refs, encode_maps
 from vmckpt.store.chunk_sink import ChunkSink
 from vmckpt.store.index import Index
-from vmckpt.store.manifest import AreaFacts, BlobFacts, Manifest
+from vmckpt.store.manifest import AreaFacts, Manifest
 from vmckpt.store.maps import packs_of
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Numbers
@@ -62,7 +62,7 @@ class Transaction:
         self._packs = list(start.packs)
         self._sinks: dict[int, ChunkSink] = {}
         self._areas: dict[str, AreaWriter] = {}
-        self._blobs: list[tuple[BlobFacts, bytes]] = []
+        self._file = opened.files.new_checkpoint(origin.id)
         self._over = False
 
     def area(self, name: str, *, size_bytes: int, chunk_bytes: int) -> "AreaWriter":
@@ -84,8 +84,7 @@ class Transaction:
     def blob(self, name: str, data: bytes) -> None:
         """Something small, kept whole. Raises UsageError when there is one of that name already."""
         self._require_unused(name)
-        sealed = self._opened.files.seal_blob(self.id, len(self._blobs), data)
-        self._blobs.append((BlobFacts(name, len(data), len(sealed)), sealed))
+        self._file.add_blob(name, data)
 
     def commit(self, facts: Mapping[str, Any], *, created_unix_s: float | None = None) -> Manifest:
         """The checkpoint is in the store, for good, when this returns.
@@ -128,19 +127,20 @@ class Transaction:
             published.extend(sink.publish())
         added = sum(sink.stored_bytes for sink in self._sinks.values())
         maps, encoded, base_bytes = self._maps(published)
+        blobs = tuple(self._file.blobs)
         manifest = Manifest(
             id=self.id,
             vm=self._origin.vm,
             parent=self._origin.parent,
             created_unix_s=when_s,
-            added_bytes=added + base_bytes + len(encoded) + sum(len(box) for _, box in self._blobs),
+            added_bytes=added + base_bytes + len(encoded) + sum(b.stored_bytes for b in blobs),
             areas=tuple(area.facts(name) for name, area in self._areas.items()),
-            blobs=tuple(blob for blob, _ in self._blobs),
+            blobs=blobs,
             packs=tuple(pack.hex() for pack in used_packs(maps)),
             facts=facts,
         )
         self._require_locks()
-        self._opened.files.write_checkpoint(manifest, encoded, [box for _, box in self._blobs])
+        self._file.write(manifest, encoded)
         return manifest
 
     def _maps(self, published: list[str]) -> tuple[Maps, bytes, int]:
@@ -164,7 +164,7 @@ class Transaction:
         return maps, encode_maps(maps, maps), size
 
     def _require_unused(self, name: str) -> None:
-        if name in self._areas or name in {blob.name for blob, _ in self._blobs}:
+        if name in self._areas or name in {blob.name for blob in self._file.blobs}:
             raise UsageError(
                 f"the checkpoint has a part '{name}' already",
                 why="parts are known by their names",

@@ -1,8 +1,9 @@
 """Boxes: bytes with a tag, so that no other bytes, nor these in another place, pass for them.
 
-A file's key comes from the store's and from the file's header, a box's nonce is what it is and its
-number: so a box fits in one place only, and a header with one flipped bit opens nothing. A tag is
-16 bytes: keyed BLAKE3, or AES-256-GCM's when the store is encrypted.
+A file's key comes from the store's, the file's header (which is half salt) and its name; a box's
+nonce is what it is and its number: so a box fits in one place only, no key and nonce come twice,
+and a header with one flipped bit opens nothing. A tag is 16 bytes: keyed BLAKE3, or AES-256-GCM's
+when the store is encrypted.
 """
 
 import struct
@@ -11,8 +12,6 @@ from hmac import compare_digest
 from typing import Protocol
 
 from blake3 import blake3
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vmckpt.store.backends.backend import Buffer
 from vmckpt.store.errors import damaged
@@ -53,10 +52,10 @@ class Sealer:
         self._chunk_key = _derive(secret, b"names of chunks")
         self._file_key = _derive(secret, b"keys of files")
 
-    def file(self, header: bytes, what: str) -> Seal:
-        """The seal of the file with that header; `what` names it in errors."""
-        key = _derive(self._file_key, header)
-        return _Encrypted(key, what) if self.encrypted else _Clear(key, what)
+    def file(self, header: bytes, name: str) -> Seal:
+        """The seal of the file of that name."""
+        key = _derive(self._file_key, header + name.encode())
+        return _Encrypted(key, name) if self.encrypted else _Clear(key, name)
 
     def hashes(self, data: memoryview, chunk_bytes: int) -> bytes:
         """The chunks' names, HASH_BYTES each.
@@ -93,7 +92,11 @@ class _Clear:
 
 class _Encrypted:
     def __init__(self, key: bytes, what: str) -> None:
-        self._aead, self._what = AESGCM(key), what
+        # Importing it takes a while, and most stores do without.
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._aead, self._what, self._invalid = AESGCM(key), what, InvalidTag
 
     def seal(self, box: Box, number: int, data: Buffer) -> bytes:
         return self._aead.encrypt(_NONCE.pack(box, number), data, None)
@@ -101,7 +104,7 @@ class _Encrypted:
     def open(self, box: Box, number: int, sealed: Buffer) -> bytes:
         try:
             return self._aead.decrypt(_NONCE.pack(box, number), sealed, None)
-        except (InvalidTag, ValueError) as exc:
+        except (self._invalid, ValueError) as exc:
             raise _broken(self._what, box, number) from exc
 
 
