@@ -14,6 +14,7 @@ from vmckpt.replicate.checks import devices
         ("vhost-user-fs-pci", "vhost"),
         ("vhost-vsock-pci", "vhost"),
         ("ivshmem-plain", "ivshmem"),
+        ("usb-host", "USB"),
     ],
 )
 def test_a_device_that_bypasses_qemu_is_refused_by_name(kind: str, reason: str) -> None:

@@ -36,7 +36,9 @@ def test_systemd_takes_it(tmp_path: Path) -> None:
 
 
 def test_what_it_starts_is_a_command() -> None:
-    (line,) = re.findall(r"^ExecStart=(.*)$", rendered("vmckpt-replicate@.service.j2"), re.M)
+    (line,) = re.findall(
+        r"^ExecStart=(.*)$", rendered("vmckpt-replicate@.service.j2"), re.MULTILINE
+    )
     _, _, verb, name, hosts, options = line.split()
     assert (name, hosts, options) == ("%i", "$HOSTS", "$OPTIONS")
     assert CliRunner().invoke(app, [verb, "--help"]).exit_code == 0

@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 
 from vmckpt.hosts.host import Host
 from vmckpt.qemu import commands
+from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.vm import target_checks
 from vmckpt.vm.blockers import device_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
@@ -16,6 +18,7 @@ BYPASSES = {
     "vfio": "a device passed through (VFIO)",
     "vhost-": "a device whose back end is another process or the kernel (vhost)",
     "ivshmem": "memory shared with others (ivshmem)",
+    "usb-host": "a device passed through (USB)",
 }
 
 
@@ -30,14 +33,15 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
         return [*checks, Check("running", REFUSE, f"'{vm.name}' is stopped", remedy)]
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         checks += [found async for found in devices(monitor)]
+        images = await query_disk_images(monitor)
     theirs = await abilities(standby)
-    checks += _disks(vm)
+    checks += [found async for found in disk_checks(vm, standby, images)]
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
     checks.append(await target_checks.permissions(vm, standby))
     checks += [found async for found in target_checks.room(vm, standby)]
-    shared = [disk.on(standby.state_dir) for disk in vm.spec.disks]
+    shared = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
     checks += [found async for found in target_checks.files(vm, standby, shared)]
     checks += await target_checks.network(vm, standby)
     checks += await target_checks.ports(standby, needed=1)
@@ -48,24 +52,19 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
 def _memory(vm: Vm) -> Iterator[Check]:
     if vm.spec.adopted is not None:
         reason = "its command line is not vmckpt's: where its memory and its network are is unknown"
-        yield Check("spec", REFUSE, reason, "run it from a spec: see README, vmckpt vm run")
+        yield Check("spec", REFUSE, reason, _from_a_spec(vm))
     elif vm.ram_is_shared:
         yield Check("memory-file", OK, "its memory is a named file")
     else:
         reason = "its memory is no named file of its own"
-        yield Check("memory-file", REFUSE, reason, "run it from a spec: see README, vmckpt vm run")
+        yield Check("memory-file", REFUSE, reason, _from_a_spec(vm))
 
 
-def _disks(vm: Vm) -> Iterator[Check]:
-    for disk in vm.spec.disks:
-        if disk.read_only:
-            continue
-        reason = (
-            f"its disk {disk.path} can be written to: after a failover the disk would be ahead of "
-            "the memory, or missing"
-        )
-        remedy = "vmckpt replicates VMs without disks, or with read_only ones, for now"
-        yield Check("disks", REFUSE, reason, remedy)
+def _from_a_spec(vm: Vm) -> str:
+    return (
+        f"shut it down, forget it (vmckpt vm rm {vm.name}), and run the same disks from a spec of "
+        "its own: vmckpt vm run SPEC.toml; README says what a spec has"
+    )
 
 
 async def devices(monitor: Monitor) -> AsyncIterator[Check]:
@@ -80,7 +79,8 @@ async def devices(monitor: Monitor) -> AsyncIterator[Check]:
             for prefix, what in BYPASSES.items():
                 if kind.startswith(prefix):
                     reason = f"'{name}' ({kind}) is {what}: what it writes is not seen"
-                    yield Check("bypass", REFUSE, reason, f"take '{name}' out of the spec")
+                    remedy = f"shut it down, vmckpt vm rm, and run its spec without '{name}'"
+                    yield Check("bypass", REFUSE, reason, remedy)
 
 
 async def _tracking(vm: Vm) -> Check:
