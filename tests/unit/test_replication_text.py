@@ -34,6 +34,11 @@ def test_a_protected_vm() -> None:
     ]
 
 
+def test_disks_are_told_of_where_there_are_any() -> None:
+    told = status_text("web", [PRIMARY | {"disk_bytes": 4 << 20, "disk_bytes_not_sent": 1 << 20}])
+    assert "disks       4.00 MiB, 1.00 MiB the same already" in told
+
+
 def test_what_is_unsafe_and_what_is_wrong_is_said() -> None:
     bad = status_text("web", [PRIMARY | {"output_commit": False, "may_run": False}])
     assert "output      NOT HELD" in bad
