@@ -16,6 +16,7 @@ from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.replicate.arbiter import open_arbiter, require_place
+from vmckpt.replicate.begin import last_error
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.request import Files, Options, Request, read_request
@@ -94,3 +95,10 @@ def test_what_a_failover_would_lose_now_is_as_old_as_the_last_safe_epoch() -> No
     late_ms = (time.monotonic() - began_s) * 1e3
     assert 300 <= told["rpo_now_ms"] <= 300.1 + late_ms
     assert 400 <= told["output_latency_p50_ms"] <= 400.1 + late_ms
+
+
+def test_what_a_service_said_last_is_told_as_an_error() -> None:
+    log = "noise\nerror: the disk is full\n  why: ENOSPC\n  do:  free space\n"
+    assert last_error(log) == ("the disk is full: ENOSPC", "free space")
+    assert last_error("killed\nby somebody") == ("killed; by somebody", "")
+    assert last_error("") == ("", "")

@@ -115,13 +115,23 @@ async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str
                 return status
         if not await vm.host.is_alive(service):
             ended = await last_word(vm.host, files)
-            words = (await vm.host.read_text(files.log) or "").strip().splitlines()
+            why, remedy = last_error(await vm.host.read_text(files.log) or "")
             raise OperationFailedError(
                 f"'{vm.name}' could not be protected",
-                why=ended["why"] if ended else "; ".join(words[-3:]) or "its service ended",
-                remedy="the VM runs on where it was, unprotected; mend that, and start again",
+                why=ended["why"] if ended else why or "its service ended",
+                remedy=f"{remedy or 'mend that'}; the VM runs on where it was, unprotected",
             )
         await asyncio.sleep(POLL_S)
+
+
+def last_error(log: str) -> tuple[str, str]:
+    """Why a service ended, by its log, and what to do; of another end its last words."""
+    lines = [line.strip() for line in log.strip().splitlines()][-3:]
+    labels = ("error: ", "why: ", "do: ")
+    if [line[: len(label)] for line, label in zip(lines, labels, strict=False)] != [*labels]:
+        return "; ".join(lines), ""
+    what, why, do = (line[len(label) :].strip() for line, label in zip(lines, labels, strict=True))
+    return f"{what}: {why}", do
 
 
 async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> None:
