@@ -20,7 +20,8 @@ from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.process import PRIVATE_FILE
 
 MOST_BYTES = 1 << 20
-LOOK_S = 0.05
+# Seldom: a status takes a few tenths of a millisecond, in a process that epochs wait for.
+LOOK_S = 0.2
 DIRECTORY = "replica-events"
 # A line is written when one of these has changed; the others are told with it.
 TOLD_BY = ("state", "ending", "may_run")
