@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from vmckpt.errors import NotFoundError, RefusedError, UsageError
+from vmckpt.errors import HostDownError, NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.failback import came_from, failback, last_options
 from vmckpt.replicate.keep import keep
+from vmckpt.replicate.operate import failover
 from vmckpt.replicate.request import Files, Options, Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -74,6 +75,35 @@ def test_one_that_another_host_protects_is_left_so(tmp_path: Path) -> None:
         assert "from b to a" in refused.value.why
 
     asyncio.run(main())
+
+
+class Down(LocalHost):
+    """A host that has lost its power."""
+
+    async def read_text(self, path: Path) -> str | None:
+        raise HostDownError("a is down", why="no route", remedy="switch it on")
+
+    async def exists(self, path: Path) -> bool:
+        raise HostDownError("a is down", why="no route", remedy="switch it on")
+
+
+def test_a_failover_from_a_host_that_is_gone_has_succeeded(tmp_path: Path) -> None:
+    vm, old = a_vm(tmp_path), Down("a", tmp_path / "a", "127.0.0.1")
+    files = Files.of(vm.host, "web")
+    status = {
+        "role": "standby", "state": "promoted", "primary": "a", "standby": "b",
+        "qemu_id": "0", "primary_qemu_id": "9",
+    }  # fmt: skip
+    files.path.mkdir(parents=True)
+    files.request.write_text("{}")
+    files.status.write_text(json.dumps(status))
+    vm.directory.current.parent.mkdir(parents=True)
+    vm.directory.spec.write_text(vm.spec.text)
+    vm.directory.current.write_text(vm.qemu.to_json())
+    done = asyncio.run(failover("web", [old, vm.host]))
+    assert done["state"] == "promoted"
+    (warning,) = done["warnings"]
+    assert "a gives no answer (no route)" in warning
 
 
 def test_who_keeps_a_vm_says_once_what_is_in_the_way(tmp_path: Path) -> None:

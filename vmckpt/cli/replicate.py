@@ -97,6 +97,7 @@ def failover(name: Name, json: Json = False) -> None:
     from vmckpt.replicate.operate import failover as failover_
 
     status = run(failover_(name, all_hosts()))
+    _warn_of(status)
     text = f"{name} runs on {status['standby']}, unprotected: {status['why']}"
     show(status, text, as_json=json)
 

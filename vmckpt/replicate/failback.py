@@ -33,6 +33,7 @@ async def failback(
     if guest is not None:
         silence = await heard(target, guest, began_s, ended_s, lambda _, why: notes.append(why))
     downtime_ms = round(silence.longest_gap_ms, 1) if silence else None
+    notes += status["warnings"]
     return status | {"guest_downtime_ms": downtime_ms, "warnings": notes}
 
 
