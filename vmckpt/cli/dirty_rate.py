@@ -32,6 +32,7 @@ def dirty_rate(
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
     from vmckpt.vm.dirty_rate import measure
+    from vmckpt.vm.last_measured import keep
 
     for_s = look_s(for_)
     if watch and (json or plot):
@@ -49,6 +50,7 @@ def dirty_rate(
             asyncio.run(_watch(found))
         return
     measured = run(measure(found, for_s))
+    keep(found.name, measured)
     if plot:
         from vmckpt.ui.charts import draw_dirty_rate
 
@@ -101,11 +103,14 @@ async def _watch(vm: "Vm") -> None:
     from vmckpt.errors import BusyError
     from vmckpt.ui.charts import rate_chart
     from vmckpt.vm.dirty_rate import measure
+    from vmckpt.vm.last_measured import keep
 
     with rate_chart(f"{vm.name} on {vm.host.name}") as add:
         while True:
             try:
-                add(await measure(vm, WATCHED_S))
+                measured = await measure(vm, WATCHED_S)
+                keep(vm.name, measured)
+                add(measured)
             except BusyError as exc:
                 warn(f"{exc.what}: {exc.why}")
                 await asyncio.sleep(WATCHED_BUSY_S)

@@ -15,7 +15,7 @@ from vmckpt.errors import (
     TimedOutError,
     VmckptError,
 )
-from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
@@ -23,7 +23,7 @@ from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.request import PROMOTED, Files, Options, Request, as_itself
+from vmckpt.replicate.request import DIRECTORY, PROMOTED, Files, Options, Request, as_itself
 from vmckpt.replicate.stale import remove_stale_home
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.check import REFUSE, WARN, refusal
@@ -91,6 +91,17 @@ async def sides(name: str, hosts: Iterable[Host]) -> list[Side]:
     if not found and answers.silent:
         raise answers.silent[0]
     return sorted(found, key=lambda side: str(side.status["role"]))
+
+
+async def all_sides(hosts: Iterable[Host]) -> Answers[list[Side]]:
+    """What every host's services say of all replications; by host."""
+
+    async def ask_host(host: Host) -> list[Side]:
+        names = await host.list_dir(host.state_dir / DIRECTORY)
+        found = [await _side(host, name) for name in names]
+        return [side for side in found if side is not None]
+
+    return await ask_every(hosts, ask_host)
 
 
 async def stop(name: str, hosts: Iterable[Host]) -> dict[str, Any]:

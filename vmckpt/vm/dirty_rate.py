@@ -1,6 +1,6 @@
 """How fast a running VM dirties its memory, from the cheapest exact source that there is.
 
-On this machine: page tracking from outside QEMU (`memory`). Elsewhere, or where the kernel or the
+Page tracking from outside QEMU (`memory`), on the host that has the VM. Where the kernel or the
 rights do not allow it: QEMU's own page sampling, over QMP.
 """
 
@@ -22,6 +22,7 @@ from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.vm.inventory import Vm, require_alive
+from vmckpt.vm.observe_there import observe_there
 from vmckpt.vm.paths import lock_path
 
 TRACKING, SAMPLING = "page-tracking", "qemu-page-sampling"
@@ -127,19 +128,17 @@ async def _processor_s(vm: Vm) -> float:
 
 
 async def _measured(vm: Vm, for_s: float) -> DirtyRate:
-    why = f"{vm.host.name} is not this machine"
-    if vm.host.is_this_machine:
-        try:
-            return await _track(vm, for_s)
-        except OSError as exc:
-            if exc.errno == errno.EBUSY:
-                raise BusyError(
-                    f"the memory of '{vm.name}' is being tracked",
-                    why=exc.strerror or str(exc),
-                    remedy="wait for the other measurement or checkpoint to end",
-                ) from exc
-            await require_alive(vm)
-            why = _NOT_ALLOWED.get(exc.errno or 0, exc.strerror or str(exc))
+    try:
+        return await _track(vm, for_s)
+    except OSError as exc:
+        if exc.errno == errno.EBUSY:
+            raise BusyError(
+                f"the memory of '{vm.name}' is being tracked",
+                why=exc.strerror or str(exc),
+                remedy="wait for the other measurement or checkpoint to end",
+            ) from exc
+        await require_alive(vm)
+        why = _NOT_ALLOWED.get(exc.errno or 0, exc.strerror or str(exc))
     return await _sample(vm, for_s, why)
 
 
@@ -147,8 +146,12 @@ async def _track(vm: Vm, for_s: float) -> DirtyRate:
     async def is_free() -> bool:
         return await _other_owner(vm) is None
 
-    ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
-    seen = await observe(vm.qemu.process.pid, ram_file, for_s, is_free)
+    pid, ram_file = vm.qemu.process.pid, vm.qemu.files.ram(vm.spec.ram_dir)
+    if vm.host.is_this_machine:
+        seen = await observe(pid, ram_file, for_s, is_free)
+    else:
+        lock = lock_path(vm.host.state_dir, vm.name)
+        seen = await observe_there(vm.host, pid, ram_file, for_s, lock)
     if seen is None:
         await _require_free(vm)
         raise _moved_on(vm, "an operation")
