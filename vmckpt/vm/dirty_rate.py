@@ -8,8 +8,9 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +28,8 @@ from vmckpt.vm.paths import lock_path
 
 TRACKING, SAMPLING = "page-tracking", "qemu-page-sampling"
 SAMPLE_PAGES = 8192
-SHORTEST_SAMPLING_S = 1
+# QEMU's own limits.
+SHORTEST_SAMPLING_S, LONGEST_SAMPLING_S = 1, 60
 LEAST_BUSY = 0.01
 _NOT_ALLOWED = {
     errno.EPERM: "this user may not trace QEMU",
@@ -43,7 +45,8 @@ _NOT_ALLOWED = {
 class DirtyRate:
     """One measurement of `took_s` seconds.
 
-    `source` is "page-tracking" or "qemu-page-sampling", `why` says why not the former. What page
+    `source` is "page-tracking", "qemu-page-sampling" or, of a domain, "libvirt-page-sampling"; `why`
+    says why not the former. What page
     sampling does not tell is None. `faults` is how often the guest paid for being watched, `busy`
     how much of its processors' time it used, at most all.
     """
@@ -174,12 +177,20 @@ def _tracked(vm: Vm, seen: Observation) -> DirtyRate:
 
 
 async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
-    total_pages = vm.spec.memory_bytes // PAGE_BYTES
+    found = await sampled(partial(_sampled_rate, vm), for_s, vm.spec.memory_bytes)
+    return replace(found, why=why)
+
+
+async def sampled(
+    rate: Callable[[int], Awaitable[float]], for_s: float, ram_bytes: int
+) -> DirtyRate:
+    """What `rate`, bytes a second over so many seconds, tells over longer and longer times."""
+    total_pages = ram_bytes // PAGE_BYTES
     groups: list[list[tuple[float, float]]] = []
     windows: list[Window] = []
     took_s, length_s = 0.0, SHORTEST_SAMPLING_S
-    while not groups or took_s + length_s <= for_s:
-        rate_bytes_per_s = await _sampled_rate(vm, length_s)
+    while length_s <= LONGEST_SAMPLING_S and (not groups or took_s + length_s <= for_s):
+        rate_bytes_per_s = await rate(length_s)
         pages = min(rate_bytes_per_s * length_s / PAGE_BYTES, total_pages)
         groups.append([(float(length_s), pages)])
         windows.append(Window(took_s, length_s, round(pages)))
@@ -187,9 +198,9 @@ async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
         length_s *= 2
     return DirtyRate(
         source=SAMPLING,
-        why=why,
+        why="",
         took_s=took_s,
-        ram_bytes=vm.spec.memory_bytes,
+        ram_bytes=ram_bytes,
         curve=DirtyCurve.measured(groups, total_pages),
         windows=tuple(windows),
         faults=0,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
     from vmckpt.vm.check import Check
+    from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.domains.inventory import Domain
 
 
@@ -93,6 +94,12 @@ class LibvirtDomain:
 
         return await migrate(self.domain, target, options, emit)
 
+    async def measure(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, as libvirt has QEMU sample it."""
+        from vmckpt.vm.domains.dirty_rate import measure_domain
+
+        return await measure_domain(self.domain, for_s)
+
     async def save(self, name: str, emit: Emit) -> SnapshotRow:
         """Have libvirt take a snapshot; it tells no progress."""
         from vmckpt.checkpoint import domain_snapshots
@@ -122,8 +129,9 @@ def not_for_domains(name: str) -> RefusedError:
     """For what vmckpt does with its own VMs only."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
-        why="vmckpt measures, forecasts and steers by policies only VMs of its own",
-        remedy="leave out --policy and what is wanted of the time; `vmckpt check` says what goes",
+        why="vmckpt forecasts, steers by policies and replicates only VMs of its own",
+        remedy="leave out --policy and what is wanted of the time; `vmckpt check` says what goes, "
+        "`vmckpt dirty-rate` how fast it dirties its memory",
     )
 
 

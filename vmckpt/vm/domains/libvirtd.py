@@ -23,7 +23,16 @@ from vmckpt.errors import (
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
-from vmckpt.vm.domains.flags import ErrorCode, EventId, State, Undefine, Xml
+from vmckpt.units import MIB
+from vmckpt.vm.domains.flags import (
+    DirtyRateStatus,
+    ErrorCode,
+    EventId,
+    State,
+    Stats,
+    Undefine,
+    Xml,
+)
 from vmckpt.vm.domains.forward import forwarded
 from vmckpt.vm.domains.job import Job, parse_job
 
@@ -432,6 +441,26 @@ class Libvirtd:
             lambda: self._domain(uuid).migrateSetMaxDowntime(downtime_ms, 0),
             ASK_TIMEOUT_S,
         )
+
+    async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
+        """Have QEMU sample for so long (1 to 60 s) which pages change."""
+        await self._tell(
+            "measure the dirty rate",
+            lambda: self._domain(uuid).startDirtyRateCalc(seconds, 0),
+            ASK_TIMEOUT_S,
+        )
+
+    async def dirty_rate(self, uuid: str) -> float | None:
+        """What came of it, bytes a second; None while it is measured."""
+
+        def work() -> Mapping[str, Any]:
+            listed = self._connection.domainListGetStats([self._domain(uuid)], Stats.DIRTYRATE)
+            return dict(listed[0][1]) if listed else {}
+
+        stats = await self._ask("tell the dirty rate", work)
+        if stats.get("dirtyrate.calc_status") != DirtyRateStatus.MEASURED:
+            return None
+        return float(stats["dirtyrate.megabytes_per_second"]) * MIB
 
     @asynccontextmanager
     async def events(self, uuid: str) -> AsyncIterator[asyncio.Queue[Event]]:
