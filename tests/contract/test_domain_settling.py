@@ -21,7 +21,8 @@ from vmckpt.migrate.options import Options
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import MigrateFlag, State
 from vmckpt.vm.domains.job import Job
-from vmckpt.vm.domains.libvirtd import Condition, Event, Libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Condition, Event
 
 pytestmark = pytest.mark.contract
 UUID = "00000000-0000-0000-0000-000000000001"

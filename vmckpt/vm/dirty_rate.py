@@ -45,10 +45,9 @@ _NOT_ALLOWED = {
 class DirtyRate:
     """One measurement of `took_s` seconds.
 
-    `source` is "page-tracking", "qemu-page-sampling" or, of a domain, "libvirt-page-sampling"; `why`
-    says why not the former. What page
-    sampling does not tell is None. `faults` is how often the guest paid for being watched, `busy`
-    how much of its processors' time it used, at most all.
+    `source` is "page-tracking", "qemu-page-sampling" or, of a domain, "libvirt-page-sampling";
+    `why` says why not the first. What page sampling does not tell is None. `faults` is how often
+    the guest paid for being watched, `busy` how much of its processors' time it used, at most all.
     """
 
     source: str

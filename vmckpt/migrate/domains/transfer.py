@@ -15,7 +15,8 @@ from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import EventId
 from vmckpt.vm.domains.job import Job
-from vmckpt.vm.domains.libvirtd import Event, Libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Event
 
 SAMPLE_S = 0.1
 # QEMU's own default: libvirt need not be told.

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from vmckpt.errors import (
     HostDownError,
@@ -22,8 +22,8 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
 from vmckpt.units import MIB
+from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
 from vmckpt.vm.domains.flags import (
     DirtyRateStatus,
     ErrorCode,
@@ -35,6 +35,7 @@ from vmckpt.vm.domains.flags import (
 )
 from vmckpt.vm.domains.forward import forwarded
 from vmckpt.vm.domains.job import Job, parse_job
+from vmckpt.vm.domains.told import Condition, DiskSize, DomainSnapshot, Event, Seen
 
 T = TypeVar("T")
 
@@ -46,48 +47,6 @@ _LOST = frozenset(
     {ErrorCode.INTERNAL_ERROR, ErrorCode.RPC, ErrorCode.INVALID_CONN, ErrorCode.SYSTEM_ERROR}
 )
 _RIGHTS = frozenset({ErrorCode.AUTH_FAILED, ErrorCode.AUTH_CANCELLED, ErrorCode.AUTH_UNAVAILABLE})
-
-
-class Seen(NamedTuple):
-    """A domain as its libvirtd has it; `reason` is why it is in that state, in libvirt's numbers.
-
-    `xml` is that of the running domain, or of its definition.
-    """
-
-    uuid: str
-    name: str
-    state: State
-    reason: int
-    persistent: bool
-    xml: str
-
-
-class Condition(NamedTuple):
-    """What a domain does at this moment; `reason` is why, in libvirt's numbers."""
-
-    state: State
-    reason: int
-
-
-class DomainSnapshot(NamedTuple):
-    """A snapshot that libvirt keeps of a domain."""
-
-    name: str
-    xml: str
-
-
-class DiskSize(NamedTuple):
-    """What libvirt says of one disk's image."""
-
-    virtual_bytes: int
-    allocated_bytes: int
-
-
-class Event(NamedTuple):
-    """Something that libvirt told of a domain; `job` comes with the end of a job."""
-
-    id: EventId
-    job: Job | None = None
 
 
 @asynccontextmanager
