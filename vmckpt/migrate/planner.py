@@ -1,6 +1,6 @@
 """The ways a VM can move to a host, what each will come to, and the one that keeps an intent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
 from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.vm.check import REFUSE
-from vmckpt.vm.dirty_rate import DirtyRate, measure
+from vmckpt.vm.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.last_measured import keep
 
@@ -118,6 +118,7 @@ async def make_plan(
             why="moving needs another host",
             remedy="name another: vmckpt host list",
         )
+    await require_measurable(vm)
     links = learned(
         load_all(runs_dir()), vm.host.name, target.name, vm.name, agent=vm.spec.guest_agent
     )
@@ -129,7 +130,7 @@ async def make_plan(
     if not any(road.link for road in roads):
         raise RefusedError(
             f"'{vm.name}' cannot move to {target.name}",
-            why="; ".join(f"{road.way}: {road.closed or road.unknown}" for road in roads),
+            why=_against(roads),
             remedy=f"see `vmckpt check {vm.name} {target.name}`",
         )
     measured = await measure(vm, for_s)
@@ -151,6 +152,16 @@ async def make_plan(
         options=chosen[choice.way] if choice.way else options,
         notes=(*_notes(measured), *_neighbours(others)),
     )
+
+
+def _against(roads: Sequence[_Road]) -> str:
+    """Why each road cannot be gone; those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for road in roads:
+        reasons.setdefault(road.closed or road.unknown, []).append(road.way.value)
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    return "; ".join(f"{', '.join(ways)}: {reason}" for reason, ways in reasons.items())
 
 
 async def _road(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.migrate.options import Method, OnTimeout, Options
 from vmckpt.plan.convergence import Passes, Rounds, has_stalled
-from vmckpt.plan.policy import Pilot
+from vmckpt.plan.policy import Decision, Pilot
 from vmckpt.units import format_duration, format_rate, format_size
 
 # No byte for this long while QEMU says "active": it never notices a silent link by itself.
@@ -116,6 +116,15 @@ def pilot(options: Options) -> Pilot | None:
     """The policy at work, if there is one."""
     policy = options.steers
     return None if policy is None else Pilot(policy, options.max_downtime_ms)
+
+
+def given_up(decision: Decision) -> OperationFailedError:
+    """The end of a migration that its policy gives up."""
+    return OperationFailedError(
+        "the policy gave the migration up",
+        why=decision.why,
+        remedy="allow more downtime, bandwidth or time, or another policy",
+    )
 
 
 def _timed_out(given: str, figures: Figures, rounds: int) -> TimedOutError:

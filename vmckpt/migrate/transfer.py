@@ -9,7 +9,14 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Progress
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Options
-from vmckpt.migrate.steering import FIRST_POSTCOPY_ROUND, Figures, Order, Steering, pilot
+from vmckpt.migrate.steering import (
+    FIRST_POSTCOPY_ROUND,
+    Figures,
+    Order,
+    Steering,
+    given_up,
+    pilot,
+)
 from vmckpt.migrate.switchover import WAIT_S, Switchover
 from vmckpt.plan.convergence import eta_s
 from vmckpt.plan.policy import Act, Decision, Look
@@ -247,11 +254,7 @@ class Transfer:
                 self._pilot = None
                 await self._stop_at_next_look()
             case Act.ABORT:
-                raise OperationFailedError(
-                    "the policy gave the migration up",
-                    why=decision.why,
-                    remedy="allow more downtime or bandwidth, or another policy",
-                )
+                raise given_up(decision)
 
 
 def _figures(status: MigrationStatus) -> Figures:

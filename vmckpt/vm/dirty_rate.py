@@ -106,13 +106,18 @@ async def measure(vm: Vm, for_s: float) -> DirtyRate:
     Raises BusyError when one holds the VM or begins meanwhile (a migration would be slowed by it,
     and what is measured be the migration's), RefusedError when the VM does not run.
     """
-    await require_alive(vm)
-    await _require_running(vm)
-    await _require_free(vm)
+    await require_measurable(vm)
     used_s, began_s = await _processor_s(vm), time.monotonic()
     found = await _measured(vm, for_s)
     share = (await _processor_s(vm) - used_s) / (time.monotonic() - began_s) / vm.spec.vcpus
     return replace(found, busy=min(max(share, LEAST_BUSY), 1.0))
+
+
+async def require_measurable(vm: Vm) -> None:
+    """Raises BusyError when an operation holds the VM, RefusedError when it does not run."""
+    await require_alive(vm)
+    await _require_free(vm)
+    await _require_running(vm)
 
 
 async def _processor_s(vm: Vm) -> float:

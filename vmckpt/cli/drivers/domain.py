@@ -87,8 +87,8 @@ class LibvirtDomain:
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> "Report":
-        """Have libvirt move it while it runs. Domains are not forecast, nor steered by policies."""
-        if options.policy is not None or forecast is not None:
+        """Have libvirt move it while it runs. Domains are not forecast."""
+        if forecast is not None:
             raise not_for_domains(self.name)
         from vmckpt.migrate.domains.migration import migrate
 
@@ -129,9 +129,9 @@ def not_for_domains(name: str) -> RefusedError:
     """For what vmckpt does with its own VMs only."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
-        why="vmckpt forecasts, steers by policies and replicates only VMs of its own",
-        remedy="leave out --policy and what is wanted of the time; `vmckpt check` says what goes, "
-        "`vmckpt dirty-rate` how fast it dirties its memory",
+        why="vmckpt forecasts and replicates only VMs of its own",
+        remedy="`vmckpt check` says whether it can move, `vmckpt dirty-rate` how fast it dirties "
+        "its memory; `vmckpt migrate` moves it without wishes, steered by --policy or --timeout",
     )
 
 

@@ -401,6 +401,14 @@ class Libvirtd:
             ASK_TIMEOUT_S,
         )
 
+    async def set_max_speed(self, uuid: str, mib_per_s: int) -> None:
+        """How fast memory may go in the migration under way."""
+        await self._tell(
+            "set the bandwidth",
+            lambda: self._domain(uuid).migrateSetMaxSpeed(mib_per_s, 0),
+            ASK_TIMEOUT_S,
+        )
+
     async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
         """Have QEMU sample for so long (1 to 60 s) which pages change."""
         await self._tell(
