@@ -111,14 +111,14 @@ def test_migrations_are_counted_from_their_records() -> None:
         run("2", "completed", **done | {"total_time_s": 4.0, "guest_downtime_ms": 200.0}),
         run("3", "timed-out"),
         run("4", None),
-        RunRecord("5", "calibrate", {}),
+        RunRecord("5", "migrate", {"vm": "calibrate-1"}, result={"outcome": "completed"}),
     ]
     found = parsed(migrations(records))
     assert values(found["vmckpt_migrations"]) == {
         ("completed", "precopy"): 2,
         ("auto", "timed-out"): 1,
-        ("auto", "no-end-recorded"): 1,
     }
+    assert values(found["vmckpt_migrations_unfinished"]) == {(): 1}
     sums = {s.name: s.value for m in found.values() for s in m.samples if "_sum" in s.name}
     assert sums["vmckpt_migration_duration_seconds_sum"] == pytest.approx(6.2)
     assert sums["vmckpt_migration_downtime_seconds_sum"] == pytest.approx(0.24)

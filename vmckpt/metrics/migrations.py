@@ -10,23 +10,28 @@ from typing import Any
 
 from vmckpt.events.record import RunRecord
 from vmckpt.metrics.exposition import Family, Kind
-from vmckpt.migrate.learned import pause_ms
+from vmckpt.migrate.learned import CALIBRATION, pause_ms
 from vmckpt.migrate.score import scored, unforeseen
 
 DURATIONS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 PAUSES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 ERRORS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-# The record of one that has not ended, or whose command was killed.
-NO_END = "no-end-recorded"
 
 
 def migrations(records: Iterable[RunRecord]) -> list[Family]:
     """How many there were and how they ended, how long they took, what they cost, when the last."""
-    moves = [record for record in records if record.operation == "migrate"]
+    moves = [record for record in records if record.operation == "migrate" and _counts(record)]
     total = Family("vmckpt_migrations_total", Kind.COUNTER, "Migrations, by how they ended.")
-    outcomes = Counter((str((m.result or {}).get("outcome", NO_END)), _method(m)) for m in moves)
+    outcomes = Counter((str(m.result["outcome"]), _method(m)) for m in moves if m.result)
     for (outcome, method), count in sorted(outcomes.items()):
         total.add(count, outcome=outcome, method=method)
+    unfinished = Family(
+        "vmckpt_migrations_unfinished",
+        Kind.GAUGE,
+        "Migrations whose end is not recorded here: under way, or their command was killed.",
+    )
+    if moves:
+        unfinished.add(sum(move.result is None for move in moves))
     done = [move for move in moves if (move.result or {}).get("outcome") == "completed"]
     took = Family(
         "vmckpt_migration_duration_seconds",
@@ -54,7 +59,7 @@ def migrations(records: Iterable[RunRecord]) -> list[Family]:
     latest = {str(move.request.get("vm")): move.began_unix_s for move in moves}
     for vm, began_unix_s in sorted(latest.items()):
         last.add(began_unix_s, vm=vm)
-    return [total, took, pauses, sent, last, *forecasts(moves)]
+    return [total, unfinished, took, pauses, sent, last, *forecasts(moves)]
 
 
 def forecasts(records: Sequence[RunRecord]) -> list[Family]:
@@ -110,6 +115,11 @@ def _by_method(
 def _pause_s(result: dict[str, Any]) -> float | None:
     pause = pause_ms(result)
     return None if pause is None else pause / 1e3
+
+
+def _counts(record: RunRecord) -> bool:
+    """Whether it was a guest of somebody's, not one of `host calibrate`'s."""
+    return not str(record.request.get("vm")).startswith(CALIBRATION)
 
 
 def _method(record: RunRecord) -> str:
