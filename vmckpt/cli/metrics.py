@@ -41,13 +41,17 @@ def serve(
     listen: Annotated[str, typer.Option(help="ADDR:PORT; port 0 is the kernel's choice.")] = LISTEN,
 ) -> None:
     """Serve them over HTTP at /metrics until Ctrl-C, collected anew for each request."""
+    import asyncio
+    from contextlib import suppress
+
     address, port = _address(listen)
-    run(_serve(address, port))
+    # Ctrl-C is its end, and undoes nothing.
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_serve(address, port))
 
 
 async def _serve(address: str, port: int) -> None:
     import asyncio
-    from contextlib import suppress
 
     from vmckpt.errors import OperationFailedError
     from vmckpt.hosts.uri import in_uri
@@ -56,8 +60,7 @@ async def _serve(address: str, port: int) -> None:
     try:
         async with serving(address, port, collect) as got:
             warn(f"serving http://{in_uri(address)}:{got}/metrics")
-            with suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
+            await asyncio.Event().wait()
     except OSError as exc:
         raise OperationFailedError(
             f"cannot listen on {address}:{port}",
