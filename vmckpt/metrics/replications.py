@@ -35,14 +35,22 @@ def _sum(*parts: float | None) -> float | None:
 
 
 def _rpo_s(status: Status) -> float | None:
-    """The last safe epoch came to be safe so long ago, and was taken before that."""
-    return _sum(_seconds("lag")(status), _seconds("safe_after_p50")(status))
+    """As it says itself; else the last epoch came to be safe so long ago, and was taken before."""
+    told = _seconds("rpo_now")(status)
+    return (
+        told
+        if told is not None
+        else _sum(_seconds("lag")(status), _seconds("safe_after_p50")(status))
+    )
 
 
 def _held_s(status: Status) -> float | None:
-    """What is sent waits for its epoch's end, half the time between two on average; then for it."""
+    """As it says itself; else half the time between two epochs' ends, and then for the epoch."""
     if not status.get("output_commit"):
         return 0.0
+    told = _seconds("output_latency_p50")(status)
+    if told is not None:
+        return told
     epoch_s = _seconds("epoch")(status)
     return _sum(None if epoch_s is None else epoch_s / 2, _seconds("safe_after_p50")(status))
 

@@ -154,24 +154,38 @@ async def _track(vm: Vm, for_s: float) -> DirtyRate:
         return await _other_owner(vm) is None
 
     pid, ram_file = vm.qemu.process.pid, vm.qemu.files.ram(vm.spec.ram_dir)
+    ram_bytes = vm.spec.memory_bytes
     if vm.host.is_this_machine:
-        seen = await observe(pid, ram_file, for_s, is_free)
+        found = await track(pid, ram_file, ram_bytes, for_s, is_free)
     else:
         lock = lock_path(vm.host.state_dir, vm.name)
-        seen = await observe_there(vm.host, pid, ram_file, for_s, lock)
-    if seen is None:
+        words = [str(word) for word in (pid, ram_file, ram_bytes, for_s, lock)]
+        told = await observe_there(vm.host, words, for_s)
+        found = DirtyRate.from_json(told) if told else None
+    if found is None:
         await _require_free(vm)
         raise _moved_on(vm, "an operation")
-    return _tracked(vm, seen)
+    return found
 
 
-def _tracked(vm: Vm, seen: Observation) -> DirtyRate:
-    total_pages = vm.spec.memory_bytes // PAGE_BYTES
+async def track(
+    pid: int, ram_file: Path, ram_bytes: int, for_s: float, is_free: Callable[[], Awaitable[bool]]
+) -> DirtyRate | None:
+    """The pages that a QEMU of this machine dirties; None as soon as it is not free any more.
+
+    Raises OSError as `observe` does.
+    """
+    seen = await observe(pid, ram_file, for_s, is_free)
+    return None if seen is None else _tracked(ram_bytes, seen)
+
+
+def _tracked(ram_bytes: int, seen: Observation) -> DirtyRate:
+    total_pages = ram_bytes // PAGE_BYTES
     return DirtyRate(
         source=TRACKING,
         why="",
         took_s=seen.took_s,
-        ram_bytes=vm.spec.memory_bytes,
+        ram_bytes=ram_bytes,
         curve=DirtyCurve.measured(seen.samples.values(), total_pages),
         windows=seen.windows,
         faults=seen.faults,
