@@ -113,7 +113,7 @@ async def _of_hosts() -> "list[Family]":
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.metrics.replications import replications
     from vmckpt.metrics.vms import Measured, dirty_rates, hosts, vms
-    from vmckpt.replicate.operate import all_sides
+    from vmckpt.replicate.sides import all_sides
     from vmckpt.vm.last_measured import all_kept
 
     async def is_up(host: Host) -> str:
