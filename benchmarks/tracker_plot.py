@@ -26,8 +26,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     cost.axvline(0, color="0.5", linewidth=0.8)
     machine = found["machine"]
     figure.suptitle(
-        f"vmckpt dirty-rate, page tracking: {machine['qemu']}, {machine['cores']} cores, "
-        f"median of {found['rounds']} turns, 95 %",
+        f"vmckpt dirty-rate, page tracking: {machine['qemu'].partition(' (')[0]}, TCG, "
+        f"{machine['cores']} cores; medians of {found['rounds']} turns, with 95 % bounds",
         fontsize=9,
     )
     figure.savefig(path, dpi=110)

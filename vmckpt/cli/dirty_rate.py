@@ -79,7 +79,10 @@ def text(vm: "Driver", measured: "DirtyRate") -> str:
             )
             pairs.append((name, words))
     if measured.took_s and measured.faults:
-        faults = f"{measured.faults / measured.took_s:.0f} page faults/s"
+        faults = (
+            f"{measured.faults / measured.took_s:.0f} page faults/s, "
+            f"about {measured.cost:.1%} of a processor"
+        )
         pairs.append(("cost to the guest", faults))
     rows = [
         (

@@ -17,7 +17,7 @@ from typing import Any, Self
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.lock import Owner
 from vmckpt.memory.content import Content
-from vmckpt.memory.observe import Observation, Window, observe
+from vmckpt.memory.observe import FAULT_S, Observation, Window, observe
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.qemu import commands
@@ -66,6 +66,11 @@ class DirtyRate:
         """Distinct bytes, whole pages, that were dirtied in all the time."""
         return round(self.curve.working_set_pages) * PAGE_BYTES
 
+    @property
+    def cost(self) -> float:
+        """About what part of one processor's time the guest lost by being watched."""
+        return self.faults * FAULT_S / self.took_s if self.took_s else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """For `--json` and run records."""
         return {
@@ -77,6 +82,7 @@ class DirtyRate:
             "curve": self.curve.to_json(),
             "windows": [[round(w.at_s, 4), round(w.length_s, 4), w.pages] for w in self.windows],
             "faults_per_s": round(self.faults / self.took_s, 1) if self.took_s else 0.0,
+            "cost": round(self.cost, 4),
             "ram": self.ram._asdict() if self.ram else None,
             "dirtied": self.dirtied._asdict() if self.dirtied else None,
             "busy": round(self.busy, 3),
