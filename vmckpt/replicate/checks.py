@@ -31,7 +31,7 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         checks += [found async for found in devices(monitor)]
     theirs = await abilities(standby)
-    checks += _disks(vm)
+    checks += [*_disks(vm), *_firmware(vm)]
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
@@ -66,6 +66,16 @@ def _disks(vm: Vm) -> Iterator[Check]:
         )
         remedy = "vmckpt replicates VMs without disks, or with read_only ones, for now"
         yield Check("disks", REFUSE, reason, remedy)
+
+
+def _firmware(vm: Vm) -> Iterator[Check]:
+    if vm.spec.firmware:
+        reason = (
+            f"its firmware keeps variables in {vm.spec.firmware.vars}, which the guest can write "
+            "to: they do not reach the standby"
+        )
+        remedy = "vmckpt replicates VMs that boot without UEFI, or from a kernel, for now"
+        yield Check("firmware-variables", REFUSE, reason, remedy)
 
 
 async def devices(monitor: Monitor) -> AsyncIterator[Check]:
