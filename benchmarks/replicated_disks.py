@@ -3,7 +3,7 @@
 Run: python -m benchmarks.replicated_disks [--seconds 18]. All in one run, on guests of 256 MiB
 under TCG that dirty 20 MB/s of text, at epochs of 25 ms:
 
-- Pauses: without a disk, with one that nobody writes, and with records written (2 MB/s, each synced).
+- Pauses: without a disk, with an idle one, and with records written to it (2 MB/s, each synced).
 - Records a second that a guest writes as fast as it can, each synced: protected, before, after.
 - The first copy, and the way back after a hand-over: bytes of the disk that were sent, and those
   that were not, because they were there.

@@ -65,7 +65,7 @@ def test_what_is_somebody_elses_is_not_touched(tmp_path: Path) -> None:
 
 def test_what_a_qemu_has_open_is_neither_gone_on_from_nor_removed(tmp_path: Path) -> None:
     path = made(tmp_path)
-    with open(path, "r+b") as file:
+    with path.open("r+b") as file:
         # As QEMU does: an open-file-description lock on one byte for each right that it has.
         lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 101, 1, 0)
         fcntl.fcntl(file, 37, lock)  # F_OFD_SETLK
