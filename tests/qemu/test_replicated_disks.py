@@ -243,6 +243,27 @@ async def _has_no_mirrors(made: World) -> None:
 
 
 @pytest.mark.long
+def test_a_standby_that_was_lost_keeps_its_copy_for_the_next_one() -> None:
+    with protected("10.0") as (made, guest):
+        frozen = services(made, "standby")
+
+        def freeze() -> None:
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+
+        asyncio.run(_told_of_disk(made, guest, freeze, is_alone))
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        eventually(lambda: not services(made, "standby"), 20, "the standby has ended")
+        copy = made.state("lab-b") / "images/guest.raw"
+        made.ok("replicate", "start", "guest", "lab-b")
+        assert sides(made)["primary"]["disk_bytes_not_sent"] > copy.stat().st_size * 0.75
+        kill_it = partial(kill_all_of_the_primary, made, "lab-a")
+        asyncio.run(_told_of_disk(made, guest, kill_it))
+        eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
+
+
+@pytest.mark.long
 def test_a_mirror_that_somebody_ends_ends_the_protection_and_nothing_else() -> None:
     with protected("10.0") as (made, guest):
 
