@@ -124,5 +124,5 @@ def test_who_has_none_is_not(known: tuple[Cluster, Credentials], tmp_path: Path)
     }
     for why, stranger in strangers.items():
         with pytest.raises(ArbiterDownError) as down:
-            asyncio.run(store(cluster, stranger, 2.0).read("web"))
+            asyncio.run(store(cluster, stranger, 6.0).read("web"))
         assert why in down.value.why

@@ -18,7 +18,7 @@ from vmckpt.replicate.disks.checks import copied_disks
 from vmckpt.replicate.leftover_copies import discard_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
-from vmckpt.replicate.sides import POLL_S, last_word, sides, until_gone
+from vmckpt.replicate.sides import DEAD, POLL_S, last_word, sides, until_gone
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.check import REFUSE, WARN, refusal
 from vmckpt.vm.inventory import Vm
@@ -69,10 +69,14 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
 async def _require_new(vm: Vm, standby: Host) -> None:
     """Another replication of it that has not ended is not pushed aside.
 
-    Of one whose services were killed the arbiter has a standby that may take over.
+    Of one whose services were killed the arbiter has a standby that may take over; but not of the
+    primary from which this VM was taken over, however that one ended.
     """
+    old = vm.qemu.replaces.host if vm.qemu.replaces is not None else None
     for side in await sides(vm.name, (vm.host, standby)):
-        if side.answers or side.status["state"] not in ENDED:
+        told = side.status
+        was_replaced = (told["role"], told["state"], side.host.name) == ("primary", DEAD, old)
+        if side.answers or not (was_replaced or told["state"] in ENDED):
             why = "answers" if side.answers else f"is {side.status['state']}, not ended"
             raise OperationFailedError(
                 f"'{vm.name}' is being replicated",
