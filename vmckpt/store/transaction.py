@@ -141,6 +141,8 @@ class Transaction:
             facts=facts,
         )
         self._require_locks()
+        # Undone newest first: should it stay after all, what it needs stays too.
+        published.append(self._file.name)
         self._file.write(manifest, encoded)
         return manifest
 
