@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
@@ -48,6 +48,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 _runner: asyncio.Runner | None = None
+_at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
 _ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -68,12 +69,20 @@ async def _supervised(work: Coroutine[Any, Any, T]) -> T:
             loop.remove_signal_handler(number)
 
 
+def at_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have `work` done when the command has run, once, while hosts can still be asked."""
+    if work not in _at_end:
+        _at_end.append(work)
+
+
 def end_running() -> None:
     """The command has run: connections to hosts are closed, and so is the event loop."""
     global _runner  # noqa: PLW0603 - as above
     if _runner is not None:
         from vmckpt.hosts.inventory import close_connections
 
+        while _at_end:
+            _runner.run(_at_end.pop()())
         _runner.run(close_connections())
         _runner.close()
         _runner = None

@@ -12,10 +12,11 @@ from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options
 from vmckpt.migrate.steering import Order, Steering
 from vmckpt.sequence.steps import to_the_end
+from vmckpt.vm.domains.answers import Event
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import EventId
 from vmckpt.vm.domains.job import Job
-from vmckpt.vm.domains.libvirtd import Event, Libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
 
 SAMPLE_S = 0.1
 # QEMU's own default: libvirt need not be told.
@@ -28,7 +29,7 @@ GIVE_UP_S = 60.0
 
 
 class DomainTransfer:
-    """One call of libvirt's migration, on the source's libvirtd.
+    """One call of libvirt's migration, watched and steered by a session with the source's libvirtd.
 
     `last` are the figures at its end, or the last that were seen; `postcopy` whether the guest may
     have come to run on the target before its memory was there.
@@ -58,8 +59,8 @@ class DomainTransfer:
         """Rounds of pre-copy that have begun."""
         return max(self._steering.rounds, self.last.round)
 
-    async def run(self, request: Request) -> None:
-        """Have libvirt migrate; returns when it says that the domain has moved.
+    async def run(self, request: Request, caller: Libvirtd) -> None:
+        """Have libvirt migrate, by another session; returns when it says that the domain has moved.
 
         Raises LibvirtRefusedError (it gave up), TimedOutError, OperationFailedError (the link is
         silent), OutcomeUnknownError (libvirtd gave no answer), CancelledError. After each of them
@@ -67,7 +68,7 @@ class DomainTransfer:
         may be in vain, then libvirt goes on with it.
         """
         async with self._source.events(self._uuid) as events:
-            call = asyncio.ensure_future(self._source.migrate(self._uuid, *request))
+            call = asyncio.ensure_future(caller.migrate(self._uuid, *request))
             watch = asyncio.ensure_future(self._watch(events))
             try:
                 await asyncio.wait({call, watch}, return_when=asyncio.FIRST_COMPLETED)

@@ -43,6 +43,7 @@ class PausedReason(IntEnum):
     """virDomainPausedReason, as far as a migration brings it about."""
 
     MIGRATION = 2
+    STARTING_UP = 11
     POSTCOPY = 12
     POSTCOPY_FAILED = 13
 
