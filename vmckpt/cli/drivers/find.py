@@ -24,18 +24,25 @@ async def find(name: str) -> Driver:
     """
     from vmckpt.errors import HostDownError, NotFoundError
     from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.sequence.steps import both
 
     if hosts := _with_libvirt(all_hosts()):
-        from vmckpt.vm.domains.connection import load_ahead
-
-        load_ahead()
         _keep_sessions()
     try:
-        return DirectVm(await _settled(name))
+        # In this order: libvirt's client is loaded while the hosts answer.
+        vm, _ = await both(_settled(name), _load_ahead(wanted=bool(hosts)))
+        return DirectVm(vm)
     except (NotFoundError, HostDownError):
         if not hosts or (domain := await _domain(name, hosts)) is None:
             raise
         return domain
+
+
+async def _load_ahead(*, wanted: bool) -> None:
+    if wanted:
+        from vmckpt.vm.domains.connection import load_ahead
+
+        load_ahead()
 
 
 def _keep_sessions() -> None:
