@@ -20,7 +20,7 @@ from vmckpt.migrate.domains.tidy import forget, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place, View
 from vmckpt.migrate.options import Options
-from vmckpt.vm.domains.answers import Condition, Event
+from vmckpt.vm.domains.answers import Condition
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import MigrateFlag, PausedReason, State
 from vmckpt.vm.domains.job import Job
@@ -175,7 +175,7 @@ class Stuck(Libvirtd):
         self.began = asyncio.Event()
 
     @asynccontextmanager
-    async def events(self, uuid: str) -> AsyncIterator[asyncio.Queue[Event]]:
+    async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[Job]]:
         yield asyncio.Queue()
 
     async def migrate(

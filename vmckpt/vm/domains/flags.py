@@ -78,8 +78,6 @@ class Xml(IntFlag):
 
 
 class EventId(IntEnum):
-    """virDomainEventID."""
+    """virDomainEventID, as far as vmckpt listens."""
 
-    LIFECYCLE = 0
-    MIGRATION_ITERATION = 20
     JOB_COMPLETED = 21

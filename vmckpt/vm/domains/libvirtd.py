@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from vmckpt.errors import NotFoundError, VmckptError
-from vmckpt.vm.domains.answers import Condition, DiskSize, DomainSnapshot, Event, Named, Seen
+from vmckpt.vm.domains.answers import Condition, DiskSize, DomainSnapshot, Named, Seen
 from vmckpt.vm.domains.connection import ASK_TIMEOUT_S, Connection, gone_meanwhile
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import EventId, State, Undefine, Xml
@@ -216,37 +216,30 @@ class Libvirtd(Connection):
         )
 
     @asynccontextmanager
-    async def events(self, uuid: str) -> AsyncIterator[asyncio.Queue[Event]]:
-        """For the block: what libvirt tells of the domain, as it comes."""
+    async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[Job]]:
+        """For the block: the last figures of a job of the domain; told once, at its end."""
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Event] = asyncio.Queue()
+        queue: asyncio.Queue[Job] = asyncio.Queue()
 
-        def put(event: Event) -> None:
+        def told(_connection: Any, _domain: Any, stats: Mapping[str, Any], _: None) -> None:
             with suppress(RuntimeError):  # the program has ended meanwhile
-                loop.call_soon_threadsafe(queue.put_nowait, event)
+                loop.call_soon_threadsafe(queue.put_nowait, parse_job(stats))
 
-        def told(_connection: Any, _domain: Any, *details: Any) -> None:
-            event_id = EventId(details[-1])
-            job = parse_job(details[0]) if event_id is EventId.JOB_COMPLETED else None
-            put(Event(event_id, job))
-
-        def register() -> list[int]:
-            domain = self._domain(uuid)
-            return [
-                self._connection.domainEventRegisterAny(domain, event_id, told, event_id)
-                for event_id in EventId
-            ]
-
-        numbers = await self._ask("tell of events", register)
+        number = await self._ask(
+            "tell of a job's end",
+            lambda: self._connection.domainEventRegisterAny(
+                self._domain(uuid), EventId.JOB_COMPLETED, told, None
+            ),
+        )
         try:
             yield queue
         finally:
-            with suppress(VmckptError):  # they end with the session at the latest
-                await self._ask("end events", lambda: self._deregister(numbers), 1.0)
-
-    def _deregister(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self._connection.domainEventDeregisterAny(number)
+            with suppress(VmckptError):  # it ends with the session at the latest
+                await self._ask(
+                    "tell no more of jobs",
+                    lambda: self._connection.domainEventDeregisterAny(number),
+                    1.0,
+                )
 
 
 def _parts(version: int) -> tuple[int, int, int]:
