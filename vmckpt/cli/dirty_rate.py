@@ -1,17 +1,17 @@
 """vmckpt dirty-rate."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vmckpt.cli.arguments import look_s
-from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.loop import run, run_until_interrupted
+from vmckpt.cli.output import Json, show, warn
 
 if TYPE_CHECKING:
+    from vmckpt.cli.drivers.driver import Driver
     from vmckpt.vm.dirty_rate import DirtyRate
-    from vmckpt.vm.inventory import Vm
 
 WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
 
@@ -26,12 +26,9 @@ def dirty_rate(
     json: Json = False,
 ) -> None:
     """Measure how fast a running VM dirties its memory, and what that memory holds."""
-    import asyncio
-
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.drivers.find import find
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
-    from vmckpt.vm.dirty_rate import measure
 
     for_s = look_s(for_)
     if watch and (json or plot):
@@ -42,13 +39,11 @@ def dirty_rate(
         )
     if plot:
         require_plotting(plot)
-    found = run(find_own(vm))
+    found = run(find(vm))
     if watch:
-        # Ctrl-C is its end, and undoes nothing.
-        with suppress(KeyboardInterrupt):
-            asyncio.run(_watch(found))
+        run_until_interrupted(_watch(found))
         return
-    measured = run(measure(found, for_s))
+    measured = run(found.dirty_rate(for_s))
     if plot:
         from vmckpt.ui.charts import draw_dirty_rate
 
@@ -57,7 +52,7 @@ def dirty_rate(
     show(facts, text(found, measured), as_json=json)
 
 
-def text(vm: "Vm", measured: "DirtyRate") -> str:
+def text(vm: "Driver", measured: "DirtyRate") -> str:
     """The measurement in words and a table."""
     from vmckpt.memory.ram_file import PAGE_BYTES
     from vmckpt.ui.tables import fields, table
@@ -95,17 +90,16 @@ def text(vm: "Vm", measured: "DirtyRate") -> str:
     return f"{head}\n{fields(pairs)}\n\n{curve}"
 
 
-async def _watch(vm: "Vm") -> None:
+async def _watch(vm: "Driver") -> None:
     import asyncio
 
     from vmckpt.errors import BusyError
     from vmckpt.ui.charts import rate_chart
-    from vmckpt.vm.dirty_rate import measure
 
     with rate_chart(f"{vm.name} on {vm.host.name}") as add:
         while True:
             try:
-                add(await measure(vm, WATCHED_S))
+                add(await vm.dirty_rate(WATCHED_S))
             except BusyError as exc:
                 warn(f"{exc.what}: {exc.why}")
                 await asyncio.sleep(WATCHED_BUSY_S)

@@ -29,6 +29,15 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise Abort from None
 
 
+def run_until_interrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Run what has no other end than Ctrl-C, and nothing to undo; on the same event loop."""
+    global _runner  # noqa: PLW0603 - as above
+    if _runner is None:
+        _runner = asyncio.Runner()
+    with suppress(KeyboardInterrupt):
+        _runner.run(work)
+
+
 _runner: asyncio.Runner | None = None
 _at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
 _ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -8,7 +8,7 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -140,7 +140,11 @@ async def _measured(vm: Vm, for_s: float) -> DirtyRate:
                 ) from exc
             await require_alive(vm)
             why = _NOT_ALLOWED.get(exc.errno or 0, exc.strerror or str(exc))
-    return await _sample(vm, for_s, why)
+
+    async def rate_bytes_per_s(length_s: int) -> float:
+        return await _sampled_rate(vm, length_s)
+
+    return await sampled(vm.spec.memory_bytes // PAGE_BYTES, for_s, why, rate_bytes_per_s)
 
 
 async def _track(vm: Vm, for_s: float) -> DirtyRate:
@@ -170,13 +174,18 @@ def _tracked(vm: Vm, seen: Observation) -> DirtyRate:
     )
 
 
-async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
-    total_pages = vm.spec.memory_bytes // PAGE_BYTES
+async def sampled(
+    total_pages: int, for_s: float, why: str, ask: Callable[[int], Awaitable[float]]
+) -> DirtyRate:
+    """A measurement by QEMU's page sampling; `ask` gives bytes/s over a whole number of seconds.
+
+    `why`: it is not by page tracking.
+    """
     groups: list[list[tuple[float, float]]] = []
     windows: list[Window] = []
     took_s, length_s = 0.0, SHORTEST_SAMPLING_S
     while not groups or took_s + length_s <= for_s:
-        rate_bytes_per_s = await _sampled_rate(vm, length_s)
+        rate_bytes_per_s = await ask(length_s)
         pages = min(rate_bytes_per_s * length_s / PAGE_BYTES, total_pages)
         groups.append([(float(length_s), pages)])
         windows.append(Window(took_s, length_s, round(pages)))
@@ -186,7 +195,7 @@ async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
         source=SAMPLING,
         why=why,
         took_s=took_s,
-        ram_bytes=vm.spec.memory_bytes,
+        ram_bytes=total_pages * PAGE_BYTES,
         curve=DirtyCurve.measured(groups, total_pages),
         windows=tuple(windows),
         faults=0,

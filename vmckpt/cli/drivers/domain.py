@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
     from vmckpt.vm.check import Check
+    from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.domains.inventory import Domain
 
 
@@ -93,6 +94,12 @@ class LibvirtDomain:
 
         return await migrate(self.domain, target, options, emit)
 
+    async def dirty_rate(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, by libvirt's word."""
+        from vmckpt.vm.domains.dirty_rate import measure
+
+        return await measure(self.domain, for_s)
+
     async def save(self, name: str, emit: Emit) -> SnapshotRow:
         """Have libvirt take a snapshot; it tells no progress."""
         from vmckpt.checkpoint import domain_snapshots
@@ -122,7 +129,7 @@ def not_for_domains(name: str) -> RefusedError:
     """For what vmckpt does with its own VMs only."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
-        why="vmckpt measures, forecasts and steers by policies only VMs of its own",
+        why="vmckpt forecasts and steers by policies only VMs of its own",
         remedy="leave out --policy and what is wanted of the time; `vmckpt check` says what goes",
     )
 

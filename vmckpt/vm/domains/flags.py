@@ -81,3 +81,13 @@ class EventId(IntEnum):
     """virDomainEventID, as far as vmckpt listens."""
 
     JOB_COMPLETED = 21
+
+
+class Stats(IntFlag):
+    """virDomainStatsTypes."""
+
+    DIRTYRATE = 1 << 9
+
+
+# virDomainDirtyRateStatus
+DIRTYRATE_MEASURED = 2

@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from vmckpt.errors import NotFoundError, VmckptError
+from vmckpt.units import MIB
 from vmckpt.vm.domains.answers import Condition, DiskSize, DomainSnapshot, Named, Seen
 from vmckpt.vm.domains.connection import ASK_TIMEOUT_S, Connection, gone_meanwhile
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import EventId, State, Undefine, Xml
+from vmckpt.vm.domains.flags import DIRTYRATE_MEASURED, EventId, State, Stats, Undefine, Xml
 from vmckpt.vm.domains.job import Job, parse_job
 
 
@@ -106,6 +107,24 @@ class Libvirtd(Connection):
             return DiskSize(virtual, allocated)
 
         return await self._ask(f"measure disk {target}", work)
+
+    async def start_dirty_rate(self, uuid: str, length_s: int) -> None:
+        """Have its QEMU sample for that long how fast the guest dirties its memory."""
+        await self._tell(
+            "measure the dirty rate", lambda: self._domain(uuid).startDirtyRateCalc(length_s, 0)
+        )
+
+    async def dirty_rate_bytes_per_s(self, uuid: str) -> float | None:
+        """What came of that, to a whole MiB/s; None as long as it is not over."""
+
+        def work() -> float | None:
+            stats = self._connection.domainListGetStats([self._domain(uuid)], Stats.DIRTYRATE)
+            [(_, found)] = stats
+            if found.get("dirtyrate.calc_status") != DIRTYRATE_MEASURED:
+                return None
+            return float(found["dirtyrate.megabytes_per_second"] * MIB)
+
+        return await self._ask("tell the dirty rate", work)
 
     # -- a domain's life ---------------------------------------------------------------------
 
