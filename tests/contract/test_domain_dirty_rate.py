@@ -10,14 +10,14 @@ from vmckpt.errors import BusyError, RefusedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.units import MIB
-from vmckpt.vm.dirty_rate import SAMPLING, DirtyRate
+from vmckpt.vm.dirty_rate import DirtyRate
 from vmckpt.vm.domains import sessions
-from vmckpt.vm.domains.answers import Seen
-from vmckpt.vm.domains.dirty_rate import measure
+from vmckpt.vm.domains.dirty_rate import SOURCE, measure_domain
 from vmckpt.vm.domains.flags import State
 from vmckpt.vm.domains.inventory import as_domain
 from vmckpt.vm.domains.job import Job
 from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Seen
 
 pytestmark = pytest.mark.contract
 XML = """<domain type='qemu'><name>web</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
@@ -41,11 +41,11 @@ class Sampling(Libvirtd):
     async def job(self, uuid: str) -> Job:
         return self.jobs.pop(0) if self.jobs else Job(active=False)
 
-    async def start_dirty_rate(self, uuid: str, length_s: int) -> None:
-        self.lengths_s.append(length_s)
+    async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
+        self.lengths_s.append(seconds)
         self.answers = [None, 5.0 * MIB]
 
-    async def dirty_rate_bytes_per_s(self, uuid: str) -> float | None:
+    async def dirty_rate(self, uuid: str) -> float | None:
         return self.answers.pop(0)
 
 
@@ -60,7 +60,7 @@ def measured(
 
     patch.setattr(sessions, "_open", opened)
     try:
-        return session, asyncio.run(measure(as_domain(host, session.seen), 1.0))
+        return session, asyncio.run(measure_domain(as_domain(host, session.seen), 1.0))
     except VmckptError as exc:
         return session, exc
 
@@ -69,7 +69,7 @@ def test_it_is_sampled_for_whole_seconds(tmp_path: Path, monkeypatch: pytest.Mon
     session, found = measured(tmp_path, monkeypatch, State.RUNNING)
     assert isinstance(found, DirtyRate)
     assert session.lengths_s == [1]
-    assert (found.source, found.ram_bytes, found.working_set_bytes) == (SAMPLING, 64 * MIB, 5 * MIB)
+    assert (found.source, found.ram_bytes, found.working_set_bytes) == (SOURCE, 64 * MIB, 5 * MIB)
 
 
 def test_what_stands_still_or_is_at_work_is_not_measured(

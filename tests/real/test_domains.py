@@ -65,9 +65,6 @@ def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machi
 
     async def move() -> list[dict[str, object]]:
         async with loaded(domain, GUEST):
-            rate = await asyncio.to_thread(domain.ok, "dirty-rate", GUEST.name, "--for", "1s")
-            assert rate["source"] == "qemu-page-sampling"
-            assert rate["working_set_bytes"] > 0
             return [
                 await asyncio.to_thread(domain.ok, "migrate", GUEST.name, *words)
                 for words in (("lab-b",), ("lab-a", "--method", "postcopy"))

@@ -6,10 +6,10 @@ import pytest
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.vm.domains.answers import Seen
 from vmckpt.vm.domains.description import Interface, parse_domain
 from vmckpt.vm.domains.flags import PausedReason, State
 from vmckpt.vm.domains.inventory import Domain, choose
+from vmckpt.vm.domains.told import Seen
 
 pytestmark = pytest.mark.unit
 XML = """\

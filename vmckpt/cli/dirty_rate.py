@@ -29,6 +29,7 @@ def dirty_rate(
     from vmckpt.cli.drivers.find import find
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
+    from vmckpt.vm.last_measured import keep
 
     for_s = look_s(for_)
     if watch and (json or plot):
@@ -43,7 +44,8 @@ def dirty_rate(
     if watch:
         run_until_interrupted(_watch(found))
         return
-    measured = run(found.dirty_rate(for_s))
+    measured = run(found.measure(for_s))
+    keep(found.name, measured)
     if plot:
         from vmckpt.ui.charts import draw_dirty_rate
 
@@ -73,7 +75,10 @@ def text(vm: "Driver", measured: "DirtyRate") -> str:
             )
             pairs.append((name, words))
     if measured.took_s and measured.faults:
-        faults = f"{measured.faults / measured.took_s:.0f} page faults/s"
+        faults = (
+            f"{measured.faults / measured.took_s:.0f} page faults/s, "
+            f"about {measured.cost:.1%} of a processor"
+        )
         pairs.append(("cost to the guest", faults))
     rows = [
         (
@@ -95,11 +100,14 @@ async def _watch(vm: "Driver") -> None:
 
     from vmckpt.errors import BusyError
     from vmckpt.ui.charts import rate_chart
+    from vmckpt.vm.last_measured import keep
 
     with rate_chart(f"{vm.name} on {vm.host.name}") as add:
         while True:
             try:
-                add(await vm.dirty_rate(WATCHED_S))
+                measured = await vm.measure(WATCHED_S)
+                keep(vm.name, measured)
+                add(measured)
             except BusyError as exc:
                 warn(f"{exc.what}: {exc.why}")
                 await asyncio.sleep(WATCHED_BUSY_S)

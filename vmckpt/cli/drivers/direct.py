@@ -92,8 +92,8 @@ class DirectVm:
 
         return await migrate(self.vm, target, options, emit, forecast=forecast)
 
-    async def dirty_rate(self, for_s: float) -> "DirtyRate":
-        """How fast it dirties its memory, watched for so long."""
+    async def measure(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, looked at for so long."""
         from vmckpt.vm.dirty_rate import measure
 
         return await measure(self.vm, for_s)

@@ -88,8 +88,8 @@ class Driver(Protocol):
     ) -> "Report | Recovery":
         """Move it while it runs; a Recovery when it had to be ended by one."""
 
-    async def dirty_rate(self, for_s: float) -> "DirtyRate":
-        """How fast it dirties its memory, watched for so long."""
+    async def measure(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, looked at for so long."""
 
     async def save(self, name: str, emit: Emit) -> SnapshotRow:
         """Take a snapshot."""

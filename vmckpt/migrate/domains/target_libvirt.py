@@ -8,11 +8,11 @@ from vmckpt.hosts.host import Host
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
-from vmckpt.vm.domains.answers import Named
 from vmckpt.vm.domains.description import Interface
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Named
 from vmckpt.vm.inventory import read_vm
 
 # Kinds of NICs that need a device of the host's.

@@ -1,56 +1,62 @@
-"""How fast a domain dirties its memory: QEMU's own page sampling, which its libvirtd asks for."""
+"""How fast a domain dirties its memory, as its libvirtd has QEMU measure it."""
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 
 from vmckpt.errors import BusyError, HostDownError, RefusedError
-from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.vm.dirty_rate import DirtyRate, sampled
+from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State
-from vmckpt.vm.domains.inventory import Domain, seen_again
+from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.paths import lock_path
 
-WHY = "its QEMU is libvirt's"
-POLL_S, LATE_S = 0.1, 10.0
-_RUNNING = frozenset({State.RUNNING, State.BLOCKED})
+SOURCE = "libvirt-page-sampling"
+# libvirt does not say how many pages are to be sampled; QEMU takes 512 of each GiB by itself.
+WHY = "libvirt keeps the domain, and has QEMU sample 512 pages of each GiB: right to some 40 %"
+POLL_S, PATIENCE = 0.2, 50
 
 
-async def measure(domain: Domain, for_s: float) -> DirtyRate:
-    """Watch the running domain for `for_s` seconds, 1 s at least.
+async def measure_domain(domain: Domain, for_s: float) -> DirtyRate:
+    """Have a running domain looked at for up to `for_s` seconds; it gives way to migrations.
 
-    Raises BusyError when it is migrated or saved, or that begins meanwhile, RefusedError when it
-    does not run.
+    Raises BusyError when an operation has the domain or begins meanwhile, RefusedError when it does
+    not run, or its libvirt or QEMU measures none.
     """
+    if domain.seen.state is not State.RUNNING:
+        raise RefusedError(
+            f"'{domain.name}' does not run",
+            why=f"it is {domain.state}: it dirties nothing",
+            remedy="let it run, and measure then",
+        )
     async with libvirtd(domain.host) as session:
-        now = await seen_again(domain, session)
-        if now.seen.state not in _RUNNING:
-            raise RefusedError(
-                f"'{now.name}' does not run",
-                why=f"its state is '{now.state}': it dirties nothing",
-                remedy="let it run, and measure then",
-            )
-
-        async def rate_bytes_per_s(length_s: int) -> float:
-            return await _rate(now, session, length_s)
-
-        total_pages = now.description.memory_bytes // PAGE_BYTES
-        return await sampled(total_pages, for_s, WHY, rate_bytes_per_s)
+        rate = partial(_rate, domain, session)
+        found = await sampled(rate, for_s, domain.description.memory_bytes)
+    return replace(found, source=SOURCE, why=WHY)
 
 
-async def _rate(domain: Domain, session: Libvirtd, length_s: int) -> float:
+async def _rate(domain: Domain, session: Libvirtd, seconds: int) -> float:
     await _require_free(domain, session)
-    await session.start_dirty_rate(domain.uuid, length_s)
-    await asyncio.sleep(length_s)
-    for _ in range(round(LATE_S / POLL_S)):
+    try:
+        await session.begin_dirty_rate(domain.uuid, seconds)
+    except LibvirtRefusedError as exc:
+        raise RefusedError(
+            f"the dirty rate of '{domain.name}' cannot be measured",
+            why=exc.why,
+            remedy="if another measurement is under way, wait for its end",
+        ) from exc
+    await asyncio.sleep(seconds)
+    for _ in range(PATIENCE):
         await _require_free(domain, session)
-        if (rate := await session.dirty_rate_bytes_per_s(domain.uuid)) is not None:
+        if (rate := await session.dirty_rate(domain.uuid)) is not None:
             return rate
         await asyncio.sleep(POLL_S)
     raise HostDownError(
-        f"libvirt on {domain.host.name} gives no dirty rate of '{domain.name}'",
-        why=f"it was asked for {length_s} s, and {LATE_S:g} s later there was none",
-        remedy=f"see virsh domstats --dirtyrate {domain.name} there",
+        f"libvirt tells no dirty rate of '{domain.name}'",
+        why=f"it was asked for {seconds} s, and {PATIENCE * POLL_S:g} s later there was none",
+        remedy="look at the domain's QEMU",
     )
 
 

@@ -70,6 +70,20 @@ class Undefine(IntFlag):
     KEEP_NVRAM = 1 << 3
 
 
+class Stats(IntFlag):
+    """virDomainStatsTypes."""
+
+    DIRTYRATE = 1 << 9
+
+
+class DirtyRateStatus(IntEnum):
+    """virDomainDirtyRateStatus."""
+
+    UNSTARTED = 0
+    MEASURING = 1
+    MEASURED = 2
+
+
 class Xml(IntFlag):
     """virDomainXMLFlags."""
 
@@ -81,13 +95,3 @@ class EventId(IntEnum):
     """virDomainEventID, as far as vmckpt listens."""
 
     JOB_COMPLETED = 21
-
-
-class Stats(IntFlag):
-    """virDomainStatsTypes."""
-
-    DIRTYRATE = 1 << 9
-
-
-# virDomainDirtyRateStatus
-DIRTYRATE_MEASURED = 2

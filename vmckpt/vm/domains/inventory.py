@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from vmckpt.errors import BusyError, RefusedError, UsageError
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.vm.domains.answers import Seen
 from vmckpt.vm.domains.description import Description, parse_domain
 from vmckpt.vm.domains.flags import PausedReason, State
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
+from vmckpt.vm.domains.told import Seen
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 

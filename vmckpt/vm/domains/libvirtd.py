@@ -7,11 +7,11 @@ from typing import Any
 
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.units import MIB
-from vmckpt.vm.domains.answers import Condition, DiskSize, DomainSnapshot, Named, Seen
 from vmckpt.vm.domains.connection import ASK_TIMEOUT_S, Connection, gone_meanwhile
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import DIRTYRATE_MEASURED, EventId, State, Stats, Undefine, Xml
+from vmckpt.vm.domains.flags import DirtyRateStatus, EventId, State, Stats, Undefine, Xml
 from vmckpt.vm.domains.job import Job, parse_job
+from vmckpt.vm.domains.told import Condition, DiskSize, DomainSnapshot, Named, Seen
 
 
 class Libvirtd(Connection):
@@ -107,24 +107,6 @@ class Libvirtd(Connection):
             return DiskSize(virtual, allocated)
 
         return await self._ask(f"measure disk {target}", work)
-
-    async def start_dirty_rate(self, uuid: str, length_s: int) -> None:
-        """Have its QEMU sample for that long how fast the guest dirties its memory."""
-        await self._tell(
-            "measure the dirty rate", lambda: self._domain(uuid).startDirtyRateCalc(length_s, 0)
-        )
-
-    async def dirty_rate_bytes_per_s(self, uuid: str) -> float | None:
-        """What came of that, to a whole MiB/s; None as long as it is not over."""
-
-        def work() -> float | None:
-            stats = self._connection.domainListGetStats([self._domain(uuid)], Stats.DIRTYRATE)
-            [(_, found)] = stats
-            if found.get("dirtyrate.calc_status") != DIRTYRATE_MEASURED:
-                return None
-            return float(found["dirtyrate.megabytes_per_second"] * MIB)
-
-        return await self._ask("tell the dirty rate", work)
 
     # -- a domain's life ---------------------------------------------------------------------
 
@@ -233,6 +215,34 @@ class Libvirtd(Connection):
             lambda: self._domain(uuid).migrateSetMaxDowntime(downtime_ms, 0),
             ASK_TIMEOUT_S,
         )
+
+    async def set_max_speed(self, uuid: str, mib_per_s: int) -> None:
+        """How fast memory may go in the migration under way."""
+        await self._tell(
+            "set the bandwidth",
+            lambda: self._domain(uuid).migrateSetMaxSpeed(mib_per_s, 0),
+            ASK_TIMEOUT_S,
+        )
+
+    async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
+        """Have QEMU sample for so long (1 to 60 s) which pages change."""
+        await self._tell(
+            "measure the dirty rate",
+            lambda: self._domain(uuid).startDirtyRateCalc(seconds, 0),
+            ASK_TIMEOUT_S,
+        )
+
+    async def dirty_rate(self, uuid: str) -> float | None:
+        """What came of it, bytes a second; None while it is measured."""
+
+        def work() -> Mapping[str, Any]:
+            listed = self._connection.domainListGetStats([self._domain(uuid)], Stats.DIRTYRATE)
+            return dict(listed[0][1]) if listed else {}
+
+        stats = await self._ask("tell the dirty rate", work)
+        if stats.get("dirtyrate.calc_status") != DirtyRateStatus.MEASURED:
+            return None
+        return float(stats["dirtyrate.megabytes_per_second"]) * MIB
 
     @asynccontextmanager
     async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[Job]]:

@@ -1,4 +1,4 @@
-"""What a libvirtd says of domains, as values."""
+"""What a libvirtd tells of domains, as values."""
 
 from typing import NamedTuple
 
