@@ -117,7 +117,11 @@ class Connection:
     @property
     def is_sound(self) -> bool:
         """Whether it can be asked more: it is not lost, and nothing is left unanswered."""
-        return not self._one_call.locked() and bool(self._connection.isAlive())
+        import libvirt
+
+        with suppress(libvirt.libvirtError):
+            return not self._one_call.locked() and bool(self._connection.isAlive())
+        return False
 
     async def _ask(
         self, what: str, work: Callable[[], T], timeout_s: float | None = ASK_TIMEOUT_S
