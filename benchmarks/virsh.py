@@ -61,6 +61,8 @@ async def measure(samples: list[Sample], rounds: int, until_s: float) -> dict[st
                 break
             samples = samples + [sample async for sample in _round(lab, number)]
         lists_s = [(await lab.list_vms()).wall_s for _ in range(LISTS)]
+    if not samples:
+        raise SystemExit("not one round was measured: give it more --minutes")
     return {
         "machine": setting.machine(),
         "parameters": {"rounds": max(sample.round for sample in samples)},
@@ -171,6 +173,10 @@ def main() -> None:
         spreads = {way: spread([s[name] for s in samples if s["way"] == way]) for way in WAYS}
         print("\n".join([field, *spread_lines(spreads, unit)]))
     print(f"vmckpt vm list: median {result['vm_list_s']['median']:.3f} s")
+    for field in ("total_ratio_to_virsh", "guest_downtime_ratio_to_virsh"):
+        for way, found in result[field].items():
+            bounds = f"{found['low']:.2f} to {found['high']:.2f}"
+            print(f"{field} {way}: {found['value']:.2f} ({bounds})")
     for verdict in result["verdicts"]:
         word = "met" if verdict["met"] else "MISSED"
         print(f"{word}: {verdict['promise']} {verdict['measured']:.3f} <= {verdict['limit']:.3f}")
