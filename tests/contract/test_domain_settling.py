@@ -116,6 +116,26 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
     assert (copy.exists(), proof.exists()) == (may_postcopy, False)
 
 
+@pytest.mark.parametrize(
+    ("source", "known", "is_targets"),
+    [(Place.OFF, False, True), (Place.OFF, True, False), (Place.ABSENT, True, True)],
+    ids=("defined by the migration", "defined there before", "defined there alone"),
+)
+def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Place, *, known: bool, is_targets: bool
+) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
+    (old := tmp_path / "old.qcow2").write_text("older")
+    copy, proof = tmp_path / "web.qcow2", tmp_path / "web.qcow2.vmckpt-r"
+    proof.write_text("newer")
+    copy.hardlink_to(proof)
+    disks = (CopiedDisk(str(old), str(copy)),)
+    journal = replace(MOVED, disks=disks, known_to_target=known)
+    asyncio.run(bury(journal, View(source, Place.OFF), ends, lambda _: None))
+    assert (copy.exists(), old.exists(), proof.exists()) == (is_targets, not is_targets, False)
+
+
 SENT = Condition(State.PAUSED, PausedReason.MIGRATION)
 MOVED = DomainJournal("r", "web", UUID, "a", "b", persistent=True)
 
