@@ -18,10 +18,23 @@ from vmckpt.replicate.wire.messages import Begin, Failure, decode_failure, decod
 from vmckpt.replicate.wire.pages import Encoder, Numbers, Shadow, as_words
 
 POLL_S = 0.1
+TELLING_BYTES, _WEIGHT = 256 << 10, 0.2
 
 
 class StandbyLostError(Exception):
     """The standby has gone, is silent, or has said why it cannot go on."""
+
+
+class Link:
+    """How fast epochs come to be safe: packing has to be faster to pay. At first: not at all."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 0.0
+
+    def took(self, sent_bytes: int, seconds: float) -> None:
+        """An epoch of so many bytes was acknowledged after so long; small ones tell nothing."""
+        if sent_bytes >= TELLING_BYTES and seconds > 0:
+            self.bytes_per_s += _WEIGHT * (sent_bytes / seconds - self.bytes_per_s)
 
 
 class Stream:
@@ -34,6 +47,7 @@ class Stream:
         self._composer = Composer(channel.outbound, Encoder(Shadow(ram_bytes // PAGE_BYTES)))
         self._number = self._acknowledged = 0
         self._is_begun = False
+        self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, Link()
         self._answered = asyncio.Condition()
         self._why = ""
 
@@ -64,6 +78,7 @@ class Stream:
     def _pages(self, pages: Pages) -> Iterator[Frame]:
         if not self._is_begun:
             before, self._number, self._is_begun = self._number, self._number + 1, True
+            self._epoch_began_s, self._epoch_began_bytes = boottime_s(), self.sent_bytes
             yield self._composer.begin(self._number, Begin(before, 0, 0))
         if pages.spans:
             yield from self._composer.pages(numbers_of(pages.spans), as_words(pages.data))
@@ -109,6 +124,10 @@ class Stream:
         async with self._answered:
             self._acknowledged = keeper.acknowledged = head.epoch
             is_all = head.epoch == self._number and not self._is_begun
+            if is_all:
+                sent_bytes = self.sent_bytes - self._epoch_began_bytes
+                self._link.took(sent_bytes, boottime_s() - self._epoch_began_s)
+                self._composer.tell_link(self._link.bytes_per_s)
             keeper.unanswered_since_s = None if is_all else boottime_s()
             self._answered.notify_all()
 
