@@ -24,6 +24,7 @@ from vmckpt.replicate.wire.frames import (
 from vmckpt.replicate.wire.messages import (
     Begin,
     Commit,
+    Digests,
     Disk,
     DiskWrite,
     Failure,
@@ -31,10 +32,13 @@ from vmckpt.replicate.wire.messages import (
     Hello,
     Process,
     Welcome,
+    decode_digests,
     decode_failure,
     decode_heartbeat,
     decode_hello,
     decode_welcome,
+    decode_writes,
+    encode_digests,
     encode_writes,
 )
 from vmckpt.replicate.wire.pages import WORDS, Encoder, Shadow, Words
@@ -188,9 +192,9 @@ def test_the_bytes_of_messages_do_not_change() -> None:
         b'{"vm":"web","holder":"lab-a/1","host":"lab-a","machine":"b1 pid:[1]",'
         b'"ram_bytes":268435456,'
         b'"disks":[{"name":"root","size_bytes":1048576},{"name":"data","size_bytes":4096}],'
-        b'"emitters":[{"pid":7,"start_ticks":99}],"protocol":1}'
+        b'"emitters":[{"pid":7,"start_ticks":99}],"protocol":2}'
     ]
-    assert Welcome("r1", 7).encode() == [b'{"replica":"r1","epoch":7,"protocol":1}']
+    assert Welcome("r1", 7).encode() == [b'{"replica":"r1","epoch":7,"protocol":2}']
     assert Begin(1, 2, 3).encode() == [bytes(7) + b"\1" + bytes(7) + b"\2" + bytes(7) + b"\3"]
     assert Commit(1, 2, 3, 4, 5).encode() == [
         b"".join(n.to_bytes(8) for n in (1, 2, 3, 4)) + (5).to_bytes(4)
@@ -217,8 +221,8 @@ def test_messages_come_back_as_they_were() -> None:
     [
         (b"\xff", "no JSON"),
         (b"[]", "no object"),
-        (replace(HELLO, protocol=2).encode()[0], "another protocol: 2 there, 1 here"),
-        (b'{"vm":"web","protocol":1}', "lacks disks"),
+        (replace(HELLO, protocol=3).encode()[0], "another protocol: 3 there, 2 here"),
+        (b'{"vm":"web","protocol":2}', "lacks disks"),
         (PACKED.replace(b'"vm":"web"', b'"vm":7'), "wrong vm"),
         (PACKED.replace(b'"pid":7', b'"pid":-7'), "negative pid"),
         (PACKED.replace(b'"pid":7', b'"pid":true'), "wrong pid"),
@@ -286,3 +290,25 @@ def test_the_link_is_as_fast_as_large_epochs_come_to_be_safe() -> None:
 def test_what_packing_makes_longer_goes_as_it_was() -> None:
     noise: Buffer = np.random.default_rng(1).bytes(2 * LEAST_BYTES)
     assert Packer().pack([noise])[1] == noise
+
+
+def test_zeroes_cost_no_data_and_digests_have_their_own_frame() -> None:
+    packer = Packer(float("inf"))
+    writes = [DiskWrite(1, 512, b"", zero_bytes=1024), DiskWrite(0, 0, b"xy")]
+    payload = b"".join(encode_writes(writes, packer))
+    table = b"\2\0\0\0" + b"".join(
+        n.to_bytes(8, "little") for n in (1 << 63 | 1, 512, 1024, 0, 0, 2)
+    )
+    length = (len(table) + 2).to_bytes(4)
+    assert payload == b"\0" + length + length + table + b"xy"
+    assert decode_writes(memoryview(payload), DISKS) == writes
+    outside = b"".join(encode_writes([DiskWrite(1, 4096, b"", zero_bytes=1)], packer))
+    with pytest.raises(WireError, match="outside its disk"):
+        decode_writes(memoryview(outside), DISKS)
+
+    told = Digests(1, 3, b"d" * 64)
+    payload = b"".join(encode_digests(told, packer))
+    assert payload[:16] == (1).to_bytes(8) + (3).to_bytes(8)
+    assert decode_digests(memoryview(payload), DISKS) == told
+    with pytest.raises(WireError, match="disk 1 of 1"):
+        decode_digests(memoryview(payload), DISKS[:1])

@@ -17,6 +17,8 @@ class Role(StrEnum):
     recover = "recover"
     release = "release"
     abandon = "abandon"
+    discard = "discard"
+    undo = "undo"
 
 
 def replica(
@@ -34,6 +36,10 @@ def replica(
         from vmckpt.replicate.primary import serve_primary
 
         run(serve_primary(directory, run(local_host().own_command())))
+    elif role in (Role.discard, Role.undo):
+        from vmckpt.replicate.leftover_copies import discard_here
+
+        discard_here(directory, of_this_run=role is Role.undo)
     elif role is Role.abandon:
         from vmckpt.replicate.recovery import abandon
 

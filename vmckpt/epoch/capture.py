@@ -148,10 +148,13 @@ class Capture:
         if piece:
             yield Pages(tuple(piece), self._ram.copy(piece))
 
-    async def epoch(self, number: int, *, resume_guest: bool = True) -> Epoch:
+    async def epoch(
+        self, number: int, *, resume_guest: bool = True, at_stop: Callable[[], None] | None = None
+    ) -> Epoch:
         """All that changed since the last pass, as of one moment; its output moves one buffer on.
 
-        Without `resume_guest` the guest stands still afterwards. Raises RefusedError when it does
+        `at_stop` is called in that moment, and what it raises is raised. Without `resume_guest` the
+        guest stands still afterwards. Raises RefusedError when it does
         not run, OperationFailedError when QEMU does not give its devices' state.
         """
         with _received() as (writer, received):
@@ -161,7 +164,7 @@ class Capture:
             began_s = time.perf_counter()
             try:
                 with self._monitor.events("MIGRATION") as events:
-                    pages, pause = await self._take(events, began_s)
+                    pages, pause = await self._take(events, began_s, at_stop)
             except BaseException:
                 await finish(self.resume())
                 raise
@@ -191,7 +194,9 @@ class Capture:
         """Let go the output of the epochs taken so far: they are safe."""
         await self._output.release()
 
-    async def _take(self, events: Events, began_s: float) -> tuple[Pages, Pause]:
+    async def _take(
+        self, events: Events, began_s: float, at_stop: Callable[[], None] | None
+    ) -> tuple[Pages, Pause]:
         """Sent at once and done in this order: the guest stands still for fewer round trips."""
         steps = [*self._output.end_epoch(), commands.migrate(self._monitor, f"fd:{_FD_NAME}")]
         stop = asyncio.ensure_future(commands.stop(self._monitor))
@@ -199,6 +204,8 @@ class Capture:
         try:
             await stop
             stopped_s = time.perf_counter()
+            if at_stop is not None:
+                at_stop()
             spans = self._dirty.take_spans()
             scanned_s = time.perf_counter()
             pages = Pages(tuple(spans), self._ram.copy(spans))

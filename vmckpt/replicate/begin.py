@@ -14,6 +14,8 @@ from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
 from vmckpt.replicate.control import ask
+from vmckpt.replicate.disks.checks import copied_disks
+from vmckpt.replicate.leftover_copies import discard_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
 from vmckpt.replicate.sides import POLL_S, last_word, sides, until_gone
@@ -47,6 +49,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         options=options,
         one_machine=vm.host.is_this_machine and standby.is_this_machine,
         qemu_id=vm.qemu.files.qemu_id,
+        disks=await copied_disks(vm),
     )
     ours, theirs = Files.of(vm.host, vm.name), Files.of(standby, vm.name)
     try:
@@ -133,4 +136,5 @@ async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> Non
     with suppress(VmckptError):
         await until_gone(standby, name)
         await end_waiting(standby, name)
+        await discard_copies(standby, theirs, of_this_run=True)
         await standby.remove(theirs.path)

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
+from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.pace import Pace
@@ -40,6 +41,7 @@ class Grip(NamedTuple):
     capture: Capture
     output: HeldOutput
     pidfd: int
+    mirrors: Mirrors
 
 
 class Epochs:
@@ -47,7 +49,7 @@ class Epochs:
 
     def __init__(self, grip: Grip, stream: Stream, keeper: Keeper, options: Options) -> None:
         self._monitor, self._capture, self._pidfd = grip.monitor, grip.capture, grip.pidfd
-        self._stream, self._keeper = stream, keeper
+        self._stream, self._keeper, self._mirrors = stream, keeper, grip.mirrors
         self._budget = Budget(options.max_pause_s)
         self.pace = Pace(options.epoch_s)
         self.figures = Figures()
@@ -55,13 +57,17 @@ class Epochs:
         self._resumed_s = 0.0
 
     async def copy(self, require_wanted: Callable[[], None]) -> None:
-        """All of the guest's memory, in epochs without devices, while it runs."""
+        """All of its disks and its memory, in epochs without devices, while the guest runs."""
 
         async def take(pages: Pages) -> None:
             require_wanted()
-            number = await self._stream.commit(pages)
+            number = await self._stream.commit(pages, writes=intake.cut())
             await self._stream.acknowledged(number - COPIES_AHEAD)
 
+        intake = self._mirrors.intake
+        while not await self._mirrors.are_copied():
+            await intake.waits_for(POLL_S)
+            await take(Pages((), b""))
         await self._capture.everything(take, COPY_BYTES)
 
     async def one(self, replica: str, *, resume_guest: bool = True) -> bool:
@@ -91,26 +97,31 @@ class Epochs:
         return True
 
     async def rest(self, wake: asyncio.Event) -> None:
-        """Let the guest run until the next epoch, or until `wake` is set."""
+        """Let the guest run until the next epoch, or `wake`; what it writes may call for one."""
         left_s = self._resumed_s + self.pace.run_s - time.monotonic()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(wake.wait(), max(0.0, left_s))
+        await self._mirrors.intake.waits_for(max(0.0, left_s), wake)
 
     async def _captured(self, *, resume_guest: bool) -> tuple[Epoch, float]:
         """An epoch that is on its way, and when its pause began."""
+        intake = self._mirrors.intake
+        await self._stream.disks(intake.cut())
         early, pauses = 0, list[float]()
         while self._budget.wants_pass(self._capture.dirty_pages()):
-            with self._killed_if_stuck():
+            with self._killed_if_stuck(), intake.open():
                 spans, pause_s = await self._capture.early()
             pauses.append(pause_s)
             for pages in self._capture.copies(spans, COPY_BYTES):
                 early += pages.count
                 await self._stream.pages(pages)
         captured_s = time.monotonic()
-        with self._killed_if_stuck():
-            epoch = await self._capture.epoch(self._stream.next_number, resume_guest=resume_guest)
+        with self._killed_if_stuck(), intake.open():
+            epoch = await self._capture.epoch(
+                self._stream.next_number,
+                resume_guest=resume_guest,
+                at_stop=self._mirrors.end_epoch,
+            )
         self._resumed_s = time.monotonic()
-        await self._stream.commit(epoch.pages, epoch.device_state)
+        await self._stream.commit(epoch.pages, epoch.device_state, self._mirrors.ended())
         return replace(epoch, early_pages=early, early_pauses_s=tuple(pauses)), captured_s
 
     @contextmanager

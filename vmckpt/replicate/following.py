@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from vmckpt.errors import HostDownError, VmckptError
+from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.replica import Replica, ram_pages
@@ -15,7 +15,9 @@ from vmckpt.replicate.wire.messages import (
     Welcome,
     decode_failure,
     decode_hello,
+    encode_digests,
 )
+from vmckpt.replicate.wire.sections import Packer
 
 # The connection ended without a word.
 LOST = "lost"
@@ -32,6 +34,7 @@ class Following:
         self.hello: Hello | None = None
         self.term = 0
         self.why = ""
+        self._telling: asyncio.Task[None] | None = None
 
     @property
     def heard_s(self) -> float:
@@ -50,8 +53,10 @@ class Following:
         try:
             return await self._receive(channel)
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            others = [beating, *([self._telling] if self._telling else [])]
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
     async def _receive(self, channel: Channel) -> str:
         try:
@@ -74,16 +79,30 @@ class Following:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
             return ALONE
 
+    async def _tell(self, channel: Channel) -> None:
+        """Tell what the copies of the disks hold, while heartbeats go on."""
+        packer = Packer()
+        with suppress(HostDownError):  # the receiver says so too
+            try:
+                async for told in self._replica.disks.digests():
+                    payload = encode_digests(told, packer)
+                    await channel.send(channel.outbound.frame(Kind.DIGESTS, 0, payload))
+            except StorageError as exc:
+                await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
+
     async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
         if head.kind is Kind.HELLO:
             self.hello = decode_hello(payload)
             pages = ram_pages(self.hello.ram_bytes)
+            self._replica.disks.require_same(self.hello.disks)
             self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)
             welcome = Welcome(self._name, self._replica.epoch or None)
             await channel.send(channel.outbound.frame(Kind.WELCOME, 0, welcome.encode()))
+            self._telling = asyncio.ensure_future(self._tell(channel))
         elif head.kind is not Kind.HEARTBEAT and self._assembler is not None:
             epoch = self._assembler.take(head, payload)
             if epoch is not None:
+                await self._replica.ready_for(epoch)
                 # All of it is here. Nothing may come between the word and the deed: what was
                 # acknowledged is what the guest goes on from.
                 channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))

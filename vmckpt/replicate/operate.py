@@ -9,6 +9,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Tim
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.control import ask
+from vmckpt.replicate.leftover_copies import discard_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files
 from vmckpt.replicate.sides import (
@@ -52,6 +53,7 @@ async def stop(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
             last = await _released(side.host, name)
         if side.status["role"] == "standby":
             await end_waiting(side.host, name)
+            await discard_copies(side.host, Files.of(side.host, name))
         await side.host.remove(Files.of(side.host, name).path)
     return last
 

@@ -22,13 +22,22 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
+from vmckpt.replicate.disks.copies import mark_as_disks
+from vmckpt.replicate.disks.mirrors import Source, mirrored
 from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.request import Files, Request, read_request, stop_command
 from vmckpt.replicate.wire.frames import Kind
-from vmckpt.replicate.wire.messages import Hello, Process, Welcome, decode_failure, decode_welcome
+from vmckpt.replicate.wire.messages import (
+    Disk,
+    Hello,
+    Process,
+    Welcome,
+    decode_failure,
+    decode_welcome,
+)
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, read_again
 from vmckpt.vm.paths import lock_path
@@ -68,6 +77,9 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         stack.enter_context(armed(recovery, files.recovery_log))
         channel = await _connect(request, keeper.term)
         stack.callback(channel.abort)
+        sources = [
+            Source(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in request.disks
+        ]
         welcome = await _greet(channel, request, vm)
         monitor = await stack.enter_async_context(
             session(await host.connect(vm.qemu.files.operator), request.vm)
@@ -78,8 +90,10 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         capture = await stack.enter_async_context(
             capturing(vm.qemu.process.pid, ram_file, monitor, output)
         )
+        mirrors = await stack.enter_async_context(mirrored(monitor, sources, files.disks))
+        mark_as_disks([vm.spec.disks[at.number].on(host.state_dir) for at in sources], vm.name)
         protection = Protection(
-            request, files, Grip(vm, monitor, capture, output, pidfd),
+            request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
             keeper=keeper, channel=channel, replica=welcome.replica,
         )  # fmt: skip
         await stack.enter_async_context(answering(files.control, protection.answer))
@@ -170,6 +184,7 @@ async def _greet(channel: Channel, request: Request, vm: Vm) -> Welcome:
         host=request.primary.name,
         machine=this_machine(),
         ram_bytes=vm.spec.memory_bytes,
+        disks=tuple(Disk(f"disk{disk.number}", disk.size_bytes) for disk in request.disks),
         emitters=emitters,
     )
     try:

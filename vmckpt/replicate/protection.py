@@ -50,7 +50,8 @@ class Protection:
         self._wake = asyncio.Event()
         self._grip, self._vm, self._monitor = grip, grip.vm, grip.monitor
         self._keeper, self._replica = keeper, replica
-        self._stream = Stream(channel, keeper, self._vm.spec.memory_bytes, self._wake.set)
+        ram_bytes = self._vm.spec.memory_bytes
+        self._stream = Stream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors)
         self._epochs = Epochs(grip, self._stream, keeper, request.options)
         self._why = ""
         self._asked: Ending | None = None
@@ -188,6 +189,7 @@ class Protection:
     async def _let_go(self) -> None:
         # No replica may take over, so that the guest runs on whether or not the lease is renewed.
         self._keeper.free()
+        self._grip.mirrors.intake.let_go()
         with suppress(MonitorLostError, OutcomeUnknownError):  # its QEMU has ended
             await self._grip.output.let_go()
             await self._grip.capture.resume()
@@ -219,6 +221,7 @@ class Protection:
             "epoch_is_auto": options.epoch_s is None,
             "max_pause_ms": options.max_pause_s * 1e3,
             "sent_bytes": self._stream.sent_bytes,
+            **self._grip.mirrors.status(),
             **self._epochs.figures.to_json(),
         }
 

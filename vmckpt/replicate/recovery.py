@@ -13,7 +13,13 @@ from pathlib import Path
 from vmckpt.epoch.capture import VCPU_TRACE
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.output import HeldOutput, holds_output
-from vmckpt.errors import BusyError, OutcomeUnknownError, RefusedError, StorageError
+from vmckpt.errors import (
+    BusyError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
@@ -22,6 +28,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.control import write_last_word
+from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.primary import guard_command
 from vmckpt.replicate.request import Files, Request, read_request
@@ -118,6 +125,8 @@ async def _takes_term(request: Request) -> bool:
 async def _free(vm: Vm) -> None:
     """Let its output go, put QEMU's settings back, and let it run."""
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+        with suppress(VmckptError):  # one that does not end keeps nothing from running
+            await drop_mirrors(monitor)
         await HeldOutput(monitor, await holds_output(monitor)).let_go()
         for _ in range(CONT_POLLS):
             state = await commands.query_status(monitor)

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.remote.tls import is_invited, listening, token_of
 from vmckpt.lease.clock import boottime_s
@@ -18,6 +19,8 @@ from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, Channel
 from vmckpt.replicate.control import answering, write_last_word
+from vmckpt.replicate.disks.copies import discard, keep, mark_as_disks, prepare
+from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
 from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.replica import Replica, replica_in
@@ -62,12 +65,17 @@ async def serve_standby(directory: Path) -> None:
         await host.write_text(directory_.spec, spec.text)
         abandon = [*await host.own_command(), "replica", "abandon", str(directory)]
         stack.enter_context(armed(abandon, files.recovery_log))
+        copies = [(spec.disks[disk.number].on(host.state_dir), disk) for disk in request.disks]
+        paths = [path for path, _ in copies]
+        prepare([(path, disk.size_bytes) for path, disk in copies], request.vm, request.run)
+        stack.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
         warm = await Warm.start(host, spec, Platform(**request.platform), replaced)
-        standby = Standby(request, files, warm)
+        standby = Standby(request, files, warm, paths)
         try:
-            with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
-                await standby.serve(ram)
+            async with journal_of(paths) as disks:
+                with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
+                    await standby.serve(ram, disks)
         finally:
             await to_the_end(standby.finish())
 
@@ -75,21 +83,21 @@ async def serve_standby(directory: Path) -> None:
 class Standby:
     """One standby, from its first visitor to its end."""
 
-    def __init__(self, request: Request, files: Files, warm: Warm) -> None:
-        self._request, self._files, self._warm = request, files, warm
+    def __init__(self, request: Request, files: Files, warm: Warm, copies: Sequence[Path]) -> None:
+        self._request, self._files, self._warm, self._copies = request, files, warm, copies
         self.name = f"{request.standby.name}/{request.run}"
         span = Span(request.options.lease_s)
         claimant = Claimant(self.name, replica=self.name)
         self._lease = Lease(open_arbiter(request.options.arbiter), request.vm, claimant, span)
         self._ended, self._why = "", ""
-        self._may_have_run = False
+        self._may_have_run = self._was_dismissed = False
         self._noticed_s = self._entitled_s = 0.0
         self._took_over_s: float | None = None
         self._replica: Replica | None = None
         self._following: Following | None = None
         self._asked = asyncio.Event()
 
-    async def serve(self, ram: RamFile) -> None:
+    async def serve(self, ram: RamFile, disks: Journal) -> None:
         """Follow the primary; returns when this standby has taken over, or is of no use."""
         token = token_of(self._files.path)
         came: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
@@ -116,7 +124,7 @@ class Standby:
                 if refusal is not None:
                     await channel.fail(refusal)
                     return
-                with replica_in(ram) as replica:
+                with replica_in(ram, disks) as replica:
                     await self._follow(channel, replica)
             except TimeoutError:
                 self._why = f"the primary did not come within {COME_S:g} s"
@@ -131,6 +139,10 @@ class Standby:
         else:
             self._ended = "ended"
             await self._warm.end()
+            if self._was_dismissed:
+                discard(self._copies, self._request.vm)
+            elif self._replica and self._replica.complete:
+                keep(self._copies, self._request.vm)
         await self._write_status()
 
     async def _reserve(self, ram: RamFile) -> Failure | None:
@@ -158,6 +170,7 @@ class Standby:
                     await self._say_that_qemu_died(channel, ended.result())
                     return
                 if receiving.done() and receiving.result() in (STOPPED, GUEST_OFF, ALONE):
+                    self._was_dismissed = receiving.result() != ALONE
                     return
                 if not taking.is_due(receiving):
                     continue
@@ -185,8 +198,9 @@ class Standby:
     async def _promote(self, replica: Replica) -> None:
         began_s = time.perf_counter()
         try:
+            await replica.disks.applied()
             await self._warm.load(replica.device_state)
-        except OperationFailedError as exc:
+        except (OperationFailedError, StorageError) as exc:
             self._why = exc.why
             return
         self._warm.settle_here()
@@ -197,6 +211,9 @@ class Standby:
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
+        mark_as_disks(self._copies, self._request.vm)
+        with suppress(StorageError):  # the guest hears of it when it next flushes
+            await replica.disks.flush()
         asked, primary = self._request, self._request.primary
         if asked.one_machine:
             await remove_stale_home(primary, asked.vm, asked.qemu_id)
@@ -224,6 +241,7 @@ class Standby:
             "epoch": replica.epoch if replica else 0,
             "complete": bool(replica and replica.complete),
             "heard_ms_ago": round((boottime_s() - primary.heard_s) * 1e3, 1) if primary else None,
+            "disk_bytes_applied": replica.disks.applied_bytes if replica else 0,
             "received_bytes": primary.received_bytes if primary else 0,
             "qemu_id": self._warm.qemu.files.qemu_id,
             "primary_qemu_id": self._request.qemu_id,

@@ -1,7 +1,7 @@
 """The primary's end of the connection: epochs out, acknowledgements in."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -11,10 +11,18 @@ from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.replicate.channel import Channel, Frame
+from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.wire.epoch import Composer
 from vmckpt.replicate.wire.frames import Head, Kind
-from vmckpt.replicate.wire.messages import Begin, Failure, decode_failure, decode_heartbeat
+from vmckpt.replicate.wire.messages import (
+    Begin,
+    DiskWrite,
+    Failure,
+    decode_digests,
+    decode_failure,
+    decode_heartbeat,
+)
 from vmckpt.replicate.wire.pages import Encoder, Numbers, Shadow, as_words
 
 POLL_S = 0.1
@@ -41,10 +49,16 @@ class Stream:
     """Epochs on their way to the standby, one at a time. `wake` is called when it is lost."""
 
     def __init__(
-        self, channel: Channel, keeper: Keeper, ram_bytes: int, wake: Callable[[], None]
+        self,
+        channel: Channel,
+        keeper: Keeper,
+        ram_bytes: int,
+        wake: Callable[[], None],
+        mirrors: Mirrors,
     ) -> None:
         self._channel, self._keeper, self._wake = channel, keeper, wake
         self._composer = Composer(channel.outbound, Encoder(Shadow(ram_bytes // PAGE_BYTES)))
+        self._mirrors = mirrors
         self._number = self._acknowledged = 0
         self._is_begun = False
         self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, Link()
@@ -65,9 +79,16 @@ class Stream:
         """Pages of the next epoch, ahead of its end; of one that comes twice the later counts."""
         await self._send(self._pages(pages))
 
-    async def commit(self, pages: Pages, device_state: bytes = b"") -> int:
+    async def disks(self, writes: Sequence[DiskWrite]) -> None:
+        """Disk writes of the next epoch, ahead of its end."""
+        if writes:
+            await self._send(self._disks(writes))
+
+    async def commit(
+        self, pages: Pages, device_state: bytes = b"", writes: Sequence[DiskWrite] = ()
+    ) -> int:
         """The rest of the epoch, and its end; its number."""
-        await self._send(self._rest(pages, device_state))
+        await self._send(self._rest(pages, device_state, writes))
         return self._number
 
     async def _send(self, frames: Iterator[Frame]) -> None:
@@ -75,15 +96,25 @@ class Stream:
             self._keeper.unanswered_since_s = boottime_s()
         await self._channel.send_all(frames)
 
-    def _pages(self, pages: Pages) -> Iterator[Frame]:
+    def _begin(self) -> Iterator[Frame]:
         if not self._is_begun:
             before, self._number, self._is_begun = self._number, self._number + 1, True
             self._epoch_began_s, self._epoch_began_bytes = boottime_s(), self.sent_bytes
             yield self._composer.begin(self._number, Begin(before, 0, 0))
+
+    def _disks(self, writes: Sequence[DiskWrite]) -> Iterator[Frame]:
+        yield from self._begin()
+        yield from self._composer.disk(writes)
+
+    def _pages(self, pages: Pages) -> Iterator[Frame]:
+        yield from self._begin()
         if pages.spans:
             yield from self._composer.pages(numbers_of(pages.spans), as_words(pages.data))
 
-    def _rest(self, pages: Pages, device_state: bytes) -> Iterator[Frame]:
+    def _rest(
+        self, pages: Pages, device_state: bytes, writes: Sequence[DiskWrite]
+    ) -> Iterator[Frame]:
+        yield from self._disks(writes)
         yield from self._pages(pages)
         yield from self._composer.device(device_state)
         self._is_begun = False
@@ -110,6 +141,8 @@ class Stream:
                     raise StandbyLostError(f"{failure.what}: {failure.why}")
                 if head.kind is Kind.ACK:
                     await self._note(head)
+                elif head.kind is Kind.DIGESTS:
+                    self._mirrors.tell(decode_digests(payload, self._mirrors.disks))
                 elif head.kind is Kind.HEARTBEAT:
                     self._progress(decode_heartbeat(payload).received_bytes)
         except (VmckptError, StandbyLostError) as exc:
