@@ -162,20 +162,17 @@ class Capture:
                 giving = self._monitor.give_fd(_FD_NAME, writer)
                 await asyncio.gather(giving, self._require_running())
             began_s = time.perf_counter()
-            try:
-                with self._monitor.events("MIGRATION") as events:
-                    pages, pause = await self._take(events, began_s, at_stop)
-            except BaseException:
-                await finish(self.resume())
-                raise
-            if resume_guest:
-                await to_the_end(self.resume())
-            paused_s = time.perf_counter() - began_s
-            try:
-                async with asyncio.timeout(STATE_TIMEOUT_S):
-                    device_state = await received
-            except TimeoutError as exc:
-                raise self._gives_no_state(f"its pipe is open after {STATE_TIMEOUT_S:g} s") from exc
+            with self._monitor.events("MIGRATION") as events:
+                try:
+                    pages, pause = await self._take(began_s, at_stop)
+                    device_state = await self._end_of(received)
+                except BaseException:
+                    await finish(self.resume())
+                    raise
+                if resume_guest:
+                    await to_the_end(self.resume())
+                paused_s = time.perf_counter() - began_s
+                await self._require_completed(events)
         return Epoch(number, pages, device_state, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
@@ -195,7 +192,7 @@ class Capture:
         await self._output.release()
 
     async def _take(
-        self, events: Events, began_s: float, at_stop: Callable[[], None] | None
+        self, began_s: float, at_stop: Callable[[], None] | None
     ) -> tuple[Pages, Pause]:
         """Sent at once and done in this order: the guest stands still for fewer round trips."""
         steps = [*self._output.end_epoch(), commands.migrate(self._monitor, f"fd:{_FD_NAME}")]
@@ -215,10 +212,19 @@ class Capture:
             await asyncio.wait({stop, *rest})
         for step in rest:
             step.result()
-        await self._state_written(events)
         return pages, Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
 
-    async def _state_written(self, events: Events) -> None:
+    async def _end_of(self, received: "asyncio.Future[bytes]") -> bytes:
+        """All of the device state. QEMU closes the pipe when it lets the guest run again: `cont` is
+        refused before that, for a moment longer than it has said that it is done.
+        """
+        try:
+            async with asyncio.timeout(STATE_TIMEOUT_S):
+                return await received
+        except TimeoutError as exc:
+            raise self._gives_no_state(f"its pipe is open after {STATE_TIMEOUT_S:g} s") from exc
+
+    async def _require_completed(self, events: Events) -> None:
         while event := await events.next(STATE_TIMEOUT_S):
             data: Any = event["data"]
             if data["status"] == "completed":
