@@ -90,7 +90,8 @@ def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
         came.append(os.read(reader, PIPE_BYTES))
         if not came[-1]:
             loop.remove_reader(reader)
-            everything.set_result(b"".join(came))
+            if not everything.done():  # nobody waits any more
+                everything.set_result(b"".join(came))
 
     with open_fd(reader):
         loop.add_reader(reader, read)
