@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
+from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
@@ -108,6 +109,7 @@ class Capture:
         self, monitor: Monitor, output: HeldOutput, dirty: DirtyPages, ram: RamFile
     ) -> None:
         self._monitor, self._output, self._dirty, self._ram = monitor, output, dirty, ram
+        self._hot = HotRuns()
 
     def dirty_pages(self) -> int:
         """How many were written since they were last copied. Costs the guest nothing."""
@@ -204,10 +206,11 @@ class Capture:
             stopped_s = time.perf_counter()
             if at_stop is not None:
                 at_stop()
-            spans = self._dirty.take_spans()
+            spans = self._dirty.take_spans(self._hot.spared)
             scanned_s = time.perf_counter()
             pages = Pages(tuple(spans), self._ram.copy(spans))
             copied_s = time.perf_counter()
+            self._hot.found(spans)
         finally:
             # Whatever happens, nothing of it is still to be done when the guest runs on.
             await asyncio.wait({stop, *rest})
