@@ -51,7 +51,7 @@ class Protection:
         self._grip, self._vm, self._monitor = grip, grip.vm, grip.monitor
         self._keeper, self._replica = keeper, replica
         ram_bytes = self._vm.spec.memory_bytes
-        self._stream = Stream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors)
+        self._stream = Stream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors.tell)
         self._epochs = Epochs(grip, self._stream, keeper, request.options)
         self._why = ""
         self._asked: Ending | None = None

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ async def serve_standby(directory: Path) -> None:
         copies = [(spec.disks[disk.number].on(host.state_dir), disk) for disk in request.disks]
         paths = [path for path, _ in copies]
         prepare([(path, disk.size_bytes) for path, disk in copies], request.vm, request.run)
-        stack.callback(discard, paths, request.vm, request.run)
+        undo = stack.enter_context(ExitStack())
+        undo.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
         warm = await Warm.start(host, spec, Platform(**request.platform), replaced)
         standby = Standby(request, files, warm, paths)
@@ -78,6 +79,8 @@ async def serve_standby(directory: Path) -> None:
                     await standby.serve(ram, disks)
         finally:
             await to_the_end(standby.finish())
+            if standby.has_the_guest:
+                undo.pop_all()
 
 
 class Standby:
@@ -96,6 +99,11 @@ class Standby:
         self._replica: Replica | None = None
         self._following: Following | None = None
         self._asked, self._dismissed = asyncio.Event(), asyncio.Event()
+
+    @property
+    def has_the_guest(self) -> bool:
+        """Whether the guest may run here: what it has is not to be touched."""
+        return self._may_have_run
 
     async def serve(self, ram: RamFile, disks: Journal) -> None:
         """Follow the primary; returns when this standby has taken over, or is of no use."""
@@ -214,6 +222,7 @@ class Standby:
         except (OperationFailedError, StorageError) as exc:
             self._why = exc.why
             return
+        mark_as_disks(self._copies, self._request.vm)  # no copies any more, that could be dropped
         self._warm.settle_here()
         self._may_have_run = True  # from here on this QEMU is never ended
         await self._warm.run()
@@ -222,13 +231,12 @@ class Standby:
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
-        mark_as_disks(self._copies, self._request.vm)
-        with suppress(StorageError):  # the guest hears of it when it next flushes
-            await replica.disks.flush()
         asked, primary = self._request, self._request.primary
         if asked.one_machine:
             await remove_stale_home(primary, asked.vm, asked.qemu_id)
             await primary.remove(Files.of(primary, asked.vm).path)
+        with suppress(StorageError):  # the guest hears of it when it next flushes
+            await replica.disks.flush()
 
     async def _answer(self, word: str) -> dict[str, Any]:
         if word == DISMISS:
