@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,6 @@ from vmckpt.replicate import channel, keeper
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
 from vmckpt.replicate.disks.journal import Journal
-from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.operate import require_decided, stop
 from vmckpt.replicate.replica import replica_in
@@ -43,7 +42,6 @@ from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 PAGES = 256
-NO_DISKS = Mirrors(cast("Any", None), (), Path(), cast("Any", None))
 
 
 @pytest.fixture
@@ -271,7 +269,7 @@ def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
 
     async def main() -> None:
         async with _over_a_relay(1 << 20) as (ours, theirs):
-            stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None, NO_DISKS)
+            stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
             beats = 0
 
             async def standby() -> None:
@@ -303,7 +301,7 @@ def test_a_standby_that_takes_nothing_is_given_up_after_its_time_not_twice_that(
 
     async def main() -> None:
         async with _over_a_relay(1.0) as (ours, _):
-            stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None, NO_DISKS)
+            stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
             began_s = asyncio.get_running_loop().time()
             with pytest.raises(HostDownError, match="has ended"):
                 for _ in range(8):
