@@ -81,7 +81,7 @@ def text(vm: "Driver", measured: "DirtyRate") -> str:
     if measured.took_s and measured.faults:
         faults = (
             f"{measured.faults / measured.took_s:.0f} page faults/s, "
-            f"about {measured.cost:.1%} of a processor"
+            f"up to {measured.cost:.1%} of a processor"
         )
         pairs.append(("cost to the guest", faults))
     rows = [

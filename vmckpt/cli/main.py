@@ -20,7 +20,17 @@ changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9
 COMMANDS = ("migrate", "check", "plan", "dirty-rate", "report", "replay")
 # Started by vmckpt itself: not in --help.
 HIDDEN = ("serve", "link", "job", "replica", "observe")
-NOUNS = ("vm", "replicate", "host", "snapshot", "pki", "runs", "metrics", "lab")
+NOUNS = (
+    "vm",
+    "replicate",
+    "host",
+    "snapshot",
+    "store",
+    "pki",
+    "runs",
+    "metrics",
+    "lab",
+)
 
 
 def command_line(words: Sequence[str]) -> typer.Typer:

@@ -19,6 +19,7 @@ from vmckpt.replicate.wire.messages import (
     Begin,
     DiskWrite,
     Failure,
+    Heartbeat,
     decode_failure,
     decode_heartbeat,
 )
@@ -148,7 +149,7 @@ class Stream:
                         raise senseless(f"{head} comes unasked", "no disk is replicated")
                     self._tell(payload)
                 elif head.kind is Kind.HEARTBEAT:
-                    self._progress(decode_heartbeat(payload).received_bytes)
+                    self._progress(decode_heartbeat(payload))
         except (VmckptError, StandbyLostError) as exc:
             async with self._answered:
                 self._why = f"{exc.what}: {exc.why}" if isinstance(exc, VmckptError) else str(exc)
@@ -168,12 +169,12 @@ class Stream:
             keeper.unanswered_since_s = None if is_all else boottime_s()
             self._answered.notify_all()
 
-    def _progress(self, received_bytes: int) -> None:
+    def _progress(self, said: Heartbeat) -> None:
         """An epoch that takes its time is no silence, while the standby takes some of it."""
-        keeper, has_more = self._keeper, self._channel.has_taken(received_bytes)
+        keeper, has_more = self._keeper, self._channel.has_taken(said)
         if has_more and keeper.unanswered_since_s is not None:
             is_open = self._is_begun and self._acknowledged == self._number - 1
-            has_all = received_bytes == self.sent_bytes
+            has_all = said.received_bytes == self.sent_bytes
             keeper.unanswered_since_s = None if is_open and has_all else boottime_s()
 
     async def beat(self) -> None:
