@@ -26,6 +26,7 @@ from benchmarks.forecast_plot import draw
 from benchmarks.forecast_replay import KEPT, kept, pack, replayed, unpack
 from benchmarks.forecast_verdict import verdict
 from benchmarks.setting import RESULTS, await_quiet, machine, processor_s, write_result
+from benchmarks.warm_memory import warm
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
@@ -33,7 +34,9 @@ from vmckpt.lab.labguest import LabGuest
 QUIET_PERCENT, PATIENCE_S = 25.0, 20.0
 SETTLE_S = 3.0
 # A run is given up after twice its bad outcome and a bit, one that shall not end after a while.
-ENDLESS_S, LONGEST_S, BIT_S = 40.0, 75.0, 10.0
+ENDLESS_S, LONGEST_S, BIT_S = 20.0, 75.0, 10.0
+# Warm besides what a guest has on both sides.
+SPARE_BYTES = 512 << 20
 
 
 async def run_cell(made: World, cell: Cell, missing: Sequence[str], until_s: float) -> None:
@@ -136,7 +139,8 @@ def measure(cells: Sequence[Cell], until_s: float) -> None:
     """Run what was not run yet, as long as there is time."""
     (KEPT / "machine.json").write_text(json.dumps(machine()))
     done = {(row["cell"], row["way"]) for row in kept()}
-    with world(qemu("10.0"), qemu("10.0")) as made:
+    largest = max(cell.memory_bytes for cell in cells)
+    with warm(2 * largest + SPARE_BYTES), world(qemu("10.0"), qemu("10.0")) as made:
         (made.state_dir / "runs").mkdir(exist_ok=True)
         for record in (KEPT / "runs").glob("*.json"):
             shutil.copy(record, made.state_dir / "runs")

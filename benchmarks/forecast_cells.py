@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from vmckpt.units import parse_size_bytes
+
 WAYS = {
     "precopy": ("--method", "precopy"),
     "auto-converge": ("--method", "precopy", "--auto-converge"),
@@ -10,7 +12,7 @@ WAYS = {
     "hybrid": ("--method", "hybrid"),
     "postcopy": ("--method", "postcopy"),
 }
-ALL, FEW = tuple(WAYS), ("precopy", "hybrid", "postcopy")
+ALL = tuple(WAYS)
 # The row of a run whose way the planner chose, by the cell's intent.
 INTENT = "intent"
 
@@ -34,6 +36,11 @@ class Cell(NamedTuple):
         return f"{self.memory} {self.load or 'idle'} {self.bandwidth or 'unlimited'}"
 
     @property
+    def memory_bytes(self) -> int:
+        """Of its guest."""
+        return parse_size_bytes(self.memory)
+
+    @property
     def runs(self) -> tuple[str, ...]:
         """Its ways, and the one by intent."""
         return (*self.ways, INTENT) if self.intent else self.ways
@@ -50,32 +57,54 @@ def _pause(most: str, within: str) -> tuple[str, ...]:
 TEACHING = (
     Cell("256M", "", None, judged=False),
     Cell("512M", _load("20M", "128M", "uniform", "random"), None, judged=False),
-    Cell("512M", _load("20M", "128M", "uniform", "random"), "60MB", judged=False),
-    Cell("1G", _load("40M", "256M", "sequential", "text"), "200MB", judged=False),
-    Cell("512M", _load("40M", "64M", "bursty", "random"), "100MB", judged=False, ways=FEW),
-    Cell("1G", _load("80M", "512M", "uniform", "random"), None, judged=False),
+    Cell(
+        "1G",
+        _load("80M", "512M", "uniform", "random"),
+        None,
+        judged=False,
+        ways=("precopy", "multifd", "zstd", "postcopy"),
+    ),
+    Cell(
+        "1G",
+        _load("40M", "256M", "sequential", "text"),
+        "200MB",
+        judged=False,
+        ways=("precopy", "multifd", "zstd", "postcopy"),
+    ),
+    Cell(
+        "512M",
+        _load("20M", "128M", "uniform", "random"),
+        "60MB",
+        judged=False,
+        ways=("precopy", "multifd", "postcopy"),
+    ),
+    Cell(
+        "512M",
+        _load("40M", "64M", "bursty", "random"),
+        "100MB",
+        judged=False,
+        ways=("precopy", "hybrid"),
+    ),
 )
 JUDGED = (
-    Cell("512M", _load("10M", "256M", "zipf", "random"), None, judged=True,
+    Cell("512M", _load("15M", "192M", "zipf", "random"), None, judged=True,
          intent=_pause("500ms", "20s")),
-    Cell("1G", _load("100M", "512M", "uniform", "random"), "60MB", judged=True,
-         intent=_pause("400ms", "60s")),
-    Cell("512M", _load("30M", "64M", "bursty", "random"), "60MB", judged=True,
-         intent=_pause("200ms", "30s")),
-    Cell("512M", _load("20M", "128M", "phases", "text"), "100MB", judged=True,
+    Cell("512M", _load("30M", "160M", "phases", "text"), "150MB", judged=True,
          intent=_pause("300ms", "20s")),
-    Cell("2G", _load("20M", "1G", "sequential", "text"), "200MB", judged=True,
-         intent=_pause("1s", "30s")),
-    Cell("1G", _load("50M", "512M", "zipf", "zero"), "500MB", judged=True,
-         intent=_pause("150ms", "20s")),
-    Cell("1G", _load("80M", "16M", "uniform", "random"), "60MB", judged=True,
+    Cell("1G", _load("40M", "640M", "zipf", "zero"), "500MB", judged=True),
+    Cell("512M", _load("20M", "48M", "bursty", "random"), "80MB", judged=True,
+         intent=_pause("200ms", "30s")),
+    Cell("1G", _load("60M", "10M", "uniform", "random"), "100MB", judged=True,
          intent=_pause("250ms", "30s")),
-    Cell("256M", _load("5M", "2M", "uniform", "random"), "20MB", judged=True,
-         intent=_pause("100ms", "15s")),
-    Cell("512M", _load("10M", "256M", "zipf", "text"), "100MB", judged=True,
-         intent=_pause("400ms", "10s")),
-    Cell("512M", "", "300MB", judged=True, ways=FEW),
-    Cell("512M", _load("60M", "384M", "sequential", "random"), None, judged=True,
-         intent=_pause("1s", "10s")),
+    Cell("512M", _load("60M", "400M", "sequential", "random"), None, judged=True),
+    Cell("512M", _load("10M", "256M", "zipf", "text"), "120MB", judged=True),
+    Cell("256M", _load("10M", "192M", "uniform", "text"), None, judged=True),
+    Cell("2G", _load("30M", "768M", "sequential", "text"), "300MB", judged=True,
+         ways=("precopy", "multifd", "zstd", "hybrid", "postcopy")),
+    Cell("256M", _load("4M", "3M", "uniform", "random"), "20MB", judged=True,
+         ways=("precopy", "multifd", "zstd", "postcopy")),
+    Cell("768M", "", "250MB", judged=True, ways=("precopy", "multifd", "hybrid", "postcopy")),
+    Cell("256M", _load("100M", "128M", "uniform", "random"), "60MB", judged=True,
+         ways=("precopy", "zstd", "hybrid", "postcopy")),
 )  # fmt: skip
 CELLS = (*TEACHING, *JUDGED)
