@@ -70,7 +70,7 @@ def test_costs_are_learned_by_pair_direction_and_way_of_sending() -> None:
     assert set(links) == {"plain", "zstd", "plain, encrypted"}
     plain = links["plain"]
     assert plain.moves == 4  # the one back counts too, a little
-    assert plain.costs == pytest.approx((1e-5, 2e-6, 0.0, 0.0), rel=1e-6, abs=1e-9)
+    assert plain.costs == pytest.approx((1e-5, 2e-6, 0.0, 0.0, 0.0, 2e-6), rel=1e-6, abs=1e-9)
     assert plain.fixed_s == pytest.approx(0.3)
     assert plain.switch_s == pytest.approx(0.025 - 100 * 1e-5)
     assert learned(MOVES, "b", "a") == {}

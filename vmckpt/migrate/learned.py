@@ -67,15 +67,19 @@ def learned(
                 one._replace(kinship=kinship, weight=weight)
             )
     links, known = dict[str, Link](), {_sent_by(record) for record in ours}
-    # In order: compression goes by what is known of multifd without it.
+    # In order: compression, and what a zero page is at the source, go by multifd, whose targets do
+    # not touch zero pages at all (multifd-nocomp.c, multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
         rest = [one for other, these in moves.items() if other != kind for one in these]
-        zero_page_s = None
-        if kind.startswith(ZSTD) and (alike := links.get(kind.replace(ZSTD, MULTIFD))):
-            # Its threads find zeroes before they compress.
-            zero_page_s = alike.costs.zero_page_s
+        how, _, encryption = kind.partition(", ")
+        alike = links.get(", ".join(filter(None, (MULTIFD, encryption))))
+        zeroes = (alike.costs.zero_page_s, alike.costs.hole_s) if alike and how == ZSTD else None
         link = learn(
-            moves[kind][-LATEST_MOVES:], _misses(ours, kind), rest[-LATEST_MOVES:], zero_page_s
+            moves[kind][-LATEST_MOVES:],
+            _misses(ours, kind),
+            rest[-LATEST_MOVES:],
+            zeroes,
+            alike.costs.zero_page_s if alike and how == PLAIN else None,
         )
         if link is not None:
             links[kind] = link
@@ -127,6 +131,7 @@ def moved(record: RunRecord) -> Moved | None:
         copying_s=_phase_s(record.events, "mirror") if copied else 0.0,
         limited=_mean_bytes_per_s(result) > USED * limit if limit else False,
         squeezed=_squeezed(record, last["normal_pages"]),
+        holes=min(record.request.get("hole_pages") or 0, last.get("zero_pages", 0)),
         waited_s=HELD_S if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
     )
 
