@@ -25,6 +25,7 @@ from benchmarks.forecast_cells import CELLS, INTENT, WAYS, Cell
 from benchmarks.forecast_plot import draw
 from benchmarks.forecast_replay import KEPT, kept, pack, replayed, unpack
 from benchmarks.forecast_verdict import verdict
+from benchmarks.others import Others
 from benchmarks.setting import RESULTS, await_quiet, machine, processor_s, write_result
 from benchmarks.warm_memory import warm
 from tests.qemu.world import World, image, qemu, world
@@ -32,7 +33,9 @@ from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
 
 QUIET_PERCENT, PATIENCE_S = 25.0, 20.0
-SETTLE_S = 3.0
+# A run during which others used more of the machine is not kept, and made once more.
+DISTURBED_PERCENT = 10
+SETTLE_S = 2.0
 # A run is given up after twice its bad outcome and a bit, one that shall not end after a while.
 ENDLESS_S, LONGEST_S, BIT_S = 20.0, 75.0, 10.0
 # Warm besides what a guest has on both sides.
@@ -48,16 +51,20 @@ async def run_cell(made: World, cell: Cell, missing: Sequence[str], until_s: flo
     await control.close()
     await asyncio.sleep(SETTLE_S)
     here = "lab-a"
-    for way in missing:
-        if time.monotonic() > until_s:
-            break
-        pids = made.pids(name)
-        busy = await await_quiet(QUIET_PERCENT, PATIENCE_S, but=pids)
+    left = [*missing, *missing]
+    while left and time.monotonic() < until_s:
+        way = left.pop(0)
+        await await_quiet(QUIET_PERCENT, PATIENCE_S, but=made.pids(name))
         there = "lab-b" if here == "lab-a" else "lab-a"
         go = by_intent if way == INTENT else by_way
         row = await asyncio.to_thread(go, made, cell, way, there)
-        keep(made, row | {"others_busy_percent": round(busy), "judged": cell.judged})
         here = there if row["outcome"] == "completed" else here
+        if row["others_busy_percent"] > DISTURBED_PERCENT:
+            print(f"{row['cell']}: {way}: disturbed, {row['others_busy_percent']} %")
+            drop(made)
+        else:
+            keep(made, row | {"judged": cell.judged})
+            left = [other for other in left if other != way]
     made.ok("vm", "stop", name, "--force")
     made.ok("vm", "rm", name)
 
@@ -83,16 +90,20 @@ def by_way(made: World, cell: Cell, way: str, host: str) -> dict[str, Any]:
     worst_s = forecast["total_s"][2] if forecast else None
     give_up_s = ENDLESS_S if worst_s is None else min(2 * worst_s + BIT_S, LONGEST_S)
     timeout = ("--timeout", f"{round(give_up_s)}s")
+    others = Others(str(made.state_dir))
     done = made.vmckpt("migrate", name, host, *WAYS[way], *bandwidth, *timeout)
     row = {"cell": cell.name, "way": way, "processor_share": round(share, 3), "plan": plan}
-    return row | {"give_up_s": round(give_up_s)} | _came(done.code, done.result)
+    row |= {"give_up_s": round(give_up_s), "others_busy_percent": round(others.busy_percent())}
+    return row | _came(done.code, done.result)
 
 
 def by_intent(made: World, cell: Cell, way: str, host: str) -> dict[str, Any]:
     """One migration by a way that the planner chose, as a row; its plan is in its record."""
     name, bandwidth = _words(cell)
+    others = Others(str(made.state_dir))
     done = made.vmckpt("migrate", name, host, *bandwidth, *cell.intent)
-    row = {"cell": cell.name, "way": way, "intent": list(cell.intent)}
+    busy = round(others.busy_percent())
+    row = {"cell": cell.name, "way": way, "intent": list(cell.intent), "others_busy_percent": busy}
     return row | _came(done.code, done.result)
 
 
@@ -125,6 +136,14 @@ def keep(made: World, row: dict[str, Any]) -> None:
     print(f"{row['cell']}: {row['way']}: {row['outcome']} {row.get('total_time_s', '')}")
 
 
+def drop(made: World) -> None:
+    """Forget the run that was just made."""
+    known = {path.name for path in (KEPT / "runs").glob("*.json")}
+    for record in (made.state_dir / "runs").glob("*.json"):
+        if record.name not in known:
+            record.unlink()
+
+
 def keep_records(made: World, folder: Path) -> list[Path]:
     """Copy the records that are not kept yet to `folder`; which these are."""
     known = {path.name for path in (KEPT / "runs").glob("*.json")}
@@ -139,18 +158,19 @@ def measure(cells: Sequence[Cell], until_s: float) -> None:
     """Run what was not run yet, as long as there is time."""
     (KEPT / "machine.json").write_text(json.dumps(machine()))
     done = {(row["cell"], row["way"]) for row in kept()}
-    largest = max(cell.memory_bytes for cell in cells)
-    with warm(2 * largest + SPARE_BYTES), world(qemu("10.0"), qemu("10.0")) as made:
+    with world(qemu("10.0"), qemu("10.0")) as made:
         (made.state_dir / "runs").mkdir(exist_ok=True)
         for record in (KEPT / "runs").glob("*.json"):
             shutil.copy(record, made.state_dir / "runs")
         if not any((KEPT / "runs").glob("*.json")):
-            made.ok("host", "calibrate", "lab-a", "lab-b")
+            with warm(SPARE_BYTES):
+                made.ok("host", "calibrate", "lab-a", "lab-b")
             keep_records(made, KEPT / "runs")
         for cell in cells:
             missing = [way for way in cell.runs if (cell.name, way) not in done]
             if missing and time.monotonic() < until_s:
-                asyncio.run(run_cell(made, cell, missing, until_s))
+                with warm(2 * cell.memory_bytes + SPARE_BYTES):
+                    asyncio.run(run_cell(made, cell, missing, until_s))
 
 
 def main() -> None:
