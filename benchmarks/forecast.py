@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--cells", default=":", help="only these, by number: FIRST:END")
     parser.add_argument("--minutes", type=float, default=600, help="begin no run after so long")
     parser.add_argument("--again", action="store_true", help="forget the runs so far")
+    parser.add_argument("--no-verdict", action="store_true", help="only run, and judge later")
     parser.add_argument("--replay", action="store_true", help="only forecast the kept runs anew")
     asked = parser.parse_args()
     if asked.again:
@@ -193,6 +194,8 @@ def main() -> None:
         first, _, end = asked.cells.partition(":")
         chosen = CELLS[int(first or 0) : int(end or len(CELLS))]
         measure(chosen, time.monotonic() + 60 * asked.minutes)
+        if asked.no_verdict:
+            return
     rows = replayed()
     where = json.loads((KEPT / "machine.json").read_text())
     content = {"machine": where, **verdict(rows), "rows": rows}

@@ -116,6 +116,10 @@ def moved(record: RunRecord) -> Moved | None:
         for sample in counted
         if sample["status"] == "active" and sample["round"] > 1
     ]
+    last_pages = last["normal_pages"] - active[-1] if active else None
+    if last_pages is not None and not record.request.get("bandwidth_bytes_per_s"):
+        # A fast link sends most of it while the guest still runs, and little is left.
+        last_pages = 0.0
     copied = int(record.request.get("disk_bytes") or 0)
     limit = int(record.request.get("bandwidth_bytes_per_s") or 0)
     return Moved(
@@ -124,7 +128,7 @@ def moved(record: RunRecord) -> Moved | None:
         transfer_s=result["transfer_time_s"],
         total_s=result["total_time_s"],
         stalled_s=_stalled_s(result),
-        last_pages=last["normal_pages"] - active[-1] if active else None,
+        last_pages=last_pages,
         felt=result.get("guest_downtime_ms") is not None,
         slow_s=_phase_s(record.events, "drain"),
         copied_bytes=copied,

@@ -181,14 +181,13 @@ def _felt(moved: Sequence[Moved]) -> Sequence[Moved]:
 
 
 def _switches_s(moved: Sequence[Moved], page_s: float) -> list[float]:
-    """How long the switch took where few pages went in it; without such moves, less the pages."""
+    """How long the switches took, less the pages that went in them."""
     stalls = [
         ((one.last_pages or 0.0) * page_s, one.stalled_s)
         for one in _felt(moved)
         if one.stalled_s is not None
     ]
-    clean = [stalled_s - pages_s for pages_s, stalled_s in stalls if pages_s <= FEW_PAGES_S]
-    return [max(s, 0.0) for s in clean or (stalled_s - pages_s for pages_s, stalled_s in stalls)]
+    return [max(stalled_s - pages_s, 0.0) for pages_s, stalled_s in stalls]
 
 
 def _waiting(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, float]:
