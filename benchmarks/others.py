@@ -5,29 +5,32 @@ import time
 from pathlib import Path
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+# Their parent.
+_KERNEL_THREADS = 2
 
 
 class Others:
     """From its making on: what processes use that are not ours.
 
     Ours are this process with its descendants, and those that name `mark` in their command line.
-    Processes of others that begin and end meanwhile count with whoever waited for them.
     """
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
-        self._began_s, self._before = time.monotonic(), _ticks_by_pid(mark)
+        self._began_s, self._before = time.monotonic(), _ticks(mark)
 
     def busy_percent(self) -> float:
         """Of all processors, so far."""
         took_s = time.monotonic() - self._began_s
-        now = _ticks_by_pid(self._mark)
-        used = sum(ticks - self._before.get(pid, ticks) for pid, ticks in now.items())
+        used = _ticks(self._mark) - self._before
         return 100.0 * used / _CLOCK_TICKS / took_s / (os.cpu_count() or 1)
 
 
-def _ticks_by_pid(mark: str) -> dict[int, int]:
-    """Processor time of every process that is not ours, its dead children's included."""
+def _ticks(mark: str) -> int:
+    """Processor time of all processes that are not ours.
+
+    With that of their dead children: who ends meanwhile is counted on with whoever waited for it.
+    """
     parents, ticks = dict[int, int](), dict[int, int]()
     ours = {os.getpid()}
     for path in Path("/proc").glob("[0-9]*"):
@@ -38,9 +41,9 @@ def _ticks_by_pid(mark: str) -> dict[int, int]:
             continue  # it has ended
         pid = int(path.name)
         parents[pid], ticks[pid] = int(stat[1]), sum(int(word) for word in stat[11:15])
-        if mark.encode() in words or not words:
+        if mark.encode() in words or parents[pid] == _KERNEL_THREADS:
             ours.add(pid)  # the kernel's own threads work for everybody
-    return {pid: used for pid, used in ticks.items() if not _descends(pid, parents, ours)}
+    return sum(used for pid, used in ticks.items() if not _descends(pid, parents, ours))
 
 
 def _descends(pid: int, parents: dict[int, int], ours: set[int]) -> bool:

@@ -68,7 +68,7 @@ def learned(
             )
     links, known = dict[str, Link](), {_sent_by(record) for record in ours}
     # In order: compression, and what a zero page is at the source, go by multifd, whose targets do
-    # not touch zero pages at all (multifd-nocomp.c, multifd_recv_zero_page_process).
+    # not touch zero pages at all (multifd-zero-page.c, multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
         rest = [one for other, these in moves.items() if other != kind for one in these]
         how, _, encryption = kind.partition(", ")
