@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 
 from vmckpt.hosts.host import Host
 from vmckpt.qemu import commands
+from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.vm import target_checks
 from vmckpt.vm.blockers import device_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
@@ -30,14 +32,16 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
         return [*checks, Check("running", REFUSE, f"'{vm.name}' is stopped", remedy)]
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         checks += [found async for found in devices(monitor)]
+        images = await query_disk_images(monitor)
     theirs = await abilities(standby)
-    checks += _disks(vm)
+    checks += [found async for found in disk_checks(vm, standby, images)]
+    checks += _firmware(vm)
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
     checks.append(await target_checks.permissions(vm, standby))
     checks += [found async for found in target_checks.room(vm, standby)]
-    shared = [disk.on(standby.state_dir) for disk in vm.spec.disks]
+    shared = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
     checks += [found async for found in target_checks.files(vm, standby, shared)]
     checks += await target_checks.network(vm, standby)
     checks += await target_checks.ports(standby, needed=1)
@@ -56,16 +60,14 @@ def _memory(vm: Vm) -> Iterator[Check]:
         yield Check("memory-file", REFUSE, reason, "run it from a spec: see README, vmckpt vm run")
 
 
-def _disks(vm: Vm) -> Iterator[Check]:
-    for disk in vm.spec.disks:
-        if disk.read_only:
-            continue
+def _firmware(vm: Vm) -> Iterator[Check]:
+    if vm.spec.firmware:
         reason = (
-            f"its disk {disk.path} can be written to: after a failover the disk would be ahead of "
-            "the memory, or missing"
+            f"its firmware keeps variables in {vm.spec.firmware.vars}, which the guest can write "
+            "to: they do not reach the standby"
         )
-        remedy = "vmckpt replicates VMs without disks, or with read_only ones, for now"
-        yield Check("disks", REFUSE, reason, remedy)
+        remedy = "vmckpt replicates VMs that boot without UEFI, or from a kernel, for now"
+        yield Check("firmware-variables", REFUSE, reason, remedy)
 
 
 async def devices(monitor: Monitor) -> AsyncIterator[Check]:

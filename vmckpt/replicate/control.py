@@ -2,18 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import HostDownError
+from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.request import Files
 
 Answer = Callable[[str], Awaitable[dict[str, Any]]]
 # `stop` and `failover` answer when they are done.
 TIMEOUT_S = 60.0
+# How it is, it says at once, unless it stands still.
+STATUS_TIMEOUT_S = 3.0
 # How long answers that are under way at a service's end may take.
 LAST_WORDS_S = 2.0
 
@@ -51,11 +53,21 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
                     await heard.wait()
 
 
-async def ask(host: Host, files: Files, word: str) -> dict[str, Any]:
-    """What the service says to `word`. Raises HostDownError when there is none."""
+async def write_last_word(host: Host, files: Files, status: Mapping[str, Any]) -> None:
+    """Write down how a service ended, on a full disk too. Raises StorageError."""
+    text = json.dumps(status)
+    try:
+        await host.write_text(files.status, text)
+    except StorageError:
+        await host.remove(files.room)
+        await host.write_text(files.status, text)
+
+
+async def ask(host: Host, files: Files, word: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """What the service says to `word`. Raises HostDownError when there is none, or it is silent."""
     reader, writer = await asyncio.open_connection(sock=await host.connect(files.control))
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             writer.write(f"{word}\n".encode())
             line = await reader.readline()
         if line:
@@ -63,7 +75,7 @@ async def ask(host: Host, files: Files, word: str) -> dict[str, Any]:
             return said
         why = "it ended before it answered"
     except (OSError, TimeoutError) as exc:
-        why = str(exc) or f"no answer within {TIMEOUT_S:g} s"
+        why = str(exc) or f"no answer within {timeout_s:g} s"
     finally:
         writer.close()
     raise HostDownError(

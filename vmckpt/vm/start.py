@@ -5,7 +5,7 @@ import json
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
@@ -24,12 +24,19 @@ SOCKET_PATH_BYTES = 107
 LOG_HEAD = "vmckpt: QEMU of"
 
 
+class Replaced(NamedTuple):
+    """The QEMU that a standby's took over from: what `host` still has of it is stale."""
+
+    host: str
+    qemu_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class Qemu:
     """A QEMU process: its files, which process it is, what it runs as.
 
     Of one that somebody else started (`is_foreign`) `nodes` are the names of its disks' nodes; in
-    vmckpt's own they are as the spec says.
+    vmckpt's own they are as the spec says. `replaces`: whom it took over from, dead or not.
     """
 
     files: QemuDir
@@ -37,6 +44,7 @@ class Qemu:
     platform: Platform
     nodes: tuple[str, ...] = ()
     is_foreign: bool = False
+    replaces: Replaced | None = None
 
     def to_json(self) -> str:
         """For vm.json."""
@@ -47,6 +55,7 @@ class Qemu:
                 **asdict(self.process),
                 "platform": self.platform._asdict(),
                 **({"nodes": self.nodes, "foreign": True} if self.is_foreign else {}),
+                **({"replaces": self.replaces._asdict()} if self.replaces else {}),
             }
         )
 
@@ -62,6 +71,7 @@ class Qemu:
                 Platform(**data["platform"]),
                 tuple(data.get("nodes", ())),
                 data.get("foreign", False),
+                Replaced(**data["replaces"]) if "replaces" in data else None,
             )
         except (ValueError, KeyError, TypeError) as exc:
             raise UsageError(
