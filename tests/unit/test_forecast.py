@@ -13,11 +13,11 @@ from vmckpt.errors import UsageError
 from vmckpt.plan.calm import is_calm
 from vmckpt.plan.choose import Intent, choose, judge
 from vmckpt.plan.dirtying import DirtyCurve
-from vmckpt.plan.first_pass import Stretch
+from vmckpt.plan.first_pass import WINDOW_S, Stretch
 from vmckpt.plan.forecast import MODEL_SPREAD, Band, Forecast, Limits, Way, forecast, from_json
 from vmckpt.plan.guest import Guest
 from vmckpt.plan.link import Costs, Link
-from vmckpt.plan.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S, WINDOW_S
+from vmckpt.plan.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S
 
 pytestmark = pytest.mark.unit
 
