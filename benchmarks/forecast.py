@@ -32,9 +32,9 @@ from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
 
-QUIET_PERCENT, PATIENCE_S = 25.0, 20.0
+QUIET_PERCENT, PATIENCE_S = 25.0, 8.0
 # A run during which others used more of the machine is not kept, and made once more.
-DISTURBED_PERCENT = 10
+DISTURBED_PERCENT = 20
 SETTLE_S = 2.0
 # A run is given up after twice its bad outcome and a bit, one that shall not end after a while.
 ENDLESS_S, LONGEST_S, BIT_S = 20.0, 75.0, 10.0
@@ -82,7 +82,7 @@ def by_way(made: World, cell: Cell, way: str, host: str) -> dict[str, Any]:
     """One migration as a row; one that is forecast not to end is tried all the same."""
     name, bandwidth = _words(cell)
     used_s, began_s = processor_s(made.pids(name)), time.monotonic()
-    plan = made.vmckpt("plan", name, host, *bandwidth).result
+    plan = made.vmckpt("plan", name, host, "--for", cell.look, *bandwidth).result
     if "error" in plan:
         raise SystemExit(f"{cell.name}: {plan['error']}")
     share = (processor_s(made.pids(name)) - used_s) / (time.monotonic() - began_s)
