@@ -12,7 +12,7 @@ WAYS = {
     "hybrid": ("--method", "hybrid"),
     "postcopy": ("--method", "postcopy"),
 }
-ALL = tuple(WAYS)
+ALL, FEW = tuple(WAYS), ("precopy", "hybrid", "postcopy")
 # The row of a run whose way the planner chose, by the cell's intent.
 INTENT = "intent"
 
@@ -41,11 +41,6 @@ class Cell(NamedTuple):
         return parse_size_bytes(self.memory)
 
     @property
-    def look(self) -> str:
-        """For how long its guest is measured: what comes and goes wants to be seen to do so."""
-        return "8s" if "bursty" in self.load or "phases" in self.load else "5s"
-
-    @property
     def runs(self) -> tuple[str, ...]:
         """Its ways, and the one by intent."""
         return (*self.ways, INTENT) if self.intent else self.ways
@@ -59,32 +54,35 @@ def _pause(most: str, within: str) -> tuple[str, ...]:
     return ("--max-pause", most, "--finish-within", within)
 
 
-SOME = ("precopy", "multifd", "zstd", "postcopy")
 TEACHING = (
-    Cell("256M", "", None, judged=False, ways=SOME),
-    Cell("512M", _load("20M", "128M", "uniform", "random"), None, judged=False,
-         ways=("precopy", "zstd", "postcopy")),
-    Cell("1G", _load("80M", "256M", "uniform", "random"), None, judged=False,
-         ways=("precopy", "multifd", "zstd")),
-    Cell("1G", _load("40M", "192M", "sequential", "text"), "200MB", judged=False,
-         ways=("precopy", "multifd", "postcopy")),
-)  # fmt: skip
+    Cell("256M", "", None, judged=False),
+    Cell("512M", _load("20M", "128M", "uniform", "random"), None, judged=False),
+    Cell("512M", _load("20M", "128M", "uniform", "random"), "60MB", judged=False),
+    Cell("1G", _load("40M", "256M", "sequential", "text"), "200MB", judged=False),
+    Cell("512M", _load("40M", "64M", "bursty", "random"), "100MB", judged=False, ways=FEW),
+    Cell("1G", _load("80M", "512M", "uniform", "random"), None, judged=False),
+)
 JUDGED = (
-    Cell("512M", _load("15M", "192M", "zipf", "random"), "200MB", judged=True,
+    Cell("512M", _load("10M", "256M", "zipf", "random"), None, judged=True,
          intent=_pause("500ms", "20s")),
-    Cell("512M", _load("20M", "48M", "bursty", "random"), "80MB", judged=True,
+    Cell("1G", _load("100M", "512M", "uniform", "random"), "60MB", judged=True,
+         intent=_pause("400ms", "60s")),
+    Cell("512M", _load("30M", "64M", "bursty", "random"), "60MB", judged=True,
          intent=_pause("200ms", "30s")),
-    Cell("1G", _load("40M", "384M", "zipf", "zero"), "500MB", judged=True),
-    Cell("512M", _load("30M", "160M", "phases", "text"), "150MB", judged=True),
-    Cell("1G", _load("60M", "10M", "uniform", "random"), "100MB", judged=True),
-    Cell("512M", _load("60M", "320M", "sequential", "random"), "250MB", judged=True),
-    Cell("256M", _load("100M", "128M", "uniform", "random"), "60MB", judged=True,
-         ways=("precopy", "zstd", "hybrid", "postcopy")),
-    Cell("2G", _load("30M", "512M", "sequential", "text"), "300MB", judged=True,
-         ways=("precopy", "multifd", "zstd", "hybrid", "postcopy")),
-    Cell("512M", _load("10M", "192M", "zipf", "text"), "120MB", judged=True),
-    Cell("768M", "", "400MB", judged=True, ways=("precopy", "multifd", "hybrid", "postcopy")),
-    Cell("256M", _load("10M", "192M", "uniform", "text"), "150MB", judged=True),
-    Cell("256M", _load("4M", "3M", "uniform", "random"), "20MB", judged=True, ways=SOME),
+    Cell("512M", _load("20M", "128M", "phases", "text"), "100MB", judged=True,
+         intent=_pause("300ms", "20s")),
+    Cell("2G", _load("20M", "1G", "sequential", "text"), "200MB", judged=True,
+         intent=_pause("1s", "30s")),
+    Cell("1G", _load("50M", "512M", "zipf", "zero"), "500MB", judged=True,
+         intent=_pause("150ms", "20s")),
+    Cell("1G", _load("80M", "16M", "uniform", "random"), "60MB", judged=True,
+         intent=_pause("250ms", "30s")),
+    Cell("256M", _load("5M", "2M", "uniform", "random"), "20MB", judged=True,
+         intent=_pause("100ms", "15s")),
+    Cell("512M", _load("10M", "256M", "zipf", "text"), "100MB", judged=True,
+         intent=_pause("400ms", "10s")),
+    Cell("512M", "", "300MB", judged=True, ways=FEW),
+    Cell("512M", _load("60M", "384M", "sequential", "random"), None, judged=True,
+         intent=_pause("1s", "10s")),
 )  # fmt: skip
 CELLS = (*TEACHING, *JUDGED)

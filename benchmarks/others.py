@@ -17,19 +17,20 @@ class Others:
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
-        self._began_s, self._before = time.monotonic(), _ticks(mark)
+        self._began_s, self._before = time.monotonic(), _ticks_by_pid(mark)
 
     def busy_percent(self) -> float:
         """Of all processors, so far."""
         took_s = time.monotonic() - self._began_s
-        used = _ticks(self._mark) - self._before
+        now = _ticks_by_pid(self._mark)
+        used = sum(ticks - self._before.get(pid, 0) for pid, ticks in now.items())
         return 100.0 * used / _CLOCK_TICKS / took_s / (os.cpu_count() or 1)
 
 
-def _ticks(mark: str) -> int:
-    """Processor time of all processes that are not ours.
+def _ticks_by_pid(mark: str) -> dict[int, int]:
+    """Processor time of every process that is not ours, without its dead children's.
 
-    With that of their dead children: who ends meanwhile is counted on with whoever waited for it.
+    Those would count in full when they are waited for, ours too when that is init.
     """
     parents, ticks = dict[int, int](), dict[int, int]()
     ours = {os.getpid()}
@@ -40,10 +41,10 @@ def _ticks(mark: str) -> int:
         except OSError:
             continue  # it has ended
         pid = int(path.name)
-        parents[pid], ticks[pid] = int(stat[1]), sum(int(word) for word in stat[11:15])
+        parents[pid], ticks[pid] = int(stat[1]), sum(int(word) for word in stat[11:13])
         if mark.encode() in words or parents[pid] == _KERNEL_THREADS:
             ours.add(pid)  # the kernel's own threads work for everybody
-    return sum(used for pid, used in ticks.items() if not _descends(pid, parents, ours))
+    return {pid: used for pid, used in ticks.items() if not _descends(pid, parents, ours)}
 
 
 def _descends(pid: int, parents: dict[int, int], ours: set[int]) -> bool:
