@@ -16,7 +16,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner, held
 from vmckpt.memory import process_call
 from vmckpt.memory.borrowed import descriptor_from
-from vmckpt.memory.content import pages_content, ram_content
+from vmckpt.memory.content import PIECES, pages_content, ram_content, ram_layout
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.vm.dirty_rate import DirtyRate
@@ -181,8 +181,13 @@ def test_what_pages_hold_and_reading_gives_no_memory_to_holes(writer: Writer) ->
         file.seek(900 * PAGE_BYTES)
         file.write(bytes(64 * PAGE_BYTES))
     before = writer.path.stat().st_blocks
-    found = ram_content(writer.path)
+    found, layout = ram_content(writer.path), ram_layout(writer.path)
     assert writer.path.stat().st_blocks == before
+    # Pieces of 16 pages: 0 to 127 are written, 900 to 963 hold zeroes.
+    assert len(layout) == PIECES
+    assert [tuple(piece) for piece in layout[7:9]] == [(0, 0), (1, 1)]
+    assert tuple(layout[56]) == pytest.approx((4 / 16, 1))
+    assert tuple(layout[57]) == (0, 1)
     assert found.zero == pytest.approx(1 - 128 / PAGES)
     assert found.compressible == pytest.approx(64 / PAGES, abs=0.01)
     assert found.zero + found.compressible + found.incompressible == pytest.approx(1)

@@ -68,6 +68,11 @@ class DirtyPages:
         self._words = array.array("Q", bytes(24 * _RANGES))
         self._file_pages = max(m.offset + m.end - m.start for m in mappings) // PAGE_BYTES
 
+    @property
+    def set_bytes(self) -> int:
+        """How much memory a set of pages takes."""
+        return (self._file_pages + 7) // 8
+
     def count(self) -> int:
         """How many were written since the last `take`. Costs the guest nothing."""
         total = 0
@@ -78,7 +83,7 @@ class DirtyPages:
 
     def take(self) -> PageSet:
         """The pages written since the last `take`. From here on a first write is seen again."""
-        bitmap = bytearray((self._file_pages + 7) // 8)
+        bitmap = bytearray(self.set_bytes)
         for start, end in self.take_spans():
             _mark(bitmap, start // PAGE_BYTES, end // PAGE_BYTES)
         return PageSet(int.from_bytes(bitmap, "little"))
