@@ -197,7 +197,7 @@ def test_the_bytes_of_messages_do_not_change() -> None:
     assert Commit(1, 2, 3, 4, 5).encode() == [
         b"".join(n.to_bytes(8) for n in (1, 2, 3, 4)) + (5).to_bytes(4)
     ]
-    assert Heartbeat(258).encode() == [bytes(6) + b"\1\2"]
+    assert Heartbeat(258, 1).encode() == [bytes(6) + b"\1\2" + bytes(7) + b"\1"]
     packer = Packer(float("inf"))
     table = b"\1\0\0\0" + b"".join(n.to_bytes(8, "little") for n in (1, 512, 2))
     assert b"".join(encode_writes([DiskWrite(1, 512, b"xy")], packer)) == (
@@ -211,7 +211,7 @@ def test_messages_come_back_as_they_were() -> None:
         assert decode_welcome(welcome.encode()[0]) == welcome
     failure = Failure("busy", "a", "b", "c")
     assert decode_failure(failure.encode()[0]) == failure
-    assert decode_heartbeat(Heartbeat(2**64 - 1).encode()[0]) == Heartbeat(2**64 - 1)
+    assert decode_heartbeat(Heartbeat(2**64 - 1, 0).encode()[0]) == Heartbeat(2**64 - 1, 0)
 
 
 @pytest.mark.parametrize(

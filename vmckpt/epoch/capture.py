@@ -57,19 +57,21 @@ async def capturing(
 async def _settings(monitor: Monitor) -> AsyncIterator[None]:
     """QEMU's settings for saving devices alone, for the block; then they are as they were.
 
-    With `x-ignore-shared` left on, the next migration would leave its memory behind.
+    With `x-ignore-shared` left on, the next migration would leave its memory behind; what an
+    earlier migration left on (multifd) would have QEMU refuse a pipe.
     """
     capabilities = await commands.query_migrate_capabilities(monitor)
     parameters = await commands.query_migrate_parameters(monitor)
+    wanted = {name: False for name, on in capabilities.items() if on} | CAPABILITIES
     try:
         await commands.trace(monitor, VCPU_TRACE, enabled=False)
-        await commands.migrate_set_capabilities(monitor, CAPABILITIES)
+        await commands.migrate_set_capabilities(monitor, wanted)
         await commands.migrate_set_parameters(monitor, PARAMETERS)
         yield
     finally:
         if monitor.is_open:
             await finish(commands.trace(monitor, VCPU_TRACE, enabled=True))
-            before = {name: capabilities[name] for name in CAPABILITIES}
+            before = {name: capabilities[name] for name in wanted}
             await finish(commands.migrate_set_capabilities(monitor, before))
             values = {name: parameters[name] for name in PARAMETERS}
             await finish(commands.migrate_set_parameters(monitor, values))
@@ -157,10 +159,10 @@ class Capture:
         guest stands still afterwards. Raises RefusedError when it does
         not run, OperationFailedError when QEMU does not give its devices' state.
         """
-        await self._require_running()
         with _received() as (writer, received):
             with open_fd(writer):
-                await self._monitor.give_fd(_FD_NAME, writer)
+                giving = self._monitor.give_fd(_FD_NAME, writer)
+                await asyncio.gather(giving, self._require_running())
             began_s = time.perf_counter()
             try:
                 with self._monitor.events("MIGRATION") as events:

@@ -35,6 +35,7 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
         images = await query_disk_images(monitor)
     theirs = await abilities(standby)
     checks += [found async for found in disk_checks(vm, standby, images)]
+    checks += _firmware(vm)
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
@@ -57,6 +58,16 @@ def _memory(vm: Vm) -> Iterator[Check]:
     else:
         reason = "its memory is no named file of its own"
         yield Check("memory-file", REFUSE, reason, "run it from a spec: see README, vmckpt vm run")
+
+
+def _firmware(vm: Vm) -> Iterator[Check]:
+    if vm.spec.firmware:
+        reason = (
+            f"its firmware keeps variables in {vm.spec.firmware.vars}, which the guest can write "
+            "to: they do not reach the standby"
+        )
+        remedy = "vmckpt replicates VMs that boot without UEFI, or from a kernel, for now"
+        yield Check("firmware-variables", REFUSE, reason, remedy)
 
 
 async def devices(monitor: Monitor) -> AsyncIterator[Check]:

@@ -11,15 +11,15 @@ from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.replicate.channel import Channel, Frame
-from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.wire.epoch import Composer
+from vmckpt.replicate.wire.errors import senseless
 from vmckpt.replicate.wire.frames import Head, Kind
 from vmckpt.replicate.wire.messages import (
     Begin,
     DiskWrite,
     Failure,
-    decode_digests,
+    Heartbeat,
     decode_failure,
     decode_heartbeat,
 )
@@ -33,7 +33,10 @@ class StandbyLostError(Exception):
 
 
 class Stream:
-    """Epochs on their way to the standby, one at a time. `wake` is called when it is lost."""
+    """Epochs on their way to the standby, one at a time.
+
+    `wake` is called when it is lost, `tell` with what it says of its disks.
+    """
 
     def __init__(
         self,
@@ -41,11 +44,11 @@ class Stream:
         keeper: Keeper,
         ram_bytes: int,
         wake: Callable[[], None],
-        mirrors: Mirrors,
+        tell: Callable[[memoryview], None] | None = None,
     ) -> None:
         self._channel, self._keeper, self._wake = channel, keeper, wake
         self._composer = Composer(channel.outbound, Encoder(Shadow(ram_bytes // PAGE_BYTES)))
-        self._mirrors = mirrors
+        self._tell = tell
         self._number = self._acknowledged = 0
         self._is_begun = False
         self._answered = asyncio.Condition()
@@ -127,9 +130,11 @@ class Stream:
                 if head.kind is Kind.ACK:
                     await self._note(head)
                 elif head.kind is Kind.DIGESTS:
-                    self._mirrors.tell(decode_digests(payload, self._mirrors.disks))
+                    if self._tell is None:
+                        raise senseless(f"{head} comes unasked", "no disk is replicated")
+                    self._tell(payload)
                 elif head.kind is Kind.HEARTBEAT:
-                    self._progress(decode_heartbeat(payload).received_bytes)
+                    self._progress(decode_heartbeat(payload))
         except (VmckptError, StandbyLostError) as exc:
             async with self._answered:
                 self._why = f"{exc.what}: {exc.why}" if isinstance(exc, VmckptError) else str(exc)
@@ -145,12 +150,12 @@ class Stream:
             keeper.unanswered_since_s = None if is_all else boottime_s()
             self._answered.notify_all()
 
-    def _progress(self, received_bytes: int) -> None:
+    def _progress(self, said: Heartbeat) -> None:
         """An epoch that takes its time is no silence, while the standby takes some of it."""
-        keeper, has_more = self._keeper, self._channel.has_taken(received_bytes)
+        keeper, has_more = self._keeper, self._channel.has_taken(said)
         if has_more and keeper.unanswered_since_s is not None:
             is_open = self._is_begun and self._acknowledged == self._number - 1
-            has_all = received_bytes == self.sent_bytes
+            has_all = said.received_bytes == self.sent_bytes
             keeper.unanswered_since_s = None if is_open and has_all else boottime_s()
 
     async def beat(self) -> None:
