@@ -6,6 +6,7 @@ from contextlib import suppress
 from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.channel import ALONE, Channel
+from vmckpt.replicate.disks.journal import SLOW_S
 from vmckpt.replicate.replica import Replica, ram_pages
 from vmckpt.replicate.wire.epoch import Assembler, Epoch
 from vmckpt.replicate.wire.frames import Head, Kind
@@ -21,7 +22,6 @@ from vmckpt.replicate.wire.sections import Packer
 
 # The connection ended without a word.
 LOST = "lost"
-LOOK_S = 0.25
 
 
 class Following:
@@ -108,7 +108,7 @@ class Following:
             while not getting_ready.done():
                 if disks.applied_bytes > applied_bytes:
                     applied_bytes, channel.heard_s = disks.applied_bytes, boottime_s()
-                await asyncio.wait({getting_ready}, timeout=LOOK_S)
+                await asyncio.wait({getting_ready}, timeout=SLOW_S)
             getting_ready.result()
         finally:
             getting_ready.cancel()
