@@ -25,7 +25,9 @@ from benchmarks.forecast_cells import CELLS, INTENT, WAYS, Cell
 from benchmarks.forecast_plot import draw
 from benchmarks.forecast_replay import KEPT, kept, pack, replayed, unpack
 from benchmarks.forecast_verdict import verdict
+from benchmarks.others import Others
 from benchmarks.setting import RESULTS, await_quiet, machine, processor_s, write_result
+from benchmarks.warm_memory import warm
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
@@ -34,6 +36,8 @@ QUIET_PERCENT, PATIENCE_S = 25.0, 20.0
 SETTLE_S = 3.0
 # A run is given up after twice its bad outcome and a bit, one that shall not end after a while.
 ENDLESS_S, LONGEST_S, BIT_S = 40.0, 75.0, 10.0
+# Warm besides what a guest has on both sides.
+SPARE_BYTES = 512 << 20
 
 
 async def run_cell(made: World, cell: Cell, missing: Sequence[str], until_s: float) -> None:
@@ -48,12 +52,11 @@ async def run_cell(made: World, cell: Cell, missing: Sequence[str], until_s: flo
     for way in missing:
         if time.monotonic() > until_s:
             break
-        pids = made.pids(name)
-        busy = await await_quiet(QUIET_PERCENT, PATIENCE_S, but=pids)
+        await await_quiet(QUIET_PERCENT, PATIENCE_S, but=made.pids(name))
         there = "lab-b" if here == "lab-a" else "lab-a"
         go = by_intent if way == INTENT else by_way
         row = await asyncio.to_thread(go, made, cell, way, there)
-        keep(made, row | {"others_busy_percent": round(busy), "judged": cell.judged})
+        keep(made, row | {"judged": cell.judged})
         here = there if row["outcome"] == "completed" else here
     made.ok("vm", "stop", name, "--force")
     made.ok("vm", "rm", name)
@@ -80,16 +83,20 @@ def by_way(made: World, cell: Cell, way: str, host: str) -> dict[str, Any]:
     worst_s = forecast["total_s"][2] if forecast else None
     give_up_s = ENDLESS_S if worst_s is None else min(2 * worst_s + BIT_S, LONGEST_S)
     timeout = ("--timeout", f"{round(give_up_s)}s")
+    others = Others(str(made.state_dir))
     done = made.vmckpt("migrate", name, host, *WAYS[way], *bandwidth, *timeout)
     row = {"cell": cell.name, "way": way, "processor_share": round(share, 3), "plan": plan}
-    return row | {"give_up_s": round(give_up_s)} | _came(done.code, done.result)
+    row |= {"give_up_s": round(give_up_s), "others_busy_percent": round(others.busy_percent())}
+    return row | _came(done.code, done.result)
 
 
 def by_intent(made: World, cell: Cell, way: str, host: str) -> dict[str, Any]:
     """One migration by a way that the planner chose, as a row; its plan is in its record."""
     name, bandwidth = _words(cell)
+    others = Others(str(made.state_dir))
     done = made.vmckpt("migrate", name, host, *bandwidth, *cell.intent)
-    row = {"cell": cell.name, "way": way, "intent": list(cell.intent)}
+    busy = round(others.busy_percent())
+    row = {"cell": cell.name, "way": way, "intent": list(cell.intent), "others_busy_percent": busy}
     return row | _came(done.code, done.result)
 
 
@@ -119,7 +126,8 @@ def keep(made: World, row: dict[str, Any]) -> None:
     if row["judged"]:
         for record in new:
             record.unlink()
-    print(f"{row['cell']}: {row['way']}: {row['outcome']} {row.get('total_time_s', '')}")
+    took = f"{row.get('total_time_s', '')} others {row['others_busy_percent']} %"
+    print(f"{row['cell']}: {row['way']}: {row['outcome']} {took}")
 
 
 def keep_records(made: World, folder: Path) -> list[Path]:
@@ -141,12 +149,14 @@ def measure(cells: Sequence[Cell], until_s: float) -> None:
         for record in (KEPT / "runs").glob("*.json"):
             shutil.copy(record, made.state_dir / "runs")
         if not any((KEPT / "runs").glob("*.json")):
-            made.ok("host", "calibrate", "lab-a", "lab-b")
+            with warm(SPARE_BYTES):
+                made.ok("host", "calibrate", "lab-a", "lab-b")
             keep_records(made, KEPT / "runs")
         for cell in cells:
             missing = [way for way in cell.runs if (cell.name, way) not in done]
             if missing and time.monotonic() < until_s:
-                asyncio.run(run_cell(made, cell, missing, until_s))
+                with warm(2 * cell.memory_bytes + SPARE_BYTES):
+                    asyncio.run(run_cell(made, cell, missing, until_s))
 
 
 def main() -> None:
@@ -155,6 +165,7 @@ def main() -> None:
     parser.add_argument("--cells", default=":", help="only these, by number: FIRST:END")
     parser.add_argument("--minutes", type=float, default=600, help="begin no run after so long")
     parser.add_argument("--again", action="store_true", help="forget the runs so far")
+    parser.add_argument("--no-verdict", action="store_true", help="only run, and judge later")
     parser.add_argument("--replay", action="store_true", help="only forecast the kept runs anew")
     asked = parser.parse_args()
     if asked.again:
@@ -169,6 +180,8 @@ def main() -> None:
         first, _, end = asked.cells.partition(":")
         chosen = CELLS[int(first or 0) : int(end or len(CELLS))]
         measure(chosen, time.monotonic() + 60 * asked.minutes)
+        if asked.no_verdict:
+            return
     rows = replayed()
     where = json.loads((KEPT / "machine.json").read_text())
     content = {"machine": where, **verdict(rows), "rows": rows}

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from vmckpt.units import parse_size_bytes
+
 WAYS = {
     "precopy": ("--method", "precopy"),
     "auto-converge": ("--method", "precopy", "--auto-converge"),
@@ -32,6 +34,11 @@ class Cell(NamedTuple):
     def name(self) -> str:
         """As rows call it."""
         return f"{self.memory} {self.load or 'idle'} {self.bandwidth or 'unlimited'}"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of its guest."""
+        return parse_size_bytes(self.memory)
 
     @property
     def runs(self) -> tuple[str, ...]:

@@ -62,6 +62,10 @@ def ram_path() -> Iterator[Path]:
         yield Path(file.name)
 
 
+async def _has_all(_hello: Hello, _term: int) -> None:
+    """Nothing that a standby needs is missing."""
+
+
 class Both:
     """Both sides: the primary's stream and what it was told, the standby's replica and its end."""
 
@@ -92,7 +96,8 @@ async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
         image = Small(opened_._fd, SIZE)
         with replica_in(ram, Journal([(copy, image)])) as replica:
             both = Both(stream, replica, image, known)
-            both.ended = asyncio.ensure_future(Following("b/1", replica).receive(theirs))
+            following = Following("b/1", replica, _has_all)
+            both.ended = asyncio.ensure_future(following.receive(theirs))
             await ours.send(ours.outbound.frame(Kind.HELLO, 0, HELLO.encode()))
             head, _ = await ours.receive()
             assert head.kind is Kind.WELCOME

@@ -12,6 +12,7 @@ import pytest
 from tests.qemu.world import World, eventually, image, kill, qemu, world
 from vmckpt.hosts.process import find_by_argument
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.memory.ram_file import PAGE_BYTES
 
 MIB = 1 << 20
 NO_FILE = "its RAM is not in a file of its own"
@@ -40,6 +41,10 @@ def test_a_known_load_is_measured_and_others_are_given_way_to() -> None:
             assert short_pages / short_s < 2 * touched / 4
             assert found["dirtied"]["compressible"] > 0.5
             assert 0 < found["ram"]["zero"] < 1
+            holes, zeroes = (sum(piece) for piece in zip(*found["layout"], strict=True))
+            assert 0 < holes <= zeroes < len(found["layout"])
+            assert zeroes / len(found["layout"]) == pytest.approx(found["ram"]["zero"], abs=0.05)
+            assert found["course"]["pages"][0][-1] * PAGE_BYTES == found["working_set_bytes"]
 
         asyncio.run(play())
         (process,) = made.qemus("one")

@@ -54,6 +54,8 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert forecast["way"] in WAYS
         assert 0 < forecast["total_s"][0] < moved["total_time_s"] * 20
         assert record["forecast"]["dirty_rate"]["source"] == "page-tracking"
+        # What the guest never touched, its memory file does not hold.
+        assert 0 < record["request"]["hole_pages"] < record["samples"][-1]["zero_pages"]
 
         scored = made.ok("runs", "score")
         assert [line["moves"] for line in scored["ways"]] == [1, 1]

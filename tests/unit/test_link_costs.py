@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from tests.unit.test_forecast import LINK, guest
 from vmckpt.plan.forecast import Limits, Way, forecast
 from vmckpt.plan.link import Moved, learn
-from vmckpt.plan.rounds import PACKET_BYTES, wire
+from vmckpt.plan.rounds import BATCH_BYTES, PACKET_BYTES, wire
 
 pytestmark = pytest.mark.unit
 
 
 def test_parallel_channels_send_more_than_the_limit() -> None:
     plain, multifd = (wire(LINK.costs, 50e6, channels=channels) for channels in (0, 2))
-    assert plain.held_bytes_per_s == 50e6
-    assert multifd.held_bytes_per_s == pytest.approx(50e6 + 20 * PACKET_BYTES)
+    # 50 MB/s are 38.07 batches of 32 pages in a tenth of a second, or 9.52 packets of 128.
+    assert plain.held_bytes_per_s == pytest.approx(39 * BATCH_BYTES * 10)
+    assert multifd.held_bytes_per_s == pytest.approx((10 + 1.5) * PACKET_BYTES * 10)
     squeezed = wire(LINK.costs, 50e6, parts=(0.5, 1.0), channels=2)
-    assert squeezed.held_bytes_per_s == pytest.approx(50e6 + 10 * PACKET_BYTES)
+    assert squeezed.held_bytes_per_s == pytest.approx((20 + 1.5) * PACKET_BYTES * 5)
 
 
 def test_a_calibration_guest_hardly_counts_where_real_ones_have_moved() -> None:
@@ -65,7 +66,7 @@ def test_what_compresses_costs_more_to_send() -> None:
     ]
     link = learn(moves)
     assert link is not None
-    assert link.costs == pytest.approx((1e-5, 0.0, 0.0, 5e-6), abs=1e-9)
+    assert link.costs == pytest.approx((1e-5, 0.0, 0.0, 5e-6, 0.0, 0.0), abs=1e-9)
     noise, text = (wire(link.costs, parts=(part, part)).page_s for part in (1.0, 0.2))
     assert noise == pytest.approx(1e-5, rel=1e-3)
     assert text == pytest.approx(1.4e-5, rel=1e-3)
@@ -73,11 +74,23 @@ def test_what_compresses_costs_more_to_send() -> None:
 
 def test_what_a_zero_page_costs_may_be_known_otherwise() -> None:
     alike = [Moved(n, 2 * n, n * (1e-5 + 2 * 3e-6), 9.0, None) for n in (10**4, 10**5, 10**6)]
-    unknown, known = learn(alike), learn(alike, zero_page_s=3e-6)
+    unknown, known = learn(alike), learn(alike, zeroes=(3e-6, 0.0))
     assert unknown is not None
     assert known is not None
     assert known.costs[:2] == pytest.approx((1e-5, 3e-6))
     assert unknown.costs[:2] != pytest.approx((1e-5, 3e-6))
+
+
+def test_a_hole_costs_more_than_a_page_of_zeroes() -> None:
+    moves = [
+        Moved(pages, zero, pages * 1e-5 + zero * 2e-6 + holes * 3e-6, 9.0, None, holes=holes)
+        for pages, zero, holes in (
+            (10**5, 10**5, 0), (10**5, 10**5, 10**5), (10**4, 2 * 10**5, 10**5), (10**5, 10**4, 0),
+        )
+    ]  # fmt: skip
+    link = learn(moves, look_s=1e-6)
+    assert link is not None
+    assert link.costs == pytest.approx((1e-5, 2e-6, 0.0, 0.0, 3e-6, 1e-6), rel=1e-6, abs=1e-9)
 
 
 def test_ways_of_sending_share_what_is_not_sending() -> None:

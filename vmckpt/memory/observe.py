@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.memory.content import Content, pages_content, ram_content
+from vmckpt.memory.content import Content, Piece, pages_content, ram_content, ram_layout
 from vmckpt.memory.dirty_pages import DirtyPages, PageSet, tracked
-from vmckpt.memory.windows import Dirtied, Windows
+from vmckpt.memory.windows import Course, Dirtied, Windows
 
 TICK_S = 0.05
 # A first write to a protected page takes about so much longer, and of one processor's time so much
@@ -16,6 +16,8 @@ TICK_S = 0.05
 FAULT_S, FAULT_SHARE = 1e-5, 0.03
 # However long a window gets, so many of them are wanted.
 LEAST_WINDOWS = 4
+# How finely the time that was looked at is told, and in how much memory of ours, at most.
+COURSE_SPANS, COURSE_BYTES = 32, 256 << 20
 
 
 class Window(NamedTuple):
@@ -36,6 +38,8 @@ class Observation(NamedTuple):
     faults: int
     ram: Content
     dirtied: Content
+    layout: tuple[Piece, ...]
+    course: Course
 
 
 async def observe(
@@ -59,13 +63,16 @@ async def observe(
         faults=sum(window.pages for window in listed),
         ram=ram_content(ram_file),
         dirtied=pages_content(ram_file, windows.all),
+        layout=ram_layout(ram_file),
+        course=windows.course(),
     )
 
 
 async def _watch(
     pages: DirtyPages, for_s: float, go_on: Callable[[], Awaitable[bool]]
 ) -> tuple[Windows, list[Window]] | None:
-    windows, listed, level = Windows(), list[Window](), 0
+    spans = min(COURSE_SPANS, max(COURSE_BYTES // pages.set_bytes, 1))
+    windows, listed, level = Windows(for_s / spans), list[Window](), 0
     pages.take()
     began_s = opened_s = time.monotonic()
     while time.monotonic() - began_s < for_s:

@@ -1,9 +1,13 @@
 """From pages dirtied in short windows: distinct pages dirtied within longer and longer ones."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from vmckpt.memory.dirty_pages import PageSet
+
+# A span is whole that lacks no more than a breath.
+WHOLE = 0.99
 
 
 class Dirtied(NamedTuple):
@@ -13,20 +17,38 @@ class Dirtied(NamedTuple):
     pages: int
 
 
+class Course(NamedTuple):
+    """Spans of time, one after the other, by when they end; how many pages were dirtied in each.
+
+    `pages[i][n]`: how many distinct ones from the beginning of span i to the end of span i + n.
+    """
+
+    ends_s: tuple[float, ...]
+    pages: tuple[tuple[int, ...], ...]
+
+
 class Windows:
     """Windows of doubling length: two neighbours, joined, are one of the next length.
 
     Level n stands for 2^n ticks. Windows come in time order; their level may rise, never fall.
+    What was dirtied is kept by spans of at least `span_s`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, span_s: float = math.inf) -> None:
         self._samples: dict[int, list[Dirtied]] = {}
         self._waiting: dict[int, tuple[float, PageSet]] = {}
         self._length_s, self.all = 0.0, PageSet(0)
+        self._span_s, self._spans = span_s, list[tuple[float, PageSet]]()
 
     def add(self, level: int, length_s: float, pages: PageSet) -> None:
         """A window has ended."""
+        began_s = self._spans[-2][0] if len(self._spans) > 1 else 0.0
+        if self._spans and self._length_s - began_s < self._span_s * WHOLE:
+            pages_so_far = self._spans.pop()[1] | pages
+        else:
+            pages_so_far = pages
         self._length_s += length_s
+        self._spans.append((self._length_s, pages_so_far))
         self.all |= pages
         for lower in [n for n in self._waiting if n < level]:
             del self._waiting[lower]  # its neighbour is in a longer window
@@ -41,6 +63,17 @@ class Windows:
     def note(self, level: int, length_s: float, pages: int) -> None:
         """What the first part of a window has come to."""
         self._samples.setdefault(level, []).append(Dirtied(length_s, pages))
+
+    def course(self) -> Course:
+        """What was dirtied from each span to each later one. Costs the square of their number."""
+        rows = []
+        for first in range(len(self._spans)):
+            together, row = PageSet(0), []
+            for _, pages in self._spans[first:]:
+                together |= pages
+                row.append(together.count)
+            rows.append(tuple(row))
+        return Course(tuple(end_s for end_s, _ in self._spans), tuple(rows))
 
     def samples(self) -> Mapping[int, list[Dirtied]]:
         """All that was seen, by level; the longest is the whole time."""

@@ -69,15 +69,19 @@ def learned(
                 one._replace(kinship=kinship, weight=weight)
             )
     links, known = dict[str, Link](), {_sent_by(record) for record in ours}
-    # In order: compression goes by what is known of multifd without it.
+    # In order: compression, and what a zero page is at the source, go by multifd, whose targets do
+    # not touch zero pages at all (multifd-zero-page.c, multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
         rest = [one for other, these in moves.items() if other != kind for one in these]
-        zero_page_s = None
-        if kind.startswith(ZSTD) and (alike := links.get(kind.replace(ZSTD, MULTIFD))):
-            # Its threads find zeroes before they compress.
-            zero_page_s = alike.costs.zero_page_s
+        how, _, encryption = kind.partition(", ")
+        alike = links.get(", ".join(filter(None, (MULTIFD, encryption))))
+        zeroes = (alike.costs.zero_page_s, alike.costs.hole_s) if alike and how == ZSTD else None
         link = learn(
-            moves[kind][-LATEST_MOVES:], _misses(ours, kind), rest[-LATEST_MOVES:], zero_page_s
+            moves[kind][-LATEST_MOVES:],
+            _misses(ours, kind),
+            rest[-LATEST_MOVES:],
+            zeroes,
+            alike.costs.zero_page_s if alike and how == PLAIN else None,
         )
         if link is not None:
             links[kind] = link
@@ -116,6 +120,10 @@ def moved(record: RunRecord) -> Moved | None:
         for sample in counted
         if sample["status"] == "active" and sample["round"] > 1
     ]
+    last_pages = last["normal_pages"] - active[-1] if active else None
+    if last_pages is not None and not record.request.get("bandwidth_bytes_per_s"):
+        # A fast link sends most of it while the guest still runs, and little is left.
+        last_pages = 0.0
     copied = int(record.request.get("disk_bytes") or 0)
     limit = int(record.request.get("bandwidth_bytes_per_s") or 0)
     return Moved(
@@ -124,13 +132,14 @@ def moved(record: RunRecord) -> Moved | None:
         transfer_s=result["transfer_time_s"],
         total_s=result["total_time_s"],
         stalled_s=_stalled_s(result),
-        last_pages=last["normal_pages"] - active[-1] if active else None,
+        last_pages=last_pages,
         felt=result.get("guest_downtime_ms") is not None,
         slow_s=_phase_s(record.events, "drain"),
         copied_bytes=copied,
         copying_s=_phase_s(record.events, "mirror") if copied else 0.0,
         limited=_mean_bytes_per_s(result) > USED * limit if limit else False,
         squeezed=_squeezed(record, last["normal_pages"]),
+        holes=min(record.request.get("hole_pages") or 0, last.get("zero_pages", 0)),
         waited_s=HELD_S if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
     )
 

@@ -14,6 +14,8 @@ from vmckpt.migrate.preflight import Preflight, preflight
 from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.shared_link import others_on_the_link
 from vmckpt.plan.choose import Choice, Intent, Offer, choose, judge
+from vmckpt.plan.course import Course
+from vmckpt.plan.first_pass import Stretch
 from vmckpt.plan.forecast import Limits, Way, forecast
 from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
@@ -239,6 +241,17 @@ def guest_of(measured: DirtyRate, disk_bytes: int = 0) -> Guest:
         curve=measured.curve,
         disk_bytes=disk_bytes,
         busy=measured.busy,
+        layout=_stretches(measured),
+        course=Course(*measured.course, measured.curve) if measured.course.ends_s else None,
+    )
+
+
+def _stretches(measured: DirtyRate) -> tuple[Stretch, ...]:
+    """Its memory in order; the last piece may be shorter, and counts as long as the others."""
+    pages = measured.ram_bytes / PAGE_BYTES / max(len(measured.layout), 1)
+    return tuple(
+        Stretch(pages * (1 - piece.zero), pages * piece.zero, pages * piece.hole)
+        for piece in measured.layout
     )
 
 

@@ -12,6 +12,7 @@ from vmckpt.migrate.recorded import dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.shared_link import on_the_link
+from vmckpt.vm.holes import hole_pages
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import vm_dir
@@ -48,6 +49,7 @@ async def migrate(
         checked.require(vm.name, target.name)
         request["guest_agent"] = vm.spec.guest_agent
         request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
+        request["hole_pages"] = await hole_pages(vm)
         record.begin(checked.options, checked.checks)
         limit = checked.options.bandwidth_bytes_per_s
         async with (

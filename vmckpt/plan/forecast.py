@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from vmckpt.plan.course import Load
 from vmckpt.plan.guest import Guest
 from vmckpt.plan.link import NOISE_S, Link
 from vmckpt.plan.rounds import (
@@ -109,6 +110,13 @@ class _Outcome(NamedTuple):
     slow_s: float = 0.0
 
 
+class _Case(NamedTuple):
+    way: Way
+    guest: Guest
+    link: Link
+    limits: Limits
+
+
 class _Luck(NamedTuple):
     """How the unknowns come out: -1 for a good tenth, 0 for the middle, 1 for a bad tenth.
 
@@ -129,18 +137,22 @@ _UNKNOWNS = range(len(_Luck._fields))
 
 def forecast(way: Way, guest: Guest, link: Link, limits: Limits) -> Forecast:
     """What `way` comes to. `link` was learned for this way of sending."""
-    middle = _play(way, guest, link, limits, _Luck())
+    case = _Case(way, guest, link, limits)
+    tries = sorted(
+        ((_play(case, load, _Luck()), load) for load in guest.loads),
+        key=lambda one: one[0].total_s,
+    )
+    middle, load = tries[len(tries) // 2]
     # Each unknown by itself, good and bad: they have nothing to do with one another.
     pairs = [
-        tuple(
-            _play(way, guest, link, limits, _Luck(*(luck * (n == at) for n in _UNKNOWNS)))
-            for luck in (-1, 1)
-        )
+        tuple(_play(case, load, _Luck(*(luck * (n == at) for n in _UNKNOWNS))) for luck in (-1, 1))
         for at in _UNKNOWNS
     ]
 
     def band(take: Callable[[_Outcome], float]) -> Band:
-        return _band(take(middle), [tuple(take(one) for one in pair) for pair in pairs])
+        by_moment = sorted(take(one) for one, _ in tries)
+        tenths = (by_moment[len(tries) // 10], by_moment[-1 - len(tries) // 10])
+        return _band(take(middle), [tenths, *(tuple(take(one) for one in pair) for pair in pairs)])
 
     return Forecast(
         way=way,
@@ -163,8 +175,9 @@ def _band(middle: float, pairs: Sequence[tuple[float, ...]]) -> Band:
     return Band(max(middle - below, 0.0), middle, middle + above)
 
 
-def _play(way: Way, guest: Guest, link: Link, limits: Limits, luck: _Luck) -> _Outcome:
+def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
     """One outcome."""
+    way, guest, link, limits = case
     speed = (1 + _TENTH * link.spread) ** -luck.link
     parts = (guest.ratio, guest.dirtied_ratio) if way is Way.ZSTD else (1.0, 1.0)
     path = wire(
@@ -188,7 +201,7 @@ def _play(way: Way, guest: Guest, link: Link, limits: Limits, luck: _Luck) -> _O
         return _Outcome(True, around_s + downtime_s, downtime_s, sent, 0.0, 1)
     if way is Way.POSTCOPY:
         took_s, sent = first_pass(guest, path)
-        left = guest.curve.within(took_s, 0.5 + guest_luck)
+        left = load.between(0.0, took_s, 0.5 + guest_luck)
         # The bandwidth limit of pre-copy does not hold in post-copy.
         left_s = dirtied_s(guest, path, left, limited=False)
         sent += dirtied_bytes(guest, path, left)
@@ -198,6 +211,7 @@ def _play(way: Way, guest: Guest, link: Link, limits: Limits, luck: _Luck) -> _O
         guest,
         path,
         limits.downtime_s,
+        load=load,
         luck=guest_luck,
         throttles=way is Way.AUTO_CONVERGE,
         until_stalled=way is Way.HYBRID,

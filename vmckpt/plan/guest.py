@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from vmckpt.plan.course import Course, From, Load, OnAverage
 from vmckpt.plan.dirtying import DirtyCurve
+from vmckpt.plan.first_pass import Stretch
 
 PAGE_BYTES = 4096
 # A page in QEMU's stream: its content and a header; one of zeroes is a header and a byte.
@@ -14,7 +16,8 @@ class Guest:
     """Shares are of 1. `ratio` is what compression leaves of a page that is not zero.
 
     `dirtied_*` are of the pages that it dirties. `disk_bytes` have to be copied. `busy`: of its
-    processors' time, how much it uses: throttling slows it only beyond the rest.
+    processors' time, how much it uses: throttling slows it only beyond the rest. `layout` is its
+    memory in order, `course` when it dirtied what; without them memory and time are all alike.
     """
 
     total_pages: int
@@ -25,10 +28,25 @@ class Guest:
     curve: DirtyCurve
     disk_bytes: int = 0
     busy: float = 1.0
+    layout: tuple[Stretch, ...] = ()
+    course: Course | None = None
 
     def speed(self, throttle: float) -> float:
         """How fast it gets on, of 1, when it is kept from running for that part of the time."""
         return min((1 - throttle) / self.busy, 1.0)
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Its memory in order; as one where no more is known."""
+        zero = self.zero_pages
+        return self.layout or (Stretch(self.total_pages - zero, zero),)
+
+    @property
+    def loads(self) -> list[Load]:
+        """What it may dirty while it moves, each as likely."""
+        if self.course is None:
+            return [OnAverage(self.curve)]
+        return [From(self.course, start_s) for start_s in self.course.starts_s()]
 
     @property
     def zero_pages(self) -> float:

@@ -34,7 +34,7 @@ class Moved(NamedTuple):
     then how long it stood still in all. `limited`: it was held to a bandwidth, and does not tell
     how fast pages go. `waited_s`: how long it took until QEMU looked whether it may end. `weight`:
     how much it counts for the cost of a page. `squeezed`: so many pages' bytes were saved by
-    compression.
+    compression. `holes`: so many of the zero pages were not in the source's memory file.
     """
 
     pages: float
@@ -52,18 +52,23 @@ class Moved(NamedTuple):
     waited_s: float = 0.0
     weight: float = 1.0
     squeezed: float = 0.0
+    holes: float = 0.0
 
 
 class Costs(NamedTuple):
     """Seconds a page that is not zero, a zero page, and whatever was sent.
 
-    `squeezed_s`: what a page costs more that compression makes nothing of.
+    `squeezed_s`: what a page costs more that compression makes nothing of; `hole_s`: what a zero
+    page costs more that the source's memory file does not hold. `look_s`: what of a zero page's
+    cost is the source's.
     """
 
     page_s: float
     zero_page_s: float
     start_s: float
     squeezed_s: float = 0.0
+    hole_s: float = 0.0
+    look_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +105,23 @@ def learn(
     moved: Sequence[Moved],
     misses: Sequence[float] = (),
     sent_otherwise: Sequence[Moved] = (),
-    zero_page_s: float | None = None,
+    zeroes: tuple[float, float] | None = None,
+    look_s: float | None = None,
 ) -> Link | None:
     """The constants that explain the migrations that were; None when they explain nothing.
 
     `misses` are what forecasts of this pair were off by, of 1. The cost of a page can only be told
     from that of a zero page when migrations differed in the two. What a migration takes besides
-    sending, and the switch, are those of `sent_otherwise` too. `zero_page_s` is what a zero page
-    costs, where that is known otherwise.
+    sending, and the switch, are those of `sent_otherwise` too. `zeroes` is what a zero page costs
+    and one that is a hole, where that is known otherwise; `look_s` what of it is the source's: all,
+    where nothing is known.
     """
     unlimited = [one for one in moved if not one.limited]
-    costs = _fit(unlimited, zero_page_s)
+    costs = _fit(unlimited, zeroes)
     if costs is None or costs.page_s <= 0:
         return None
+    zero_s = costs.zero_page_s
+    costs = costs._replace(look_s=zero_s if look_s is None else min(look_s, zero_s))
     most = max(one.weight for one in unlimited)
     telling = [one for one in unlimited if one.weight == most]
     errors = [_off_s(costs, one) / (one.transfer_s + NOISE_S) for one in telling]
@@ -172,14 +181,13 @@ def _felt(moved: Sequence[Moved]) -> Sequence[Moved]:
 
 
 def _switches_s(moved: Sequence[Moved], page_s: float) -> list[float]:
-    """How long the switch took where few pages went in it; without such moves, less the pages."""
+    """How long the switches took, less the pages that went in them."""
     stalls = [
         ((one.last_pages or 0.0) * page_s, one.stalled_s)
         for one in _felt(moved)
         if one.stalled_s is not None
     ]
-    clean = [stalled_s - pages_s for pages_s, stalled_s in stalls if pages_s <= FEW_PAGES_S]
-    return [max(s, 0.0) for s in clean or (stalled_s - pages_s for pages_s, stalled_s in stalls)]
+    return [max(stalled_s - pages_s, 0.0) for pages_s, stalled_s in stalls]
 
 
 def _waiting(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, float]:
@@ -197,10 +205,11 @@ def _waiting(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, flo
 def _off_s(costs: Costs, one: Moved) -> float:
     """By how much a move took longer than its costs say."""
     explained_s = costs.page_s * one.pages + costs.zero_page_s * one.zero_pages + costs.start_s
-    return one.transfer_s - one.waited_s - explained_s - costs.squeezed_s * one.squeezed
+    explained_s += costs.squeezed_s * one.squeezed + costs.hole_s * one.holes
+    return one.transfer_s - one.waited_s - explained_s
 
 
-def _fit(moved: Sequence[Moved], zero_page_s: float | None) -> Costs | None:
+def _fit(moved: Sequence[Moved], known: tuple[float, float] | None) -> Costs | None:
     """The least squares with no cost below zero: the best of all subsets of costs.
 
     What is looked for is the cost of any page, and what one that is not zero costs more: migrations
@@ -211,29 +220,30 @@ def _fit(moved: Sequence[Moved], zero_page_s: float | None) -> Costs | None:
     for one in moved:
         if one.transfer_s > one.waited_s and one.pages > 0:
             scale = one.weight / (one.transfer_s + NOISE_S)
-            zeroes = one.zero_pages if zero_page_s is None else 0.0
-            facts = (one.pages, one.pages + zeroes, 1.0, one.squeezed)
+            zeroes, holes = (one.zero_pages, one.holes) if known is None else (0.0, 0.0)
+            facts = (one.pages, one.pages + zeroes, 1.0, one.squeezed, holes)
             scaled = tuple(fact * scale for fact in facts)
-            zeroes_s = one.zero_pages * (zero_page_s or 0.0)
+            zero_s, hole_s = known or (0.0, 0.0)
+            zeroes_s = one.zero_pages * zero_s + one.holes * hole_s
             rows.append((scaled, (one.transfer_s - one.waited_s - zeroes_s) * scale))
     best: tuple[float, tuple[float, ...]] | None = None
-    for used in (c for n in range(1, 5) for c in combinations(range(4), n)):
+    for used in (c for n in range(1, 6) for c in combinations(range(5), n)):
         if not {0, 1}.intersection(used) or len(rows) < len(used):
             continue
         found = _least_squares(rows, used)
         if found is None or min(found) < 0:
             continue
         values = dict(zip(used, found, strict=True))
-        costs = tuple(values.get(n, 0.0) for n in range(4))
+        costs = tuple(values.get(n, 0.0) for n in range(5))
         error = sum((sum(x * c for x, c in zip(row, costs, strict=True)) - y) ** 2
                     for row, y in rows)  # fmt: skip
         if best is None or error < best[0] * (1 - 1e-9):
             best = (error, costs)
     if best is None:
         return None
-    more_s, any_s, start_s, squeezed_s = best[1]
-    zero_s = any_s if zero_page_s is None else zero_page_s
-    return Costs(any_s + more_s, zero_s, start_s, squeezed_s)
+    more_s, any_s, start_s, squeezed_s, hole_s = best[1]
+    zero_s, hole_s = (any_s, hole_s) if known is None else known
+    return Costs(any_s + more_s, zero_s, start_s, squeezed_s, hole_s)
 
 
 def _least_squares(

@@ -7,10 +7,11 @@ migration_bitmap_sync and migration_trigger_throttle.)
 """
 
 from dataclasses import dataclass, field
-from math import sqrt
+from math import ceil, sqrt
 
 from vmckpt.plan.convergence import has_stalled
-from vmckpt.plan.dirtying import DirtyCurve
+from vmckpt.plan.course import Load, OnAverage
+from vmckpt.plan.first_pass import WINDOW_S, Pace, play
 from vmckpt.plan.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
 from vmckpt.plan.link import Costs
 
@@ -18,15 +19,11 @@ from vmckpt.plan.link import Costs
 LOOK_S = 0.05
 # It reckons anew what may be left ten times a second; under a bandwidth limit a window's bytes go
 # at its beginning, and it sleeps until the next one (migration_rate_limit).
-WINDOW_S = 0.1
 HELD_S, HELD_SPREAD_S = WINDOW_S / 2, WINDOW_S / 12**0.5
-# What a channel of multifd sends at once. When a window's bytes have gone, what stands in packets
-# goes too: one of every channel (multifd_queue_page).
-PACKET_BYTES = 128 * 4104
-# While it looks through a stretch of zeroes QEMU sends nothing; the last window in which it does so
-# it then fills all the same. Stretches of the length that counts there are few: below and above the
-# pages that the guest uses.
-ZERO_STRETCHES = 2
+# QEMU writes 32 pages at once (QEMUFile: 64 pieces, each page and its header), a channel of multifd
+# 128; whether a window's bytes have gone it asks after that. What then stands in the channels goes
+# too: of each between nothing and all but the last of a packet, more often much than little.
+BATCH_BYTES, PACKET_BYTES, IN_HAND = 32 * 4104, 128 * 4104, 0.75
 # Rounds after which a pre-copy that does not change any more is given up.
 PATIENCE_ROUNDS, MOST_ROUNDS = 40, 3000
 SAME_WITHIN = 1e-3
@@ -49,6 +46,8 @@ class Wire:
     page_s: float
     zero_page_s: float
     start_s: float
+    hole_s: float = 0.0
+    look_s: float = 0.0
     sent_part: float = 1.0
     dirtied_part: float = 1.0
     bandwidth_bytes_per_s: float = 0.0
@@ -57,8 +56,9 @@ class Wire:
     @property
     def held_bytes_per_s(self) -> float:
         """What really goes under the bandwidth limit."""
-        over = self.channels * PACKET_BYTES * self.sent_part
-        return self.bandwidth_bytes_per_s + over / WINDOW_S
+        at_once = PACKET_BYTES * self.sent_part if self.channels else BATCH_BYTES
+        whole = ceil(self.bandwidth_bytes_per_s * WINDOW_S / at_once)
+        return (whole + IN_HAND * self.channels) * at_once / WINDOW_S
 
     def dirtied_s(self, pages: float, zero_pages: float, *, limited: bool = True) -> float:
         """How long so many dirtied pages take. The target works on while the link is held back."""
@@ -67,15 +67,20 @@ class Wire:
             return busy_s
         return max(busy_s, self.dirtied_bytes(pages, zero_pages) / self.held_bytes_per_s)
 
-    def first_pass_s(self, pages: float, zero_pages: float) -> float:
-        """How long all of memory takes, once."""
-        busy_s = pages * self.page_s + zero_pages * self.zero_page_s
-        if self.bandwidth_bytes_per_s:
-            sending_s = self.first_pass_bytes(pages, zero_pages) / self.held_bytes_per_s
-            looking_s = zero_pages * self.zero_page_s - ZERO_STRETCHES / 2 * WINDOW_S
-            # The last window's bytes go at its beginning.
-            busy_s = max(busy_s, sending_s + max(looking_s, 0.0) - WINDOW_S)
-        return self.start_s + busy_s
+    @property
+    def pace(self) -> Pace:
+        """Of the first pass. A page that is not zero takes the target as long as both together."""
+        return Pace(
+            sent_s=0.0,
+            taken_s=self.page_s,
+            looked_s=self.look_s,
+            zero_s=self.zero_page_s,
+            # One that the source has to be given first holds up both.
+            hole_s=self.zero_page_s - self.look_s + self.hole_s,
+            page_bytes=SENT_PAGE_BYTES * self.sent_part,
+            zero_bytes=SENT_ZERO_BYTES,
+            window_bytes=self.held_bytes_per_s * WINDOW_S if self.bandwidth_bytes_per_s else 0.0,
+        )
 
     def first_pass_bytes(self, pages: float, zero_pages: float) -> float:
         """What goes over the link for all of memory, once."""
@@ -103,6 +108,8 @@ def wire(
         channels=channels,
         page_s=(costs.page_s + costs.squeezed_s * (1 - sent_part)) / speed,
         zero_page_s=costs.zero_page_s / speed,
+        hole_s=costs.hole_s / speed,
+        look_s=costs.look_s / speed,
         start_s=costs.start_s / speed,
         sent_part=sent_part,
         dirtied_part=dirtied_part,
@@ -175,7 +182,8 @@ class _Course:
 def first_pass(guest: Guest, way: Wire) -> tuple[float, float]:
     """Seconds and bytes of sending all of memory once."""
     pages, zero_pages = guest.total_pages - guest.zero_pages, guest.zero_pages
-    return way.first_pass_s(pages, zero_pages), way.first_pass_bytes(pages, zero_pages)
+    took_s = way.start_s + play(guest.stretches, way.pace)
+    return took_s, way.first_pass_bytes(pages, zero_pages)
 
 
 def play_precopy(
@@ -183,12 +191,13 @@ def play_precopy(
     way: Wire,
     limit_s: float,
     *,
+    load: Load | None = None,
     luck: float = 0.0,
     throttles: bool = False,
     until_stalled: bool = False,
     give_up_s: float = 7 * 86400.0,
 ) -> Played:
-    """Play a pre-copy whose guest may stand still for `limit_s`.
+    """Play a pre-copy whose guest may stand still for `limit_s` and dirties by `load`.
 
     `luck`: 0.4 is the bad tenth of what the guest may dirty, -0.4 the good one; over many rounds
     it evens out. With `until_stalled` it ends when its rounds gain nothing any more (the hybrid's
@@ -199,13 +208,13 @@ def play_precopy(
     if limited:
         threshold = min(threshold, limit_s * way.bandwidth_bytes_per_s / SENT_PAGE_BYTES)
     slack = (WINDOW_S if limited else LOOK_S) / page_s / 2
-    curve, throttle = guest.curve, _Throttle(throttles, guest)
+    load, throttle = load or OnAverage(guest.curve), _Throttle(throttles, guest)
     took_s, sent = first_pass(guest, way)
-    course = _Course(curve.within(took_s, 0.5 + luck), took_s, took_s, sent)
+    course = _Course(load.between(0.0, took_s, 0.5 + luck), took_s, took_s, sent)
     throttle.round_over(took_s, guest.total_pages, course.left)
     gone = min(course.left, HELD_S / page_s)
     course.sent_bytes += dirtied_bytes(guest, way, gone)
-    _held_round(course, curve, gone, 0.5 + luck)
+    _held_round(course, load, gone, 0.5 + luck)
     while course.rounds < MOST_ROUNDS and course.took_s < give_up_s:
         course.bytes_by_round.append(round(course.left * PAGE_BYTES))
         if course.left <= threshold:
@@ -217,31 +226,31 @@ def play_precopy(
         before = course.left
         gone = min(max(course.left - threshold + slack, 2 * slack), course.left)
         round_s = gone * page_s
-        dirtied = _next_round(course, curve, gone, round_s, luck / sqrt(course.rounds))
+        dirtied = _next_round(course, load, gone, round_s, luck / sqrt(course.rounds))
         course.sent_bytes += dirtied_bytes(guest, way, gone)
         course.unchanged += abs(course.left - before) <= SAME_WITHIN * before
         if throttle.round_over(round_s, gone, dirtied):
-            curve = guest.curve.slowed(guest.speed(throttle.now))
+            load = OnAverage(guest.curve.slowed(guest.speed(throttle.now)))
             course.unchanged = 0
     return _played(course, throttle, guest, way, ends=False)
 
 
-def _held_round(course: _Course, curve: DirtyCurve, gone: float, quantile: float) -> None:
+def _held_round(course: _Course, load: Load, gone: float, quantile: float) -> None:
     """After the first pass: until QEMU next reckons what may be left `gone` pages go."""
-    course.left += curve.within(HELD_S, quantile) - gone
+    course.left += load.between(course.took_s, course.took_s + HELD_S, quantile) - gone
     course.took_s += HELD_S
     course.age_s += HELD_S
 
 
-def _next_round(
-    course: _Course, curve: DirtyCurve, gone: float, round_s: float, luck: float
-) -> float:
+def _next_round(course: _Course, load: Load, gone: float, round_s: float, luck: float) -> float:
     """`gone` pages went in `round_s`; how many were dirtied, some of them left over anyway."""
     quantile = 0.5 + luck
-    dirtied = curve.within(round_s, quantile)
+    now_s = course.took_s + round_s
+    dirtied = load.between(course.took_s, now_s, quantile)
     kept = course.left - gone
     course.age_s = round_s + (course.age_s if kept > 0 else 0.0)
-    course.left = min(kept + dirtied, max(curve.within(course.age_s, quantile), kept))
+    in_all = load.between(now_s - course.age_s, now_s, quantile)
+    course.left = min(kept + dirtied, max(in_all, kept))
     course.took_s += round_s
     course.rounds += 1
     return dirtied

@@ -16,9 +16,10 @@ from typing import Any, Self
 
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.lock import Owner
-from vmckpt.memory.content import Content
+from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.observe import FAULT_S, Observation, Window, observe
 from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.memory.windows import Course
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
@@ -31,6 +32,7 @@ SAMPLE_PAGES = 8192
 # QEMU's own limits.
 SHORTEST_SAMPLING_S, LONGEST_SAMPLING_S = 1, 60
 LEAST_BUSY = 0.01
+NOT_SEEN = Course((), ())
 _NOT_ALLOWED = {
     errno.EPERM: "this user may not trace QEMU",
     errno.EACCES: "this user may not trace QEMU",
@@ -48,6 +50,8 @@ class DirtyRate:
     `source` is "page-tracking", "qemu-page-sampling" or, of a domain, "libvirt-page-sampling";
     `why` says why not the first. What page sampling does not tell is None. `faults` is how often
     the guest paid for being watched, `busy` how much of its processors' time it used, at most all.
+    `layout` says where memory is zero, in equal pieces, `course` when pages were dirtied; both are
+    empty where only sampled.
     """
 
     source: str
@@ -60,6 +64,9 @@ class DirtyRate:
     ram: Content | None
     dirtied: Content | None
     busy: float = 1.0
+    layout: tuple[Piece, ...] = ()
+    course: Course = NOT_SEEN
+    ended_unix_s: float = 0.0
 
     @property
     def working_set_bytes(self) -> int:
@@ -86,12 +93,19 @@ class DirtyRate:
             "ram": self.ram._asdict() if self.ram else None,
             "dirtied": self.dirtied._asdict() if self.dirtied else None,
             "busy": round(self.busy, 3),
+            "ended_unix_s": round(self.ended_unix_s, 3),
+            "layout": [[round(part, 4) for part in piece] for piece in self.layout],
+            "course": {
+                "ends_s": [round(end_s, 4) for end_s in self.course.ends_s],
+                "pages": self.course.pages,
+            },
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`, as far as that rounds. Raises KeyError, TypeError."""
         ram, dirtied = (Content(**data[key]) if data[key] else None for key in ("ram", "dirtied"))
+        course = data.get("course") or {"ends_s": (), "pages": ()}
         return cls(
             source=data["source"],
             why=data["why"],
@@ -103,6 +117,9 @@ class DirtyRate:
             ram=ram,
             dirtied=dirtied,
             busy=data.get("busy", 1.0),
+            ended_unix_s=data.get("ended_unix_s", 0.0),
+            layout=tuple(Piece(*piece) for piece in data.get("layout", ())),
+            course=Course(tuple(course["ends_s"]), tuple(tuple(row) for row in course["pages"])),
         )
 
 
@@ -116,7 +133,7 @@ async def measure(vm: Vm, for_s: float) -> DirtyRate:
     used_s, began_s = await _processor_s(vm), time.monotonic()
     found = await _measured(vm, for_s)
     share = (await _processor_s(vm) - used_s) / (time.monotonic() - began_s) / vm.spec.vcpus
-    return replace(found, busy=min(max(share, LEAST_BUSY), 1.0))
+    return replace(found, busy=min(max(share, LEAST_BUSY), 1.0), ended_unix_s=time.time())
 
 
 async def require_measurable(vm: Vm) -> None:
@@ -197,6 +214,8 @@ def _tracked(ram_bytes: int, seen: Observation) -> DirtyRate:
         faults=seen.faults,
         ram=seen.ram,
         dirtied=seen.dirtied,
+        layout=seen.layout,
+        course=seen.course,
     )
 
 

@@ -1,0 +1,90 @@
+"""All of memory, sent once, in the order of its pages: two ends that work side by side.
+
+The source looks at a page, finds it zero or sends it; the target takes it in, which for a page of
+zeroes costs about as much as for any other. A stretch of zeroes costs the link next to nothing: the
+source runs ahead of the target through it, and then waits for it when the sockets are full. Under a
+bandwidth limit a window's bytes go at its beginning, and in a window in which only zeroes are
+looked at nothing goes that could be made up for later (migration_rate_limit; ram.c,
+ram_find_and_save_block).
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+# How long a window of the bandwidth limit is.
+WINDOW_S = 0.1
+# What the sockets of both sides hold.
+SOCKETS_BYTES = 6e6
+
+
+class Stretch(NamedTuple):
+    """A piece of memory: pages that are not zero, zero pages, those of them that are holes."""
+
+    pages: float
+    zero_pages: float
+    hole_pages: float = 0.0
+
+
+class Pace(NamedTuple):
+    """Seconds a page at each end, bytes on the link, and what a window lets through (0: all).
+
+    `sent_s` and `taken_s` are of pages that are not zero, `looked_s` is the source's part of one
+    that is, `zero_s` the target's; a hole takes the source `hole_s` more.
+    """
+
+    sent_s: float
+    taken_s: float
+    looked_s: float
+    zero_s: float
+    hole_s: float
+    page_bytes: float
+    zero_bytes: float
+    window_bytes: float = 0.0
+
+
+@lru_cache(maxsize=64)
+def play(stretches: tuple[Stretch, ...], pace: Pace) -> float:
+    """How many seconds it takes until the target has all of it."""
+    ends = _Ends(pace)
+    for stretch in stretches:
+        ends.go(stretch)
+    return max(ends.source_s, ends.target_s)
+
+
+class _Ends:
+    """Where both ends stand, in seconds since the beginning."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.source_s = self.target_s = 0.0
+        self._pace, self._window_s, self._left_bytes = pace, 0.0, pace.window_bytes
+
+    def go(self, stretch: Stretch) -> None:
+        """One more stretch, zeroes and others mixed."""
+        pace, left = self._pace, 1.0
+        zero_pages, holes = stretch.zero_pages, stretch.hole_pages
+        busy_s = stretch.pages * pace.sent_s + zero_pages * pace.looked_s + holes * pace.hole_s
+        takes_s = stretch.pages * pace.taken_s + zero_pages * pace.zero_s
+        sends = stretch.pages * pace.page_bytes + zero_pages * pace.zero_bytes
+        while left > 1e-9:
+            part = min(left, self._in_window(busy_s, sends))
+            began_s = self.source_s
+            self.source_s += part * busy_s
+            self._left_bytes -= part * sends
+            self.target_s = max(self.target_s, began_s) + part * takes_s
+            left -= part
+        if sends:
+            # What is queued is at most what the sockets hold.
+            self.source_s = max(self.source_s, self.target_s - takes_s * SOCKETS_BYTES / sends)
+
+    def _in_window(self, busy_s: float, sends: float) -> float:
+        """What part of the stretch the window still has room for; a new one begins if none."""
+        if not self._pace.window_bytes:
+            return 1.0
+        ends_s = self._window_s + WINDOW_S
+        if self._left_bytes <= 1e-6 * self._pace.window_bytes or self.source_s >= ends_s - 1e-9:
+            # The next begins when this one is over, or when QEMU is next there to see.
+            self.source_s = max(self.source_s, ends_s)
+            self._window_s, self._left_bytes = self.source_s, self._pace.window_bytes
+        by_bytes = self._left_bytes / sends if sends else 1.0
+        by_time = (self._window_s + WINDOW_S - self.source_s) / busy_s if busy_s else 1.0
+        return max(min(by_bytes, by_time), 1e-6)
