@@ -5,8 +5,10 @@ moved by `virsh migrate --live --p2p` and by `vmckpt migrate`, each run by the o
 virsh run on the source itself, which pays for no SSH, and which nobody could be quicker than. A VM
 of vmckpt's own with the same memory, devices and load is moved by `vmckpt migrate`. All take turns
 in one run, each there and back, in clear alike, with the same shared disk; the order changes from
-round to round. The first round is a warm-up. Only one of the two guests runs at a time: the other
+round to round. The first moves are a warm-up. Only one of the two guests runs at a time: the other
 would take its processor.
+
+A run may be short: rounds that this commit's results have are kept, and more are added to them.
 
 Total time is the process's wall time on this machine's clock; guest-visible downtime the longest
 silence of the guest's heartbeats at an observer outside, from the process's start to 0.3 s after
@@ -15,7 +17,9 @@ its end.
 
 import argparse
 import asyncio
+import json
 import statistics
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -47,20 +51,46 @@ class Sample:
     guest_downtime_ms: float
 
 
-async def measure(rounds: int) -> dict[str, Any]:
-    """Everything, as the results file has it."""
+async def measure(samples: list[Sample], rounds: int, until_s: float) -> dict[str, Any]:
+    """Everything, as the results file has it, with rounds added until it is `until_s`."""
     async with hosts() as lab:
-        samples: list[Sample] = []
-        for number in range(rounds + 1):
-            moved = [sample async for sample in _round(lab, number)]
-            samples += moved if number else []
+        await _warm_up(lab)
+        first = max((sample.round for sample in samples), default=0) + 1
+        for number in range(first, rounds + 1):
+            if time.monotonic() > until_s:
+                break
+            samples = samples + [sample async for sample in _round(lab, number)]
         lists_s = [(await lab.list_vms()).wall_s for _ in range(LISTS)]
+    if not samples:
+        raise SystemExit("not one round was measured: give it more --minutes")
     return {
         "machine": setting.machine(),
-        "parameters": {"rounds": rounds},
+        "parameters": {"rounds": max(sample.round for sample in samples)},
         **judge(samples),
         "vm_list_s": asdict(spread(lists_s)),
     }
+
+
+def kept() -> list[Sample]:
+    """The moves that this commit was measured by so far."""
+    path = setting.RESULTS / "virsh.json"
+    found = json.loads(path.read_text()) if path.exists() else {"samples": []}
+    if not found["samples"] or _commit(found["machine"]) != _commit(setting.machine()):
+        return []
+    return [Sample(**sample) for sample in found["samples"]]
+
+
+def _commit(machine: Mapping[str, Any]) -> str:
+    # Results that were written meanwhile make no other vmckpt.
+    return str(machine["commit"]).removesuffix("-dirty")
+
+
+async def _warm_up(lab: Hosts) -> None:
+    await lab.run_guest(direct=False)
+    for move in (lab.by_virsh, lab.by_vmckpt):
+        for source, target in pairwise((*lab.names, lab.names[0])):
+            await move(source, target)
+    await lab.end_guest()
 
 
 async def _round(lab: Hosts, number: int) -> AsyncIterator[Sample]:
@@ -132,14 +162,21 @@ def _verdicts(
 def main() -> None:
     """Measure, print, and write results/virsh.json and .png."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=8)
-    result = asyncio.run(measure(parser.parse_args().rounds))
+    parser.add_argument("--rounds", type=int, default=16, help="as many, with those that are kept")
+    parser.add_argument("--minutes", type=float, default=60, help="begin no round after so long")
+    asked = parser.parse_args()
+    until_s = time.monotonic() + 60 * asked.minutes
+    result = asyncio.run(measure(kept(), asked.rounds, until_s))
     for unit, field in (("s", "total_s"), ("ms", "guest_downtime_ms")):
         samples = result["samples"]
         name = "wall_s" if unit == "s" else field
         spreads = {way: spread([s[name] for s in samples if s["way"] == way]) for way in WAYS}
         print("\n".join([field, *spread_lines(spreads, unit)]))
     print(f"vmckpt vm list: median {result['vm_list_s']['median']:.3f} s")
+    for field in ("total_ratio_to_virsh", "guest_downtime_ratio_to_virsh"):
+        for way, found in result[field].items():
+            bounds = f"{found['low']:.2f} to {found['high']:.2f}"
+            print(f"{field} {way}: {found['value']:.2f} ({bounds})")
     for verdict in result["verdicts"]:
         word = "met" if verdict["met"] else "MISSED"
         print(f"{word}: {verdict['promise']} {verdict['measured']:.3f} <= {verdict['limit']:.3f}")

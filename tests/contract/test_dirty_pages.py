@@ -18,7 +18,7 @@ from vmckpt.memory import process_call
 from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.content import PIECES, pages_content, ram_content, ram_layout
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
-from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.vm.dirty_rate import DirtyRate
 from vmckpt.vm.observe_there import observe_there
 
@@ -196,6 +196,26 @@ def test_what_pages_hold_and_reading_gives_no_memory_to_holes(writer: Writer) ->
         dirtied = pages_content(writer.path, pages.take())
     assert dirtied.incompressible == 0.5
     assert dirtied.compressible == 0.5
+
+
+def test_what_is_spared_counts_as_written_until_it_is_protected_again(writer: Writer) -> None:
+    def pages(spans: list[Span]) -> list[int]:
+        found: set[int] = set()
+        for start, end in spans:
+            found |= set(range(start // PAGE_BYTES, end // PAGE_BYTES))
+        return sorted(found)
+
+    spared = [(10 * PAGE_BYTES, 14 * PAGE_BYTES), (20 * PAGE_BYTES, 21 * PAGE_BYTES)]
+    with tracked(writer.pid, writer.path) as dirty:
+        writer.does("write", 9, 10, 11, 14, 20, 30)
+        assert pages(dirty.take_spans(spared)) == [9, 10, 11, 14, 20, 30]
+        # Not written since, but not protected either.
+        assert pages(dirty.take_spans(spared)) == [10, 11, 20]
+        writer.does("write", 9, 12, 20)
+        assert pages(dirty.take_spans()) == [9, 10, 11, 12, 20]
+        assert pages(dirty.take_spans()) == []
+        writer.does("write", 10)
+        assert pages(dirty.take_spans()) == [10]
 
 
 def test_a_host_elsewhere_is_asked_to_look_and_gives_way_too(

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
+from vmckpt.replicate import channel, keeper
 from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.disks.copies import prepare
 from vmckpt.replicate.disks.image import Image, opened
@@ -36,9 +38,15 @@ NOTHING = Pages((), b"")
 
 
 class Small(Image):
-    """A copy on a file system that has room for so many reservations."""
+    """A copy on a file system that has room for so many reservations, and on a slow disk."""
 
     left = 1 << 30
+    pieces, slow_s = 1, 0.0
+
+    def apply(self, writes: Sequence[DiskWrite]) -> None:
+        for _ in range(self.pieces):
+            time.sleep(self.slow_s)
+            super().apply(writes)
 
     def reserve(self, writes: Sequence[DiskWrite]) -> None:
         self.left -= 1
@@ -139,5 +147,30 @@ def test_a_full_standby_is_the_last_epoch_whole_and_says_why_it_goes_no_further(
             assert await both.ended == ALONE
             assert (both.replica.epoch, both.replica.complete) == (numbers[1], True)
         assert (tmp_path / "disk.raw").read_bytes() == b"\2" * SIZE
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_is_slow_but_gets_on_is_no_silence_and_one_that_hangs_is(
+    tmp_path: Path, ram_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.05)
+
+    async def main() -> None:
+        async with connected(tmp_path, ram_path) as both:
+            beating = asyncio.ensure_future(both.stream.beat())
+            both.image.pieces, both.image.slow_s = 8, 0.2
+            began_s = asyncio.get_running_loop().time()
+            for byte in b"ab":
+                number = await both.epoch(DiskWrite(0, 0, bytes([byte]) * 4096))
+                await both.stream.acknowledged(number)
+            assert asyncio.get_running_loop().time() - began_s > 1.2  # the first one's disk
+            await both.replica.disks.applied()
+            both.image.pieces, both.image.slow_s = 1, 2.0
+            await both.stream.acknowledged(await both.epoch(DiskWrite(0, 0, b"c")))
+            with pytest.raises(StandbyLostError, match="silent"):
+                await both.stream.acknowledged(await both.epoch(DiskWrite(0, 0, b"d")))
+            beating.cancel()
 
     asyncio.run(main())

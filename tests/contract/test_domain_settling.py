@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,18 @@ from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import Request
-from vmckpt.migrate.domains.settle import look_at, undefine, unknown
+from vmckpt.migrate.domains.settle import look_at, unknown
+from vmckpt.migrate.domains.tidy import forget, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place, View
 from vmckpt.migrate.options import Method, Options
 from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import MigrateFlag, State
+from vmckpt.vm.domains.flags import MigrateFlag, PausedReason, State
 from vmckpt.vm.domains.job import Job
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Condition, Event
+from vmckpt.vm.domains.told import Condition
 
 pytestmark = pytest.mark.contract
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -37,16 +39,21 @@ IDLE = Job(active=False)
 
 
 class Answers(Libvirtd):
-    """A libvirtd that has the domain in `states`, one question after the other."""
+    """A libvirtd that has the domain in `states`, one question after the other; then it is silent.
 
-    def __init__(self, *states: State, job: Job | VmckptError) -> None:
+    A state of None: it has none.
+    """
+
+    def __init__(self, *states: State | Condition | None, job: Job | VmckptError) -> None:
         super().__init__("test:///default", LocalHost("a", Path("/"), "::1"))
         self._states, self._job = list(states), job
+        self.told: list[str] = []
 
     async def condition(self, uuid: str) -> Condition | None:
         if not self._states:
             raise TIMED_OUT
-        return Condition(self._states.pop(0), 1)
+        state = self._states.pop(0)
+        return Condition(state, 1) if isinstance(state, State) else state
 
     async def job(self, uuid: str) -> Job:
         if isinstance(self._job, VmckptError):
@@ -54,7 +61,10 @@ class Answers(Libvirtd):
         return self._job
 
     async def undefine(self, uuid: str) -> None:
-        self.undefined = uuid
+        self.told.append("undefine")
+
+    async def destroy(self, uuid: str) -> None:
+        self.told.append("destroy")
 
 
 def _look(session: Libvirtd, *, is_source: bool = True) -> tuple[Place, bool]:
@@ -106,10 +116,68 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
     assert (copy.exists(), proof.exists()) == (may_postcopy, False)
 
 
-def test_a_source_that_sees_late_that_the_domain_has_gone_forgets_it_then() -> None:
-    session = Answers(State.PAUSED, State.SHUTOFF, job=IDLE)
-    asyncio.run(undefine(session, DomainJournal("r", "web", UUID, "a", "b", persistent=True)))
-    assert session.undefined == UUID
+@pytest.mark.parametrize(
+    ("source", "known", "is_targets"),
+    [(Place.OFF, False, True), (Place.OFF, True, False), (Place.ABSENT, True, True)],
+    ids=("defined by the migration", "defined there before", "defined there alone"),
+)
+def test_a_domain_that_ended_on_both_is_where_libvirt_defined_it_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Place, *, known: bool, is_targets: bool
+) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
+    (old := tmp_path / "old.qcow2").write_text("older")
+    copy, proof = tmp_path / "web.qcow2", tmp_path / "web.qcow2.vmckpt-r"
+    proof.write_text("newer")
+    copy.hardlink_to(proof)
+    disks = (CopiedDisk(str(old), str(copy)),)
+    journal = replace(MOVED, disks=disks, known_to_target=known)
+    asyncio.run(bury(journal, View(source, Place.OFF), ends, lambda _: None))
+    assert (copy.exists(), old.exists(), proof.exists()) == (is_targets, not is_targets, False)
+
+
+SENT = Condition(State.PAUSED, PausedReason.MIGRATION)
+MOVED = DomainJournal("r", "web", UUID, "a", "b", persistent=True)
+
+
+@pytest.mark.parametrize(
+    ("states", "job", "told"),
+    [
+        ((None,), IDLE, []),
+        ((State.RUNNING, State.RUNNING, State.SHUTOFF), IDLE, ["undefine"]),
+        ((SENT, State.SHUTOFF), Job(active=True), ["undefine"]),
+        ((SENT, SENT, State.SHUTOFF), IDLE, ["destroy", "undefine"]),
+        ((SENT, SENT, None), IDLE, ["destroy"]),
+    ],
+    ids=("gone", "seen late", "libvirt is at it", "kept by one that was restarted", "transient"),
+)
+def test_a_source_keeps_nothing_of_a_domain_that_has_moved(
+    states: tuple[State | Condition | None, ...], job: Job, told: list[str]
+) -> None:
+    session = Answers(*states, job=job)
+    asyncio.run(forget(session, MOVED))
+    assert session.told == told
+
+
+def test_what_a_silent_source_keeps_is_left_to_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    ends = LocalHost("a", tmp_path, "::1", libvirt=tmp_path / "none"), LocalHost("b", tmp_path, "")
+    (image := tmp_path / "web.qcow2").write_text("records")
+    journal = replace(MOVED, disks=(CopiedDisk(str(image), "/elsewhere/web.qcow2"),))
+
+    async def main() -> tuple[list[str], DomainJournal | None]:
+        told: list[str] = []
+        silent = Answers(job=IDLE)
+        await leave_on_target(journal, ends, told.append, session=silent, patience_s=0.0)
+        return told, await DomainJournal.read("web")
+
+    told, kept = asyncio.run(main())
+    assert not image.exists()
+    # The next command ends what is left on the source; what is called so by then is no old image.
+    assert kept == replace(MOVED, moved=True)
+    assert "migrate --recover web" in told[0]
 
 
 def test_a_targets_state_is_enough() -> None:
@@ -131,7 +199,7 @@ class Stuck(Libvirtd):
         self.began = asyncio.Event()
 
     @asynccontextmanager
-    async def events(self, uuid: str) -> AsyncIterator[asyncio.Queue[Event]]:
+    async def ended_jobs(self, uuid: str) -> AsyncIterator[asyncio.Queue[Job]]:
         yield asyncio.Queue()
 
     async def migrate(
@@ -154,10 +222,15 @@ def test_a_migration_that_cannot_be_given_up_is_left_alone_in_the_end(*, postcop
     async def main() -> Stuck:
         session = Stuck()
         transfer = DomainTransfer(
-            session, UUID, Options(), clock=lambda: 0.0, emit=lambda _: None, patience_s=0.1
+            session,
+            UUID,
+            Options(),
+            clock=lambda: 0.0,
+            emit=lambda _: None,
+            patience_s=0.1,
         )
         transfer.postcopy = postcopy
-        call = asyncio.ensure_future(transfer.run(Request("", {}, MigrateFlag.LIVE)))
+        call = asyncio.ensure_future(transfer.run(Request("", {}, MigrateFlag.LIVE), session))
         await session.began.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -190,9 +263,14 @@ def test_a_domain_that_is_gone_before_the_call_has_ended_has_moved() -> None:
     async def main() -> Gone:
         session = Gone()
         transfer = DomainTransfer(
-            session, UUID, Options(), clock=lambda: 0.0, emit=lambda _: None, patience_s=0.1
+            session,
+            UUID,
+            Options(),
+            clock=lambda: 0.0,
+            emit=lambda _: None,
+            patience_s=0.1,
         )
-        await transfer.run(Request("", {}, MigrateFlag.LIVE))
+        await transfer.run(Request("", {}, MigrateFlag.LIVE), session)
         return session
 
     assert asyncio.run(main()).asked_to_abort == 0
@@ -240,7 +318,7 @@ def steered(session: Stalling, options: Options) -> list[str]:
         transfer = DomainTransfer(
             session, UUID, options, clock=lambda: 0.0, emit=hear, patience_s=0.1
         )
-        await transfer.run(Request("", {}, MigrateFlag.LIVE))
+        await transfer.run(Request("", {}, MigrateFlag.LIVE), session)
 
     asyncio.run(main())
     return said

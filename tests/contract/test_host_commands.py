@@ -100,14 +100,16 @@ def test_a_path_that_is_relative_is_refused(operator: Operator, option: str) -> 
 
 def test_what_a_host_lacks_is_told_with_what_mends_it(operator: Operator, tmp_path: Path) -> None:
     state = tmp_path / "a"
-    operator.add("a", "--state-dir", str(state), "--qemu", "/gone/qemu", "--bridge", "nobr9")
+    lacking = ("--qemu", "/gone/qemu", "--bridge", "nobr9", "--libvirt", "/gone/libvirt-sock")
+    operator.add("a", "--state-dir", str(state), *lacking)
     code, report = operator.vmckpt("host", "check", "a")
     assert (code, report["fit"]) == (4, False)
     checks = {check["code"]: check for check in report["checks"]}
     refused = {code for code, check in checks.items() if check["verdict"] == "refuse"}
-    assert refused == {"qemu", "bridge"}
+    assert refused == {"qemu", "bridge", "libvirtd"}
     assert "apt-get install qemu-system-x86" in checks["qemu"]["remedy"]
     assert "vmckpt pki issue a" in checks["certificates"]["remedy"]
+    assert "apt-get install libvirt-daemon-system" in checks["libvirtd"]["remedy"]
     assert checks["state-dir"]["verdict"] == checks["clock"]["verdict"] == "ok"
     assert all(check["remedy"] for check in checks.values() if check["verdict"] != "ok")
     assert report["memory_available_bytes"] > 0

@@ -14,7 +14,8 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State
 from vmckpt.vm.domains.forward import forwarded
-from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.sessions import libvirtd
 
 pytestmark = pytest.mark.contract
 UNKNOWN = "00000000-0000-0000-0000-000000000001"

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,11 @@ def test_there_are_never_two_holders(tmp_path: Path) -> None:
     counts = [tuple(map(int, child.communicate()[0].split())) for child in children]
     assert sum(doubled for _, doubled in counts) == 0
     assert all(taken for taken, _ in counts)
+
+
+def test_who_waits_hears_how_to_end_what_does_not_end_by_itself(tmp_path: Path) -> None:
+    by = replace(ME, action="replicate to b", ended_by="vmckpt replicate stop web")
+    with held(tmp_path / "web", by), pytest.raises(BusyError) as busy, held(tmp_path / "web", ME):
+        pass
+    assert "replicate to b" in busy.value.why
+    assert busy.value.remedy == "end it first: vmckpt replicate stop web"

@@ -1,10 +1,19 @@
 """Devices that keep a VM from being replicated, as a scripted QEMU lists them."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.scripted_qmp import answering, play
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.replicate.checks import devices
+from vmckpt.replicate.checks import _firmware, devices
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
 
 
 @pytest.mark.parametrize(
@@ -43,3 +52,15 @@ def test_a_device_that_qemu_cannot_save_is_refused_by_its_id() -> None:
         assert "'usb'" in found.reason
 
     play(answering(query_migrate=blocked, query_pci=pci, qom_list=[]), look)
+
+
+def test_firmware_variables_that_the_guest_can_write_are_refused(tmp_path: Path) -> None:
+    firmware = '[firmware]\ncode = "/usr/share/code.fd"\nvars = "/var/vars.fd"\n'
+    for text, refused in ((firmware, ["firmware-variables"]), ("", [])):
+        spec = parse_spec(f'name = "web"\nmemory = "32M"\n{text}', "test", tmp_path)
+        directory = vm_dir(tmp_path, "web")
+        qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
+        vm = Vm(spec, LocalHost("a", tmp_path, "127.0.0.1"), directory, qemu)
+        found = list(_firmware(vm))
+        assert [check.code for check in found if check.verdict == "refuse"] == refused
+        assert all("/var/vars.fd" in check.reason for check in found)

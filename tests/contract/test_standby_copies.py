@@ -181,7 +181,8 @@ def test_epochs_are_applied_one_after_the_other(tmp_path: Path) -> None:
                 writes = [DiskWrite(disk, 0, bytes([number]) * 4096) for disk in (0, 1)]
                 await journal.ready_for(writes)
                 journal.take(writes)
-            assert journal.applied_bytes == 19 * 2 * 4096
+            await journal.applied()
+            assert (journal.applied_bytes, journal.is_idle) == (19 * 2 * 4096, True)
         for path in paths:
             assert path.read_bytes()[:4096] == bytes([19]) * 4096
 

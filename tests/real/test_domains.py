@@ -56,12 +56,15 @@ def own_disk(secured: Machines) -> Iterator[Machines]:
 def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machines) -> None:
     facts = domain.ok("vm", "show", GUEST.name)
     assert (facts["driver"], facts["host"], facts["state"]) == ("libvirt", "lab-a", "running")
+    for report in domain.ok("host", "doctor", "lab-a", "lab-b")["hosts"]:
+        verdicts = {check["code"]: check["verdict"] for check in report["checks"]}
+        assert verdicts["libvirtd"] == verdicts["libvirt-tls"] == "ok", report
+        assert verdicts["libvirt-certificates"] == "ok", report
     checked = domain.ok("check", GUEST.name, "lab-b")["targets"][0]
     assert checked["possible"], checked
 
     async def move() -> list[dict[str, object]]:
         async with loaded(domain, GUEST):
-            await asyncio.sleep(1)
             return [
                 await asyncio.to_thread(domain.ok, "migrate", GUEST.name, *words)
                 for words in (("lab-b",), ("lab-a", "--method", "postcopy"))

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.unit
         (Place.ABSENT, Place.RUNNING, False, Move.TARGET_OWNS),
         (Place.OFF, Place.PAUSED, False, Move.TARGET_OWNS),
         (Place.SILENT, Place.RUNNING, False, Move.TARGET_OWNS),
+        (Place.SILENT, Place.WAITING, False, Move.WAIT),
         (Place.WAITING, Place.RUNNING, True, Move.WAIT),
+        (Place.WAITING, Place.RUNNING, False, Move.TARGET_OWNS),
         (Place.WAITING, Place.WAITING, False, Move.WAIT),
         (Place.WAITING, Place.ABSENT, False, Move.WAIT),
         (Place.SILENT, Place.ABSENT, False, Move.WAIT),
@@ -60,6 +62,7 @@ def test_a_state_and_its_reason_are_one_place() -> None:
     assert place(State.RUNNING, RunningReason.POSTCOPY) is Place.POSTCOPY
     assert place(State.PAUSED, 1) is Place.PAUSED
     assert place(State.PAUSED, PausedReason.MIGRATION) is Place.WAITING
+    assert place(State.PAUSED, PausedReason.STARTING_UP) is Place.WAITING
     assert place(State.PAUSED, PausedReason.POSTCOPY_FAILED) is Place.POSTCOPY_FAILED
     assert place(State.SHUTOFF, 4) is Place.OFF
     assert place(State.CRASHED, 0) is Place.OFF

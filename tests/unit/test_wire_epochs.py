@@ -1,5 +1,6 @@
 """Epochs on the wire: only a whole one comes out, and what is not whole is named."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vmckpt.replicate.stream import TELLING_BYTES, Link
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
 from vmckpt.replicate.wire.errors import DamagedError, WireError
 from vmckpt.replicate.wire.frames import (
@@ -197,7 +199,7 @@ def test_the_bytes_of_messages_do_not_change() -> None:
     assert Commit(1, 2, 3, 4, 5).encode() == [
         b"".join(n.to_bytes(8) for n in (1, 2, 3, 4)) + (5).to_bytes(4)
     ]
-    assert Heartbeat(258).encode() == [bytes(6) + b"\1\2"]
+    assert Heartbeat(258, 1).encode() == [bytes(6) + b"\1\2" + bytes(7) + b"\1"]
     packer = Packer(float("inf"))
     table = b"\1\0\0\0" + b"".join(n.to_bytes(8, "little") for n in (1, 512, 2))
     assert b"".join(encode_writes([DiskWrite(1, 512, b"xy")], packer)) == (
@@ -211,7 +213,7 @@ def test_messages_come_back_as_they_were() -> None:
         assert decode_welcome(welcome.encode()[0]) == welcome
     failure = Failure("busy", "a", "b", "c")
     assert decode_failure(failure.encode()[0]) == failure
-    assert decode_heartbeat(Heartbeat(2**64 - 1).encode()[0]) == Heartbeat(2**64 - 1)
+    assert decode_heartbeat(Heartbeat(2**64 - 1, 0).encode()[0]) == Heartbeat(2**64 - 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +268,23 @@ def test_packing_pays_by_what_it_cost_and_gained_and_by_the_link() -> None:
     assert gauge.pays(1e9)  # content changes: it is tried again
     assert not gauge.pays(float("inf"))
     assert not gauge.after(raw_bytes=1000, packed_bytes=300, seconds=1e-5).pays(1e9)
+
+
+def test_content_that_does_not_shrink_is_soon_left_as_it_is() -> None:
+    packer = Packer()
+    for _ in range(20):
+        packer.pack([os.urandom(1 << 14)])
+    assert packer.gauge.left_out > 0
+    assert not packer.gauge.pays(0.0)
+
+
+def test_the_link_is_as_fast_as_large_epochs_come_to_be_safe() -> None:
+    link = Link()
+    link.took(TELLING_BYTES - 1, 0.001)
+    assert link.bytes_per_s == 0
+    for _ in range(50):
+        link.took(1 << 20, 0.01)
+    assert link.bytes_per_s == pytest.approx(100 << 20, rel=0.01)
 
 
 def test_what_packing_makes_longer_goes_as_it_was() -> None:

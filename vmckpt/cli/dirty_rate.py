@@ -1,13 +1,13 @@
 """vmckpt dirty-rate."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vmckpt.cli.arguments import look_s
-from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.loop import run, run_until_interrupted
+from vmckpt.cli.output import Json, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.cli.drivers.driver import Driver
@@ -26,8 +26,6 @@ def dirty_rate(
     json: Json = False,
 ) -> None:
     """Measure how fast a running VM dirties its memory, and what that memory holds."""
-    import asyncio
-
     from vmckpt.cli.drivers.find import find
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
@@ -44,9 +42,7 @@ def dirty_rate(
         require_plotting(plot)
     found = run(find(vm))
     if watch:
-        # Ctrl-C is its end, and undoes nothing.
-        with suppress(KeyboardInterrupt):
-            asyncio.run(_watch(found))
+        run_until_interrupted(_watch(found))
         return
     measured = run(found.measure(for_s))
     keep(found.name, measured)
@@ -81,7 +77,7 @@ def text(vm: "Driver", measured: "DirtyRate") -> str:
     if measured.took_s and measured.faults:
         faults = (
             f"{measured.faults / measured.took_s:.0f} page faults/s, "
-            f"about {measured.cost:.1%} of a processor"
+            f"up to {measured.cost:.1%} of a processor"
         )
         pairs.append(("cost to the guest", faults))
     rows = [

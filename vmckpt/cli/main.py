@@ -20,7 +20,17 @@ changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9
 COMMANDS = ("migrate", "check", "plan", "dirty-rate", "report", "replay")
 # Started by vmckpt itself: not in --help.
 HIDDEN = ("serve", "link", "job", "replica", "observe")
-NOUNS = ("vm", "replicate", "host", "snapshot", "pki", "runs", "metrics", "lab")
+NOUNS = (
+    "vm",
+    "replicate",
+    "host",
+    "snapshot",
+    "store",
+    "pki",
+    "runs",
+    "metrics",
+    "lab",
+)
 
 
 def command_line(words: Sequence[str]) -> typer.Typer:
@@ -61,42 +71,49 @@ def _root(
 
 def main() -> int:
     """Run the command line; the exit code. Every error ends as what / why / what to do."""
-    as_json = "--json" in sys.argv
     # Guests' memory, disks, consoles and monitors are nobody else's.
     os.umask(0o077)
     try:
         code = command_line(sys.argv[1:])(standalone_mode=False)
-    except VmckptError as exc:
-        code = print_error(exc, as_json=as_json)
-    except click.exceptions.Abort:
-        cancelled = CancelledByUserError(
-            "cancelled",
-            why="asked to stop",
-            remedy="what had begun may have taken effect: see `vmckpt vm show`",
-        )
-        code = print_error(cancelled, as_json=as_json)
-    except click.ClickException as exc:
-        usage = UsageError(
-            exc.format_message(), why="see above", remedy="add --help to the command"
-        )
-        exc.show()
-        code = print_error(usage, as_json=True) if as_json else exc.exit_code
-    except BrokenPipeError:
-        # Whoever read the output has gone; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except OSError as exc:
-        storage = StorageError(
-            f"cannot use {exc.filename or 'a file'}",
-            why=exc.strerror or str(exc),
-            remedy="check that it is there, its rights, and free space",
-        )
-        code = print_error(storage, as_json=as_json)
-    except Exception as exc:  # noqa: BLE001 - whatever is left is a bug of ours, told as one
-        code = print_error(_bug(exc), as_json=as_json)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, it is told
+        code = told(exc)
     finally:
         end_running()
     return code if isinstance(code, int) else 0
+
+
+def told(error: Exception) -> int:
+    """Tell what a command ended with; the exit code."""
+    as_json = "--json" in sys.argv
+    match error:
+        case VmckptError():
+            return print_error(error, as_json=as_json)
+        case click.exceptions.Abort():
+            cancelled = CancelledByUserError(
+                "cancelled",
+                why="asked to stop",
+                remedy="what had begun may have taken effect: see `vmckpt vm show`",
+            )
+            return print_error(cancelled, as_json=as_json)
+        case click.ClickException():
+            usage = UsageError(
+                error.format_message(), why="see above", remedy="add --help to the command"
+            )
+            error.show()
+            return print_error(usage, as_json=True) if as_json else error.exit_code
+        case BrokenPipeError():
+            # Whoever read the output has gone; there is nobody left to tell.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case OSError():
+            storage = StorageError(
+                f"cannot use {error.filename or 'a file'}",
+                why=error.strerror or str(error),
+                remedy="check that it is there, its rights, and free space",
+            )
+            return print_error(storage, as_json=as_json)
+        case _:  # whatever is left is a bug of ours, told as one
+            return print_error(_bug(error), as_json=as_json)
 
 
 def _bug(exc: Exception) -> VmckptError:

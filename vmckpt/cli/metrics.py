@@ -53,7 +53,7 @@ def serve(
 async def _serve(address: str, port: int) -> None:
     import asyncio
 
-    from vmckpt.errors import OperationFailedError
+    from vmckpt.errors import RefusedError
     from vmckpt.hosts.uri import in_uri
     from vmckpt.metrics.serve import serving
 
@@ -62,7 +62,7 @@ async def _serve(address: str, port: int) -> None:
             warn(f"serving http://{in_uri(address)}:{got}/metrics")
             await asyncio.Event().wait()
     except OSError as exc:
-        raise OperationFailedError(
+        raise RefusedError(
             f"cannot listen on {address}:{port}",
             why=exc.strerror or str(exc),
             remedy="choose another address or port with --listen",

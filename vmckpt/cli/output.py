@@ -1,18 +1,14 @@
 """Results on stdout, as text or as one JSON object; errors as what / why / what to do."""
 
-import asyncio
 import json
-import signal
-import sys
-from collections.abc import Coroutine
-from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
+from vmckpt.cli.loop import at_end, end_running, run, warn
 from vmckpt.errors import VmckptError
 
-T = TypeVar("T")
+__all__ = ["Json", "at_end", "end_running", "print_error", "run", "show", "warn"]
 
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object on stdout; progress on stderr.")
@@ -31,55 +27,3 @@ def print_error(error: VmckptError, *, as_json: bool) -> int:
         print(json.dumps({"error": words | {"exit_code": error.exit_code}}))
     warn(f"error: {error.what}\n  why: {error.why}\n  do:  {error.remedy}")
     return error.exit_code
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; Ctrl-C and SIGTERM cancel it, and it says itself what that came to.
-
-    All that a command runs shares one event loop, and so the connections to hosts.
-    """
-    global _runner  # noqa: PLW0603 - one for the process, made when it is needed
-    if _runner is None:
-        _runner = asyncio.Runner()
-    try:
-        return _runner.run(_supervised(work))
-    except asyncio.CancelledError:
-        raise typer.Abort from None
-
-
-_runner: asyncio.Runner | None = None
-_ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-async def _supervised(work: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-
-    def cancel() -> None:
-        task.cancel()
-        warn("asked to stop: going back, unless it is too late for that")
-
-    for number in _ASKED_TO_STOP:
-        loop.add_signal_handler(number, cancel)
-    try:
-        return await task
-    finally:
-        for number in _ASKED_TO_STOP:
-            loop.remove_signal_handler(number)
-
-
-def end_running() -> None:
-    """The command has run: connections to hosts are closed, and so is the event loop."""
-    global _runner  # noqa: PLW0603 - as above
-    if _runner is not None:
-        from vmckpt.hosts.inventory import close_connections
-
-        _runner.run(close_connections())
-        _runner.close()
-        _runner = None
-
-
-def warn(text: str) -> None:
-    """Tell the operator something on stderr; whoever has gone is told nothing."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ def replay(
     json: Json = False,
 ) -> None:
     """Say what a policy would have done in a past migration, from its recorded samples."""
+    from vmckpt.errors import UsageError
     from vmckpt.events.record import RunRecord
     from vmckpt.hosts.inventory import check_name
     from vmckpt.migrate.policy_file import read_policy
@@ -23,13 +24,20 @@ def replay(
 
     rules = read_policy(policy)
     record = RunRecord.load(runs_dir() / f"{check_name(run, 'run')}.json")
-    decisions = play(rules, record.request["max_downtime_ms"], record.samples)
+    allowed_ms = record.request.get("max_downtime_ms")
+    if allowed_ms is None:
+        raise UsageError(
+            f"run '{run}' is no migration",
+            why=f"it is of '{record.operation}': a policy steers migrations",
+            remedy="name another: vmckpt runs list",
+        )
+    decisions = play(rules, allowed_ms, record.samples)
     rows = [
-        (f"{at_s:.2f} s", decision.act.value, f"{decision.downtime_ms} ms", decision.why)
+        (f"{at_s:.2f} s", decision.act.value, decision.words, decision.why)
         for at_s, decision in decisions
     ]
     came = str((record.result or {}).get("outcome", "no end recorded"))
-    text = table(("at", "act", "downtime limit", "why"), rows) if rows else "it would do nothing"
+    text = table(("at", "act", "what", "why"), rows) if rows else "it would do nothing"
     facts = [{"at_s": at_s, **decision._asdict()} for at_s, decision in decisions]
     result = {"run": run, "outcome": came, "decisions": facts}
     show(result, f"{text}\n(what came, without it: {came})", as_json=json)

@@ -1,6 +1,6 @@
 """vmckpt serve: the far side of a host that is reached over SSH."""
 
-from vmckpt.cli.output import run
+from vmckpt.cli.loop import run
 
 
 def serve() -> None:

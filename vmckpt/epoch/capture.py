@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
+from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
@@ -57,19 +58,21 @@ async def capturing(
 async def _settings(monitor: Monitor) -> AsyncIterator[None]:
     """QEMU's settings for saving devices alone, for the block; then they are as they were.
 
-    With `x-ignore-shared` left on, the next migration would leave its memory behind.
+    With `x-ignore-shared` left on, the next migration would leave its memory behind; what an
+    earlier migration left on (multifd) would have QEMU refuse a pipe.
     """
     capabilities = await commands.query_migrate_capabilities(monitor)
     parameters = await commands.query_migrate_parameters(monitor)
+    wanted = {name: False for name, on in capabilities.items() if on} | CAPABILITIES
     try:
         await commands.trace(monitor, VCPU_TRACE, enabled=False)
-        await commands.migrate_set_capabilities(monitor, CAPABILITIES)
+        await commands.migrate_set_capabilities(monitor, wanted)
         await commands.migrate_set_parameters(monitor, PARAMETERS)
         yield
     finally:
         if monitor.is_open:
             await finish(commands.trace(monitor, VCPU_TRACE, enabled=True))
-            before = {name: capabilities[name] for name in CAPABILITIES}
+            before = {name: capabilities[name] for name in wanted}
             await finish(commands.migrate_set_capabilities(monitor, before))
             values = {name: parameters[name] for name in PARAMETERS}
             await finish(commands.migrate_set_parameters(monitor, values))
@@ -90,7 +93,8 @@ def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
         came.append(os.read(reader, PIPE_BYTES))
         if not came[-1]:
             loop.remove_reader(reader)
-            everything.set_result(b"".join(came))
+            if not everything.done():  # nobody waits any more
+                everything.set_result(b"".join(came))
 
     with open_fd(reader):
         loop.add_reader(reader, read)
@@ -107,6 +111,7 @@ class Capture:
         self, monitor: Monitor, output: HeldOutput, dirty: DirtyPages, ram: RamFile
     ) -> None:
         self._monitor, self._output, self._dirty, self._ram = monitor, output, dirty, ram
+        self._hot = HotRuns()
 
     def dirty_pages(self) -> int:
         """How many were written since they were last copied. Costs the guest nothing."""
@@ -162,20 +167,17 @@ class Capture:
                 giving = self._monitor.give_fd(_FD_NAME, writer)
                 await asyncio.gather(giving, self._require_running())
             began_s = time.perf_counter()
-            try:
-                with self._monitor.events("MIGRATION") as events:
-                    pages, pause = await self._take(events, began_s, at_stop)
-            except BaseException:
-                await finish(self.resume())
-                raise
-            if resume_guest:
-                await to_the_end(self.resume())
-            paused_s = time.perf_counter() - began_s
-            try:
-                async with asyncio.timeout(STATE_TIMEOUT_S):
-                    device_state = await received
-            except TimeoutError as exc:
-                raise self._gives_no_state(f"its pipe is open after {STATE_TIMEOUT_S:g} s") from exc
+            with self._monitor.events("MIGRATION") as events:
+                try:
+                    pages, pause = await self._take(began_s, at_stop)
+                    device_state = await self._end_of(received)
+                except BaseException:
+                    await finish(self.resume())
+                    raise
+                if resume_guest:
+                    await to_the_end(self.resume())
+                paused_s = time.perf_counter() - began_s
+                await self._require_completed(events)
         return Epoch(number, pages, device_state, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
@@ -195,7 +197,7 @@ class Capture:
         await self._output.release()
 
     async def _take(
-        self, events: Events, began_s: float, at_stop: Callable[[], None] | None
+        self, began_s: float, at_stop: Callable[[], None] | None
     ) -> tuple[Pages, Pause]:
         """Sent at once and done in this order: the guest stands still for fewer round trips."""
         steps = [*self._output.end_epoch(), commands.migrate(self._monitor, f"fd:{_FD_NAME}")]
@@ -206,19 +208,29 @@ class Capture:
             stopped_s = time.perf_counter()
             if at_stop is not None:
                 at_stop()
-            spans = self._dirty.take_spans()
+            spans = self._dirty.take_spans(self._hot.spared)
             scanned_s = time.perf_counter()
             pages = Pages(tuple(spans), self._ram.copy(spans))
             copied_s = time.perf_counter()
+            self._hot.found(spans)
         finally:
             # Whatever happens, nothing of it is still to be done when the guest runs on.
             await asyncio.wait({stop, *rest})
         for step in rest:
             step.result()
-        await self._state_written(events)
         return pages, Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
 
-    async def _state_written(self, events: Events) -> None:
+    async def _end_of(self, received: "asyncio.Future[bytes]") -> bytes:
+        """All of the device state. QEMU closes the pipe when it lets the guest run again: `cont` is
+        refused before that, for a moment longer than it has said that it is done.
+        """
+        try:
+            async with asyncio.timeout(STATE_TIMEOUT_S):
+                return await received
+        except TimeoutError as exc:
+            raise self._gives_no_state(f"its pipe is open after {STATE_TIMEOUT_S:g} s") from exc
+
+    async def _require_completed(self, events: Events) -> None:
         while event := await events.next(STATE_TIMEOUT_S):
             data: Any = event["data"]
             if data["status"] == "completed":

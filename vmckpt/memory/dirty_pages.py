@@ -11,7 +11,7 @@ import array
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,17 +88,19 @@ class DirtyPages:
             _mark(bitmap, start // PAGE_BYTES, end // PAGE_BYTES)
         return PageSet(int.from_bytes(bitmap, "little"))
 
-    def take_spans(self) -> list[Span]:
+    def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
         """The same as spans of the file, in bytes; cheaper where there are many pages.
 
-        Where a file is mapped twice a span may come twice.
+        Where a file is mapped twice a span may come twice. What is `spared`, ascending, counts as
+        written the next time too, whether it is or not, and costs no fault.
         """
         spans: list[Span] = []
         for mapping in self._mappings:
             shift = mapping.offset - mapping.start
-            for found in self._scan(mapping, _WP_MATCHING):
-                ends = zip(found[0::3], found[1::3], strict=True)
-                spans += [(start + shift, end + shift) for start, end in ends]
+            for piece, flags in _pieces(mapping, spared):
+                for found in self._scan(piece, flags):
+                    ends = zip(found[0::3], found[1::3], strict=True)
+                    spans += [(start + shift, end + shift) for start, end in ends]
         return spans
 
     def _scan(self, mapping: Mapping, flags: int) -> Iterator["array.array[int]"]:
@@ -117,6 +119,20 @@ class DirtyPages:
             if walked <= at:
                 return
             at = walked
+
+
+def _pieces(mapping: Mapping, spared: Sequence[Span]) -> Iterator[tuple[Mapping, int]]:
+    """A mapping in pieces, each with how it is scanned: protected anew, or spared."""
+    shift, at = mapping.offset - mapping.start, mapping.start
+    for first, end in spared:
+        start, stop = max(at, first - shift), min(mapping.end, end - shift)
+        if start < stop:
+            if at < start:
+                yield Mapping(at, start, at + shift), _WP_MATCHING
+            yield Mapping(start, stop, start + shift), 0
+            at = stop
+    if at < mapping.end:
+        yield Mapping(at, mapping.end, at + shift), _WP_MATCHING
 
 
 def _mark(bitmap: bytearray, first: int, end: int) -> None:

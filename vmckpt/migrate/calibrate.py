@@ -14,6 +14,7 @@ from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.events.record import load_all
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
+from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.learned import CALIBRATION, learned
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.migrate.preflight import preflight
@@ -83,6 +84,9 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
         laps[3:3] = [Lap(Fill(0.4, str(program.path)), COMPRESSED)]
         laps += [Lap(Fill(0.9, str(program.path)), COMPRESSED)]
     moves, skipped = 0, []
+    # As their real moves will be carried out.
+    elsewhere = not (first.is_this_machine or second.is_this_machine)
+    move = migrate_there if elsewhere else migrate
     async with _guest(first, memory_bytes) as name:
         for lap in laps:
             vm = await find_vm(name)
@@ -92,7 +96,7 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
                 continue
             await _fill(vm, lap.fill)
             for target in (second, first):
-                await migrate(await find_vm(name), target, lap.options, emit)
+                await move(await find_vm(name), target, lap.options, emit)
                 moves += 1
     records = load_all(runs_dir())
     return Calibration(

@@ -9,6 +9,7 @@ from vmckpt.errors import UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Disks
 from vmckpt.qemu.block import DiskImage
+from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.inventory import read_vm
@@ -163,11 +164,10 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
     here, there = disk.on(source.state_dir), disk.on(target.state_dir)
     if how is Disks.SHARED:
         return Place(number, here, there, shared=True)
-    shared: bool | None = False
-    why = ""
-    if how is Disks.AUTO:
-        shared, why = await is_shared(source, target, here, there)
-    taken = await target.exists(there)
+    (shared, why), (taken, has_directory) = await both(
+        _looked_for(how, source, target, (here, there)),
+        both(target.exists(there), target.exists(there.parent)),
+    )
     if not shared and taken and disk.read_only:
         # An ISO that both hosts have need not go over; but a copy under way may yet be undone.
         names = await target.list_dir(there.parent)
@@ -182,9 +182,17 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
         why,
         target_taken=taken,
         # An images directory is made when it is needed.
-        target_has_directory=not disk.path.is_absolute() or await target.exists(there.parent),
+        target_has_directory=not disk.path.is_absolute() or has_directory,
         keep=disk.read_only and (disk.path.is_absolute() or await _is_others(owned, here)),
     )
+
+
+async def _looked_for(
+    how: Disks, source: Host, target: Host, paths: tuple[Path, Path]
+) -> tuple[bool | None, str]:
+    if how is not Disks.AUTO:
+        return False, ""
+    return await is_shared(source, target, *paths)
 
 
 async def _is_others(owned: Owned, path: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from vmckpt.errors import HostDownError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.identity import read_identity
+from vmckpt.migrate.domains import host_checks as domain_checks
 from vmckpt.units import format_size
 from vmckpt.vm import target_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
@@ -63,6 +64,8 @@ async def _all(host: Host, operator: Host, facts: dict[str, Any]) -> AsyncIterat
     for check in await target_checks.ports(host, needed=1):
         yield check
     for check in await _network(host):
+        yield check
+    for check in await domain_checks.checks(host, facts):
         yield check
     yield await target_checks.clock(operator, host)
 

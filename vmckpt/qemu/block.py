@@ -86,7 +86,8 @@ async def blockdev_mirror(
     """Copy all of `device` to the node `target`, and every write to it from then on.
 
     With `write_through` a write ends only when it is on both. The job waits to be dismissed when it
-    ends. 4 KiB of granularity: with 64 KiB a guest that writes at random is never caught up with.
+    ends. 4 KiB of granularity: with 64 KiB a guest that writes at random is never caught up with,
+    unless its writes go through anyhow.
     """
     await monitor.tell(
         "blockdev-mirror",
@@ -95,7 +96,7 @@ async def blockdev_mirror(
             "device": device,
             "target": target,
             "sync": "full",
-            "granularity": 4096,
+            "granularity": 65536 if write_through else 4096,
             **({"copy-mode": "write-blocking"} if write_through else {}),
             "speed": speed_bytes_per_s,
             "auto-dismiss": False,

@@ -13,7 +13,7 @@ from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
-from vmckpt.replicate.control import ask
+from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.checks import copied_disks
 from vmckpt.replicate.leftover_copies import discard_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
@@ -134,7 +134,8 @@ async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> Non
         await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
         await primary.remove(ours.path)
     with suppress(VmckptError):
-        await until_gone(standby, name)
+        # Its primary may never have come to it.
+        await until_gone(standby, name, lambda: ask(standby, theirs, DISMISS))
         await end_waiting(standby, name)
         await discard_copies(standby, theirs, of_this_run=True)
         await standby.remove(theirs.path)

@@ -1,7 +1,7 @@
 """Frames over a connection between primary and standby, each checked before anybody sees it."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vmckpt.errors import HostDownError
 from vmckpt.lease.clock import boottime_s
@@ -33,7 +33,8 @@ class Channel:
     """One end of a connection.
 
     Times are `clock.boottime_s`: `heard_s` when anything last came, a part of a frame too;
-    `progress_s` when the other side was last known to have taken more of what was sent.
+    `progress_s` when the other side was last known to have taken more of what was sent, or to have
+    got on with it: `applied_bytes` says how far this one has.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class Channel:
         self._writer.transport.set_write_buffer_limits(high=WAITING_BYTES)
         self.outbound, self.inbound = Outbound(term), Inbound(0)
         self.heard_s = self.progress_s = boottime_s()
-        self.received_bytes = self._taken_bytes = 0
+        self.received_bytes, self._taken = 0, Heartbeat(0, 0)
+        self.applied_bytes: Callable[[], int] = int
 
     async def send(self, *frames: Frame) -> None:
         """Send frames; waits while the other side is behind. Raises as `send_all` does."""
@@ -112,15 +114,18 @@ class Channel:
         """Be heard for ever, and say how much has come. Raises HostDownError."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self.put(
-                self.outbound.frame(Kind.HEARTBEAT, 0, Heartbeat(self.received_bytes).encode())
-            )
+            self.put(self.outbound.frame(Kind.HEARTBEAT, 0, self._heartbeat().encode()))
 
-    def has_taken(self, received_bytes: int) -> bool:
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self.received_bytes, self.applied_bytes())
+
+    def has_taken(self, said: Heartbeat) -> bool:
         """The other side has so much of what was sent; whether that is more than before."""
-        if received_bytes <= self._taken_bytes:
+        if said.received_bytes <= self._taken.received_bytes and (
+            said.applied_bytes <= self._taken.applied_bytes
+        ):
             return False
-        self._taken_bytes, self.progress_s = received_bytes, boottime_s()
+        self._taken, self.progress_s = said, boottime_s()
         return True
 
     async def fail(self, failure: Failure) -> None:

@@ -16,6 +16,8 @@ Answer = Callable[[str], Awaitable[dict[str, Any]]]
 TIMEOUT_S = 60.0
 # How it is, it says at once, unless it stands still.
 STATUS_TIMEOUT_S = 3.0
+# Said to a standby whose primary does not come any more; one that has it takes no notice.
+DISMISS = "dismiss"
 # How long answers that are under way at a service's end may take.
 LAST_WORDS_S = 2.0
 

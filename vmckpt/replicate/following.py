@@ -6,8 +6,9 @@ from contextlib import suppress
 from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.channel import ALONE, Channel
+from vmckpt.replicate.disks.journal import SLOW_S
 from vmckpt.replicate.replica import Replica, ram_pages
-from vmckpt.replicate.wire.epoch import Assembler
+from vmckpt.replicate.wire.epoch import Assembler, Epoch
 from vmckpt.replicate.wire.frames import Head, Kind
 from vmckpt.replicate.wire.messages import (
     Failure,
@@ -46,9 +47,12 @@ class Following:
         """All that has come."""
         return self._channel.received_bytes if self._channel else 0
 
+    def _applied_bytes(self) -> int:
+        return self._replica.disks.applied_bytes
+
     async def receive(self, channel: Channel) -> str:
         """Take epochs until the connection ends; by which word it did (see `channel`), or LOST."""
-        self._channel = channel
+        self._channel, channel.applied_bytes = channel, self._applied_bytes
         beating = asyncio.ensure_future(channel.beat())
         try:
             return await self._receive(channel)
@@ -90,6 +94,25 @@ class Following:
             except StorageError as exc:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
 
+    async def _ready_for(self, channel: Channel, epoch: Epoch) -> None:
+        """Slow disks are waited for, as long as they get on: the primary is not silent meanwhile.
+
+        Raises StorageError.
+        """
+        disks = self._replica.disks
+        if disks.is_idle and disks.is_sound and not epoch.writes:
+            return
+        getting_ready = asyncio.ensure_future(disks.ready_for(epoch.writes))
+        applied_bytes = -1
+        try:
+            while not getting_ready.done():
+                if disks.applied_bytes > applied_bytes:
+                    applied_bytes, channel.heard_s = disks.applied_bytes, boottime_s()
+                await asyncio.wait({getting_ready}, timeout=SLOW_S)
+            getting_ready.result()
+        finally:
+            getting_ready.cancel()
+
     async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
         if head.kind is Kind.HELLO:
             self.hello = decode_hello(payload)
@@ -102,7 +125,7 @@ class Following:
         elif head.kind is not Kind.HEARTBEAT and self._assembler is not None:
             epoch = self._assembler.take(head, payload)
             if epoch is not None:
-                await self._replica.ready_for(epoch)
+                await self._ready_for(channel, epoch)
                 # All of it is here. Nothing may come between the word and the deed: what was
                 # acknowledged is what the guest goes on from.
                 channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))

@@ -24,10 +24,6 @@ class Replica:
         """Whether a guest can go on from it."""
         return bool(self.device_state) and self.disks.is_sound
 
-    async def ready_for(self, epoch: Epoch) -> None:
-        """Nothing keeps `epoch` from being applied when this returns. Raises StorageError."""
-        await self.disks.ready_for(epoch.writes)
-
     def apply(self, epoch: Epoch) -> None:
         """Bring it to a whole epoch; its disks follow behind.
 

@@ -18,7 +18,7 @@ from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, Channel
-from vmckpt.replicate.control import answering, write_last_word
+from vmckpt.replicate.control import DISMISS, answering, write_last_word
 from vmckpt.replicate.disks.copies import discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
@@ -98,7 +98,7 @@ class Standby:
         self._took_over_s: float | None = None
         self._replica: Replica | None = None
         self._following: Following | None = None
-        self._asked = asyncio.Event()
+        self._asked, self._dismissed = asyncio.Event(), asyncio.Event()
 
     @property
     def has_the_guest(self) -> bool:
@@ -128,7 +128,7 @@ class Standby:
             try:
                 # Listening before: it takes a second for every few GiB.
                 refusal = await self._reserve(ram)
-                channel = await asyncio.wait_for(came, COME_S)
+                channel = await self._came(came)
                 if refusal is not None:
                     await channel.fail(refusal)
                     return
@@ -138,6 +138,17 @@ class Standby:
                 self._why = f"the primary did not come within {COME_S:g} s"
             finally:
                 left.set()
+
+    async def _came(self, came: "asyncio.Future[Channel]") -> Channel:
+        """The primary, once it is here. Raises TimeoutError when nobody comes any more."""
+        dismissed = asyncio.ensure_future(self._dismissed.wait())
+        either: set[asyncio.Future[Any]] = {came, dismissed}
+        await asyncio.wait(either, timeout=COME_S, return_when=asyncio.FIRST_COMPLETED)
+        dismissed.cancel()
+        if not came.done():
+            came.cancel()
+            raise TimeoutError
+        return came.result()
 
     async def finish(self) -> None:
         """Whatever happened: leave the guest running, or nothing."""
@@ -228,7 +239,9 @@ class Standby:
             await replica.disks.flush()
 
     async def _answer(self, word: str) -> dict[str, Any]:
-        if word == "failover":
+        if word == DISMISS:
+            self._dismissed.set()
+        elif word == "failover":
             self._asked.set()
             while not self._ended:  # noqa: ASYNC110
                 await asyncio.sleep(TICK_S)

@@ -19,16 +19,30 @@ from vmckpt.replicate.wire.messages import (
     Begin,
     DiskWrite,
     Failure,
+    Heartbeat,
     decode_failure,
     decode_heartbeat,
 )
 from vmckpt.replicate.wire.pages import Encoder, Numbers, Shadow, as_words
 
 POLL_S = 0.1
+TELLING_BYTES, _WEIGHT = 256 << 10, 0.2
 
 
 class StandbyLostError(Exception):
     """The standby has gone, is silent, or has said why it cannot go on."""
+
+
+class Link:
+    """How fast epochs come to be safe: packing has to be faster to pay. At first: not at all."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 0.0
+
+    def took(self, sent_bytes: int, seconds: float) -> None:
+        """An epoch of so many bytes was acknowledged after so long; small ones tell nothing."""
+        if sent_bytes >= TELLING_BYTES and seconds > 0:
+            self.bytes_per_s += _WEIGHT * (sent_bytes / seconds - self.bytes_per_s)
 
 
 class Stream:
@@ -50,6 +64,7 @@ class Stream:
         self._tell = tell
         self._number = self._acknowledged = 0
         self._is_begun = False
+        self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, Link()
         self._answered = asyncio.Condition()
         self._why = ""
 
@@ -87,6 +102,7 @@ class Stream:
     def _begin(self) -> Iterator[Frame]:
         if not self._is_begun:
             before, self._number, self._is_begun = self._number, self._number + 1, True
+            self._epoch_began_s, self._epoch_began_bytes = boottime_s(), self.sent_bytes
             yield self._composer.begin(self._number, Begin(before, 0, 0))
 
     def _disks(self, writes: Sequence[DiskWrite]) -> Iterator[Frame]:
@@ -133,7 +149,7 @@ class Stream:
                         raise senseless(f"{head} comes unasked", "no disk is replicated")
                     self._tell(payload)
                 elif head.kind is Kind.HEARTBEAT:
-                    self._progress(decode_heartbeat(payload).received_bytes)
+                    self._progress(decode_heartbeat(payload))
         except (VmckptError, StandbyLostError) as exc:
             async with self._answered:
                 self._why = f"{exc.what}: {exc.why}" if isinstance(exc, VmckptError) else str(exc)
@@ -146,15 +162,19 @@ class Stream:
         async with self._answered:
             self._acknowledged = keeper.acknowledged = head.epoch
             is_all = head.epoch == self._number and not self._is_begun
+            if is_all:
+                sent_bytes = self.sent_bytes - self._epoch_began_bytes
+                self._link.took(sent_bytes, boottime_s() - self._epoch_began_s)
+                self._composer.tell_link(self._link.bytes_per_s)
             keeper.unanswered_since_s = None if is_all else boottime_s()
             self._answered.notify_all()
 
-    def _progress(self, received_bytes: int) -> None:
+    def _progress(self, said: Heartbeat) -> None:
         """An epoch that takes its time is no silence, while the standby takes some of it."""
-        keeper, has_more = self._keeper, self._channel.has_taken(received_bytes)
+        keeper, has_more = self._keeper, self._channel.has_taken(said)
         if has_more and keeper.unanswered_since_s is not None:
             is_open = self._is_begun and self._acknowledged == self._number - 1
-            has_all = received_bytes == self.sent_bytes
+            has_all = said.received_bytes == self.sent_bytes
             keeper.unanswered_since_s = None if is_open and has_all else boottime_s()
 
     async def beat(self) -> None:

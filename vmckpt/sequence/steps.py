@@ -1,7 +1,7 @@
 """A long operation is a list of steps: undone newest first until the commit, then only forward."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from vmckpt.errors import OutcomeUnknownError, VmLostError
@@ -99,14 +99,23 @@ async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) ->
     either goes on beside an undo.
     """
     tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    one, two = await _together(tasks)
+    return one, two
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of pieces of work done side by side, in their order; see `both`."""
+    return list(await _together([asyncio.ensure_future(work) for work in works]))
+
+
+async def _together(tasks: Sequence["asyncio.Future[Any]"]) -> list[Any]:
     try:
-        one, two = await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
         raise
-    return one, two
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:

@@ -124,7 +124,8 @@ class Transaction:
 
     def _commit(self, facts: Mapping[str, Any], when_s: float, published: list[str]) -> Manifest:
         for sink in self._sinks.values():
-            published.extend(sink.publish())
+            for name in sink.publish():
+                published.append(name)  # noqa: PERF402 - before it is there, one by one
         added = sum(sink.stored_bytes for sink in self._sinks.values())
         maps, encoded, base_bytes = self._maps(published)
         blobs = tuple(self._file.blobs)
@@ -140,6 +141,8 @@ class Transaction:
             facts=facts,
         )
         self._require_locks()
+        # Undone newest first: should it stay after all, what it needs stays too.
+        published.append(self._file.name)
         self._file.write(manifest, encoded)
         return manifest
 
@@ -178,7 +181,7 @@ class Transaction:
         with self._locks:
             for sink in self._sinks.values():
                 sink.discard()
-            for name in published:
+            for name in reversed(published):
                 self._opened.backend.remove(name)
 
 

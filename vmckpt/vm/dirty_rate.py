@@ -75,7 +75,7 @@ class DirtyRate:
 
     @property
     def cost(self) -> float:
-        """About what part of one processor's time the guest lost by being watched."""
+        """What part of one processor's time being watched may have cost the guest."""
         return self.faults * FAULT_S / self.took_s if self.took_s else 0.0
 
     def to_json(self) -> dict[str, Any]:

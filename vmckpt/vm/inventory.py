@@ -11,6 +11,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
+from vmckpt.sequence.steps import both
 from vmckpt.vm.adopted.holes import RAM
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec, parse_spec
@@ -68,7 +69,7 @@ class Look:
 async def read_vm(host: Host, name: str) -> Vm | None:
     """The VM if it is at home on `host`. Raises UsageError on damaged files."""
     directory = vm_dir(host.state_dir, name)
-    current, text = await host.read_text(directory.current), await host.read_text(directory.spec)
+    current, text = await both(host.read_text(directory.current), host.read_text(directory.spec))
     if current is None or text is None:
         return None
     return Vm(

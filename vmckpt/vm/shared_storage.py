@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vmckpt.errors import StorageError
 from vmckpt.hosts.host import Host
+from vmckpt.sequence.steps import both
 
 
 async def is_shared(source: Host, target: Host, here: Path, there: Path) -> tuple[bool | None, str]:
@@ -12,7 +13,7 @@ async def is_shared(source: Host, target: Host, here: Path, there: Path) -> tupl
 
     None when that could not be found out, and why.
     """
-    real_here, real_there = await source.resolve(here), await target.resolve(there)
+    real_here, real_there = await both(source.resolve(here), target.resolve(there))
     if real_here.is_relative_to("/dev"):
         return None, "it is a device, and nothing can be written beside it"
     marker, token = f".vmckpt-{secrets.token_hex(8)}", secrets.token_hex(8)

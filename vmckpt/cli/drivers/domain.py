@@ -73,7 +73,7 @@ class LibvirtDomain:
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""
         from vmckpt.migrate.domains.checks import busy, preflight
-        from vmckpt.vm.domains.libvirtd import libvirtd
+        from vmckpt.vm.domains.sessions import libvirtd
 
         async with libvirtd(self.host) as here, libvirtd(target) as there:
             found = await preflight(self.domain, here, there, options)

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 from vmckpt.cli.drivers.direct import DirectVm
 from vmckpt.cli.drivers.direct import row as direct_row
 from vmckpt.cli.drivers.driver import Driver, Row
-from vmckpt.cli.output import warn
+from vmckpt.cli.output import at_end, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.recover import Recovery
@@ -22,17 +24,33 @@ async def find(name: str) -> Driver:
     """
     from vmckpt.errors import HostDownError, NotFoundError
     from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.sequence.steps import both
 
     if hosts := _with_libvirt(all_hosts()):
-        from vmckpt.vm.domains.libvirtd import load_ahead
-
-        load_ahead()
+        _keep_sessions()
     try:
-        return DirectVm(await _settled(name))
+        # In this order: libvirt's client is loaded while the hosts answer.
+        vm, _ = await both(_settled(name), _load_ahead(wanted=bool(hosts)))
+        return DirectVm(vm)
     except (NotFoundError, HostDownError):
         if not hosts or (domain := await _domain(name, hosts)) is None:
             raise
         return domain
+
+
+async def _load_ahead(*, wanted: bool) -> None:
+    if wanted:
+        from vmckpt.vm.domains.connection import load_ahead
+
+        load_ahead()
+
+
+def _keep_sessions() -> None:
+    """What looks for a domain and what then works on it need no sessions of their own each."""
+    from vmckpt.vm.domains.sessions import close_sessions, keep_sessions
+
+    keep_sessions()
+    at_end(close_sessions)
 
 
 async def find_own(name: str) -> "Vm":
@@ -50,12 +68,15 @@ async def _settled(name: str) -> "Vm":
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal
     from vmckpt.migrate.recover import recover, remove_dead_locks
+    from vmckpt.sequence.steps import both
     from vmckpt.vm.inventory import find_vm, is_worked_on
 
-    if await find_journal(name, all_hosts()) is None:
+    # Most VMs have no journal: where they are is asked with it.
+    journal, found = await both(find_journal(name, all_hosts()), _found_or_not(name))
+    if journal is None:
         await remove_dead_locks(name, all_hosts())
         try:
-            return await find_vm(name)
+            return found()
         except OutcomeUnknownError:  # it is at home on two hosts: a standby may have taken over
             from vmckpt.replicate.operate import settle
 
@@ -66,6 +87,23 @@ async def _settled(name: str) -> "Vm":
         return await find_vm(name)
     _tell(await recover(name, warn))
     return await find_vm(name)
+
+
+async def _found_or_not(name: str) -> "Callable[[], Vm]":
+    """What `find_vm` gives or raises, when it is asked for."""
+    from vmckpt.errors import VmckptError
+    from vmckpt.vm.inventory import find_vm
+
+    try:
+        vm = await find_vm(name)
+    except VmckptError as exc:
+        error = exc
+
+        def fail() -> "Vm":
+            raise error
+
+        return fail
+    return lambda: vm
 
 
 async def _domain(name: str, hosts: "list[Host]") -> Driver | None:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import keep_files
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.settle import leave_on_source, leave_on_target
-from vmckpt.migrate.domains.whereabouts import IN_POSTCOPY, View
-from vmckpt.vm.domains.libvirtd import libvirtd
+from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
+from vmckpt.migrate.domains.whereabouts import IN_POSTCOPY, Place, View
+from vmckpt.vm.domains.sessions import libvirtd
 
 
 async def bury(
@@ -15,19 +15,19 @@ async def bury(
 ) -> None:
     """End what is left of it on either end, and tidy up; may be repeated after an error.
 
-    In post-copy it ran on the target, where copied disks are newest: a persistent domain is
-    defined there from now on. Else it stays where it came from; copies stay, too, where it may have
-    been in post-copy before somebody ended it on both.
+    Where it came to run on the target copied disks are newest there: a persistent domain is defined
+    there from now on. Else it stays where it came from; copies stay, too, where it may have run
+    with them before somebody ended it on both.
     """
     source, target = ends
-    if not IN_POSTCOPY & {view.source, view.target}:
-        if journal.may_postcopy and journal.disks:
+    if not (IN_POSTCOPY & {view.source, view.target} or _came_to_run(journal, view)):
+        if _may_have_run(journal, view) and journal.disks:
             await keep_files(target, journal.run, journal.disks)
             paths = ", ".join(disk.target for disk in journal.disks)
             note(f"{paths}: on both hosts, since nobody can say which is newer")
         await leave_on_source(journal, target)
         return
-    if journal.persistent:
+    if journal.persistent and IN_POSTCOPY & {view.source, view.target}:
         # Before anything is ended: as long as one end is in post-copy it can be seen who ran last.
         async with libvirtd(source) as here, libvirtd(target) as there:
             if await here.condition(journal.uuid) is not None:
@@ -38,3 +38,18 @@ async def bury(
                 await session.destroy(journal.uuid)
             note(f"ended what was left of it on {host.name}: half of its memory")
     await leave_on_target(journal, ends, note)
+
+
+def _came_to_run(journal: DomainJournal, view: View) -> bool:
+    """Whether the target keeps a definition of it that the migration brought, or it alone has one.
+
+    libvirt defines it there, for good, when all of it has arrived, just before it runs.
+    """
+    if view.target is not Place.OFF:
+        return False
+    return view.source is Place.ABSENT or not journal.known_to_target
+
+
+def _may_have_run(journal: DomainJournal, view: View) -> bool:
+    """Whether nothing is left that could tell."""
+    return journal.may_postcopy or view.source is not Place.OFF

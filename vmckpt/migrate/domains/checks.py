@@ -18,7 +18,7 @@ from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
 from vmckpt.migrate.options import Options, Tls
 from vmckpt.qemu.replies import QemuVersion
-from vmckpt.sequence.steps import both
+from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import MIB
 from vmckpt.vm import target_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
@@ -34,7 +34,8 @@ QEMU_CERTIFICATES = Path("/etc/pki/qemu")
 class DomainPreflight(NamedTuple):
     """All checks, and what libvirt will be asked for when they are passed.
 
-    `options` are those asked for, with "auto" replaced by what it comes to.
+    `options` are those asked for, with "auto" replaced by what it comes to; `known_to_target`: the
+    target has a definition of it.
     """
 
     checks: tuple[Check, ...]
@@ -42,6 +43,7 @@ class DomainPreflight(NamedTuple):
     request: Request | None = None
     copies: tuple[DiskCopy, ...] = ()
     encryption: Encryption = IN_CLEAR
+    known_to_target: bool = False
 
     @property
     def possible(self) -> bool:
@@ -59,56 +61,98 @@ async def preflight(
         return DomainPreflight((same,), options)
     if missing := _not_running(domain):
         return DomainPreflight((missing,), options)
-    version = QemuVersion(*await source.qemu_version())
-    what = domain.description
-    loss = dirty_log.loss_of(what.accel_word, version, what.memory_back_ends)
-    options = resolve_method(options, loses_pages=loss is not None)
-    disks, ((encryption, encrypted), link) = await both(
-        plan_domain_disks(domain, source, there, options.disks),
+    # Each question is a way to a host: what does not follow from another's answer is asked with it.
+    at_source, (at_target, (moving, (encryption, link))) = await both(
+        _look_at_source(domain, source),
         both(
-            _encryption(domain.host, there, options.tls),
-            find_link(options.tls, domain.host, there),
+            _look_at_target(domain, source, target, options),
+            both(
+                _look_at_disks(domain, source, there, options),
+                both(
+                    _encryption(domain.host, there, options.tls),
+                    find_link(options.tls, domain.host, there),
+                ),
+            ),
         ),
     )
-    at_target, (at_source, ports) = await both(
-        _target_checks(domain, source, target, disks),
-        both(_source_checks(domain, source), _ports(there, needed=2 if disks.copied else 1)),
-    )
+    what, disks = domain.description, moving.disks
+    loss = dirty_log.loss_of(what.accel_word, at_source.version, what.memory_back_ends)
+    options = resolve_method(options, loses_pages=loss is not None)
     checks = (
         Check("running", OK, f"the domain is {domain.state}"),
-        *at_target,
+        *at_target.checks,
+        *moving.checks,
         link.check,
-        encrypted,
-        *at_source,
+        encryption[1],
+        *at_source.checks,
         *postcopy_risk(options),
-        *await _userfaults(target, options),
+        *at_target.userfaults,
         *(dirty_log.checks(loss, options) if loss else ()),
         *option_checks(options),
     )
-    request = build(
+    return DomainPreflight(
+        checks,
         options,
-        Route(link.uri, there.migration_address, *ports),
-        _cargo(domain, disks, encryption),
+        build(
+            options,
+            Route(link.uri, there.migration_address, *moving.ports),
+            _cargo(domain, disks, encryption[0]),
+        ),
+        disks.plan.copies,
+        encryption[0],
+        at_target.known,
     )
-    return DomainPreflight(checks, options, request, disks.plan.copies, encryption)
 
 
-async def _target_checks(
-    domain: Domain, source: Libvirtd, target: Libvirtd, disks: DomainDisks
-) -> list[Check]:
-    by_libvirt, by_host = await both(
-        target_libvirt.checks(domain, source, target), _host_checks(domain, target.host, disks)
+class _AtSource(NamedTuple):
+    version: QemuVersion
+    checks: list[Check]
+
+
+class _AtTarget(NamedTuple):
+    checks: list[Check]
+    known: bool
+    userfaults: list[Check]
+
+
+class _Moving(NamedTuple):
+    disks: DomainDisks
+    checks: list[Check]
+    ports: list[int | None]
+
+
+async def _look_at_target(
+    domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
+) -> _AtTarget:
+    checks, (names, userfaults) = await both(
+        target_libvirt.checks(domain, source, target),
+        both(target.names(), _userfaults(target, options)),
     )
-    return [*by_libvirt, *by_host]
+    name = await target_libvirt.name(domain, names, target.host)
+    return _AtTarget([name, *checks], domain.uuid in {one.uuid for one in names}, userfaults)
 
 
-async def _host_checks(domain: Domain, target: Host, disks: DomainDisks) -> list[Check]:
-    return [
-        *disk_checks(disks.plan),
-        *await target_libvirt.files(domain, target, disks.plan.shared),
-        *await target_checks.ports(target, needed=2 if disks.copied else 1),
-        await target_checks.clock(domain.host, target),
-    ]
+async def _look_at_disks(
+    domain: Domain, source: Libvirtd, target: Host, options: Options
+) -> _Moving:
+    disks = await plan_domain_disks(domain, source, target, options.disks)
+    needed = 2 if disks.copied else 1
+    checks, ports = await both(
+        all_of(
+            [
+                target_libvirt.files(domain, target, disks.plan.shared),
+                target_checks.ports(target, needed=needed),
+                _clock(domain.host, target),
+            ]
+        ),
+        _ports(target, needed=needed),
+    )
+    found = [*disk_checks(disks.plan), *(check for some in checks for check in some)]
+    return _Moving(disks, found, ports)
+
+
+async def _clock(source: Host, target: Host) -> list[Check]:
+    return [await target_checks.clock(source, target)]
 
 
 def _cargo(domain: Domain, disks: DomainDisks, encryption: Encryption) -> Cargo:
@@ -159,7 +203,8 @@ def option_checks(options: Options) -> Iterator[Check]:
         yield Check("bandwidth", WARN, reason, f"ask for --bandwidth {rate // MIB}MiB/s")
 
 
-async def _source_checks(domain: Domain, source: Libvirtd) -> list[Check]:
+async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
+    version = QemuVersion(*await source.qemu_version())
     checks = []
     if (await source.job(domain.uuid)).active:
         remedy = "wait for its end; virsh domjobinfo shows it, virsh domjobabort ends it"
@@ -173,14 +218,14 @@ async def _source_checks(domain: Domain, source: Libvirtd) -> list[Check]:
         checks.append(Check("migratable", REFUSE, reason, "detach it (virsh detach-device)"))
     if not any(check.code == "migratable" for check in checks):
         checks.append(Check("migratable", OK, "no device of the host's own is passed through"))
-    return checks
+    return _AtSource(version, checks)
 
 
 async def _encryption(source: Host, target: Host, tls: Tls) -> tuple[Encryption, Check]:
     if tls is Tls.PSK:
         reason = "libvirt encrypts by certificates only, not by a key for one migration"
         return IN_CLEAR, Check("tls", REFUSE, reason, "use --tls auto or require")
-    directories = await _certificates(source), await _certificates(target)
+    directories = await both(certificate_dir_of(source), certificate_dir_of(target))
     try:
         found = await choose(tls, source, target, directories=directories)
     except RefusedError as exc:
@@ -198,7 +243,7 @@ async def _encryption(source: Host, target: Host, tls: Tls) -> tuple[Encryption,
     return found, Check("tls", OK, found.reason)
 
 
-async def _certificates(host: Host) -> Path:
+async def certificate_dir_of(host: Host) -> Path:
     """Where that host's libvirt has QEMU's certificates for migrations."""
     return certificate_dir(await host.read_text(QEMU_CONF) or "")
 

@@ -19,7 +19,8 @@ FORMAT = 1
 class DomainJournal:
     """One migration of one domain. `disks` are files made on the target for it.
 
-    `may_postcopy`: the guest may come to run there before its memory is.
+    `may_postcopy`: the guest may come to run there before its memory is. `known_to_target`: its
+    definition was there before. `moved`: it is the target's; only the source is not tidied yet.
     """
 
     run: str
@@ -30,6 +31,8 @@ class DomainJournal:
     persistent: bool
     disks: tuple[CopiedDisk, ...] = ()
     may_postcopy: bool = False
+    known_to_target: bool = False
+    moved: bool = False
 
     async def write(self) -> None:
         """Keep it. Raises StorageError."""

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir
+from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir, pki_dir
 from vmckpt.hosts.uri import in_uri
 from vmckpt.migrate.options import Tls
+from vmckpt.sequence.steps import all_of, both
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 
 TLS_PORT, TCP_PORT = 16514, 16509
@@ -38,9 +39,12 @@ class Ways(NamedTuple):
 
 async def find_link(tls: Tls, source: Host, target: Host) -> Link:
     """Look at both hosts, and decide."""
+    ports, certificates = await both(
+        target.listening_ports(target.migration_address), _certificates(source)
+    )
     ways = Ways(
-        await target.listening_ports(target.migration_address),
-        await _certificates(source),
+        ports,
+        certificates,
         source.is_this_machine and target.is_this_machine,
     )
     return decide_link(tls, ways, source.name, target)
@@ -62,26 +66,34 @@ def decide_link(tls: Tls, ways: Ways, source: str, target: Host) -> Link:
 
 def _obstacle(ways: Ways, source: str, target: Host) -> tuple[str, str]:
     if TLS_PORT not in ways.ports:
-        pki = target.state_dir / "pki"
         reason = (
             f"libvirtd on {target.name} does not listen on {target.migration_address} port "
             f"{TLS_PORT}: that of {source} cannot reach it"
         )
         remedy = (
-            f"vmckpt pki issue {source} {target.name}; in libvirtd.conf of {target.name} name "
-            f"ca_file, cert_file and key_file in {pki}; then: systemctl stop libvirtd && systemctl "
-            "enable --now libvirtd-tls.socket; or, in a network that you trust, listen_tcp with "
-            "--tls off"
+            f"vmckpt pki issue {source}; {let_it_listen(target)}; or, in a network that you "
+            "trust, listen_tcp with --tls off"
         )
         return reason, remedy
     reason = f"{source} has no client certificate to show to libvirtd on {target.name}"
     return reason, f"vmckpt pki issue {source} {target.name}"
 
 
+def let_it_listen(target: Host) -> str:
+    """What has a libvirtd take other libvirtds' orders by TLS."""
+    pki = pki_dir(target)
+    return (
+        f"vmckpt pki issue {target.name}; in /etc/libvirt/libvirtd.conf there: "
+        f'ca_file = "{pki}/ca-cert.pem", cert_file = "{pki}/server-cert.pem", '
+        f'key_file = "{pki}/server-key.pem"; then: systemctl stop libvirtd && systemctl '
+        "enable --now libvirtd-tls.socket"
+    )
+
+
 async def _certificates(source: Host) -> str | None:
     ours = libvirt_dir(source)
-    if all([await source.exists(ours / name) for name in LIBVIRT_FILES]):
+    if all(await all_of([source.exists(ours / name) for name in LIBVIRT_FILES])):
         return str(ours)
-    if all([await source.exists(path) for path in SYSTEM_CERTIFICATES]):
+    if all(await all_of([source.exists(path) for path in SYSTEM_CERTIFICATES])):
         return ""
     return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 from vmckpt.errors import (
     OperationFailedError,
@@ -15,13 +16,8 @@ from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.checks import DomainPreflight, preflight
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import Request
-from vmckpt.migrate.domains.settle import (
-    leave_on_source,
-    leave_on_target,
-    lost,
-    settle,
-    unknown,
-)
+from vmckpt.migrate.domains.settle import lost, settle, unknown
+from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place
 from vmckpt.migrate.hearing import heard
@@ -30,10 +26,11 @@ from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.shared_link import SharedLink, on_the_link
-from vmckpt.sequence.steps import to_the_end
+from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.vm.check import refusal
 from vmckpt.vm.domains.inventory import Domain, seen_again
-from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.sessions import libvirtd, libvirtds
 
 
 async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) -> Report:
@@ -49,17 +46,20 @@ async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) ->
         dead_mans_switch(domain.name, run.id),
         locked(domain.name, (source, target), action, run.id),
     ):
-        async with libvirtd(source) as here:
+        async with AsyncExitStack() as stack, libvirtds(source, target) as (here, there):
             domain = await seen_again(domain, here)
-            async with libvirtd(target) as there:
-                checked = await preflight(domain, here, there, options)
+            # The second one is made while questions are answered, for the call that takes long.
+            checked, caller = await both(
+                preflight(domain, here, there, options),
+                stack.enter_async_context(libvirtd(source)),
+            )
             if checked.request is None or not checked.possible:
                 raise refusal(checked.checks, domain.name, target.name)
             run.begin(checked.options, checked.checks)
             migration = DomainMigration(domain, target, checked, run)
             limit = checked.options.bandwidth_bytes_per_s
             async with on_the_link(source, target, run.id, limit, run.note) as link:
-                report = await migration.run(here, checked.request, link)
+                report = await migration.run((here, caller), checked.request, link)
         return run.end(report, checked.checks)
 
 
@@ -80,11 +80,18 @@ class DomainMigration:
                 CopiedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
             ),
             may_postcopy=checked.options.may_postcopy,
+            known_to_target=checked.known_to_target,
         )
         self._began_s = self._ended_s = time.monotonic()
 
-    async def run(self, source: Libvirtd, request: Request, link: SharedLink) -> Report:
-        """Prepare, transfer, release; see `migrate`."""
+    async def run(
+        self, sessions: tuple[Libvirtd, Libvirtd], request: Request, link: SharedLink
+    ) -> Report:
+        """Prepare, transfer, release; see `migrate`.
+
+        `sessions` with the source: one to watch by, and one for the call that takes long.
+        """
+        source, caller = sessions
         transfer = DomainTransfer(
             source,
             self._domain.uuid,
@@ -99,14 +106,14 @@ class DomainMigration:
             self._begin("transfer")
             self._began_s = time.monotonic()
             async with link.kept(transfer.hold_to):
-                await transfer.run(request)
+                await transfer.run(request, caller)
         except (asyncio.CancelledError, VmckptError) as exc:
             # A second Ctrl-C must not tidy up before it is known who has the guest.
             if (meant := await to_the_end(self._meaning(exc))) is not None:
                 raise meant from (None if meant is exc else exc)
             self._run.note("too-late", "it was too late to go back: the VM is on the target")
         self._ended_s = time.monotonic()
-        return await to_the_end(self._conclude(transfer))
+        return await to_the_end(self._conclude(source, transfer))
 
     def _begin(self, phase: str) -> None:
         self._run.tell(PhaseBegan(self._run.elapsed_s(), phase))
@@ -132,10 +139,13 @@ class DomainMigration:
             return OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy)
         return exc
 
-    async def _conclude(self, transfer: DomainTransfer) -> Report:
+    async def _conclude(self, source: Libvirtd, transfer: DomainTransfer) -> Report:
         self._begin("release")
         await leave_on_target(
-            self._journal, self._ends, lambda text: self._run.note("old-image", text)
+            self._journal,
+            self._ends,
+            lambda text: self._run.note("left-behind", text),
+            session=source,
         )
         total_time_s = self._run.elapsed_s()
         silence, last, options = await self._heard(), transfer.last, self._checked.options

@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 
+from vmckpt.errors import HostDownError
+from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.settle import (
-    leave_on_source,
-    leave_on_target,
-    lost,
-    settle,
-    unknown,
-)
+from vmckpt.migrate.domains.settle import lost, settle, unknown
+from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.whereabouts import Move
 from vmckpt.migrate.recover import FINISHED, UNDONE, Recovery, wait_for_locks
 
@@ -27,6 +24,9 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
     if journal is None:
         return None
     ends = find_host(journal.source), find_host(journal.target)
+    if journal.moved:
+        await _tidy_source(journal, ends, note)
+        return None
     async with await wait_for_locks(journal.vm, journal.run, ends):
         journal = await DomainJournal.read(name)
         if journal is None:
@@ -45,3 +45,14 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
         else:
             raise await unknown(journal, move, view, ends)
     return Recovery(journal.run, journal.vm, where.name, LAST_STEP, outcome)
+
+
+async def _tidy_source(
+    journal: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
+) -> None:
+    """What a migration that went well left on a source that was silent; asked once."""
+    try:
+        async with await wait_for_locks(journal.vm, journal.run, ends):
+            await leave_on_target(journal, ends, note, patience_s=0.0)
+    except HostDownError as exc:
+        note(f"{exc.what}: what is left of '{journal.vm}' there is removed later")

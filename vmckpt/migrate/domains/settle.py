@@ -1,4 +1,4 @@
-"""Asking both ends until it is clear who has the domain; then no more and no less than tidying."""
+"""Asking both ends until it is clear who has the domain."""
 
 import asyncio
 import time
@@ -8,17 +8,16 @@ from vmckpt.errors import (
     HostDownError,
     NotFoundError,
     OutcomeUnknownError,
-    StorageError,
     VmckptError,
     VmLostError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_files import hand_over_files, remove_files
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.whereabouts import Move, Place, View, decide, is_orphan, place
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import ErrorCode, State
-from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+from vmckpt.vm.domains.flags import ErrorCode
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.sessions import libvirtd
 
 POLL_S = 0.3
 # How long an end may be silent, or in between, until nobody waits for it any more; and how long a
@@ -26,8 +25,6 @@ POLL_S = 0.3
 SILENT_S, POSTCOPY_S = 15.0, 300.0
 # How long a target whose source has ended may still turn out to have got everything.
 ORPHAN_S = 30.0
-# How long a source may take to see that the domain has gone: libvirt holds its locks for 30 s.
-FORGET_S = 60.0
 
 
 async def settle(
@@ -111,50 +108,6 @@ def describe(view: View, ends: tuple[Host, Host]) -> str:
     return text.replace("it gives no answer", "libvirtd gives no answer")
 
 
-async def leave_on_source(journal: DomainJournal, target: Host) -> None:
-    """The domain stays: nothing made for it on the target does."""
-    await remove_files(target, journal.run, journal.disks)
-    await journal.remove()
-
-
-async def leave_on_target(
-    journal: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
-) -> None:
-    """The domain has moved: neither its definition nor copied images stay on the source."""
-    source, target = ends
-    if journal.persistent:
-        try:
-            async with libvirtd(source) as session:
-                await undefine(session, journal)
-        except VmckptError as exc:
-            note(f"its definition stays on {source.name}: {exc}")
-    try:
-        await hand_over_files(source, target, journal.run, journal.disks, note)
-        await journal.remove()
-    except (HostDownError, StorageError) as exc:
-        note(f"its old images may stay on {source.name}: {exc}")
-
-
-async def undefine(session: Libvirtd, journal: DomainJournal) -> None:
-    """The source forgets a domain that has moved, which libvirt does itself if nothing disturbs it.
-
-    One that was restarted meanwhile sees only after a while that all has gone. Raises
-    OutcomeUnknownError when it does not, HostDownError.
-    """
-    given_up_s = time.monotonic() + FORGET_S
-    while (found := await session.condition(journal.uuid)) is not None:
-        if found.state is State.SHUTOFF:
-            await session.undefine(journal.uuid)
-            return
-        if time.monotonic() > given_up_s:
-            raise OutcomeUnknownError(
-                f"libvirtd does not see that '{journal.vm}' has gone",
-                why=f"to it the domain {place(*found).value}, after {FORGET_S:g} s",
-                remedy=f"virsh destroy {journal.vm} there, and virsh undefine {journal.vm}",
-            )
-        await asyncio.sleep(POLL_S)
-
-
 def lost(journal: DomainJournal, view: View, ends: tuple[Host, Host]) -> VmLostError:
     """The domain runs nowhere."""
     return VmLostError(
@@ -194,6 +147,12 @@ async def unknown(
     elif silent:
         names = " and ".join(host.name for host in silent)
         remedy = f"nothing was started twice; start libvirtd on {names}, then: {again}"
+    elif view.source is Place.WAITING and view.target in (Place.OFF, Place.ABSENT):
+        remedy = (
+            f"it was sent, and {source.name} was not told whether it came to run: if the log of "
+            f"its QEMU on {target.name} shows that it did not, virsh resume it on {source.name}, "
+            f"else virsh destroy it there; then: {again}"
+        )
     else:
         remedy = f"see virsh domjobinfo on {source.name}; then: {again}"
     return OutcomeUnknownError(

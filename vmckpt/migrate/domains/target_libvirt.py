@@ -5,12 +5,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from vmckpt.hosts.host import Host
+from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.domains.description import Interface
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Named
 from vmckpt.vm.inventory import read_vm
 
 # Kinds of NICs that need a device of the host's.
@@ -18,18 +20,20 @@ _ON_DEVICES = frozenset({"bridge", "direct"})
 
 
 async def checks(domain: Domain, source: Libvirtd, target: Libvirtd) -> list[Check]:
-    """Another host, no other VM of that name, the machine, memory and networks."""
-    return [
-        await _other_host(source, target),
-        await _name(domain, target),
-        await _machine(domain, target),
-        await _memory(domain, target.host),
-        *[await _interface(nic, target) for nic in dict.fromkeys(domain.description.interfaces)],
-    ]
+    """Another host, the machine, memory and networks."""
+    nics = dict.fromkeys(domain.description.interfaces)
+    return await all_of(
+        [
+            _other_host(source, target),
+            _machine(domain, target),
+            _memory(domain, target.host),
+            *(_interface(nic, target) for nic in nics),
+        ]
+    )
 
 
 async def _other_host(source: Libvirtd, target: Libvirtd) -> Check:
-    ours, theirs = [host_uuid(await end.capabilities()) for end in (source, target)]
+    ours, theirs = map(host_uuid, await both(source.capabilities(), target.capabilities()))
     if ours != theirs:
         return Check("libvirt", OK, f"libvirtd on {target.host.name} answers")
     reason = f"libvirt takes {source.host.name} and {target.host.name} for one host, {ours}"
@@ -42,19 +46,20 @@ def host_uuid(capabilities: str) -> str:
     return ElementTree.fromstring(capabilities).findtext("host/uuid", "")
 
 
-async def _name(domain: Domain, target: Libvirtd) -> Check:
-    host = target.host.name
-    for other in await target.domains():
+async def name(domain: Domain, names: Iterable[Named], target: Host) -> Check:
+    """No other VM of that name; `names` are the target's domains."""
+    host = target.name
+    for other in names:
         if other.name == domain.name and other.uuid != domain.uuid:
             reason = f"{host} has another domain '{domain.name}', {other.uuid}"
             return Check("name-free", REFUSE, reason, f"rename or remove the one on {host}")
         if other.uuid == domain.uuid and other.name != domain.name:
             reason = f"{host} has the domain's UUID already, called '{other.name}'"
             return Check("name-free", REFUSE, reason, f"remove that definition on {host}")
-        if other.uuid == domain.uuid and Domain(target.host, other, domain.description).is_active:
+        if other.uuid == domain.uuid and other.active:
             reason = f"the same domain runs on {host}: it may be damaged already"
             return Check("name-free", REFUSE, reason, "end one of the two")
-    if await read_vm(target.host, domain.name):
+    if await read_vm(target, domain.name):
         reason = f"{host} has a VM '{domain.name}' of vmckpt's own"
         return Check("name-free", REFUSE, reason, f"remove or rename the one on {host}")
     return Check("name-free", OK, f"{host} has no other VM of that name")
@@ -100,7 +105,8 @@ async def _interface(nic: Interface, target: Libvirtd) -> Check:
 async def files(domain: Domain, target: Host, shared: Iterable[Path]) -> list[Check]:
     """Everything that the domain's QEMU opens by path is there."""
     wanted = [*shared, *domain.description.files]
-    missing = [str(path) for path in wanted if not await target.exists(path)]
+    there = await all_of([target.exists(path) for path in wanted])
+    missing = [str(path) for path, is_there in zip(wanted, there, strict=True) if not is_there]
     if missing:
         reason = f"{target.name} has not {', '.join(missing)}"
         remedy = "put the VM's files on storage that both hosts share"

@@ -20,12 +20,12 @@ from vmckpt.migrate.steering import Order, Steering, given_up, pilot
 from vmckpt.plan.policy import Act, Look
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import EventId
 from vmckpt.vm.domains.job import Job
 from vmckpt.vm.domains.libvirtd import Libvirtd
-from vmckpt.vm.domains.told import Event
 
-SAMPLE_S = 0.1
+# Each look goes through libvirtd to the QEMU that sends: what looks too often, or just when a round
+# ends, keeps them from what comes next.
+SAMPLE_S = 0.2
 # QEMU's own default: libvirt need not be told.
 DEFAULT_DOWNTIME_MS = 300
 # With more than the least downtime pre-copy is done before post-copy can begin.
@@ -36,7 +36,7 @@ GIVE_UP_S = 60.0
 
 
 class DomainTransfer:
-    """One call of libvirt's migration, on the source's libvirtd.
+    """One call of libvirt's migration, watched and steered by a session with the source's libvirtd.
 
     `last` are the figures at its end, or the last that were seen; `postcopy` whether the guest may
     have come to run on the target before its memory was there.
@@ -66,17 +66,17 @@ class DomainTransfer:
         """Rounds of pre-copy that have begun."""
         return max(self._steering.rounds, self.last.round)
 
-    async def run(self, request: Request) -> None:
-        """Have libvirt migrate; returns when it says that the domain has moved.
+    async def run(self, request: Request, caller: Libvirtd) -> None:
+        """Have libvirt migrate, by another session; returns when it says that the domain has moved.
 
         Raises LibvirtRefusedError (it gave up), TimedOutError, OperationFailedError (the link is
         silent), OutcomeUnknownError (libvirtd gave no answer), CancelledError. After each of them
         ask both ends. One that was begun is given up before, unless the guest is in post-copy; that
         may be in vain, then libvirt goes on with it.
         """
-        async with self._source.events(self._uuid) as events:
-            call = asyncio.ensure_future(self._source.migrate(self._uuid, *request))
-            watch = asyncio.ensure_future(self._watch(events))
+        async with self._source.ended_jobs(self._uuid) as jobs:
+            call = asyncio.ensure_future(caller.migrate(self._uuid, *request))
+            watch = asyncio.ensure_future(self._watch(jobs))
             try:
                 await asyncio.wait({call, watch}, return_when=asyncio.FIRST_COMPLETED)
                 if not call.done():
@@ -90,20 +90,19 @@ class DomainTransfer:
                 watch.cancel()
                 await asyncio.wait({watch})
                 _failed(watch)
-            self._account(events)
+            while not jobs.empty():
+                self.last = jobs.get_nowait()
 
-    async def _watch(self, events: asyncio.Queue[Event]) -> None:
-        """Tell and steer for as long as the call takes; ended by a cancellation or its error."""
+    async def _watch(self, jobs: asyncio.Queue[Job]) -> None:
+        """Tell and steer until all is sent; ended by a cancellation or its error."""
         while True:
             # The call itself says how it ended; a domain that has moved may be gone before that.
             with suppress(LibvirtRefusedError, HostDownError, NotFoundError):
                 await self._look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(SAMPLE_S):
-                    event = await events.get()
-                    if event.job is not None:
-                        self.last = event.job
-                        await asyncio.sleep(SAMPLE_S)  # what is left is libvirt's own to finish
+                    self.last = await jobs.get()
+                    return  # what is left is libvirt's own to finish
 
     async def _look(self) -> None:
         job = await self._source.job(self._uuid)
@@ -195,13 +194,6 @@ class DomainTransfer:
             await asyncio.wait({call}, timeout=min(ABORT_EVERY_S, self._patience_s))
         call.cancel()
         await asyncio.wait({call})
-
-    def _account(self, events: asyncio.Queue[Event]) -> None:
-        """The last figures; libvirt tells them once, as the job ends on the source."""
-        while not events.empty():
-            event = events.get_nowait()
-            if event.id is EventId.JOB_COMPLETED and event.job is not None:
-                self.last = event.job
 
 
 def _failed(task: "asyncio.Future[None]") -> bool:

@@ -46,7 +46,8 @@ def place(state: State, reason: int) -> Place:
             return Place.POSTCOPY
         case State.RUNNING | State.BLOCKED if reason == RunningReason.POSTCOPY_FAILED:
             return Place.POSTCOPY_FAILED
-        case State.PAUSED if reason == PausedReason.MIGRATION:
+        # A target's QEMU is started before it waits: it has nothing yet.
+        case State.PAUSED if reason in (PausedReason.MIGRATION, PausedReason.STARTING_UP):
             return Place.WAITING
         case State.PAUSED if reason == PausedReason.POSTCOPY:
             return Place.POSTCOPY

@@ -27,6 +27,8 @@ from vmckpt.sequence.steps import to_the_end
 
 # Digests that go in one message: of 256 MiB.
 TOLD_BLOCKS = 4096
+# How often it is seen whether a slow disk gets on.
+SLOW_S = 0.25
 T = TypeVar("T")
 
 
@@ -36,7 +38,16 @@ class Journal:
     def __init__(self, images: Sequence[tuple[Path, Image]]) -> None:
         self._images = images
         self._applying: asyncio.Future[None] | None = None
-        self.applied_bytes = 0
+
+    @property
+    def applied_bytes(self) -> int:
+        """How much was written to the copies so far."""
+        return sum(image.written_bytes for _, image in self._images)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being applied."""
+        return self._applying is None or self._applying.done()
 
     @property
     def is_sound(self) -> bool:
@@ -76,9 +87,6 @@ class Journal:
         if writes:
             self._applying = asyncio.ensure_future(
                 self._each(writes, lambda image, some: image.apply(some))
-            )
-            self.applied_bytes += sum(
-                write.zero_bytes or memoryview(write.data).nbytes for write in writes
             )
 
     async def applied(self) -> None:

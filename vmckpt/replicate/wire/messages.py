@@ -11,7 +11,8 @@ DIGESTS    disk and first block (2 x unsigned 64 bit, big-endian); one section: 
 COMMIT     frames, pages, device bytes, disk bytes    4 x unsigned 64 bit, big-endian
            CRC-32 over the heads' CRC-32s since and with BEGIN's    unsigned 32 bit
 ACK        empty: the head's epoch and all before it are safe with the standby
-HEARTBEAT  bytes, heads included, that have come from the other side   unsigned 64 bit
+HEARTBEAT  bytes, heads included, that have come from the other side; bytes that were written to
+           the copies of disks    2 x unsigned 64 bit, big-endian
 """
 
 import json
@@ -28,7 +29,7 @@ from vmckpt.replicate.wire.sections import Packer, unpack
 PROTOCOL = 2
 _BEGIN = struct.Struct(">QQQ")
 _COMMIT = struct.Struct(">QQQQI")
-_HEARTBEAT = struct.Struct(">Q")
+_HEARTBEAT = struct.Struct(">QQ")
 _COUNT = struct.Struct("<I")
 _WRITE = struct.Struct("<QQQ")
 _ZEROES = 1 << 63
@@ -120,9 +121,12 @@ class Commit(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The sender lives, and has got so much of what it was sent, parts of frames included."""
+    """The sender lives, has got so much of what it was sent, parts of frames included, and has
+    written so much of it to disks.
+    """
 
     received_bytes: int
+    applied_bytes: int
 
     def encode(self) -> list[Buffer]:
         """As a payload."""

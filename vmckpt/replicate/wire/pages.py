@@ -80,14 +80,15 @@ class Encoder:
                 yield pages, payload
 
     def _encode(self, numbers: Numbers, contents: Words) -> tuple[int, list[Buffer]]:
-        zero = np.bitwise_or.reduce(contents, axis=1) == 0
+        zero = _zero(contents)
         if self.shadow is None:
             changed = np.zeros((0, WORDS), dtype=bool)
             same = patched = np.zeros(len(numbers), dtype=bool)
         else:
-            changed, same, patched = _compare(self.shadow, numbers, contents)
+            places = _places(numbers)
+            changed, same, patched = _compare(self.shadow.words[places], contents)
             patched &= ~zero
-            self.shadow.words[numbers[~same]] = contents[~same]
+            self.shadow.words[places] = contents
         whole = ~(zero | same | patched)
         zero &= ~same
         kinds = [numbers[chosen] for chosen in (zero, patched, whole)]
@@ -112,11 +113,27 @@ class Encoder:
         return pages, [head, *self.patches.pack(patch), *self.wholes.pack([_bytes(wholes)])]
 
 
+def _zero(contents: Words) -> NDArray[np.bool_]:
+    """Which pages are zero: looked at are only those that begin so."""
+    zero: NDArray[np.bool_] = contents[:, 0] == 0
+    if zero.any():
+        zero[zero] = np.bitwise_or.reduce(contents[zero], axis=1) == 0
+    return zero
+
+
+def _places(numbers: Numbers) -> Numbers | slice:
+    """Where pages are; as a slice where they stand in a row: that copies nothing."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
+        return slice(first, last + 1)
+    return numbers
+
+
 def _compare(
-    shadow: Shadow, numbers: Numbers, contents: Words
+    before: Words, contents: Words
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Which words changed, and of each page: whether none did, whether few enough did."""
-    changed = contents != shadow.words.take(numbers, axis=0)
+    changed = contents != before
     # Eight flags at a time: sums of 64 fit a byte.
     counts = changed.view(np.uint64).sum(axis=1).view(np.uint8).reshape(-1, 8).sum(axis=1)
     return changed, counts == 0, (counts > 0) & (counts <= MOST_PATCHED_WORDS)

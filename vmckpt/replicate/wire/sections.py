@@ -21,6 +21,8 @@ LEVEL = 1
 LEAST_BYTES = 64
 # When packing does not pay it is tried again once in so many sections: content changes.
 RETRY = 32
+# What shrinks by less than this part is as good as not packed: random content never gets there.
+LEAST_GAIN = 0.05
 _WEIGHT = 0.2
 
 
@@ -40,7 +42,9 @@ class Gauge:
         if link_bytes_per_s == float("inf"):
             return False
         saved_s_per_byte = 1 - self.ratio
-        return self.seconds_per_byte * link_bytes_per_s < saved_s_per_byte or self.left_out >= RETRY
+        gains = saved_s_per_byte > LEAST_GAIN
+        pays = gains and self.seconds_per_byte * link_bytes_per_s < saved_s_per_byte
+        return pays or self.left_out >= RETRY
 
     def after(self, *, raw_bytes: int, packed_bytes: int, seconds: float) -> "Gauge":
         """The gauge after a section was packed."""

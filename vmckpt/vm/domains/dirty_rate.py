@@ -9,7 +9,8 @@ from vmckpt.vm.dirty_rate import DirtyRate, sampled
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State
 from vmckpt.vm.domains.inventory import Domain
-from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.paths import lock_path
 
 SOURCE = "libvirt-page-sampling"

@@ -43,6 +43,7 @@ class PausedReason(IntEnum):
     """virDomainPausedReason, as far as a migration brings it about."""
 
     MIGRATION = 2
+    STARTING_UP = 11
     POSTCOPY = 12
     POSTCOPY_FAILED = 13
 
@@ -91,8 +92,6 @@ class Xml(IntFlag):
 
 
 class EventId(IntEnum):
-    """virDomainEventID."""
+    """virDomainEventID, as far as vmckpt listens."""
 
-    LIFECYCLE = 0
-    MIGRATION_ITERATION = 20
     JOB_COMPLETED = 21

@@ -6,8 +6,9 @@ of the host is (`Host.connect`), with its host keys and its settings, it is poin
 
 import asyncio
 import shutil
+import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -21,13 +22,16 @@ CHUNK_BYTES = 64 * 1024
 async def forwarded(host: Host, path: Path) -> AsyncIterator[Path]:
     """For the block: a socket of this user alone, each connection to it one to `path` on `host`.
 
-    The far end is tried first: raises HostDownError when nobody listens there.
+    The first one's far end is made at once: raises HostDownError when nobody listens there.
     """
-    (await host.connect(path)).close()
+    ahead = [await host.connect(path)]
     pumps: set[asyncio.Task[None]] = set()
 
+    async def far_end() -> socket.socket:
+        return ahead.pop() if ahead else await host.connect(path)
+
     def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pump = asyncio.ensure_future(_join(host, path, reader, writer))
+        pump = asyncio.ensure_future(_join(far_end, reader, writer))
         pumps.add(pump)
         pump.add_done_callback(pumps.discard)
 
@@ -44,14 +48,18 @@ async def forwarded(host: Host, path: Path) -> AsyncIterator[Path]:
             await server.wait_closed()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        for unused in ahead:
+            unused.close()
 
 
 async def _join(
-    host: Host, path: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    far_end: Callable[[], Awaitable[socket.socket]],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     """Carry bytes both ways until either end closes; then both are closed."""
     try:
-        far_reader, far_writer = await asyncio.open_unix_connection(sock=await host.connect(path))
+        far_reader, far_writer = await asyncio.open_unix_connection(sock=await far_end())
     except (HostDownError, OSError):
         writer.close()  # whoever connected here sees the end of the stream, and says so
         return

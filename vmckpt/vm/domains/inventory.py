@@ -9,12 +9,14 @@ from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.description import Description, parse_domain
 from vmckpt.vm.domains.flags import PausedReason, State
-from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.sessions import libvirtd
 from vmckpt.vm.domains.told import Seen
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
 _OFF = frozenset({State.NOSTATE, State.SHUTOFF, State.CRASHED})
+_NOT_YET = frozenset({PausedReason.MIGRATION, PausedReason.STARTING_UP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,17 @@ class Domain:
 
     @property
     def is_arriving(self) -> bool:
-        """Whether it is here only as the target of a migration under way, or the rest of one."""
-        return self.seen.state is State.PAUSED and self.seen.reason == PausedReason.MIGRATION
+        """Whether it is here only as the target of a migration under way, or the rest of one.
+
+        As long as its QEMU is being started, for whatever, nobody can tell.
+        """
+        return self.seen.state is State.PAUSED and self.seen.reason in _NOT_YET
 
     @property
     def state(self) -> str:
         """In a word: stopped, running, paused, ..."""
         if self.is_arriving:
-            return "migrating"
+            return "starting" if self.seen.reason == PausedReason.STARTING_UP else "migrating"
         return "stopped" if self.seen.state is State.SHUTOFF else self.seen.state.name.lower()
 
 

@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from vmckpt.vm.domains.flags import EventId, State
-from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.flags import State
 
 
 class Seen(NamedTuple):
@@ -18,6 +17,14 @@ class Seen(NamedTuple):
     reason: int
     persistent: bool
     xml: str
+
+
+class Named(NamedTuple):
+    """That there is a domain; `active`: it has a QEMU of its own."""
+
+    uuid: str
+    name: str
+    active: bool
 
 
 class Condition(NamedTuple):
@@ -39,10 +46,3 @@ class DiskSize(NamedTuple):
 
     virtual_bytes: int
     allocated_bytes: int
-
-
-class Event(NamedTuple):
-    """Something that libvirt told of a domain; `job` comes with the end of a job."""
-
-    id: EventId
-    job: Job | None = None

@@ -1,0 +1,84 @@
+"""A domain's dirty rate, as libvirt has its QEMU sample it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import BusyError, RefusedError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.units import MIB
+from vmckpt.vm.dirty_rate import DirtyRate
+from vmckpt.vm.domains import sessions
+from vmckpt.vm.domains.dirty_rate import SOURCE, measure_domain
+from vmckpt.vm.domains.flags import State
+from vmckpt.vm.domains.inventory import as_domain
+from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Seen
+
+pytestmark = pytest.mark.contract
+XML = """<domain type='qemu'><name>web</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='pc-q35-10.0'>hvm</type></os><devices/></domain>"""
+UUID = "00000000-0000-0000-0000-000000000001"
+
+
+class Sampling(Libvirtd):
+    """A libvirtd whose QEMU tells 5 MiB/s, the second time that it is asked."""
+
+    def __init__(self, host: Host, state: State, *jobs: Job) -> None:
+        super().__init__("test:///default", host)
+        self.seen = Seen(UUID, "web", state, 1, persistent=True, xml=XML)
+        self.jobs = list(jobs)
+        self.lengths_s: list[int] = []
+        self.answers: list[float | None] = []
+
+    async def find(self, uuid: str) -> Seen | None:
+        return self.seen
+
+    async def job(self, uuid: str) -> Job:
+        return self.jobs.pop(0) if self.jobs else Job(active=False)
+
+    async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
+        self.lengths_s.append(seconds)
+        self.answers = [None, 5.0 * MIB]
+
+    async def dirty_rate(self, uuid: str) -> float | None:
+        return self.answers.pop(0)
+
+
+def measured(
+    tmp_path: Path, patch: pytest.MonkeyPatch, state: State, *jobs: Job
+) -> tuple[Sampling, DirtyRate | VmckptError]:
+    host = LocalHost("a", tmp_path, "::1", libvirt=tmp_path / "none")
+    session = Sampling(host, state, *jobs)
+
+    async def opened(_: Host) -> sessions._Open:
+        return sessions._Open(session, AsyncExitStack())
+
+    patch.setattr(sessions, "_open", opened)
+    try:
+        return session, asyncio.run(measure_domain(as_domain(host, session.seen), 1.0))
+    except VmckptError as exc:
+        return session, exc
+
+
+def test_it_is_sampled_for_whole_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, found = measured(tmp_path, monkeypatch, State.RUNNING)
+    assert isinstance(found, DirtyRate)
+    assert session.lengths_s == [1]
+    assert (found.source, found.ram_bytes, found.working_set_bytes) == (SOURCE, 64 * MIB, 5 * MIB)
+
+
+def test_what_stands_still_or_is_at_work_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, refused = measured(tmp_path, monkeypatch, State.PAUSED)
+    assert isinstance(refused, RefusedError)
+    _, busy = measured(tmp_path, monkeypatch, State.RUNNING, Job(active=True))
+    assert isinstance(busy, BusyError)
+    _, begun = measured(tmp_path, monkeypatch, State.RUNNING, Job(active=False), Job(active=True))
+    assert isinstance(begun, BusyError)
+    assert session.lengths_s == []

@@ -1,0 +1,85 @@
+"""What a command runs: one event loop, which signals end in good order.
+
+It imports no typer, which costs as much as all that `vmckpt serve` needs.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`; Ctrl-C and SIGTERM cancel it, and it says itself what that came to.
+
+    All that a command runs shares one event loop, and so the connections to hosts.
+    """
+    global _runner  # noqa: PLW0603 - one for the process, made when it is needed
+    if _runner is None:
+        _runner = asyncio.Runner()
+    try:
+        return _runner.run(_supervised(work))
+    except asyncio.CancelledError:
+        from click.exceptions import Abort
+
+        raise Abort from None
+
+
+def run_until_interrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Run what has no other end than Ctrl-C, and nothing to undo; on the same event loop."""
+    global _runner  # noqa: PLW0603 - as above
+    if _runner is None:
+        _runner = asyncio.Runner()
+    with suppress(KeyboardInterrupt):
+        _runner.run(work)
+
+
+_runner: asyncio.Runner | None = None
+_at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
+_ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def _supervised(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+
+    def cancel() -> None:
+        task.cancel()
+        warn("asked to stop: going back, unless it is too late for that")
+
+    for number in _ASKED_TO_STOP:
+        loop.add_signal_handler(number, cancel)
+    try:
+        return await task
+    finally:
+        for number in _ASKED_TO_STOP:
+            loop.remove_signal_handler(number)
+
+
+def at_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have `work` done when the command has run, once, while hosts can still be asked."""
+    if work not in _at_end:
+        _at_end.append(work)
+
+
+def end_running() -> None:
+    """The command has run: connections to hosts are closed, and so is the event loop."""
+    global _runner  # noqa: PLW0603 - as above
+    if _runner is not None:
+        from vmckpt.hosts.inventory import close_connections
+
+        while _at_end:
+            _runner.run(_at_end.pop()())
+        _runner.run(close_connections())
+        _runner.close()
+        _runner = None
+
+
+def warn(text: str) -> None:
+    """Tell the operator something on stderr; whoever has gone is told nothing."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,189 @@
+"""A connection to one host's libvirtd. The one module that imports libvirt.
+
+libvirt's calls block: each runs in a thread of its own, which ends with the process however long
+the call takes.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
+from vmckpt.vm.domains.flags import ErrorCode
+
+T = TypeVar("T")
+
+OPEN_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S, CLOSE_TIMEOUT_S = 10.0, 1.0
+# A libvirtd that is silent for 15 s is given up.
+KEEPALIVE_EVERY_S, KEEPALIVE_MISSED = 5, 3
+_LOST = frozenset(
+    {ErrorCode.INTERNAL_ERROR, ErrorCode.RPC, ErrorCode.INVALID_CONN, ErrorCode.SYSTEM_ERROR}
+)
+_RIGHTS = frozenset({ErrorCode.AUTH_FAILED, ErrorCode.AUTH_CANCELLED, ErrorCode.AUTH_UNAVAILABLE})
+
+
+def is_installed() -> bool:
+    """Whether this vmckpt can ask libvirtds at all."""
+    return find_spec("libvirt") is not None
+
+
+def load_ahead() -> None:
+    """Have libvirt's client loaded while something else is waited for."""
+    if is_installed():
+        threading.Thread(target=import_module, args=("libvirt",), daemon=True).start()
+
+
+def _open(uri: str) -> Any:
+    import libvirt
+
+    connection = libvirt.open(uri)
+    try:
+        connection.setKeepAlive(KEEPALIVE_EVERY_S, KEEPALIVE_MISSED)
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() != ErrorCode.NO_SUPPORT:  # not every driver of libvirt's has it
+            raise
+    return connection
+
+
+@cache
+def _event_loop() -> threading.Thread:
+    """The thread of libvirt's events and keep-alives, for as long as this process lives."""
+    import libvirt
+
+    libvirt.registerErrorHandler(lambda *_: None, None)  # else it prints what is raised here
+    libvirt.virEventRegisterDefaultImpl()
+
+    def turn() -> None:
+        while True:
+            libvirt.virEventRunDefaultImpl()
+
+    thread = threading.Thread(target=turn, name="libvirt-events", daemon=True)
+    thread.start()
+    return thread
+
+
+class Connection:
+    """Calls over one connection, one at a time.
+
+    What only asks raises HostDownError when no answer comes; what changes something raises
+    OutcomeUnknownError then. LibvirtRefusedError: libvirt says no; NotFoundError: no such domain.
+    """
+
+    def __init__(self, uri: str, host: Host) -> None:
+        self._uri, self.host = uri, host
+        self._connection: Any = None
+        # libvirt's client before 10.0 may sleep through the answer to one of two calls at a time
+        # until the next keep-alive, and dies of two whose connection is lost. Held until a call
+        # has ended, whoever still waits for it.
+        self._one_call = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connect. Raises HostDownError."""
+        self._connection = await self._connect()
+
+    async def _connect(self) -> Any:
+        import libvirt
+
+        _event_loop()
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                return await in_thread(lambda: _open(self._uri))
+        except (libvirt.libvirtError, TimeoutError) as exc:
+            code = exc.get_error_code() if isinstance(exc, libvirt.libvirtError) else None
+            raise HostDownError(
+                f"the libvirtd of {self.host.name} does not answer",
+                why=str(exc) or f"no answer within {OPEN_TIMEOUT_S:g} s",
+                remedy="let this user use it: usermod -a -G libvirt USER"
+                if code in _RIGHTS
+                else "start it there: systemctl restart libvirtd",
+            ) from exc
+
+    async def close(self) -> None:
+        """End the session; nothing that libvirtd does ends with it."""
+        # The forwarder's end cuts whatever a silent libvirtd leaves unanswered; its connection is
+        # closed only by whoever drops it last then.
+        with suppress(VmckptError):
+            await self._ask("hang up", self._connection.close, CLOSE_TIMEOUT_S)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can be asked more: it is not lost, and nothing is left unanswered."""
+        import libvirt
+
+        with suppress(libvirt.libvirtError):
+            return not self._one_call.locked() and bool(self._connection.isAlive())
+        return False
+
+    async def _ask(
+        self, what: str, work: Callable[[], T], timeout_s: float | None = ASK_TIMEOUT_S
+    ) -> T:
+        import libvirt
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._one_call.acquire()
+                call = asyncio.ensure_future(in_thread(work))
+                call.add_done_callback(self._call_ended)
+                return await asyncio.shield(call)
+        except libvirt.libvirtError as exc:
+            raise self._meaning(what, exc) from exc
+        except TimeoutError as exc:
+            raise self._silent(what, f"no answer within {timeout_s:g} s") from exc
+
+    def _call_ended(self, call: "asyncio.Future[Any]") -> None:
+        self._one_call.release()
+        if not call.cancelled():
+            call.exception()  # nobody may be waiting any more
+
+    async def _tell(self, what: str, work: Callable[[], T], timeout_s: float | None = None) -> T:
+        try:
+            return await self._ask(what, work, timeout_s)
+        except HostDownError as exc:
+            raise OutcomeUnknownError(
+                exc.what,
+                why=f"{exc.why}; nobody knows whether it was done",
+                remedy="ask again what the domain does: vmckpt vm list",
+            ) from exc
+
+    def _meaning(self, what: str, exc: Any) -> VmckptError:
+        code, text = exc.get_error_code(), exc.get_error_message() or str(exc)
+        if code in _LOST and not self._connection.isAlive():
+            return self._silent(what, text)
+        if code == ErrorCode.NO_DOMAIN:
+            return NotFoundError(
+                f"{self.host.name} has no such domain", why=text, remedy="see `vmckpt vm list`"
+            )
+        return LibvirtRefusedError(
+            f"libvirt on {self.host.name} did not {what}",
+            why=text,
+            remedy=remedy_for(text),
+            code=code,
+        )
+
+    def _silent(self, what: str, why: str) -> HostDownError:
+        return HostDownError(
+            f"the libvirtd of {self.host.name} gave no answer when asked to {what}",
+            why=why,
+            remedy="see on the host: systemctl status libvirtd",
+        )
+
+
+@contextmanager
+def gone_meanwhile() -> Iterator[None]:
+    """Drop what is raised because a domain ended while it was looked at."""
+    import libvirt
+
+    try:
+        yield
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() != ErrorCode.NO_DOMAIN:
+            raise

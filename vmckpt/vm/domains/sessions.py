@@ -1,0 +1,91 @@
+"""Sessions with hosts' libvirtds: opened when they are wanted, and used again."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.sequence.steps import all_of
+from vmckpt.vm.domains.connection import is_installed
+from vmckpt.vm.domains.forward import forwarded
+from vmckpt.vm.domains.libvirtd import Libvirtd
+
+
+class _Open(NamedTuple):
+    session: Libvirtd
+    ending: AsyncExitStack
+
+
+# Open and not in use, by host; None: each is closed when its block ends.
+_idle: dict[Host, list[_Open]] | None = None
+
+
+@asynccontextmanager
+async def libvirtd(host: Host) -> AsyncIterator[Libvirtd]:
+    """A session with the host's libvirtd, nobody else's for the block.
+
+    Raises RefusedError: the inventory names none, or libvirt-python is missing; HostDownError: it
+    does not answer, or this user may not use it.
+    """
+    one = _take(host) or await _open(host)
+    try:
+        yield one.session
+    finally:
+        if _idle is not None and one.session.is_sound:
+            _idle.setdefault(host, []).append(one)
+        else:
+            await one.ending.aclose()
+
+
+@asynccontextmanager
+async def libvirtds(*hosts: Host) -> AsyncIterator[list[Libvirtd]]:
+    """Sessions with all of them, opened at once; see `libvirtd`."""
+    async with AsyncExitStack() as stack:
+        yield await all_of([stack.enter_async_context(libvirtd(host)) for host in hosts])
+
+
+def keep_sessions() -> None:
+    """From now on sessions outlive their blocks, for the next one, until `close_sessions`."""
+    global _idle  # noqa: PLW0603 - one for the process, as the connections to hosts are
+    if _idle is None:
+        _idle = {}
+
+
+async def close_sessions() -> None:
+    """End those that are kept, and keep no more."""
+    global _idle
+    kept, _idle = _idle or {}, None
+    await all_of([one.ending.aclose() for ones in kept.values() for one in ones])
+
+
+def _take(host: Host) -> _Open | None:
+    ones = [] if _idle is None else _idle.get(host, [])
+    for one in ones:
+        if one.session.is_sound:
+            ones.remove(one)
+            return one
+    return None
+
+
+async def _open(host: Host) -> _Open:
+    if host.libvirt is None:
+        raise RefusedError(
+            f"{host.name} has no libvirtd",
+            why="its inventory entry names no socket of one",
+            remedy="name it: vmckpt host add --libvirt /run/libvirt/libvirt-sock",
+        )
+    if not is_installed():
+        raise RefusedError(
+            f"libvirtd on {host.name} cannot be asked",
+            why="this vmckpt has no libvirt-python",
+            remedy="install it: apt-get install gcc libvirt-dev pkg-config python3-dev; "
+            "pip install libvirt-python",
+        )
+    async with AsyncExitStack() as stack:
+        near = await stack.enter_async_context(forwarded(host, host.libvirt))
+        mode = "session" if host.libvirt.is_relative_to("/run/user") else "system"
+        session = Libvirtd(f"qemu+unix:///{mode}?socket={near}", host)
+        await session.open()
+        stack.push_async_callback(session.close)
+        return _Open(session, stack.pop_all())
