@@ -44,7 +44,7 @@ def test_a_known_load_is_measured_and_others_are_given_way_to() -> None:
             holes, zeroes = (sum(piece) for piece in zip(*found["layout"], strict=True))
             assert 0 < holes <= zeroes < len(found["layout"])
             assert zeroes / len(found["layout"]) == pytest.approx(found["ram"]["zero"], abs=0.05)
-            assert found["course"]["pages"][0][-1] * PAGE_BYTES == found["working_set_bytes"]
+            assert found["course"]["pages"][0][-1] * PAGE_BYTES >= found["working_set_bytes"]
 
         asyncio.run(play())
         (process,) = made.qemus("one")
