@@ -4,7 +4,7 @@ import pytest
 
 from tests.scripted_qmp import answering, play
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.replicate.checks import devices
+from vmckpt.vm.capture_checks import devices
 
 
 @pytest.mark.parametrize(

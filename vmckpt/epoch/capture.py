@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ VCPU_TRACE = "vm_state_notify"
 PIPE_BYTES = 1 << 20
 STATE_TIMEOUT_S, CONT_TIMEOUT_S, CONT_POLL_S = 10.0, 5.0, 0.0003
 _FD_NAME = "vmckpt-epoch"
+# What is asked of QEMU besides while the guest stands still, in order.
+InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 # What QEMU says to `cont` for a moment after a migration has ended.
 _NOT_YET = "not finalized"
 
@@ -132,11 +134,14 @@ class Capture:
         spans, pause_s = await self._stopped_scan()
         return Pages(tuple(spans), self._ram.copy(spans)), pause_s
 
-    async def epoch(self, number: int, *, resume_guest: bool = True) -> Epoch:
+    async def epoch(
+        self, number: int, *, resume_guest: bool = True, also: InPause | None = None
+    ) -> Epoch:
         """All that changed since the last pass, as of one moment; its output moves one buffer on.
 
-        Without `resume_guest` the guest stands still afterwards. Raises RefusedError when it does
-        not run, OperationFailedError when QEMU does not give its devices' state.
+        `also` gives commands for the same pause, for when the devices have been saved. Without
+        `resume_guest` the guest stands still afterwards. Raises RefusedError when it does not run,
+        OperationFailedError when QEMU does not give its devices' state.
         """
         await self._require_running()
         with _received() as (writer, received):
@@ -145,7 +150,7 @@ class Capture:
             began_s = time.perf_counter()
             try:
                 with self._monitor.events("MIGRATION") as events:
-                    pages, pause = await self._take(events, began_s)
+                    pages, pause = await self._take(events, began_s, also)
             except BaseException:
                 await finish(self.resume())
                 raise
@@ -172,7 +177,9 @@ class Capture:
         """Let go the output of the epochs taken so far: they are safe."""
         await self._output.release()
 
-    async def _take(self, events: Events, began_s: float) -> tuple[Pages, Pause]:
+    async def _take(
+        self, events: Events, began_s: float, also: InPause | None
+    ) -> tuple[Pages, Pause]:
         """Sent at once and done in this order: the guest stands still for fewer round trips."""
         steps = [*self._output.end_epoch(), commands.migrate(self._monitor, f"fd:{_FD_NAME}")]
         stop = asyncio.ensure_future(commands.stop(self._monitor))
@@ -190,6 +197,8 @@ class Capture:
         for step in rest:
             step.result()
         await self._state_written(events)
+        if also:
+            await _all_done([asyncio.ensure_future(step) for step in also()])
         return pages, Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
 
     async def _state_written(self, events: Events) -> None:
@@ -224,3 +233,11 @@ class Capture:
                 why=f"its state is '{state.status}'",
                 remedy="let it run: see `vmckpt vm show`",
             )
+
+
+async def _all_done(steps: list[asyncio.Future[Any]]) -> None:
+    """All of them have ended when this returns or raises the first error."""
+    if steps:
+        await asyncio.wait(steps)
+    for step in steps:
+        step.result()

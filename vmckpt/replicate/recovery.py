@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vmckpt.epoch.capture import VCPU_TRACE
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
+from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput, holds_output
 from vmckpt.errors import BusyError, RefusedError, VmckptError
 from vmckpt.lease.lease import Lease
@@ -20,7 +21,6 @@ from vmckpt.lease.rule import Claimant
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.primary import guard_command
 from vmckpt.replicate.request import Files, Request, read_request
 from vmckpt.replicate.stale import remove_stale_home
 from vmckpt.sequence.steps import finish
@@ -53,7 +53,7 @@ async def _settle(request: Request, files: Files) -> None:
     if vm is None:
         return  # the standby has taken over, and removed what was here
     if await _takes_term(request):
-        for process in await vm.host.find_processes("\0".join(guard_command(vm))):
+        for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
             await vm.host.kill(process)
         if await vm.is_alive():
             await finish(_free(vm))

@@ -1,26 +1,16 @@
 """The QEMU that waits on the standby, its memory the replica's; and how it takes the guest over."""
 
 import asyncio
-import os
-from contextlib import suppress
-from functools import partial
-from typing import Any
 
-from vmckpt.errors import OperationFailedError
+from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.hosts.local import LocalHost
-from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec import Spec
 from vmckpt.vm.start import Qemu, end_qemu, new_qemu_id, plug_taps, start_qemu
-
-LOAD_TIMEOUT_S = 10.0
-_FD_NAME = "vmckpt-state"
-_SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 
 
 class Warm:
@@ -37,7 +27,7 @@ class Warm:
         qemu, monitor = await start_qemu(host, spec, platform, files, incoming=True)
         try:
             await plug_taps(host, spec, files)
-            await commands.migrate_set_capabilities(monitor, _SETTINGS)
+            await commands.migrate_set_capabilities(monitor, SETTINGS)
             await host.write_text(directory.spec, spec.text)
         except BaseException:
             await monitor.close()
@@ -55,24 +45,7 @@ class Warm:
 
         Raises OperationFailedError; then this QEMU is of no use any more.
         """
-        reader, writer = os.pipe()
-        feeding = asyncio.ensure_future(in_thread(partial(_feed, writer, device_state)))
-        with open_fd(reader):
-            await self._monitor.give_fd(_FD_NAME, reader)
-        with self._monitor.events("MIGRATION") as events:
-            await commands.migrate_incoming(self._monitor, f"fd:{_FD_NAME}")
-            while event := await events.next(LOAD_TIMEOUT_S):
-                data: Any = event["data"]
-                if data["status"] == "completed":
-                    await feeding
-                    return
-                if data["status"] == "failed":
-                    break
-        raise OperationFailedError(
-            f"the standby's QEMU does not take '{self._spec.name}' over",
-            why=f"it cannot load the state of its devices: see {self.qemu.files.stderr}",
-            remedy="the primary's VM, if it is alive, is not touched: see `vmckpt vm list`",
-        )
+        await load_devices(self._monitor, device_state)
 
     async def settle_here(self) -> None:
         """The VM is at home here. Raises StorageError."""
@@ -102,11 +75,3 @@ class Warm:
         """Return when its process has ended."""
         while await self._host.is_alive(self.qemu.process):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.25)
-
-
-def _feed(writer: int, data: bytes) -> None:
-    """Write it all into a pipe, as far as somebody reads, and close it."""
-    with open_fd(writer), suppress(BrokenPipeError):  # who reads says why it stopped
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(writer, rest) :]
