@@ -1,0 +1,319 @@
+"""One suite for every place that a store may be in."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.guest_like import DISK, RAM, dirtied, memory, read_whole, require_same, save
+from vmckpt.errors import BusyError, NotFoundError, RefusedError, UsageError
+from vmckpt.store.check import check
+from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.open import create_store, open_store
+from vmckpt.store.store import Store
+
+PAGES = 512
+Places = Callable[[str], str]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """New places for stores, by name."""
+    return lambda name: str(tmp_path / name)
+
+
+@pytest.fixture
+def store(places: Places) -> Iterator[Store]:
+    with create_store(places("one")) as made:
+        yield made
+
+
+def test_what_was_put_comes_back_whichever_way_it_is_read(store: Store) -> None:
+    ram = memory(PAGES, 1)
+    manifest = save(store, ram)
+    require_same(store, manifest, ram)
+    with store.read(manifest.id) as point:
+        area = point.area(RAM)
+        assert area.numbers().tolist() == np.flatnonzero(ram.any(axis=1)).tolist()
+        for page in range(PAGES):
+            numbers, contents = area.read_around(page)
+            assert page in numbers
+            assert bytes(contents) == ram[numbers].tobytes()
+    assert check(store).whole
+
+
+def test_another_process_finds_it(store: Store) -> None:
+    manifest = save(store, memory(PAGES, 1), name="first")
+    with open_store(store.place) as again:
+        assert again.manifests() == [manifest]
+        assert again.find("first") == again.find(manifest.id[:6]) == manifest
+        assert again.manifests(vm="other") == []
+        require_same(again, manifest, memory(PAGES, 1))
+
+
+def test_a_chain_of_checkpoints_is_read_without_the_chain(store: Store) -> None:
+    states = [memory(PAGES, 1)]
+    made = [save(store, states[0])]
+    for i in range(8):
+        ram, dirty = dirtied(states[-1], 40, i)
+        states.append(ram)
+        made.append(save(store, ram, parent=made[-1], dirty=dirty))
+    assert [m.parent for m in made] == [None, *[m.id for m in made[:-1]]]
+    assert [m.id for m in store.manifests()] == [m.id for m in made]
+    # Not one is left that another came from.
+    store.remove([m.id for m in made[::2]])
+    collect(store, plan_gc(store))
+    for manifest, ram in list(zip(made, states, strict=True))[1::2]:
+        require_same(store, manifest, ram)
+    assert check(store).whole
+
+
+def test_what_is_there_twice_is_stored_once(store: Store) -> None:
+    ram = memory(PAGES, 1)
+    first = save(store, ram)
+    distinct = len({page.tobytes() for page in ram}) - 1
+    area = first.area(RAM)
+    assert area is not None
+    assert area.new_chunks == distinct
+    assert area.chunks == np.count_nonzero(ram.any(axis=1))
+    again = save(store, ram, vm="other")
+    assert [a.new_chunks for a in again.areas] == [0, 0]
+    # The blob is no chunk.
+    assert again.added_bytes < first.added_bytes // 20
+
+
+def test_zeroes_cost_nothing_and_replace_what_was(store: Store) -> None:
+    ram = memory(PAGES, 1)
+    first = save(store, ram)
+    with store.begin("vm", first.id) as new:
+        area = new.area(RAM, size_bytes=ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
+        area.put_zero(np.arange(10))
+        area.put(np.arange(10, 20), bytes(10 * PAGE_CHUNK_BYTES))
+        second = new.commit({})
+    ram[:20] = 0
+    with store.read(second.id) as point:
+        assert read_whole(point.area(RAM)) == ram.tobytes()
+    assert second.added_bytes < 200
+
+
+def test_the_last_put_wins(store: Store) -> None:
+    one, two = memory(8, 1), memory(8, 2)
+    with store.begin("vm") as new:
+        area = new.area(RAM, size_bytes=one.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
+        area.put(np.arange(8), one.tobytes())
+        area.put(np.arange(8)[::-1], two[::-1].tobytes())
+        manifest = new.commit({})
+    with store.read(manifest.id) as point:
+        assert read_whole(point.area(RAM)) == two.tobytes()
+
+
+def test_a_file_is_taken_span_by_span_and_its_end_is_padded(store: Store, tmp_path: Path) -> None:
+    ram = memory(600, 3)
+    size = ram.nbytes - 1000
+    (tmp_path / "ram").write_bytes(ram.tobytes()[:size])
+    fd = os.open(tmp_path / "ram", os.O_RDONLY)
+    try:
+        with store.begin("vm") as new:
+            area = new.area(RAM, size_bytes=size, chunk_bytes=PAGE_CHUNK_BYTES)
+            area.put_file(fd, [(0, 8 << 12), (100 << 12, size)])
+            with pytest.raises(ValueError, match="whole chunks"):
+                area.put_file(fd, [(1, 4096)])
+            manifest = new.commit({})
+    finally:
+        os.close(fd)
+    ram[8:100] = 0
+    with store.read(manifest.id) as point:
+        assert read_whole(point.area(RAM))[:size] == ram.tobytes()[:size]
+
+
+def test_areas_may_grow_and_shrink(store: Store) -> None:
+    ram = memory(64, 1)
+    made = save(store, ram)
+    for pages in (32, 128):
+        size = pages * PAGE_CHUNK_BYTES
+        with store.begin("vm", made.id) as new:
+            new.area(RAM, size_bytes=size, chunk_bytes=PAGE_CHUNK_BYTES)
+            other = new.commit({})
+        with store.read(other.id) as point:
+            expected = ram.tobytes() + bytes(size)
+            assert read_whole(point.area(RAM)) == expected[:size]
+
+
+def test_a_checkpoint_that_is_not_committed_never_was(store: Store) -> None:
+    first = save(store, memory(PAGES, 1))
+    before = store.opened.backend.names("packs")
+
+    def fail() -> None:
+        with store.begin("vm", first.id) as new:
+            area = new.area(RAM, size_bytes=PAGES << 12, chunk_bytes=PAGE_CHUNK_BYTES)
+            area.put(np.arange(PAGES), memory(PAGES, 2).tobytes())
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        fail()
+    with store.begin("vm") as new:
+        new.area(RAM, size_bytes=PAGES << 12, chunk_bytes=PAGE_CHUNK_BYTES)
+        with pytest.raises(TypeError):
+            new.commit({"no": {"json"}})
+    assert store.manifests() == [first]
+    assert store.opened.backend.names("packs") == before
+    assert not store.opened.backend.leftovers()
+
+
+def test_differences(store: Store) -> None:
+    ram = memory(PAGES, 1)
+    first = save(store, ram)
+    after, _ = dirtied(ram, 50, 1)
+    second = save(store, after, vm="other")
+    found = store.diff(first.id, second.id)
+    assert found[RAM].tolist() == np.flatnonzero((ram != after).any(axis=1)).tolist()
+    blocks = (ram != after).reshape(-1, 65536).any(axis=1)
+    assert found[DISK].tolist() == np.flatnonzero(blocks).tolist()
+    assert not any(map(len, store.diff(first.id, first.id).values()))
+
+
+def test_one_writes_for_a_vm_at_a_time_and_others_beside(store: Store) -> None:
+    with ExitStack() as stack, open_store(store.place) as other:
+        stack.enter_context(store.begin("vm"))
+        with pytest.raises(BusyError, match="in use"):
+            other.begin("vm")
+        assert save(other, memory(16, 1), vm="another")
+    save(store, memory(16, 2))
+
+
+def test_what_is_being_read_is_not_removed(store: Store) -> None:
+    manifest = save(store, memory(16, 1))
+    other = save(store, memory(16, 2))
+    with open_store(store.place) as another:
+        with another.read(manifest.id), pytest.raises(BusyError):
+            store.remove([other.id, manifest.id])
+        assert len(store.manifests()) == 2
+    store.remove([other.id, manifest.id])
+    assert store.manifests() == []
+    with pytest.raises(NotFoundError):
+        store.remove([other.id])
+
+
+def test_gc_gives_back_what_nobody_needs(store: Store) -> None:
+    ram = memory(PAGES, 1)
+    first = save(store, ram)
+    after, dirty = dirtied(ram, 300, 1)
+    second = save(store, after, parent=first, dirty=dirty)
+    assert plan_gc(store).freed_bytes == 0
+    store.remove([first.id])
+    plan = plan_gc(store)
+    assert plan.rewrites
+    freed = collect(store, plan)
+    assert freed == pytest.approx(plan.freed_bytes, rel=0.3)
+    assert plan_gc(store).freed_bytes == 0
+    require_same(store, second, after)
+    # What was rewritten serves new ones too.
+    third = save(store, ram, vm="other")
+    require_same(store, third, ram)
+    assert check(store).whole
+    store.remove([second.id, third.id])
+    collect(store, plan_gc(store))
+    assert not store.opened.backend.names("packs")
+    assert not store.opened.backend.names("maps")
+
+
+def test_a_reader_reads_on_while_gc_rewrites_what_it_reads(store: Store) -> None:
+    ram = memory(PAGES, 1)
+    first = save(store, ram)
+    after, dirty = dirtied(ram, 300, 1)
+    second = save(store, after, parent=first, dirty=dirty)
+    with open_store(store.place) as reader, reader.read(second.id) as point:
+        area = point.area(RAM)
+        area.read(np.arange(10))
+        stream = area.stream()
+        next(stream)
+        store.remove([first.id])
+        assert collect(store, plan_gc(store)) > 0
+        assert read_whole(area) == after.tobytes()
+        assert sum(len(chunks.numbers) for chunks in stream) > 0
+        assert read_whole(point.area(DISK)) == after.tobytes()
+
+
+def test_a_plan_that_came_too_late_takes_nothing_that_is_needed(store: Store) -> None:
+    ram = memory(PAGES, 1)
+    first = save(store, ram)
+    after, dirty = dirtied(ram, 300, 1)
+    second = save(store, after, parent=first, dirty=dirty)
+    store.remove([first.id])
+    plan = plan_gc(store)
+    third = save(store, ram, vm="other")
+    collect(store, plan)
+    require_same(store, second, after)
+    require_same(store, third, ram)
+    assert check(store).whole
+
+
+def test_gc_waits_for_writers(store: Store) -> None:
+    with ExitStack() as stack, open_store(store.place) as other:
+        new = stack.enter_context(store.begin("vm"))
+        area = new.area(RAM, size_bytes=16 << 12, chunk_bytes=PAGE_CHUNK_BYTES)
+        area.put(np.arange(16), memory(16, 1).tobytes())
+        collecting = threading.Thread(target=lambda: collect(other, plan_gc(other)))
+        collecting.start()
+        collecting.join(0.1)
+        assert collecting.is_alive()
+        manifest = new.commit({})
+        collecting.join(30)
+        assert not collecting.is_alive()
+    with store.read(manifest.id) as point:
+        assert read_whole(point.area(RAM)) == memory(16, 1).tobytes()
+
+
+def test_copies_are_the_same_and_read_no_more_than_they_must(store: Store, places: Places) -> None:
+    ram = memory(PAGES, 1)
+    first = save(store, ram)
+    after, dirty = dirtied(ram, 40, 1)
+    second = save(store, after, parent=first, dirty=dirty)
+    with create_store(places("two")) as target:
+        heard: list[str] = []
+        copied = copy_checkpoints(
+            store, target, store.manifests(), lambda manifest: heard.append(manifest.id)
+        )
+        assert [m.id for m in copied] == heard == [first.id, second.id]
+        assert [m.parent for m in copied] == [None, first.id]
+        assert copied[1].created_unix_s == second.created_unix_s
+        area = copied[1].area(RAM)
+        assert area is not None
+        assert area.given_chunks <= len(dirty)
+        require_same(target, first, ram)
+        require_same(target, second, after)
+        assert copy_checkpoints(store, target, store.manifests()) == []
+        assert check(target).whole
+
+
+def test_what_is_wrong_with_a_request_is_said(store: Store) -> None:
+    with pytest.raises(RefusedError, match="store already"):
+        create_store(store.place)
+    with pytest.raises(NotFoundError):
+        store.manifest("0" * 32)
+    with pytest.raises(NotFoundError):
+        store.begin("vm", "0" * 32)
+    with pytest.raises(NotFoundError):
+        store.find("nothing")
+    first = save(store, memory(16, 1))
+    with store.read(first.id) as point, pytest.raises(NotFoundError, match="no part 'x'"):
+        point.area("x")
+    with store.begin("vm") as new:
+        area = new.area(RAM, size_bytes=8192, chunk_bytes=PAGE_CHUNK_BYTES)
+        with pytest.raises(UsageError):
+            new.blob(RAM, b"")
+        with pytest.raises(ValueError, match="chunks"):
+            area.put(np.array([2]), bytes(4096))
+        with pytest.raises(ValueError, match="chunks"):
+            area.put(np.array([0]), bytes(4095))
+
+
+def test_there_is_no_store_before_one_is_made(places: Places) -> None:
+    with pytest.raises(NotFoundError, match="store init"):
+        open_store(places("nowhere"))

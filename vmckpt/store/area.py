@@ -1,0 +1,184 @@
+"""What an area of a checkpoint holds, in any order, or all of it as fast as it goes."""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.checkpoint_file import AreaMap, Maps
+from vmckpt.store.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_of
+from vmckpt.store.opened import Opened
+from vmckpt.store.pack import Numbers, Pack
+
+T = TypeVar("T")
+# Frames kept for whoever asks for their other chunks.
+_KEPT_FRAMES = 64
+# Frames being read while others are used.
+_AHEAD = 8
+
+
+class Chunks(NamedTuple):
+    """Chunks by number, and what they hold, one after the other."""
+
+    numbers: Numbers
+    contents: memoryview
+
+
+class FrameCache:
+    """The frames used last, of all areas of a checkpoint."""
+
+    def __init__(self) -> None:
+        self._frames: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def get(self, pack: Pack, frame: int) -> bytes:
+        """What a frame holds. Raises DamagedError, MissingError."""
+        key = pack.name, frame
+        with self._mutex:
+            found = self._frames.get(key)
+            if found is not None:
+                self._frames.move_to_end(key)
+                return found
+        found = pack.frame(frame)
+        with self._mutex:
+            self._frames[key] = found
+            if len(self._frames) > _KEPT_FRAMES:
+                self._frames.popitem(last=False)
+        return found
+
+
+class Area:
+    """An area to read from, by several threads if need be.
+
+    Everything is checked against what was written: DamagedError, and never other bytes.
+    """
+
+    def __init__(self, opened: Opened, maps: Maps, map_: AreaMap, cache: FrameCache) -> None:
+        self.size_bytes, self.chunk_bytes = map_.size_bytes, map_.chunk_bytes
+        self._opened, self._pack_ids, self._refs, self._cache = opened, maps.packs, map_.refs, cache
+        # The chunks that are not zero, in the order in which they lie, and their words.
+        self._lying: tuple[Numbers, Refs] | None = None
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks it has, zeroes included; the last one may be padded with zeroes."""
+        return len(self._refs)
+
+    def numbers(self) -> Numbers:
+        """The chunks that are not zero, ascending."""
+        return np.flatnonzero(self._refs)
+
+    def read(self, numbers: Numbers) -> memoryview:
+        """What chunks hold, one after the other, zeroes included.
+
+        Raises DamagedError, IndexError.
+        """
+        out = np.zeros((len(numbers), self.chunk_bytes), dtype=np.uint8)
+        refs = self._refs[numbers]
+        packs = packs_of(refs)
+        for number in np.unique(packs).tolist():
+            if number >= 0:
+                places = np.flatnonzero(packs == number)
+                slots = slots_of(refs[places])
+                out[places] = self._with_pack(number, partial(self._gather, slots))
+        return out.reshape(-1).data
+
+    def read_around(self, number: int) -> Chunks:
+        """A chunk, and all others that are had for the same price, in the order they lie in.
+
+        Raises DamagedError, IndexError.
+        """
+        ref = self._refs[[number]]
+        if not ref[0]:
+            return Chunks(np.array([number]), memoryview(bytes(self.chunk_bytes)))
+        pack_number = int(packs_of(ref)[0])
+
+        def read(pack: Pack) -> Chunks:
+            table = pack.table
+            frame = table.frames(table.positions(slots_of(ref)))[0]
+            first = int(table.firsts[frame])
+            slots = table.slots[[first, first + int(table.counts[frame]) - 1]]
+            lying, refs = self._by_place()
+            low, high = np.searchsorted(refs, make_refs(pack_number, slots + np.array([0, 1])))
+            offsets = table.positions(slots_of(refs[low:high])) - first
+            data = self._cache.get(pack, int(frame))
+            return Chunks(lying[low:high], self._pick(data, offsets))
+
+        return self._with_pack(pack_number, read)
+
+    def stream(self) -> Iterator[Chunks]:
+        """Every chunk that is not zero, once, in the order they lie in. Raises DamagedError."""
+        waiting: deque[Future[Chunks]] = deque()
+        try:
+            for number in np.unique(packs_of(self._by_place()[1])).tolist():
+                pack = self._opened.packs.find(self._pack_ids[number])
+                for frame, chunks, offsets in self._frames(number, pack):
+                    read = self._read_frame
+                    waiting.append(self._opened.pool.submit(read, pack, frame, chunks, offsets))
+                    if len(waiting) > _AHEAD:
+                        yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _frames(self, number: int, pack: Pack) -> Iterator[tuple[int, Numbers, Numbers]]:
+        """The frames of a pack that are needed: which chunks, and where in the frame they are."""
+        lying, refs = self._by_place()
+        ends = np.array([number + 1, number + 2], dtype=np.uint64) << np.uint64(SLOT_BITS)
+        low, high = np.searchsorted(refs, ends)
+        positions = pack.table.positions(slots_of(refs[low:high]))
+        frames = pack.table.frames(positions)
+        starts = np.flatnonzero(np.diff(frames, prepend=-1))
+        for start, end in zip(starts, [*starts[1:], len(frames)], strict=True):
+            frame = int(frames[start])
+            offsets = positions[start:end] - pack.table.firsts[frame]
+            yield frame, lying[low + start : low + end], offsets
+
+    def _read_frame(self, pack: Pack, frame: int, numbers: Numbers, offsets: Numbers) -> Chunks:
+        try:
+            return Chunks(numbers, self._pick(pack.frame(frame), offsets))
+        except MissingError:  # written anew, meanwhile
+            return Chunks(numbers, self.read(numbers))
+
+    def _gather(self, slots: Numbers, pack: Pack) -> NDArray[np.uint8]:
+        """Chunks of one pack."""
+        positions = pack.table.positions(slots)
+        frames = pack.table.frames(positions)
+        out = np.empty((len(slots), self.chunk_bytes), dtype=np.uint8)
+        for frame in np.unique(frames).tolist():
+            chosen = np.flatnonzero(frames == frame)
+            data = np.frombuffer(self._cache.get(pack, frame), dtype=np.uint8)
+            offsets = positions[chosen] - pack.table.firsts[frame]
+            out[chosen] = data.reshape(-1, self.chunk_bytes)[offsets]
+        return out
+
+    def _pick(self, frame: bytes, offsets: Numbers) -> memoryview:
+        size, first = self.chunk_bytes, int(offsets[0])
+        if int(offsets[-1]) - first == len(offsets) - 1 and np.all(np.diff(offsets) == 1):
+            return memoryview(frame)[first * size : (first + len(offsets)) * size]
+        chosen = np.frombuffer(frame, dtype=np.uint8).reshape(-1, size)[offsets]
+        return chosen.reshape(-1).data
+
+    def _by_place(self) -> tuple[Numbers, Refs]:
+        if self._lying is None:
+            numbers = np.flatnonzero(self._refs)
+            refs = self._refs[numbers]
+            order = np.argsort(refs, kind="stable")
+            self._lying = numbers[order], refs[order]
+        return self._lying
+
+    def _with_pack(self, number: int, read: Callable[[Pack], T]) -> T:
+        """Do it with a pack; once more with its next generation, if it was written anew."""
+        packs, pack_id = self._opened.packs, self._pack_ids[number]
+        try:
+            return read(packs.find(pack_id))
+        except MissingError:
+            return read(packs.find(pack_id, again=True))

@@ -1,0 +1,1 @@
+"""Where a store's objects lie: a directory, one file, object storage."""

@@ -1,0 +1,68 @@
+"""What a store asks of the place it lies in: objects written once, read in parts, and locks.
+
+Object names are `FOLDER/NAME`, or a bare name at the top.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class MissingError(Exception):
+    """No object of that name. Whoever asked knows what that means."""
+
+
+class Writer(Protocol):
+    """An object in the making: nobody sees it before it is published."""
+
+    def write(self, data: Buffer) -> None:
+        """Append. Raises StorageError: no space is left, ..."""
+
+    def publish(self) -> None:
+        """It is there under its name, whole and for good, when this returns. StorageError."""
+
+    def discard(self) -> None:
+        """Nothing of it stays. May be called at any time; after `publish` it does nothing."""
+
+
+class Backend(Protocol):
+    """A place for objects. All raise StorageError when the place does not do what it is asked."""
+
+    place: str
+
+    def names(self, folder: str) -> dict[str, int]:
+        """The objects in a folder (without its name), and their sizes in bytes."""
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of an object; fewer when it ends before. Raises MissingError."""
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        """The last bytes of an object, and the size of all of it. Raises MissingError."""
+
+    def write(self, name: str) -> Writer:
+        """Begin a new object, of a name that no object has."""
+
+    def remove(self, name: str) -> None:
+        """The object is gone for good when this returns; one that is not there is no error."""
+
+    def hold(
+        self, name: str, *, shared: bool, wait_s: float = 0.0
+    ) -> AbstractContextManager["Held"]:
+        """A lock for the block. Raises BusyError when it is not had in time.
+
+        It goes with the process that has it, at once or after a while that `BusyError` names.
+        """
+
+    def leftovers(self) -> dict[str, int]:
+        """What writers left that were killed, by name, with sizes. Only when there are none now."""
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+
+
+class Held(Protocol):
+    """A lock that is held."""
+
+    def require(self) -> None:
+        """Raises OperationFailedError when it was lost (the place did not hear of us for long)."""

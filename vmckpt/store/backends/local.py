@@ -1,0 +1,237 @@
+"""A store in a directory: written aside, synced, renamed; locks that die with their process."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vmckpt.errors import BusyError, StorageError
+from vmckpt.store.backends.backend import Buffer, MissingError
+
+# Objects in the making, and what dead writers left.
+ASIDE = "tmp"
+LOCK = "lock"
+MOST_OPEN = 64
+_POLL_S = 0.01
+# struct flock of 64-bit Linux.
+_FLOCK = struct.Struct("hhqqixxxx")
+
+
+class LocalBackend:
+    """A directory. It is made, with all above it, when the first object is written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.place = str(root)
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def names(self, folder: str) -> dict[str, int]:
+        """The files in a folder."""
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except FileNotFoundError:
+            return {}
+        except OSError as exc:
+            raise self._error(exc, folder) from exc
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of a file."""
+        with self._reading(name) as fd:
+            if length is None:
+                length = os.fstat(fd).st_size - start
+            return os.pread(fd, max(0, length), start)
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        """The end of a file."""
+        with self._reading(name) as fd:
+            size = os.fstat(fd).st_size
+            start = max(0, size - length)
+            return os.pread(fd, size - start, start), size
+
+    def write(self, name: str) -> "LocalWriter":
+        """A file under another name, until it is published."""
+        try:
+            return LocalWriter(self, name)
+        except OSError as exc:
+            raise self._error(exc, name) from exc
+
+    def remove(self, name: str) -> None:
+        """Unlink it, and make that last."""
+        path = self.root / name
+        try:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                _sync(path.parent)
+        except OSError as exc:
+            raise self._error(exc, name) from exc
+        with self._mutex:
+            fd = self._open.pop(name, None)
+        if fd is not None:
+            os.close(fd)
+
+    @contextmanager
+    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator["LocalHeld"]:
+        """A lock on one byte of the lock file, chosen by the name: it dies with the process."""
+        at = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        request = _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0)
+        fd = self._lock_file(shared=shared)
+        until_s = time.monotonic() + wait_s
+        try:
+            while True:
+                try:
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
+                    break
+                except OSError as exc:
+                    if exc.errno not in (errno.EAGAIN, errno.EACCES):
+                        raise self._error(exc, LOCK) from exc
+                if time.monotonic() >= until_s:
+                    raise BusyError(
+                        f"the store {self.place} is in use",
+                        why=f"another command holds its {name}",
+                        remedy="wait for it to end, then run this again",
+                    )
+                time.sleep(_POLL_S)
+            yield LocalHeld()
+        finally:
+            os.close(fd)
+
+    def leftovers(self) -> dict[str, int]:
+        """Files in the making."""
+        return {f"{ASIDE}/{name}": size for name, size in self.names(ASIDE).items()}
+
+    def close(self) -> None:
+        """Close what was read."""
+        with self._mutex:
+            fds, self._open = list(self._open.values()), OrderedDict()
+        for fd in fds:
+            os.close(fd)
+
+    def folder(self, name: str) -> Path:
+        """The directory that an object stands in; it is made, for good, when it is missing."""
+        folder = (self.root / name).parent
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _sync(folder.parent)
+        return folder
+
+    def _lock_file(self, *, shared: bool) -> int:
+        try:
+            path = self.folder(LOCK) / LOCK
+            try:
+                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                # A store that may only be read: a reader's lock takes no more.
+                if not shared:
+                    raise
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise self._error(exc, LOCK) from exc
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[int]:
+        """An open file for the block; the most recent ones stay open."""
+        with self._mutex:
+            fd = self._open.pop(name, None)
+        try:
+            if fd is None:
+                fd = os.open(self.root / name, os.O_RDONLY | os.O_CLOEXEC)
+            yield fd
+        except FileNotFoundError as exc:
+            raise MissingError(name) from exc
+        except OSError as exc:
+            raise self._error(exc, name) from exc
+        finally:
+            if fd is not None:
+                self._put_back(name, fd)
+
+    def _put_back(self, name: str, fd: int) -> None:
+        surplus = [fd]
+        with self._mutex:
+            # Another thread may have opened it too, meanwhile.
+            if name not in self._open:
+                self._open[name] = surplus.pop()
+                if len(self._open) > MOST_OPEN:
+                    surplus.append(self._open.popitem(last=False)[1])
+        for one in surplus:
+            os.close(one)
+
+    def _error(self, exc: OSError, name: str) -> StorageError:
+        return StorageError(
+            f"cannot use {name} in the store {self.place}",
+            why=exc.strerror or str(exc),
+            remedy="nothing that was in the store is harmed: make room there, with `vmckpt store "
+            "gc` or by hand"
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "check that it is there, and its rights",
+        )
+
+
+class LocalWriter:
+    """A file in the making."""
+
+    def __init__(self, backend: LocalBackend, name: str) -> None:
+        self._backend, self._name = backend, name
+        self._aside = backend.folder(f"{ASIDE}/x") / secrets.token_hex(16)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd: int | None = os.open(self._aside, flags, 0o600)
+
+    def write(self, data: Buffer) -> None:
+        """Append."""
+        if self._fd is None:
+            raise ValueError(f"{self._name} is written already")
+        view = memoryview(data).cast("B")
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as exc:
+            raise self._backend._error(exc, self._name) from exc
+
+    def publish(self) -> None:
+        """Sync, rename, sync the directory."""
+        if self._fd is None:
+            raise ValueError(f"{self._name} is written already")
+        try:
+            os.fsync(self._fd)
+            folder = self._backend.folder(self._name)
+            self._aside.rename(self._backend.root / self._name)
+            os.close(self._fd)
+            self._fd = None
+            _sync(folder)
+        except OSError as exc:
+            raise self._backend._error(exc, self._name) from exc
+
+    def discard(self) -> None:
+        """Unlink what was not published."""
+        if self._fd is None:
+            return
+        os.close(self._fd)
+        self._fd = None
+        with contextlib.suppress(OSError):
+            self._aside.unlink()
+
+
+class LocalHeld:
+    """A lock of the kernel's: it is not lost."""
+
+    def require(self) -> None:
+        """It is held."""
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

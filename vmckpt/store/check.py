@@ -1,0 +1,197 @@
+"""check: every byte of a store read, and found to be what was written."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
+from vmckpt.store.config import CONFIG, read_config
+from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.maps import packs_of, slots_of
+from vmckpt.store.pack import PACKS, Numbers, Pack, every, pack_name
+from vmckpt.store.store import PATIENCE_S, WRITERS, Store, is_id
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong with one object of a store."""
+
+    name: str
+    why: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What was looked at, and what is wrong. `lost` checkpoints cannot be restored as they were."""
+
+    checkpoints: int = 0
+    packs: int = 0
+    read_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    lost: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is wrong."""
+        return not self.findings
+
+
+def check(store: Store, progress: Callable[[int, int], None] = lambda done, total: None) -> Report:
+    """Read all of a store. It goes on after each fault; gc waits meanwhile, nobody else does.
+
+    `progress` hears bytes done, and of how many. Raises StorageError, BusyError.
+    """
+    with store.opened.backend.hold(WRITERS, shared=True, wait_s=PATIENCE_S):
+        return _Check(store, progress).run()
+
+
+class _Check:
+    def __init__(self, store: Store, progress: Callable[[int, int], None]) -> None:
+        self._opened, self._store, self._progress = store.opened, store, progress
+        self._report = Report()
+        # The slots of each pack that can be read; None where all of it is lost.
+        self._good: dict[bytes, Numbers | None] = {}
+        self._total = 0
+
+    def run(self) -> Report:
+        report, backend = self._report, self._opened.backend
+        checkpoints = self._store.ids()
+        sizes = {folder: backend.names(folder) for folder in (CHECKPOINTS, MAPS, PACKS)}
+        self._total = sum(sum(names.values()) for names in sizes.values())
+        self._config()
+        self._strangers(sizes)
+        newest = self._opened.packs.look_again()
+        for pack_id, generation, size in every(backend):
+            good = self._pack(pack_id, generation)
+            if newest.get(pack_id, (generation, 0))[0] == generation:
+                self._good[pack_id] = good
+            report.packs += 1
+            self._read(size)
+        for name, size in sizes[MAPS].items():
+            self._base(name)
+            self._read(size)
+        for checkpoint_id in checkpoints:
+            self._checkpoint(checkpoint_id)
+            self._read(sizes[CHECKPOINTS].get(checkpoint_id, 0))
+            report.checkpoints += 1
+        return report
+
+    def _config(self) -> None:
+        try:
+            config = read_config(self._opened.backend)
+        except DamagedError as exc:
+            self._found(CONFIG, exc.why)
+            return
+        if config != self._store.config:
+            self._found(CONFIG, "it is not as it was when the store was opened")
+
+    def _strangers(self, sizes: dict[str, dict[str, int]]) -> None:
+        known = {f"{PACKS}/{name}" for name in sizes[PACKS]} - {
+            pack_name(pack_id, generation) for pack_id, generation, _ in every(self._opened.backend)
+        }
+        for name in sorted(known):
+            self._found(name, "it is no pack")
+        for folder in (CHECKPOINTS, MAPS):
+            for name in sorted(sizes[folder]):
+                if not is_id(name):
+                    self._found(f"{folder}/{name}", "nothing of a store is called so")
+
+    def _pack(self, pack_id: bytes, generation: int) -> Numbers | None:
+        """Look at a pack; the slots that can be read."""
+        name = pack_name(pack_id, generation)
+        try:
+            pack = self._opened.packs.open(pack_id, generation)
+            hashes = pack.hashes()
+        except MissingError:
+            return None
+        except DamagedError as exc:
+            self._found(name, exc.why)
+            return None
+        table = pack.table
+        names = np.zeros_like(hashes)
+        good = np.zeros(len(hashes), dtype=bool)
+        frames = range(len(table.counts))
+        for frame, found in zip(
+            frames, self._opened.pool.map(self._frame, _each(pack)), strict=True
+        ):
+            if isinstance(found, DamagedError):
+                self._found(name, found.why)
+                continue
+            first = int(table.firsts[frame])
+            slots = table.slots[first : first + int(table.counts[frame])]
+            names[slots] = np.frombuffer(found, dtype="<u8").reshape(-1, 2)
+            good[slots] = True
+            wrong = slots[np.any(names[slots] != hashes[slots], axis=1)]
+            good[wrong] = False
+            if len(wrong):
+                self._found(name, f"chunks {wrong.tolist()} are not what their names say")
+        gone = np.ones(len(hashes), dtype=bool)
+        gone[table.slots] = False
+        if np.any(hashes[gone]):
+            self._found(name, "it names chunks that are gone")
+        return np.flatnonzero(good)
+
+    def _frame(self, place: tuple[Pack, int]) -> bytes | DamagedError:
+        pack, frame = place
+        try:
+            data = pack.frame(frame)
+        except DamagedError as exc:
+            return exc
+        except MissingError:
+            return damaged(f"{pack.name} is missing", "it went while it was looked at")
+        return self._opened.sealer.hashes(memoryview(data), pack.table.chunk_bytes)
+
+    def _base(self, name: str) -> None:
+        if not is_id(name):
+            return
+        try:
+            self._opened.files.read_base(bytes.fromhex(name))
+        except DamagedError as exc:
+            self._found(f"{MAPS}/{name}", exc.why)
+
+    def _checkpoint(self, checkpoint_id: str) -> None:
+        try:
+            _, maps = self._opened.files.read_all(checkpoint_id)
+        except MissingError:
+            return  # removed, meanwhile
+        except DamagedError as exc:
+            self._found(f"{CHECKPOINTS}/{checkpoint_id}", exc.why)
+            self._lost(checkpoint_id, exc.what)
+            return
+        for name, area in maps.areas.items():
+            missing = self._missing(area.refs, maps)
+            if missing:
+                self._lost(checkpoint_id, f"{name}: {missing} chunks are damaged or missing")
+        absent = {pack for pack in _packs_in(maps) if pack not in self._good}
+        for pack in sorted(absent):
+            self._found(f"{PACKS}/{pack.hex()}", f"checkpoint {checkpoint_id} needs it: missing")
+
+    def _missing(self, refs: "np.ndarray[tuple[int], np.dtype[np.uint64]]", maps: Maps) -> int:
+        total, packs = 0, packs_of(refs)
+        for number in np.unique(packs).tolist():
+            if number >= 0:
+                slots = slots_of(refs[packs == number])
+                good = self._good.get(maps.packs[number])
+                total += len(slots) if good is None else int(np.sum(~np.isin(slots, good)))
+        return total
+
+    def _found(self, name: str, why: str) -> None:
+        self._report.findings.append(Finding(name, why))
+
+    def _lost(self, checkpoint_id: str, why: str) -> None:
+        self._report.lost.setdefault(checkpoint_id, []).append(why)
+
+    def _read(self, size: int) -> None:
+        self._report.read_bytes += size
+        self._progress(self._report.read_bytes, self._total)
+
+
+def _each(pack: Pack) -> Iterator[tuple[Pack, int]]:
+    return ((pack, frame) for frame in range(len(pack.table.counts)))
+
+
+def _packs_in(maps: Maps) -> set[bytes]:
+    numbers = {int(n) for area in maps.areas.values() for n in np.unique(packs_of(area.refs))}
+    return {maps.packs[number] for number in numbers if number >= 0}

@@ -1,0 +1,214 @@
+"""gc: space that no checkpoint needs comes back. A plan, and what it comes to.
+
+A writer holds the lock `writers`, shared, from before it looks up what the store has until its
+checkpoint is there; what is removed is removed under that lock, exclusive, and held only for
+looking at what has come since, and for removing. Packs are rewritten before, without it.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.errors import RefusedError
+from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.checkpoint_file import MAPS, Maps
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.maps import packs_of, slots_of
+from vmckpt.store.pack import FRAME_BYTES, PACKS, Numbers, Pack, PackWriter, every, pack_name
+from vmckpt.store.store import PATIENCE_S, WRITERS, Store
+
+# A pack is rewritten when more than this part of it is of no use.
+WORTH_RATIO = 0.2
+
+
+@dataclass(slots=True)
+class Needed:
+    """What checkpoints need: of each pack the slots, and the maps that others rest on."""
+
+    checkpoints: set[str] = field(default_factory=set)
+    slots: dict[bytes, Numbers] = field(default_factory=dict)
+    bases: set[bytes] = field(default_factory=set)
+
+    def add(self, checkpoint_id: str, maps: Maps) -> None:
+        """One more checkpoint."""
+        self.checkpoints.add(checkpoint_id)
+        if maps.base is not None:
+            self.bases.add(maps.base)
+        for area in maps.areas.values():
+            refs = np.unique(area.refs)
+            packs = packs_of(refs)
+            for number in np.unique(packs).tolist():
+                if number >= 0:
+                    pack_id = maps.packs[number]
+                    slots = slots_of(refs[packs == number])
+                    before = self.slots.get(pack_id, slots[:0])
+                    self.slots[pack_id] = np.union1d(before, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A pack that is to be written anew, without what nobody needs."""
+
+    pack_id: bytes
+    generation: int
+    stored_bytes: int
+    freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What gc would do: objects to remove (name: size), packs to rewrite.
+
+    `damaged` packs are left alone.
+    """
+
+    dead: dict[str, int]
+    rewrites: tuple[Rewrite, ...]
+    leftovers: dict[str, int]
+    damaged: tuple[str, ...]
+    needed: Needed
+
+    @property
+    def freed_bytes(self) -> int:
+        """How much space comes back, about."""
+        removed = sum(self.dead.values()) + sum(self.leftovers.values())
+        return removed + sum(rewrite.freed_bytes for rewrite in self.rewrites)
+
+
+def plan_gc(store: Store) -> Plan:
+    """What gc would do now. Changes nothing. Raises RefusedError, StorageError.
+
+    Refused while a checkpoint cannot be read: nobody knows what it needs.
+    """
+    needed = Needed()
+    _look(store, needed)
+    rewrites, bad = [], []
+    newest = store.opened.packs.look_again()
+    for pack_id, (generation, size) in newest.items():
+        slots = needed.slots.get(pack_id)
+        if slots is None:
+            continue
+        try:
+            pack = store.opened.packs.find(pack_id)
+            unneeded = _unneeded_bytes(pack, slots)
+        except DamagedError:
+            bad.append(pack_name(pack_id, generation))
+            continue
+        if unneeded > size * WORTH_RATIO:
+            rewrites.append(Rewrite(pack_id, generation, size, unneeded))
+    leftovers = store.opened.backend.leftovers()
+    return Plan(_dead(store, needed), tuple(rewrites), leftovers, tuple(bad), needed)
+
+
+def collect(store: Store, plan: Plan) -> int:
+    """Do it, as far as it is still right; the bytes that came back.
+
+    Killed at any moment it has harmed nothing, and the next one goes on. Raises BusyError (another
+    gc, or a writer that does not end), RefusedError, StorageError.
+    """
+    hold, backend = store.opened.backend.hold, store.opened.backend
+    needed = plan.needed
+    with hold("gc", shared=False):
+        before = _size(store)
+        with hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
+            _look(store, needed)
+            garbage = [*_dead(store, needed), *backend.leftovers()]
+            lock.require()
+            for name in garbage:
+                backend.remove(name)
+        for rewrite in plan.rewrites:
+            with ExitStack() as undo, suppress(DamagedError, MissingError):
+                _rewrite(store, rewrite, needed, undo)
+        return before - _size(store)
+
+
+def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) -> None:
+    """Write a pack anew and put it in the place of the old one; both may be there for a moment."""
+    opened = store.opened
+    pack = opened.packs.open(rewrite.pack_id, rewrite.generation)
+    kept = needed.slots[pack.id]
+    size = pack.table.chunk_bytes
+    new = PackWriter(opened.packs, pack.id, pack.generation + 1, size, opened.pool)
+    undo.callback(new.discard)
+    hashes = pack.hashes()
+    for slots, contents in _kept(pack, kept):
+        new.add(contents, hashes[slots].tobytes(), slots)
+    with opened.backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
+        _look(store, needed)
+        if len(needed.slots[pack.id]) > len(kept):
+            return  # a checkpoint came meanwhile that needs more of it
+        lock.require()
+        new.publish(pack.table.slot_count)
+        opened.backend.remove(pack.name)
+
+
+def _kept(pack: Pack, slots: Numbers) -> Iterable[tuple[Numbers, bytes]]:
+    """Chunks of a pack, frames full of them."""
+    size = pack.table.chunk_bytes
+    positions = pack.table.positions(slots)
+    frames = pack.table.frames(positions)
+    parts: list[NDArray[np.uint8]] = []
+    at = 0
+    per_frame = FRAME_BYTES // size
+    for frame in np.unique(frames).tolist():
+        chunks = np.frombuffer(pack.frame(frame), dtype=np.uint8).reshape(-1, size)
+        parts.append(chunks[positions[frames == frame] - pack.table.firsts[frame]])
+        if sum(map(len, parts)) >= per_frame:
+            together = np.concatenate(parts)
+            for start in range(0, len(together) - per_frame + 1, per_frame):
+                yield slots[at : at + per_frame], together[start : start + per_frame].tobytes()
+                at += per_frame
+            parts = [together[len(together) - len(together) % per_frame :]]
+    rest = np.concatenate([*parts, np.zeros((0, size), dtype=np.uint8)])
+    if len(rest):
+        yield slots[at:], rest.tobytes()
+
+
+def _look(store: Store, needed: Needed) -> None:
+    """Add what checkpoints need that were not looked at yet. Raises RefusedError."""
+    for checkpoint_id in store.ids():
+        if checkpoint_id in needed.checkpoints:
+            continue
+        try:
+            needed.add(checkpoint_id, store.opened.files.read_maps(checkpoint_id))
+        except MissingError:  # removed, meanwhile
+            continue
+        except DamagedError as exc:
+            raise RefusedError(
+                f"nothing can be collected in {store.place}",
+                why=f"checkpoint {checkpoint_id} is damaged ({exc.why}): nobody knows what it "
+                "needs",
+                remedy="remove it (vmckpt checkpoint rm), then run this again",
+            ) from exc
+
+
+def _dead(store: Store, needed: Needed) -> dict[str, int]:
+    """Objects that nobody needs: packs, older generations, maps."""
+    newest = store.opened.packs.look_again()
+    dead = {
+        pack_name(pack_id, generation): size
+        for pack_id, generation, size in every(store.opened.backend)
+        if pack_id not in needed.slots or generation < newest[pack_id][0]
+    }
+    for name, size in store.opened.backend.names(MAPS).items():
+        if name not in {base.hex() for base in needed.bases}:
+            dead[f"{MAPS}/{name}"] = size
+    return dead
+
+
+def _unneeded_bytes(pack: Pack, slots: Numbers) -> int:
+    """About how much of a pack nobody needs."""
+    table = pack.table
+    frames = table.frames(table.positions(slots))
+    used = np.bincount(frames, minlength=len(table.counts))
+    unused = np.sum(table.stored * (table.counts - used) // np.maximum(table.counts, 1))
+    return int(unused)
+
+
+def _size(store: Store) -> int:
+    names = store.opened.backend.names
+    kept = sum(sum(names(folder).values()) for folder in (PACKS, MAPS))
+    return kept + sum(store.opened.backend.leftovers().values())

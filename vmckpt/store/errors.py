@@ -1,0 +1,18 @@
+"""What can be wrong with a store itself."""
+
+from vmckpt.errors import StorageError
+
+
+class DamagedError(StorageError):
+    """Bytes in the store are not those that were written, or are missing."""
+
+    kind = "damaged"
+
+
+def damaged(what: str, why: str) -> DamagedError:
+    """The error for bytes that are not what was written."""
+    return DamagedError(
+        what,
+        why=why,
+        remedy="`vmckpt store check` says which checkpoints are touched; the others are whole",
+    )

@@ -1,0 +1,60 @@
+"""Which chunks the store has, by name."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.pack import Hashes, Numbers, Pack
+
+
+class Index:
+    """The chunks of some packs, to be looked up by the thousand. It does not change.
+
+    Packs are known by their number in `packs`.
+    """
+
+    def __init__(self) -> None:
+        self.packs: tuple[bytes, ...] = ()
+        self.generations: dict[bytes, int] = {}
+        self._first = np.zeros(0, dtype=np.uint64)
+        self._second = np.zeros(0, dtype=np.uint64)
+        self._places = np.zeros(0, dtype=np.int64)
+
+    def grown(self, packs: Iterable[Pack]) -> "Index":
+        """Another, which has these packs too. One that is damaged is left out."""
+        firsts, seconds, places = [self._first], [self._second], [self._places]
+        new = Index()
+        new.packs, new.generations = self.packs, dict(self.generations)
+        for pack in packs:
+            try:
+                hashes = pack.hashes()
+            except DamagedError:  # nothing should rest on it
+                continue
+            there = np.flatnonzero(hashes.any(axis=1))
+            firsts.append(hashes[there, 0])
+            seconds.append(hashes[there, 1])
+            places.append(there + (len(new.packs) << 32))
+            new.packs += (pack.id,)
+            new.generations[pack.id] = pack.generation
+        if len(firsts) == 1:
+            return self
+        first = np.concatenate(firsts)
+        # What was there is in order: that order is used.
+        order = np.argsort(first, kind="stable")
+        new._first = first[order]
+        new._second = np.concatenate(seconds)[order]
+        new._places = np.concatenate(places)[order]
+        return new
+
+    def find(self, hashes: Hashes) -> tuple[Numbers, Numbers]:
+        """The packs' numbers (-1: no pack has it) and slots of chunks with these names.
+
+        Of two with the same first half it may find none: then one of them is stored once more.
+        """
+        if not len(self._first):
+            return np.full(len(hashes), -1), np.zeros(len(hashes), dtype=np.int64)
+        at = np.searchsorted(self._first, hashes[:, 0]).clip(max=len(self._first) - 1)
+        same = (self._first[at] == hashes[:, 0]) & (self._second[at] == hashes[:, 1])
+        places = self._places[at]
+        return np.where(same, places >> 32, -1), places & 0xFFFFFFFF

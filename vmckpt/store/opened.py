@@ -1,0 +1,21 @@
+"""A store that was opened: what all that works on it shares."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from vmckpt.store.backends.backend import Backend
+from vmckpt.store.checkpoint_file import Files
+from vmckpt.store.pack import Packs
+from vmckpt.store.sealing.seal import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`pool` is for what lets go of Python's lock: compressing, and reading."""
+
+    id: bytes
+    backend: Backend
+    sealer: Sealer
+    files: Files
+    packs: Packs
+    pool: ThreadPoolExecutor

@@ -1,0 +1,313 @@
+"""A pack: chunks of one size, in compressed frames, and a table of them at its end.
+
+    header     (`header.py`, kind P)
+    frames     boxes of zstd: up to FRAME_BYTES of chunks each, without gaps between
+    hashes     a box: HASH_BYTES of every slot; zeroes where the slot is gone
+    table      a box of zstd: for each frame the size of its box, then how many chunks it holds
+               (unsigned 32 bit, little-endian), then the slots of all chunks in their order unless
+               these are simply 0, 1, 2, ...
+    trailer    a box: bytes in a chunk, frames, slots, size of the hashes' box, of the table's box,
+               whether the slots are listed; unsigned 32 bit each
+
+A chunk's place is (pack, slot) for ever: `gc` writes a pack anew without the slots that nobody
+needs, as the next generation, `packs/ID-GENERATION`, and the slots keep their numbers.
+"""
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from vmckpt.store.backends.backend import Backend, Writer
+from vmckpt.store.errors import damaged
+from vmckpt.store.header import HEADER_BYTES, Header
+from vmckpt.store.sealing.seal import HASH_BYTES, TAG_BYTES, Box, Seal, Sealer
+
+PACKS = "packs"
+FRAME_BYTES = 128 << 10
+# Of chunks, before they are compressed.
+MOST_BYTES = 128 << 20
+LEVEL = 1
+_TRAILER = struct.Struct(">IIIIII")
+_TRAILER_BYTES = _TRAILER.size + TAG_BYTES
+# Read at once from a pack's end: nearly always all that is needed.
+_END_BYTES = 64 << 10
+# Frames being compressed while others are written.
+_IN_FLIGHT = 8
+
+Numbers = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+_per_thread = threading.local()
+
+
+def pack_name(pack_id: bytes, generation: int) -> str:
+    """A pack's object."""
+    return f"{PACKS}/{pack_id.hex()}-{generation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where a pack's chunks are: frame `i` is `stored[i]` bytes and holds `counts[i]` chunks.
+
+    `starts` is where it begins in the file, `firsts` the position of its first chunk. `slots` are
+    those of the positions.
+    """
+
+    chunk_bytes: int
+    stored: Numbers
+    counts: Numbers
+    starts: Numbers
+    firsts: Numbers
+    slots: Numbers
+    slot_count: int
+    ordered: bool
+
+    def positions(self, slots: Numbers) -> Numbers:
+        """The positions of slots, in their order. Raises DamagedError for one that is gone."""
+        places = slots
+        if not self.ordered:
+            if not len(self.slots):
+                raise damaged("a chunk is missing", "its pack is empty")
+            places = np.searchsorted(self.slots, slots).clip(max=len(self.slots) - 1)
+        if len(slots) and (
+            int(slots.max()) >= self.slot_count or np.any(self.slots[places] != slots)
+        ):
+            raise damaged("a chunk is missing", "its pack does not have its slot")
+        return places
+
+    def frames(self, positions: Numbers) -> Numbers:
+        """The frames that chunks are in, by position."""
+        return np.searchsorted(self.firsts, positions, side="right") - 1
+
+
+class Pack:
+    """A pack to read from."""
+
+    def __init__(self, backend: Backend, pack_id: bytes, generation: int, seal: Seal) -> None:
+        self.id, self.generation = pack_id, generation
+        self.name = pack_name(pack_id, generation)
+        self._backend, self._seal = backend, seal
+        self._hash_place = (0, 0)
+        self.table = self._read_table()
+
+    def frame(self, number: int) -> bytes:
+        """What a frame holds: its chunks one after the other. Raises DamagedError."""
+        table = self.table
+        start, stored = int(table.starts[number]), int(table.stored[number])
+        size = int(table.counts[number]) * table.chunk_bytes
+        sealed = self._backend.read(self.name, start, stored)
+        return unpack(self._seal.open(Box.FRAME, number, sealed), size, self.name)
+
+    def hashes(self) -> Hashes:
+        """The chunks' names by slot: two words each. Raises DamagedError."""
+        start, length = self._hash_place
+        data = self._seal.open(Box.HASHES, 0, self._backend.read(self.name, start, length))
+        if len(data) != self.table.slot_count * HASH_BYTES:
+            raise damaged(f"{self.name} is damaged", "its hashes do not fit its table")
+        return np.frombuffer(data, dtype="<u8").reshape(-1, 2)
+
+    def _read_table(self) -> Table:
+        end, size = self._backend.read_end(self.name, _END_BYTES)
+        trailer = self._seal.open(Box.TRAILER, 0, end[-_TRAILER_BYTES:])
+        chunk_bytes, frames, slot_count, hash_bytes, table_bytes, listed = _TRAILER.unpack(trailer)
+        tail = hash_bytes + table_bytes + _TRAILER_BYTES
+        start = size - table_bytes - _TRAILER_BYTES
+        if table_bytes + _TRAILER_BYTES <= len(end):
+            sealed = end[len(end) - table_bytes - _TRAILER_BYTES : len(end) - _TRAILER_BYTES]
+        else:
+            sealed = self._backend.read(self.name, start, table_bytes)
+        self._hash_place = (start - hash_bytes, hash_bytes)
+        most = 8 * frames + 4 * slot_count
+        raw = unpack(self._seal.open(Box.TABLE, 0, sealed), None, self.name, most)
+        numbers = np.frombuffer(raw, dtype="<u4").astype(np.int64)
+        stored, counts = numbers[:frames], numbers[frames : 2 * frames]
+        slots = numbers[2 * frames :] if listed else np.arange(int(counts.sum()), dtype=np.int64)
+        ends = np.cumsum(stored) + HEADER_BYTES
+        firsts = np.cumsum(counts) - counts
+        if (int(ends[-1]) if frames else HEADER_BYTES) != size - tail:
+            raise damaged(f"{self.name} is damaged", "it is longer or shorter than its table says")
+        return Table(
+            chunk_bytes, stored, counts, ends - stored, firsts, slots, slot_count, not listed
+        )
+
+
+class PackWriter:
+    """Makes a pack. Frames are compressed by `pool` and written in order."""
+
+    def __init__(
+        self, packs: "Packs", pack_id: bytes, generation: int, chunk_bytes: int, pool: Executor
+    ) -> None:
+        self.id, self.chunk_bytes = pack_id, chunk_bytes
+        self.name = pack_name(pack_id, generation)
+        self.slot_count = 0
+        self.stored_bytes = 0
+        header = packs.header.new()
+        self._seal = packs.sealer.file(header, self.name)
+        self._pool = pool
+        self._writer: Writer = packs.backend.write(self.name)
+        self._waiting: deque[Future[bytes]] = deque()
+        self._stored: list[int] = []
+        self._counts: list[int] = []
+        self._slots: list[Numbers] = []
+        self._hashes: list[bytes] = []
+        self._write(header)
+
+    def add(self, frame: bytes | bytearray, hashes: bytes, slots: Numbers | None = None) -> None:
+        """A frame of chunks, and their names. Raises StorageError.
+
+        Without `slots` they get the next ones.
+        """
+        number, count = len(self._counts), len(frame) // self.chunk_bytes
+        self._counts.append(count)
+        if slots is None:
+            self.slot_count += count
+        else:
+            self._slots.append(slots)
+        self._hashes.append(hashes)
+        self._waiting.append(self._pool.submit(_frame, self._seal, number, frame))
+        while len(self._waiting) > _IN_FLIGHT:
+            self._write_next()
+
+    def publish(self, slot_count: int | None = None) -> None:
+        """All of it is there when this returns. Raises StorageError.
+
+        `slot_count`: when slots were given.
+        """
+        while self._waiting:
+            self._write_next()
+        hashes = b"".join(self._hashes)
+        columns = [np.array(self._stored), np.array(self._counts)]
+        if slot_count is not None:
+            self.slot_count = slot_count
+            slots = np.concatenate([*self._slots, np.zeros(0, dtype=np.int64)])
+            columns.append(slots)
+            by_slot = np.zeros((slot_count, 2), dtype="<u8")
+            by_slot[slots] = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
+            hashes = by_slot.tobytes()
+        table = np.concatenate(columns).astype("<u4").tobytes()
+        boxes = [
+            self._seal.seal(Box.HASHES, 0, hashes),
+            self._seal.seal(Box.TABLE, 0, compress(table, LEVEL)),
+        ]
+        facts = (self.chunk_bytes, len(self._counts), self.slot_count)
+        listed = slot_count is not None
+        trailer = _TRAILER.pack(*facts, len(boxes[0]), len(boxes[1]), listed)
+        boxes.append(self._seal.seal(Box.TRAILER, 0, trailer))
+        self._write(b"".join(boxes))
+        self._writer.publish()
+
+    def discard(self) -> None:
+        """Nothing of it stays, unless it was published."""
+        for future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+        self._writer.discard()
+
+    def _write_next(self) -> None:
+        sealed = self._waiting.popleft().result()
+        self._stored.append(len(sealed))
+        self._write(sealed)
+
+    def _write(self, data: bytes) -> None:
+        self._writer.write(data)
+        self.stored_bytes += len(data)
+
+
+class Packs:
+    """The packs of a store, found and opened once each, in their newest generation."""
+
+    def __init__(self, backend: Backend, sealer: Sealer, header: Header) -> None:
+        self.backend, self.sealer, self.header = backend, sealer, header
+        self._names: dict[bytes, tuple[int, int]] = {}
+        self._packs: dict[bytes, Pack] = {}
+        self._mutex = threading.Lock()
+
+    def find(self, pack_id: bytes, *, again: bool = False) -> Pack:
+        """The pack. Raises DamagedError when it is not there or cannot be read.
+
+        `again`: the one that was found before is gone, look anew.
+        """
+        with self._mutex:
+            if again:
+                self._packs.pop(pack_id, None)
+                self._names.clear()
+            if pack_id not in self._packs:
+                if pack_id not in self._names:
+                    self._names = newest(self.backend)
+                if pack_id not in self._names:
+                    raise damaged(f"pack {pack_id.hex()} is missing", "a checkpoint needs it")
+                self._packs[pack_id] = self.open(pack_id, self._names[pack_id][0])
+            return self._packs[pack_id]
+
+    def look_again(self) -> dict[bytes, tuple[int, int]]:
+        """Every pack's newest generation, and its size, as of now."""
+        found = newest(self.backend)
+        with self._mutex:
+            self._names = found
+            for pack_id, pack in list(self._packs.items()):
+                if found.get(pack_id, (-1, 0))[0] != pack.generation:
+                    del self._packs[pack_id]
+        return found
+
+    def open(self, pack_id: bytes, generation: int) -> Pack:
+        """That very pack. Raises DamagedError, MissingError."""
+        name = pack_name(pack_id, generation)
+        header = self.header.read(self.backend.read(name, 0, HEADER_BYTES), name)
+        return Pack(self.backend, pack_id, generation, self.sealer.file(header, name))
+
+
+def newest(backend: Backend) -> dict[bytes, tuple[int, int]]:
+    """Every pack's newest generation, and its size."""
+    found: dict[bytes, tuple[int, int]] = {}
+    for pack_id, generation, size in every(backend):
+        if pack_id not in found or found[pack_id][0] < generation:
+            found[pack_id] = generation, size
+    return found
+
+
+def every(backend: Backend) -> Iterator[tuple[bytes, int, int]]:
+    """All packs: ids, generations, sizes."""
+    for name, size in backend.names(PACKS).items():
+        pack_id, _, generation = name.partition("-")
+        try:
+            parsed = bytes.fromhex(pack_id), int(generation), size
+        except ValueError:
+            continue  # no pack: `check` says so
+        if pack_name(*parsed[:2]) == f"{PACKS}/{name}":
+            yield parsed
+
+
+def compress(data: bytes | bytearray, level: int) -> bytes:
+    """zstd, with the size of what it was."""
+    name = f"compressor_{level}"
+    compressor = getattr(_per_thread, name, None)
+    if compressor is None:
+        compressor = zstandard.ZstdCompressor(level=level)
+        setattr(_per_thread, name, compressor)
+    packed: bytes = compressor.compress(data)
+    return packed
+
+
+def unpack(data: bytes, size: int | None, name: str, most: int = 1 << 30) -> bytes:
+    """The inverse; `size` is what it has to be. Raises DamagedError."""
+    try:
+        expected = zstandard.frame_content_size(data)
+        if expected != size if size is not None else not 0 <= expected <= most:
+            raise damaged(f"{name} is damaged", f"a part of it is {expected} bytes")
+        decompressor = getattr(_per_thread, "decompressor", None)
+        if decompressor is None:
+            decompressor = _per_thread.decompressor = zstandard.ZstdDecompressor()
+        plain: bytes = decompressor.decompress(data)
+    except zstandard.ZstdError as exc:
+        raise damaged(f"{name} is damaged", f"zstd: {exc}") from exc
+    return plain
+
+
+def _frame(seal: Seal, number: int, frame: bytes | bytearray) -> bytes:
+    return seal.seal(Box.FRAME, number, compress(frame, LEVEL))

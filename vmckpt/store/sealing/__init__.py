@@ -1,0 +1,1 @@
+"""Seals and keys. Only here cryptography and blake3 are imported."""

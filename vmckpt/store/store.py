@@ -1,0 +1,269 @@
+"""A store: its catalogue, and what is done with checkpoints."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from vmckpt.errors import NotFoundError, UsageError
+from vmckpt.store.area import Area, FrameCache
+from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.checkpoint_file import CHECKPOINTS, Maps
+from vmckpt.store.config import Config
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.index import Index
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.maps import Refs, packs_of, resized, slots_of
+from vmckpt.store.opened import Opened
+from vmckpt.store.pack import Hashes, Numbers
+from vmckpt.store.transaction import Origin, Transaction, new_origin
+
+# For what others do in a moment: gc at its end, a writer that is about to be done.
+PATIENCE_S = 60.0
+WRITERS = "writers"
+
+
+class Catalogue(NamedTuple):
+    """What checkpoints there are, oldest first, and those whose manifest cannot be read."""
+
+    manifests: list[Manifest]
+    damaged: dict[str, DamagedError]
+
+
+class Store:
+    """An open store (`open.py`). Calls block; reading may be done by several threads."""
+
+    def __init__(self, opened: Opened, config: Config) -> None:
+        self.opened, self.config = opened, config
+        self.place = opened.backend.place
+        self._index = Index()
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        self.opened.pool.shutdown(cancel_futures=True)
+        self.opened.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def catalogue(self) -> Catalogue:
+        """All checkpoints. Raises StorageError."""
+        found, bad = [], {}
+        for checkpoint_id in self.ids():
+            try:
+                found.append(self.opened.files.read_manifest(checkpoint_id))
+            except MissingError:  # removed, meanwhile
+                continue
+            except DamagedError as exc:
+                bad[checkpoint_id] = exc
+        found.sort(key=lambda manifest: (manifest.created_unix_s, manifest.id))
+        return Catalogue(found, bad)
+
+    def ids(self) -> list[str]:
+        """All checkpoints' ids, in no order."""
+        return [name for name in self.opened.backend.names(CHECKPOINTS) if is_id(name)]
+
+    def manifests(self, vm: str | None = None) -> list[Manifest]:
+        """The readable manifests, oldest first: all, or one VM's. Raises StorageError."""
+        return [m for m in self.catalogue().manifests if vm is None or m.vm == vm]
+
+    def manifest(self, checkpoint_id: str) -> Manifest:
+        """One manifest. Raises NotFoundError, DamagedError."""
+        try:
+            if is_id(checkpoint_id):
+                return self.opened.files.read_manifest(checkpoint_id)
+        except MissingError:
+            pass
+        raise self._not_found(checkpoint_id)
+
+    def find(self, text: str, vm: str | None = None) -> Manifest:
+        """The checkpoint whose id begins so, or whose facts have this "name", the latest one.
+
+        Raises NotFoundError, UsageError (several begin so), DamagedError.
+        """
+        if text in self.ids():
+            return self.manifest(text)
+        manifests = self.manifests(vm)
+        named = [m for m in manifests if m.facts.get("name") == text]
+        if named:
+            return named[-1]
+        found = [m for m in manifests if len(text) >= 4 and m.id.startswith(text)]
+        if len(found) > 1:
+            raise UsageError(
+                f"'{text}' is not one checkpoint",
+                why=f"so begin {', '.join(m.id for m in found)}",
+                remedy="write more of its id",
+            )
+        if not found:
+            raise self._not_found(text)
+        return found[0]
+
+    def begin(
+        self, vm: str, parent: str | None = None, *, origin: Origin | None = None
+    ) -> Transaction:
+        """Begin a checkpoint of `vm`: for the store a name, under which one writes at a time.
+
+        It starts from what `parent` holds, of whatever VM. Raises BusyError, NotFoundError,
+        DamagedError, StorageError.
+        """
+        with ExitStack() as locks:
+            hold = self.opened.backend.hold
+            held = [
+                locks.enter_context(hold(f"writer of {vm}", shared=False)),
+                locks.enter_context(hold(WRITERS, shared=True, wait_s=PATIENCE_S)),
+            ]
+
+            def require() -> None:
+                for lock in held:
+                    lock.require()
+
+            start = self.maps(parent) if parent else Maps()
+            return Transaction(
+                self.opened,
+                self._indexed(),
+                origin or new_origin(vm, parent),
+                start,
+                (locks.pop_all(), require),
+            )
+
+    @contextmanager
+    def read(self, checkpoint_id: str) -> Iterator["Checkpoint"]:
+        """A checkpoint to read from, for the block; meanwhile it is not removed.
+
+        Raises NotFoundError, DamagedError, BusyError (it is being removed).
+        """
+        lock = _reading(checkpoint_id)
+        with self.opened.backend.hold(lock, shared=True, wait_s=1.0):
+            manifest = self.manifest(checkpoint_id)
+            yield Checkpoint(self.opened, manifest, self.maps(checkpoint_id))
+
+    def maps(self, checkpoint_id: str) -> Maps:
+        """Where a checkpoint's chunks are. Raises NotFoundError, DamagedError."""
+        try:
+            return self.opened.files.read_maps(checkpoint_id)
+        except MissingError as exc:
+            raise self._not_found(checkpoint_id) from exc
+
+    def diff(self, one: str, other: str) -> dict[str, Numbers]:
+        """The chunks in which two checkpoints differ, by area; an area that one lacks is zeroes.
+
+        Raises NotFoundError, DamagedError.
+        """
+        maps = self.maps(one), self.maps(other)
+        return {
+            name: self._differences(maps, name) for name in sorted({*maps[0].areas, *maps[1].areas})
+        }
+
+    def remove(self, checkpoint_ids: Iterable[str]) -> None:
+        """Remove checkpoints; no other needs them. Space comes back by gc.
+
+        Raises NotFoundError, BusyError (one is being read): none was removed; StorageError.
+        """
+        ids = list(checkpoint_ids)
+        with ExitStack() as locks:
+            for checkpoint_id in ids:
+                lock = _reading(checkpoint_id)
+                locks.enter_context(self.opened.backend.hold(lock, shared=False))
+            present = self.ids()
+            for checkpoint_id in ids:
+                if checkpoint_id not in present:
+                    raise self._not_found(checkpoint_id)
+            for checkpoint_id in ids:
+                self.opened.backend.remove(f"{CHECKPOINTS}/{checkpoint_id}")
+
+    def _differences(self, maps: tuple[Maps, Maps], name: str) -> Numbers:
+        areas = [one.areas[name] for one in maps if name in one.areas]
+        chunks = max(len(area.refs) for area in areas)
+        if len({area.chunk_bytes for area in areas}) > 1:
+            return np.arange(chunks)
+        # A chunk's name is the same wherever it is.
+        names = []
+        for one in maps:
+            area = one.areas.get(name)
+            refs = resized(area.refs if area else np.zeros(0, dtype=np.uint64), chunks)
+            names.append(self._names(refs, one.packs))
+        return np.flatnonzero(np.any(names[0] != names[1], axis=1))
+
+    def _names(self, refs: Refs, packs: list[bytes]) -> Hashes:
+        found = np.zeros((len(refs), 2), dtype=np.uint64)
+        numbers = packs_of(refs)
+        for number in np.unique(numbers).tolist():
+            if number >= 0:
+                chosen = numbers == number
+                hashes = self.opened.packs.find(packs[number]).hashes()
+                found[chosen] = hashes[slots_of(refs[chosen])]
+        return found
+
+    def _indexed(self) -> Index:
+        """The chunks that the checkpoints in the catalogue have, for all there is to know now."""
+        ids = {bytes.fromhex(pack) for m in self.catalogue().manifests for pack in m.packs}
+        newest = self.opened.packs.look_again()
+        index = self._index
+        for pack, generation in index.generations.items():
+            if pack not in ids or newest.get(pack, (-1, 0))[0] != generation:
+                index = Index()
+        packs = []
+        for pack in sorted((ids & newest.keys()) - index.generations.keys()):
+            # One that is damaged is left out: nothing more should rest on it.
+            with suppress(DamagedError):
+                packs.append(self.opened.packs.find(pack))
+        self._index = index.grown(packs)
+        return self._index
+
+    def _not_found(self, text: str) -> NotFoundError:
+        return NotFoundError(
+            f"there is no checkpoint '{text}'",
+            why=f"the store {self.place} has none whose id begins so, and none of that name",
+            remedy="see: vmckpt checkpoint list",
+        )
+
+
+class Checkpoint:
+    """A checkpoint to read from."""
+
+    def __init__(self, opened: Opened, manifest: Manifest, maps: Maps) -> None:
+        self.manifest = manifest
+        self._opened, self._maps = opened, maps
+        self._cache = FrameCache()
+
+    def area(self, name: str) -> Area:
+        """An area. Raises NotFoundError."""
+        found = self._maps.areas.get(name)
+        if found is None:
+            raise self._no_part(name)
+        return Area(self._opened, self._maps, found, self._cache)
+
+    def blob(self, name: str) -> bytes:
+        """A blob. Raises NotFoundError, DamagedError."""
+        try:
+            return self._opened.files.read_blob(self.manifest, name)
+        except KeyError:
+            raise self._no_part(name) from None
+
+    def _no_part(self, name: str) -> NotFoundError:
+        parts = [area.name for area in self.manifest.areas]
+        parts += [blob.name for blob in self.manifest.blobs]
+        return NotFoundError(
+            f"checkpoint {self.manifest.id} has no part '{name}'",
+            why=f"it has: {', '.join(parts) or 'none'}",
+            remedy="see: vmckpt checkpoint show",
+        )
+
+
+def is_id(text: str) -> bool:
+    """Whether a checkpoint may be called so."""
+    return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)
+
+
+def _reading(checkpoint_id: str) -> str:
+    return f"checkpoint {checkpoint_id}"

@@ -1,0 +1,272 @@
+"""A checkpoint in the making: all of it is there from `commit` on, or nothing."""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from vmckpt.errors import UsageError
+from vmckpt.store.backends.backend import Buffer
+from vmckpt.store.checkpoint_file import AreaMap, Maps, base_refs, encode_maps
+from vmckpt.store.chunk_sink import ChunkSink
+from vmckpt.store.index import Index
+from vmckpt.store.manifest import AreaFacts, Manifest
+from vmckpt.store.maps import packs_of
+from vmckpt.store.opened import Opened
+from vmckpt.store.pack import Numbers
+
+# Looked at in one go: it stays in the processor's cache.
+_BATCH_BYTES = 1 << 20
+# A smaller difference to the base is not worth a new base.
+_SMALL_MAP_BYTES = 2048
+
+
+class Origin(NamedTuple):
+    """Which checkpoint it will be. A copy keeps these of the one that it is a copy of."""
+
+    id: str
+    vm: str
+    parent: str | None
+    created_unix_s: float | None
+
+
+def new_origin(vm: str, parent: str | None) -> Origin:
+    """A checkpoint that there was not yet."""
+    return Origin(secrets.token_hex(16), vm, parent, None)
+
+
+class Transaction:
+    """Made by `Store.begin`; for one thread at a time.
+
+    `start` are the parent's maps. `locks` are let go of at its end; `require_locks` raises when
+    they were lost before.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        index: Index,
+        origin: Origin,
+        start: Maps,
+        locks: tuple[ExitStack, Callable[[], None]],
+    ) -> None:
+        self.id = origin.id
+        self._opened, self._index, self._origin, self._start = opened, index, origin, start
+        self._locks, self._require_locks = locks
+        self._packs = list(start.packs)
+        self._sinks: dict[int, ChunkSink] = {}
+        self._areas: dict[str, AreaWriter] = {}
+        self._file = opened.files.new_checkpoint(origin.id)
+        self._over = False
+
+    def area(self, name: str, *, size_bytes: int, chunk_bytes: int) -> "AreaWriter":
+        """An area of the checkpoint: the parent's of that name as it stands, else zeroes.
+
+        RAM in PAGE_CHUNK_BYTES, disks in BLOCK_CHUNK_BYTES. One that is not asked for is not in the
+        checkpoint. Raises UsageError when there is one of that name already.
+        """
+        self._require_unused(name)
+        before = base_refs(self._start, name, chunk_bytes, -(-size_bytes // chunk_bytes))
+        if chunk_bytes not in self._sinks:
+            self._sinks[chunk_bytes] = ChunkSink(
+                self._opened, self._index, self._packs, chunk_bytes
+            )
+        map_ = AreaMap(size_bytes, chunk_bytes, before)
+        self._areas[name] = AreaWriter(map_, self._sinks[chunk_bytes])
+        return self._areas[name]
+
+    def blob(self, name: str, data: bytes) -> None:
+        """Something small, kept whole. Raises UsageError when there is one of that name already."""
+        self._require_unused(name)
+        self._file.add_blob(name, data)
+
+    def commit(self, facts: Mapping[str, Any], *, created_unix_s: float | None = None) -> Manifest:
+        """The checkpoint is in the store, for good, when this returns.
+
+        `facts`: JSON. `created_unix_s`: the instant it is of, else now. Raises StorageError,
+        OperationFailedError: nothing of it stays.
+        """
+        if self._over:
+            raise ValueError("the checkpoint was committed or aborted")
+        # Said before anything is written.
+        facts = json.loads(json.dumps(facts, allow_nan=False))
+        when_s = self._origin.created_unix_s or created_unix_s or time.time()
+        published: list[str] = []
+        try:
+            manifest = self._commit(facts, when_s, published)
+        except BaseException:
+            self._end(published)
+            raise
+        self._over = True
+        self._locks.close()
+        return manifest
+
+    def abort(self) -> None:
+        """Nothing of it stays. After `commit` it does nothing."""
+        self._end([])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    def _commit(self, facts: Mapping[str, Any], when_s: float, published: list[str]) -> Manifest:
+        for sink in self._sinks.values():
+            published.extend(sink.publish())
+        added = sum(sink.stored_bytes for sink in self._sinks.values())
+        maps, encoded, base_bytes = self._maps(published)
+        blobs = tuple(self._file.blobs)
+        manifest = Manifest(
+            id=self.id,
+            vm=self._origin.vm,
+            parent=self._origin.parent,
+            created_unix_s=when_s,
+            added_bytes=added + base_bytes + len(encoded) + sum(b.stored_bytes for b in blobs),
+            areas=tuple(area.facts(name) for name, area in self._areas.items()),
+            blobs=blobs,
+            packs=tuple(pack.hex() for pack in used_packs(maps)),
+            facts=facts,
+        )
+        self._require_locks()
+        self._file.write(manifest, encoded)
+        return manifest
+
+    def _maps(self, published: list[str]) -> tuple[Maps, bytes, int]:
+        """The maps, as they are written, and the size of a base that was written for them.
+
+        They rest on the parent's base unless that has become too different.
+        """
+        maps = Maps(self._start.base, self._packs, {n: a.map for n, a in self._areas.items()})
+        files = self._opened.files
+        if maps.base is not None:
+            encoded = encode_maps(maps, files.read_base(maps.base))
+            if len(encoded) <= _SMALL_MAP_BYTES:
+                return maps, encoded, 0
+        maps = _renumbered(maps)
+        whole = encode_maps(maps, None)
+        if self._start.base is not None and len(encoded) <= len(whole) // 2:
+            return maps, encoded, 0
+        maps.base = os.urandom(16)
+        published.append(files.base_name(maps.base))
+        size = files.write_base(maps.base, whole)
+        return maps, encode_maps(maps, maps), size
+
+    def _require_unused(self, name: str) -> None:
+        if name in self._areas or name in {blob.name for blob in self._file.blobs}:
+            raise UsageError(
+                f"the checkpoint has a part '{name}' already",
+                why="parts are known by their names",
+                remedy="choose another name",
+            )
+
+    def _end(self, published: list[str]) -> None:
+        if self._over:
+            return
+        self._over = True
+        with self._locks:
+            for sink in self._sinks.values():
+                sink.discard()
+            for name in published:
+                self._opened.backend.remove(name)
+
+
+class AreaWriter:
+    """Takes what an area holds."""
+
+    def __init__(self, map_: AreaMap, sink: ChunkSink) -> None:
+        self.map, self._sink = map_, sink
+        self._given = self._new = 0
+
+    def put(self, numbers: Numbers, data: Buffer) -> None:
+        """Chunks by number, and what they hold, one after the other. The later one wins.
+
+        Raises ValueError (they do not fit together, or the area has no such chunks), StorageError.
+        """
+        size = self.map.chunk_bytes
+        view = memoryview(data).cast("B")
+        if len(view) != len(numbers) * size or (
+            len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self.map.refs)
+        ):
+            raise ValueError(f"{len(numbers)} chunks of {size} bytes, and {len(view)} bytes")
+        step = _BATCH_BYTES // size
+        for at in range(0, len(numbers), step):
+            self._put(numbers[at : at + step], view[at * size : (at + step) * size])
+
+    def put_file(self, fd: int, spans: Iterable[tuple[int, int]]) -> None:
+        """The area from a file of the same shape: spans of bytes, whole chunks or up to its end.
+
+        Holes are zeroes. Raises OSError (the file), StorageError (the store), ValueError.
+        """
+        size = self.map.chunk_bytes
+        buffer = bytearray(_BATCH_BYTES)
+        for start, end in spans:
+            if start % size or (end % size and end != self.map.size_bytes):
+                raise ValueError(f"the span {start}-{end} is not of whole chunks")
+            for at in range(start, end, len(buffer)):
+                wanted = min(len(buffer), end - at)
+                got = os.preadv(fd, [memoryview(buffer)[:wanted]], at)
+                while 0 < got < wanted:
+                    more = os.preadv(fd, [memoryview(buffer)[got:wanted]], at + got)
+                    if not more:
+                        break
+                    got += more
+                chunks = -(-wanted // size)
+                buffer[got : chunks * size] = bytes(chunks * size - got)
+                numbers = np.arange(at // size, at // size + chunks)
+                self.put(numbers, memoryview(buffer)[: chunks * size])
+
+    def put_zero(self, numbers: Numbers) -> None:
+        """Chunks that hold zeroes."""
+        self.map.refs[numbers] = 0
+        self._given += len(numbers)
+
+    def facts(self, name: str) -> AreaFacts:
+        """What the catalogue says of it."""
+        present = int(np.count_nonzero(self.map.refs))
+        map_ = self.map
+        return AreaFacts(name, map_.size_bytes, map_.chunk_bytes, present, self._given, self._new)
+
+    def _put(self, numbers: Numbers, data: memoryview) -> None:
+        before = self._sink.new_chunks
+        words = np.frombuffer(data, dtype=np.uint64).reshape(len(numbers), -1)
+        full = np.bitwise_or.reduce(words, axis=1) != 0
+        refs = np.zeros(len(numbers), dtype=np.uint64)
+        if full.all():
+            refs = self._sink.take(data)
+        elif full.any():
+            refs[full] = self._sink.take(words[full].reshape(-1).data.cast("B"))
+        self.map.refs[numbers] = refs
+        self._given += len(numbers)
+        self._new += self._sink.new_chunks - before
+
+
+def used_packs(maps: Maps) -> list[bytes]:
+    """The packs that the maps name, those first that come first in their list."""
+    used = [np.unique(packs_of(area.refs)) for area in maps.areas.values()]
+    numbers = np.unique(np.concatenate([*used, np.zeros(0, dtype=np.int64)]))
+    return [maps.packs[number] for number in numbers if number >= 0]
+
+
+def _renumbered(maps: Maps) -> Maps:
+    """The same, whose list has only the packs that are used."""
+    packs = used_packs(maps)
+    numbers = {pack: number for number, pack in enumerate(packs, start=1)}
+    table = np.array([0] + [numbers.get(pack, 0) for pack in maps.packs], dtype=np.uint64)
+    areas = {}
+    for name, area in maps.areas.items():
+        upper = table[packs_of(area.refs) + 1] << np.uint64(32)
+        refs = upper | (area.refs & np.uint64(0xFFFFFFFF))
+        areas[name] = AreaMap(area.size_bytes, area.chunk_bytes, refs)
+    return Maps(maps.base, packs, areas)
