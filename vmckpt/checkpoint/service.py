@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from vmckpt.checkpoint import fork, restore, take
-from vmckpt.checkpoint.paging import see_to_pages
+from vmckpt.checkpoint import fork, recover, restore, take
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.entries import fields_to_json, parse_fields
@@ -21,6 +20,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.lifecycle import restore_is_cut_off
 
 DIRECTORY = "checkpointing"
 CREATE, RESTORE, FORK = "create", "restore", "fork"
@@ -76,14 +76,12 @@ async def serve(directory: Path, own_command: list[str]) -> None:
         await service.work()
 
 
-async def recover(directory: Path) -> None:
+async def recover_from(directory: Path) -> None:
     """After the death of a service: pages that are still to come do come."""
-    files = Files(directory)
-    asked = _read(files)
-    host = _host(asked)
-    vm = await read_vm(host, asked["wish"].get("name") or asked["vm"])
-    if vm is not None:
-        await see_to_pages(host, vm.qemu)
+    asked = _read(Files(directory))
+    vm = await read_vm(_host(asked), asked["vm"])
+    if vm is not None and await restore_is_cut_off(vm):
+        await recover.recover(vm)
 
 
 class _Service:

@@ -17,6 +17,6 @@ def checkpointing(
     from vmckpt.hosts.inventory import local_host
 
     if recover:
-        run(service.recover(directory))
+        run(service.recover_from(directory))
     else:
         run(service.serve(directory, run(local_host().own_command())))

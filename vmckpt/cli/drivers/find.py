@@ -55,7 +55,7 @@ async def _settled(name: str) -> "Vm":
     if await find_journal(name, all_hosts()) is None:
         await remove_dead_locks(name, all_hosts())
         try:
-            return await find_vm(name)
+            return await _restored(await find_vm(name))
         except OutcomeUnknownError:  # it is at home on two hosts: a standby may have taken over
             from vmckpt.replicate.operate import settle
 
@@ -66,6 +66,20 @@ async def _settled(name: str) -> "Vm":
         return await find_vm(name)
     _tell(await recover(name, warn))
     return await find_vm(name)
+
+
+async def _restored(vm: "Vm") -> "Vm":
+    """The VM, after ending what a restore that was cut off left of it."""
+    from vmckpt.vm.inventory import find_vm
+    from vmckpt.vm.lifecycle import restore_is_cut_off
+
+    if not await restore_is_cut_off(vm):
+        return vm
+    from vmckpt.checkpoint.recover import recover
+
+    await recover(vm)
+    warn(f"a restore of {vm.name} was cut off: it was ended")
+    return await find_vm(vm.name)
 
 
 async def _domain(name: str, hosts: "list[Host]") -> Driver | None:
