@@ -7,8 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -121,17 +121,6 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@asynccontextmanager
-async def pager(place: str, checkpoint_id: str, log: Path) -> AsyncIterator[Pager]:
-    """A pager for the block; when that raises, it is ended."""
-    started = await Pager.start(place, checkpoint_id, log)
-    try:
-        yield started
-    except BaseException:
-        await finish(started.end())
-        raise
-
-
 async def is_whole(host: Host, qemu: Qemu) -> bool:
     """Whether all of a QEMU's memory is there. Raises VmLostError: a page could not be had."""
     text = await host.read_text(qemu.files.missing)
@@ -156,9 +145,13 @@ async def see_to_pages(host: Host, qemu: Qemu) -> None:
         told = json.loads(await host.read_text(qemu.files.missing) or "{}")
         if told and not (told["pager"] and await host.is_alive(ProcessId(**told["pager"]))):
             log = qemu.files.path / "pager.log"
-            async with pager(told["store"], told["checkpoint"], log) as successor:
+            successor = await Pager.start(told["store"], told["checkpoint"], log)
+            try:
                 await successor.opened()
                 await successor.attach(qemu, Path(told["ram_file"]), told["descriptor"])
                 await successor.go(host, qemu.files)
-                await successor.ended()
+            except BaseException:
+                await finish(successor.end())
+                raise
+            await successor.ended()
         await asyncio.sleep(POLL_S)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, Facts, machine_from_json
-from vmckpt.checkpoint.paging import Pager, pager
+from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.checkpoint.planned import (
     Planned,
@@ -147,31 +147,28 @@ class _Restoring:
     async def run(self, running: Callable[[Restored], None]) -> None:
         """All of it."""
         wish, vm = self._wish, self._planned.vm
-        found = await checks(
-            self._planned, in_place=wish.in_place, lazy=not wish.eager, plugged=wish.plugged
-        )
-        require(found, vm.name, self._host.name)
-        warnings = tuple(check.reason for check in found if check.verdict == "warn")
         async with AsyncExitStack() as undone:
             undone.push_async_exit(self._undo)
-            await self._host.make_dir(vm.directory.path)
             await self._host.make_dir(self._files.path)
+            helper = None
+            if not wish.eager:
+                # It takes its time to begin: meanwhile all is checked.
+                log = self._files.path / "pager.log"
+                helper = await Pager.start(self._place, self._point.manifest.id, log)
+                # Not `end` by whatever ends us later: from the commit on it serves the guest.
+                undone.push_async_callback(helper.end)
+            warnings = await self._preflight()
+            if helper is not None:
+                await helper.opened()
             self._began_s = time.monotonic()
             await self._make_disks()
             self._disks_ms = (time.monotonic() - self._began_s) * 1e3
-            if wish.eager:
-                qemu, monitor = await self._start()
-                helper = None
-                await in_thread(partial(self._fill, qemu))
-            else:
-                log = self._files.path / "pager.log"
-                helper = await undone.enter_async_context(
-                    pager(self._place, self._point.manifest.id, log)
-                )
-                qemu, monitor = await self._start()
-                await helper.opened()
-                await helper.attach(qemu, self._files.ram(vm.spec.ram_dir))
+            qemu, monitor = await self._start()
             try:
+                if helper is not None:
+                    await helper.attach(qemu, self._files.ram(vm.spec.ram_dir))
+                else:
+                    await in_thread(self._fill)
                 await self._load(monitor)
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
@@ -191,6 +188,16 @@ class _Restoring:
                 await finish(monitor.close())
         if helper is not None:
             await helper.ended()
+            await see_to_pages(self._host, qemu)
+
+    async def _preflight(self) -> tuple[str, ...]:
+        """What it warns of. Raises RefusedError."""
+        wish = self._wish
+        found = await checks(
+            self._planned, in_place=wish.in_place, lazy=not wish.eager, plugged=wish.plugged
+        )
+        require(found, self._planned.vm.name, self._host.name)
+        return tuple(check.reason for check in found if check.verdict == "warn")
 
     async def _make_disks(self) -> None:
         for disk in self._planned.disks:
@@ -238,7 +245,7 @@ class _Restoring:
             raise
         return qemu, monitor
 
-    def _fill(self, qemu: Qemu) -> None:
+    def _fill(self) -> None:
         """All of the memory, before the guest runs. Blocking."""
         fd = os.open(self._files.ram(self._planned.spec.ram_dir), os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -1,10 +1,12 @@
 """vmckpt checkpoint: create, list, show, diff, verify, rm, prune, restore."""
 
 import re
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vmckpt.cli import snapshot
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
@@ -23,6 +25,22 @@ StorePlace = Annotated[
 ]
 
 
+class Kind(StrEnum):
+    """How a checkpoint is made and kept."""
+
+    epoch = "epoch"
+    savevm = "savevm"
+
+
+KindOption = Annotated[
+    Kind,
+    typer.Option(
+        "--kind", help="epoch: into a store; savevm: into the qcow2 image, the VM stopped for it."
+    ),
+]
+OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: whose it is.")]
+
+
 @app.command()
 def create(
     vm: Vm,
@@ -32,10 +50,14 @@ def create(
         str, typer.Option("--max-pause", help="How long the guest may stand still.")
     ] = "10ms",
     trigger: Annotated[str, typer.Option("--trigger", help="Why it is taken.")] = "operator",
+    kind: KindOption = Kind.epoch,
     store: StorePlace = None,
     json: Json = False,
 ) -> None:
     """Take a checkpoint of a running VM: memory, devices and disks as of one moment."""
+    if kind is Kind.savevm:
+        snapshot.save(vm, _name(name, vm), json)
+        return
     from vmckpt.checkpoint.operate import create as create_
     from vmckpt.checkpoint.take import Wish
     from vmckpt.cli.drivers.find import find_own
@@ -55,10 +77,14 @@ def create(
 @app.command("list")
 def list_(
     vm: Annotated[str | None, typer.Argument(help="Only this VM's.")] = None,
+    kind: KindOption = Kind.epoch,
     store: StorePlace = None,
     json: Json = False,
 ) -> None:
     """List checkpoints, each below the one it was taken after."""
+    if kind is Kind.savevm:
+        snapshot.list_(_whose(vm), json)
+        return
     from vmckpt.checkpoint.operate import entries, to_json
     from vmckpt.checkpoint.tree import rows
     from vmckpt.ui.tables import table
@@ -111,10 +137,16 @@ def verify(point: Point, store: StorePlace = None, json: Json = False) -> None:
 @app.command()
 def rm(
     points: Annotated[list[str], typer.Argument(help="Checkpoints: names, or ids.")],
+    kind: KindOption = Kind.epoch,
+    vm: OfVm = None,
     store: StorePlace = None,
     json: Json = False,
 ) -> None:
     """Remove checkpoints; none needs another. Space comes back by `vmckpt store gc`."""
+    if kind is Kind.savevm:
+        for point in points:
+            snapshot.delete(_whose(vm), point, json)
+        return
     from vmckpt.checkpoint.look import remove
 
     found = [_find(point, store) for point in points]
@@ -191,10 +223,15 @@ def restore(
     keep_macs: Annotated[
         bool, typer.Option("--keep-macs", help="A copy starts anew with the original's MACs.")
     ] = False,
+    kind: KindOption = Kind.epoch,
+    vm: OfVm = None,
     store: StorePlace = None,
     json: Json = False,
 ) -> None:
     """Make a running VM of a checkpoint; returns when the guest runs."""
+    if kind is Kind.savevm:
+        snapshot.load(_whose(vm), point, json)
+        return
     from vmckpt.checkpoint.operate import restore_to
     from vmckpt.checkpoint.restore import Wish
     from vmckpt.errors import UsageError
@@ -222,6 +259,18 @@ def restore(
         f"{result['vm']} runs on {result['host']} from {found.name}, {result['running_ms']:.0f} ms"
     )
     show(result, text, as_json=json)
+
+
+def _whose(vm: str | None) -> str:
+    from vmckpt.errors import UsageError
+
+    if vm is None:
+        raise UsageError(
+            "nobody says whose snapshots are meant",
+            why="with --kind savevm they are in the VM's own image",
+            remedy="name the VM: --vm NAME, or `list NAME`",
+        )
+    return vm
 
 
 def _plugged(network: str | None, *, default: bool) -> bool:
