@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, Facts, machine_from_json
 from vmckpt.checkpoint.place import open_or_create
-from vmckpt.checkpoint.planned import Planned, checks, plan_copy, require
+from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, VmckptError
@@ -143,6 +143,8 @@ class _Forking:
         made: list[Path] = []
         try:
             await host.make_dir(files.path)
+            if variables := await in_thread(partial(copy_variables, planned)):
+                made.append(variables)
             for disk in planned.disks:
                 facts = self._facts.disks[disk.number]
                 write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)

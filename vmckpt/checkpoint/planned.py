@@ -1,9 +1,10 @@
 """What a restore or a fork makes of a checkpoint: a VM's spec and files, and who refuses it."""
 
 import secrets
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmckpt.checkpoint.facts import Facts
@@ -36,6 +37,9 @@ class Planned:
     vm: Vm
     facts: Facts
     disks: tuple[NewDisk, ...]
+    # Of a copy with UEFI: the variable store to copy, so that there is one. The firmware's own
+    # state, which has the variables, is written into it when the guest runs.
+    variables: Path | None = None
 
     @property
     def spec(self) -> Spec:
@@ -71,15 +75,15 @@ def plan_copy(facts: Facts, host: Host, name: str, *, keep_macs: bool) -> Planne
     )
     firmware = spec.firmware
     if firmware:
-        own = host.state_dir / IMAGES / f"{name}-vars.fd"
-        firmware = Firmware(firmware.code, own)
+        firmware = Firmware(firmware.code, host.state_dir / IMAGES / f"{name}-vars.fd")
     copy = spec._replace(name=name, nics=nics, disks=disks, firmware=firmware, heartbeat_id=None)
     new = [
         NewDisk(number, disk.on(host.state_dir))
         for number, disk in enumerate(disks)
         if not disk.read_only
     ]
-    return _planned(_renewed(copy), facts, host, new)
+    planned = _planned(_renewed(copy), facts, host, new)
+    return replace(planned, variables=spec.firmware.vars if spec.firmware else None)
 
 
 def _own(disk: Disk, name: str, number: int, facts: Facts) -> Disk:
@@ -104,6 +108,16 @@ def _planned(spec: Spec, facts: Facts, host: Host, disks: Sequence[NewDisk]) -> 
     return Planned(Vm(spec, host, directory, qemu), facts, tuple(disks))
 
 
+def copy_variables(planned: Planned) -> Path | None:
+    """Make a copy's UEFI variable store; where it is. Blocking. Raises OSError."""
+    firmware = planned.spec.firmware
+    if planned.variables is None or firmware is None:
+        return None
+    firmware.vars.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shutil.copyfile(planned.variables, firmware.vars)
+    return firmware.vars
+
+
 def aside_path(path: Path) -> Path:
     """Where a disk's content is made ready that takes the place of the one at `path`."""
     return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
@@ -119,7 +133,7 @@ async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool)
     found.append(await target_checks.permissions(vm, host))
     found += [check async for check in target_checks.room(vm, host)]
     read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
-    found += [check async for check in _files(vm, host, read_only, planned.facts)]
+    found += [check async for check in _files(planned, read_only)]
     found += [check async for check in _disks(planned, in_place=in_place)]
     if plugged:
         found += [c for c in await target_checks.network(vm, host) if c.code == "bridge"]
@@ -138,11 +152,10 @@ def require(found: Sequence[Check], name: str, host: str) -> None:
         )
 
 
-async def _files(
-    vm: Vm, host: Host, read_only: Sequence[Path], facts: Facts
-) -> AsyncIterator[Check]:
-    spec = vm.spec
-    wanted = [*read_only, *(path for path in spec.files if not _is_vars(spec, path))]
+async def _files(planned: Planned, read_only: Sequence[Path]) -> AsyncIterator[Check]:
+    spec, host, facts = planned.spec, planned.vm.host, planned.facts
+    first = [planned.variables] if planned.variables else []
+    wanted = [*read_only, *first, *(path for path in spec.files if not _is_vars(spec, path))]
     if missing := [str(path) for path in wanted if not await host.readable(path)]:
         reason = f"{host.name} cannot read {', '.join(missing)}"
         yield Check("files", REFUSE, reason, "put there what the VM was started with")

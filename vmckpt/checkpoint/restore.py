@@ -23,6 +23,7 @@ from vmckpt.checkpoint.planned import (
     Planned,
     aside_path,
     checks,
+    copy_variables,
     plan_copy,
     plan_itself,
     require,
@@ -141,6 +142,7 @@ class _Restoring:
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
         self._made: dict[int, Path] = {}
+        self._made_besides: list[Path] = []
         self._began_s = 0.0
         self._disks_ms = 0.0
 
@@ -200,6 +202,8 @@ class _Restoring:
         return tuple(check.reason for check in found if check.verdict == "warn")
 
     async def _make_disks(self) -> None:
+        if path := await in_thread(partial(copy_variables, self._planned)):
+            self._made_besides.append(path)
         for disk in self._planned.disks:
             facts = self._planned.facts.disks[disk.number]
             path = aside_path(disk.path) if self._wish.in_place else disk.path
@@ -308,7 +312,7 @@ class _Restoring:
     async def _remove(self) -> None:
         vm = self._planned.vm
         await end_qemu(self._host, vm.spec.ram_dir, self._files)
-        for path in self._made.values():
+        for path in (*self._made.values(), *self._made_besides):
             await self._host.remove(path)
         if self._old is None:
             await self._host.remove(vm.directory.path)
