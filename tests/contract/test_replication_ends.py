@@ -21,6 +21,7 @@ from vmckpt.lease.rule import Claimant
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
+from vmckpt.replicate.disks.journal import Journal
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.operate import require_decided, stop
 from vmckpt.replicate.replica import replica_in
@@ -187,7 +188,8 @@ def test_a_replica_is_what_was_sent_epoch_by_epoch(ram_path: Path) -> None:
     assembler = Assembler(PAGES, (), last=0)
     with mapped(ram_path) as ram:
         ram.write([(0, PAGE_BYTES)], b"x" * PAGE_BYTES)  # what a new QEMU may leave there
-    with replica_in(ram_path) as replica:
+    with mapped(ram_path) as ram, replica_in(ram, Journal([])) as replica:
+        ram.reserve()
         assert ram_path.stat().st_blocks * 512 == PAGES * PAGE_BYTES
         for number, state in ((1, b""), (2, b"devices")):
             frames = [composer.begin(number, Begin(number - 1, 8, 0))]

@@ -183,7 +183,7 @@ def test_one_writes_for_a_vm_at_a_time_and_others_beside(store: Store) -> None:
         stack.enter_context(store.begin("vm"))
         with pytest.raises(BusyError, match="in use"):
             other.begin("vm")
-        assert save(other, memory(16, 1), vm="another")
+        assert save(other, memory(16, 1), vm="another").vm == "another"
     save(store, memory(16, 2))
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -180,6 +180,8 @@ def test_another_service_grants_nothing(answer: bytes, why: str) -> None:
         await reader.read(1 << 16)
         writer.write(answer)
         writer.close()
+        with suppress(ConnectionError):  # who has heard enough hangs up
+            await writer.wait_closed()
 
     async def play() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -190,6 +192,7 @@ def test_another_service_grants_nothing(answer: bytes, why: str) -> None:
                 await where.read("web")
             with pytest.raises(OutcomeUnknownError, match=why):
                 await where.replace("web", FIRST, over=NONE_YET)
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
     asyncio.run(play())
 

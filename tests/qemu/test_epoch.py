@@ -44,7 +44,8 @@ async def captured(made: World, host: str, name: str) -> AsyncIterator[tuple[Vm,
 
 async def take_epoch(capture: Capture, ram: RamFile, number: int, budget: Budget) -> Epoch:
     while budget.wants_pass(capture.dirty_pages()):
-        pages, _ = await capture.early()
+        spans, _ = await capture.early()
+        (pages,) = capture.copies(spans, 1 << 30)
         ram.write(pages.spans, pages.data)
     epoch = await capture.epoch(number)
     ram.write(epoch.pages.spans, epoch.pages.data)

@@ -212,7 +212,7 @@ def test_a_standby_follows_whom_it_hears_on_any_path() -> None:
 def test_a_silent_primary_is_fenced_once_or_waited_out() -> None:
     silent_s = 100.4
     assert choose(FOLLOWS, silent_s) is standby.Move.WAIT
-    assert choose(replace(FOLLOWS, fencing=Fencing.READY), silent_s) is standby.Move.FENCE
+    assert choose(replace(FOLLOWS, fencing=Fencing.READY), silent_s) is standby.Move.CLAIM
     assert choose(replace(FOLLOWS, fencing=Fencing.UNDER_WAY), silent_s) is standby.Move.WAIT
     assert choose(replace(FOLLOWS, dead=Holding(3, "a")), silent_s) is standby.Move.TAKE
     assert choose(replace(FOLLOWS, dead=Holding(2, "a")), silent_s) is standby.Move.WAIT

@@ -15,6 +15,7 @@ from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.request import Files, Options, Request, read_request
 from vmckpt.replicate.stream import numbers_of
@@ -32,6 +33,7 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
         options=Options("/leases", ("agent", "x"), epoch_s=None, holds_output=False),
         one_machine=False,
         qemu_id="0123abcd",
+        disks=(CopiedDisk(0, 1 << 30), CopiedDisk(2, 512)),
         place=Place("192.0.2.2", 7, "ab", "cd"),
     )
     files = Files.of(primary, "web")

@@ -22,6 +22,7 @@ from vmckpt.replicate.wire.frames import (
 from vmckpt.replicate.wire.messages import (
     Begin,
     Commit,
+    Digests,
     Disk,
     DiskWrite,
     Failure,
@@ -29,10 +30,13 @@ from vmckpt.replicate.wire.messages import (
     Hello,
     Process,
     Welcome,
+    decode_digests,
     decode_failure,
     decode_heartbeat,
     decode_hello,
     decode_welcome,
+    decode_writes,
+    encode_digests,
     encode_writes,
 )
 from vmckpt.replicate.wire.pages import WORDS, Encoder, Shadow, Words
@@ -82,10 +86,10 @@ def test_an_epoch_comes_out_with_its_last_frame_and_holds_all() -> None:
     made, inbound, assembler = composer(), Inbound(2), Assembler(RAM_PAGES, DISKS, last=0)
     frames = an_epoch(made, 1, 0, ram)
     assert fed(assembler, inbound, frames[:-1]) == []
-    assert (assembler.last, assembler.begun) == (0, (1, Begin(0, RAM_PAGES, 514)))
+    assert assembler.last == 0
     (epoch,) = fed(assembler, inbound, frames[-1:])
     assert (epoch.number, epoch.term, epoch.base) == (1, 2, 0)
-    assert (assembler.last, assembler.begun) == (1, None)
+    assert assembler.last == 1
     for batch in epoch.batches:
         batch.apply(replica)
     assert (replica == ram).all()
@@ -186,14 +190,14 @@ def test_the_bytes_of_messages_do_not_change() -> None:
         b'{"vm":"web","holder":"lab-a/1","host":"lab-a","machine":"b1 pid:[1]",'
         b'"ram_bytes":268435456,'
         b'"disks":[{"name":"root","size_bytes":1048576},{"name":"data","size_bytes":4096}],'
-        b'"emitters":[{"pid":7,"start_ticks":99}],"protocol":1}'
+        b'"emitters":[{"pid":7,"start_ticks":99}],"protocol":2}'
     ]
-    assert Welcome("r1", 7).encode() == [b'{"replica":"r1","epoch":7,"protocol":1}']
+    assert Welcome("r1", 7).encode() == [b'{"replica":"r1","epoch":7,"protocol":2}']
     assert Begin(1, 2, 3).encode() == [bytes(7) + b"\1" + bytes(7) + b"\2" + bytes(7) + b"\3"]
     assert Commit(1, 2, 3, 4, 5).encode() == [
         b"".join(n.to_bytes(8) for n in (1, 2, 3, 4)) + (5).to_bytes(4)
     ]
-    assert Heartbeat(258, 1).encode() == [bytes(6) + b"\1\2" + bytes(7) + b"\1"]
+    assert Heartbeat(258).encode() == [bytes(6) + b"\1\2"]
     packer = Packer(float("inf"))
     table = b"\1\0\0\0" + b"".join(n.to_bytes(8, "little") for n in (1, 512, 2))
     assert b"".join(encode_writes([DiskWrite(1, 512, b"xy")], packer)) == (
@@ -207,7 +211,7 @@ def test_messages_come_back_as_they_were() -> None:
         assert decode_welcome(welcome.encode()[0]) == welcome
     failure = Failure("busy", "a", "b", "c")
     assert decode_failure(failure.encode()[0]) == failure
-    assert decode_heartbeat(Heartbeat(2**64 - 1, 0).encode()[0]) == Heartbeat(2**64 - 1, 0)
+    assert decode_heartbeat(Heartbeat(2**64 - 1).encode()[0]) == Heartbeat(2**64 - 1)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +219,8 @@ def test_messages_come_back_as_they_were() -> None:
     [
         (b"\xff", "no JSON"),
         (b"[]", "no object"),
-        (replace(HELLO, protocol=2).encode()[0], "another protocol: 2 there, 1 here"),
-        (b'{"vm":"web","protocol":1}', "lacks disks"),
+        (replace(HELLO, protocol=3).encode()[0], "another protocol: 3 there, 2 here"),
+        (b'{"vm":"web","protocol":2}', "lacks disks"),
         (PACKED.replace(b'"vm":"web"', b'"vm":7'), "wrong vm"),
         (PACKED.replace(b'"pid":7', b'"pid":-7'), "negative pid"),
         (PACKED.replace(b'"pid":7', b'"pid":true'), "wrong pid"),
@@ -267,3 +271,25 @@ def test_packing_pays_by_what_it_cost_and_gained_and_by_the_link() -> None:
 def test_what_packing_makes_longer_goes_as_it_was() -> None:
     noise: Buffer = np.random.default_rng(1).bytes(2 * LEAST_BYTES)
     assert Packer().pack([noise])[1] == noise
+
+
+def test_zeroes_cost_no_data_and_digests_have_their_own_frame() -> None:
+    packer = Packer(float("inf"))
+    writes = [DiskWrite(1, 512, b"", zero_bytes=1024), DiskWrite(0, 0, b"xy")]
+    payload = b"".join(encode_writes(writes, packer))
+    table = b"\2\0\0\0" + b"".join(
+        n.to_bytes(8, "little") for n in (1 << 63 | 1, 512, 1024, 0, 0, 2)
+    )
+    length = (len(table) + 2).to_bytes(4)
+    assert payload == b"\0" + length + length + table + b"xy"
+    assert decode_writes(memoryview(payload), DISKS) == writes
+    outside = b"".join(encode_writes([DiskWrite(1, 4096, b"", zero_bytes=1)], packer))
+    with pytest.raises(WireError, match="outside its disk"):
+        decode_writes(memoryview(outside), DISKS)
+
+    told = Digests(1, 3, b"d" * 64)
+    payload = b"".join(encode_digests(told, packer))
+    assert payload[:16] == (1).to_bytes(8) + (3).to_bytes(8)
+    assert decode_digests(memoryview(payload), DISKS) == told
+    with pytest.raises(WireError, match="disk 1 of 1"):
+        decode_digests(memoryview(payload), DISKS[:1])

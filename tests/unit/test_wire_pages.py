@@ -136,22 +136,6 @@ def test_pages_that_become_zero_cost_no_content() -> None:
     assert not replica.any()
 
 
-def test_what_was_forgotten_goes_whole() -> None:
-    ram, encoder = memory(), Encoder(shadow := Shadow(RAM_PAGES))
-    ram[:] = np.random.default_rng(1).integers(0, 2**63, ram.shape)
-    sent(encoder, np.arange(RAM_PAGES), ram)
-    shadow.forget(all_of(4, 5))
-    replica = memory()
-    replica[:] = ram
-    replica[4:6] = 0
-    apply(sent(encoder, np.arange(RAM_PAGES), ram), replica)
-    assert (replica == ram).all()
-    shadow.forget()
-    replica[:] = 0
-    apply(sent(encoder, np.arange(RAM_PAGES), ram), replica)
-    assert (replica == ram).all()
-
-
 def test_content_is_read_where_it_lies() -> None:
     content = memoryview(bytearray(os.urandom(4 * 4096)))
     encoder = Encoder(None)

@@ -188,9 +188,9 @@ class _Taking:
         """What was written since, copied while the guest runs; to be stored, oldest first."""
         budget, waiting = Budget(self._wish.max_pause_s * COPY_SHARE), list[Pages]()
         while budget.wants_pass(capture.dirty_pages()):
-            pages, _ = await capture.early()
+            spans, _ = await capture.early()
             self._passes += 1
-            waiting.append(pages)
+            waiting += capture.copies(spans, COPY_BYTES)
             if sum(len(one.data) for one in waiting) > MOST_WAITING_BYTES:
                 await self._put_newest(waiting, ram)
                 waiting = []

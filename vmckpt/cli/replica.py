@@ -10,15 +10,19 @@ from vmckpt.cli.output import run
 
 
 class Role(StrEnum):
-    """Which side of it."""
+    """A service; or what is done when the primary's has died, twice, or the standby's."""
 
     primary = "primary"
     standby = "standby"
     recover = "recover"
+    release = "release"
+    abandon = "abandon"
+    discard = "discard"
+    undo = "undo"
 
 
 def replica(
-    role: Annotated[Role, typer.Argument(help="primary, standby, or recover: the former died.")],
+    role: Annotated[Role, typer.Argument(help="Which service, or what to do after its death.")],
     directory: Annotated[Path, typer.Argument(help="Where it is told what to do.")],
 ) -> None:
     """Replicate as was written down there; people have no use for it."""
@@ -32,7 +36,15 @@ def replica(
         from vmckpt.replicate.primary import serve_primary
 
         run(serve_primary(directory, run(local_host().own_command())))
+    elif role in (Role.discard, Role.undo):
+        from vmckpt.replicate.leftover_copies import discard_here
+
+        discard_here(directory, of_this_run=role is Role.undo)
+    elif role is Role.abandon:
+        from vmckpt.replicate.recovery import abandon
+
+        run(abandon(directory))
     else:
         from vmckpt.replicate.recovery import recover
 
-        run(recover(directory))
+        run(recover(directory, at_any_rate=role is Role.release))

@@ -53,7 +53,7 @@ def start(
     """Protect a running VM; returns when the standby could go on with it."""
     from vmckpt.cli.drivers.find import find_own
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.replicate.operate import start as start_
+    from vmckpt.replicate.begin import start as start_
     from vmckpt.replicate.request import Options
 
     epoch_s = None if epoch == AUTO else _duration_s("--epoch", epoch, LONGEST_EPOCH_S)
@@ -110,7 +110,7 @@ def stop(name: Name, json: Json = False) -> None:
 async def _facts(name: str) -> list[dict[str, Any]]:
     from vmckpt.errors import NotFoundError
     from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.replicate.operate import sides
+    from vmckpt.replicate.sides import sides
 
     found = await sides(name, all_hosts())
     if not found:

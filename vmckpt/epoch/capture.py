@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
-from vmckpt.memory.ram_file import RamFile, mapped, open_fd
+from vmckpt.memory.ram_file import RamFile, Span, mapped, open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
@@ -126,22 +126,44 @@ class Capture:
                 span = (at, min(end, at + chunk_bytes))
                 await take(Pages((span,), self._ram.copy((span,))))
 
-    async def early(self) -> tuple[Pages, float]:
-        """The pages written since the last pass, copied while the guest runs; and its short pause.
+    async def early(self) -> tuple[list[Span], float]:
+        """What was written since the last pass, to be copied while the guest runs; and its pause.
 
-        They may be torn: those that are written meanwhile come again.
+        Copies may be torn: pages that are written meanwhile come again. Raises RefusedError when
+        the guest does not run.
         """
-        spans, pause_s = await self._stopped_scan()
-        return Pages(tuple(spans), self._ram.copy(spans)), pause_s
+        return await self._stopped_scan()
+
+    def copies(self, spans: Iterable[Span], chunk_bytes: int) -> Iterator[Pages]:
+        """What the spans hold now, in pieces of `chunk_bytes`."""
+        piece: list[Span] = []
+        left = chunk_bytes
+        for start, end in spans:
+            at = start
+            while at < end:
+                piece.append((at, min(end, at + left)))
+                left -= piece[-1][1] - at
+                at = piece[-1][1]
+                if not left:
+                    yield Pages(tuple(piece), self._ram.copy(piece))
+                    piece, left = [], chunk_bytes
+        if piece:
+            yield Pages(tuple(piece), self._ram.copy(piece))
 
     async def epoch(
-        self, number: int, *, resume_guest: bool = True, also: InPause | None = None
+        self,
+        number: int,
+        *,
+        resume_guest: bool = True,
+        at_stop: Callable[[], None] | None = None,
+        also: InPause | None = None,
     ) -> Epoch:
         """All that changed since the last pass, as of one moment; its output moves one buffer on.
 
-        `also` gives commands for the same pause, for when the devices have been saved. Without
-        `resume_guest` the guest stands still afterwards. Raises RefusedError when it does not run,
-        OperationFailedError when QEMU does not give its devices' state.
+        `at_stop` is called in that moment, and what it raises is raised; `also` gives commands for
+        the same pause, for when the devices have been saved. Without `resume_guest` the guest
+        stands still afterwards. Raises RefusedError when it does not run, OperationFailedError when
+        QEMU does not give its devices' state.
         """
         await self._require_running()
         with _received() as (writer, received):
@@ -150,15 +172,20 @@ class Capture:
             began_s = time.perf_counter()
             try:
                 with self._monitor.events("MIGRATION") as events:
-                    pages, pause = await self._take(events, began_s, also)
+                    pages, pause = await self._take(events, began_s, at_stop)
+                if also:
+                    await _all_done([asyncio.ensure_future(step) for step in also()])
             except BaseException:
                 await finish(self.resume())
                 raise
             if resume_guest:
                 await to_the_end(self.resume())
             paused_s = time.perf_counter() - began_s
-            async with asyncio.timeout(STATE_TIMEOUT_S):
-                device_state = await received
+            try:
+                async with asyncio.timeout(STATE_TIMEOUT_S):
+                    device_state = await received
+            except TimeoutError as exc:
+                raise self._gives_no_state(f"its pipe is open after {STATE_TIMEOUT_S:g} s") from exc
         return Epoch(number, pages, device_state, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
@@ -178,7 +205,7 @@ class Capture:
         await self._output.release()
 
     async def _take(
-        self, events: Events, began_s: float, also: InPause | None
+        self, events: Events, began_s: float, at_stop: Callable[[], None] | None
     ) -> tuple[Pages, Pause]:
         """Sent at once and done in this order: the guest stands still for fewer round trips."""
         steps = [*self._output.end_epoch(), commands.migrate(self._monitor, f"fd:{_FD_NAME}")]
@@ -187,6 +214,8 @@ class Capture:
         try:
             await stop
             stopped_s = time.perf_counter()
+            if at_stop is not None:
+                at_stop()
             spans = self._dirty.take_spans()
             scanned_s = time.perf_counter()
             pages = Pages(tuple(spans), self._ram.copy(spans))
@@ -197,8 +226,6 @@ class Capture:
         for step in rest:
             step.result()
         await self._state_written(events)
-        if also:
-            await _all_done([asyncio.ensure_future(step) for step in also()])
         return pages, Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
 
     async def _state_written(self, events: Events) -> None:
@@ -209,9 +236,12 @@ class Capture:
             if data["status"] in ("failed", "cancelled"):
                 break
         status = await commands.query_migrate(self._monitor)
-        raise OperationFailedError(
+        raise self._gives_no_state(status.error or f"migration to a descriptor is {status.status}")
+
+    def _gives_no_state(self, why: str) -> OperationFailedError:
+        return OperationFailedError(
             f"{self._monitor.label} does not give the state of its devices",
-            why=status.error or f"migration to a descriptor is {status.status}",
+            why=why,
             remedy="look at the VM's stderr.log",
         )
 

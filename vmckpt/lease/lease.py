@@ -46,6 +46,7 @@ class Lease:
         self._store, self._clock = store, clock
         self._seen: Seen | None = None
         self._held: Held | None = None
+        self._replaced: Seen | None = None
         # Sent and not answered, each with the time before it was sent.
         self._asked: list[tuple[Record, float]] = []
         self._attempt = 0
@@ -60,6 +61,14 @@ class Lease:
     def held(self) -> Held | None:
         """The term that is ours until its end, which may be past; None: none is."""
         return self._held
+
+    @property
+    def replaced(self) -> Seen | None:
+        """The record that our term was put over, and since when we had seen it stand.
+
+        Its holder may still act until `rule.wait_s` of it is over.
+        """
+        return self._replaced
 
     @property
     def held_until_s(self) -> float:
@@ -100,10 +109,21 @@ class Lease:
         `dead`: a holder that was proved so. Renews a term that is ours already. Raises RefusedError
         (we are not entitled, the holder's lease may still run, another was faster).
         """
+        return await self._take(lambda seen: self._require_free(seen, dead))
+
+    async def claim(self) -> Held:
+        """Take the next term from a holder that may still act; raises as `take` does.
+
+        From here on that one can record nothing any more, least of all that it goes on alone: so it
+        may be fenced. The guest may run here once `wait_s` of `replaced` is over, not before.
+        """
+        return await self._take(self._require_entitled)
+
+    async def _take(self, require: Callable[[Seen], None]) -> Held:
         async with self._one_at_a_time:
             await self._look()
             while True:
-                record, over = self._next_term(dead)
+                record, over = self._next_term(require)
                 held = await self._put(record, over=over)
                 if held is not None:
                     return held
@@ -148,13 +168,13 @@ class Lease:
                 if held is not None:
                     return held
 
-    def _next_term(self, dead: Holding | None) -> tuple[Record, int]:
+    def _next_term(self, require: Callable[[Seen], None]) -> tuple[Record, int]:
         if self._seen is None:
             return rule.first(self.claimant, self.span, attempt=self._next()), NONE_YET
         now = self._seen.now
         if self._held is not None:
             return rule.renewed(now.record, self._next()), now.version
-        self._require_free(self._seen, dead)
+        require(self._seen)
         record = rule.taken(now.record, self.claimant, self.span, attempt=self._next())
         return record, now.version
 
@@ -195,7 +215,7 @@ class Lease:
 
     def _note(self, found: Versioned) -> None:
         """Take in an answer: what stands there, and so which of our questions were done."""
-        answered_s = self._clock()
+        answered_s, before = self._clock(), self._seen
         if self._seen is None:
             self._seen = Seen(found, answered_s)
         elif found.version == self._seen.now.version:
@@ -208,9 +228,11 @@ class Lease:
         for record, before_s in self._asked:
             if record == found.record and not record.released:
                 self._held = Held(record.term, before_s + record.span.holder_s)
+                if before is not None and before.now.record.term < record.term:
+                    self._replaced = before
         self._asked.clear()  # each was to be put over an older version: it never will be
 
-    def _require_free(self, seen: Seen, dead: Holding | None) -> None:
+    def _require_entitled(self, seen: Seen) -> None:
         record = seen.now.record
         if not rule.is_entitled(record, self.claimant):
             raise RefusedError(
@@ -219,6 +241,10 @@ class Lease:
                 f"{record.in_sync or 'no replica: it runs alone'}",
                 remedy="let the primary bring the replica up to date first",
             )
+
+    def _require_free(self, seen: Seen, dead: Holding | None) -> None:
+        self._require_entitled(seen)
+        record = seen.now.record
         wait_s = rule.wait_s(seen, now_s=self._clock(), dead=dead)
         if wait_s > 0:
             raise RefusedError(

@@ -13,8 +13,9 @@ class Move(Enum):
     FOLLOW = "the primary is heard, or no term was granted yet: go on receiving"
     STALE = "this replica is not in sync: it must not take over, whatever the primary does"
     STAND_DOWN = "another took a higher term: this replica is of no use any more"
-    FENCE = "the primary is silent on every path: have it killed, with proof"
-    WAIT = "the primary is silent, but its lease may still run"
+    CLAIM = "the primary is silent on every path: take its term, so that it cannot go on alone"
+    FENCE = "the term is held, but the primary may still act: have it killed, with proof"
+    WAIT = "the primary may still act, and its lease run"
     TAKE = "the primary can act no more: ask the arbiter for the next term"
     RENEW = "the term is held, but its lease has ended: renew it before anything runs"
     PROMOTE = "the term is held and the replica complete: the guest may run here"
@@ -36,6 +37,7 @@ class View:
     a part of one. `follows_term`: the term of the primary that it is from. `heard_s`: when the
     primary was last heard, by path. `dead`: whom a fencing agent has proved dead. `term` and
     `held_until_s`: the term that this standby took (0: none) and until when it holds it.
+    `replaced`: what that term was put over.
     """
 
     me: Claimant
@@ -47,6 +49,7 @@ class View:
     dead: Holding | None = None
     term: int = 0
     held_until_s: float = -math.inf
+    replaced: Seen | None = None
 
 
 def decide(view: View, *, now_s: float, margin_s: float, silence_s: float) -> Move:
@@ -60,17 +63,19 @@ def decide(view: View, *, now_s: float, margin_s: float, silence_s: float) -> Mo
         return Move.FOLLOW
     record = view.seen.now.record
     if view.term:
-        return _with_term(view, record.term, now_s + margin_s)
+        return _with_term(view, record.term, now_s, margin_s)
     if not (view.complete and is_entitled(record, view.me)):
         return Move.STAND_DOWN if record.term > view.follows_term else Move.STALE
     if wait_s(view.seen, now_s=now_s, dead=view.dead) == 0.0:
         return Move.TAKE
     if any(now_s - heard_s <= silence_s for heard_s in view.heard_s):
         return Move.FOLLOW
-    return Move.FENCE if view.fencing is Fencing.READY else Move.WAIT
+    return Move.CLAIM if view.fencing is Fencing.READY else Move.WAIT
 
 
-def _with_term(view: View, highest_term: int, until_s: float) -> Move:
+def _with_term(view: View, highest_term: int, now_s: float, margin_s: float) -> Move:
     if highest_term > view.term:
         return Move.STAND_DOWN
-    return Move.PROMOTE if until_s < view.held_until_s else Move.RENEW
+    if view.replaced is not None and wait_s(view.replaced, now_s=now_s, dead=view.dead) > 0.0:
+        return Move.FENCE if view.fencing is Fencing.READY else Move.WAIT
+    return Move.PROMOTE if now_s + margin_s < view.held_until_s else Move.RENEW

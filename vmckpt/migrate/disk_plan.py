@@ -1,12 +1,11 @@
 """Which disks of a VM have to be copied, and which are on storage that both hosts share."""
 
 import asyncio
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import StorageError, UsageError
+from vmckpt.errors import UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Disks
 from vmckpt.qemu.block import DiskImage
@@ -14,6 +13,7 @@ from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vms_dir
+from vmckpt.vm.shared_storage import is_shared
 from vmckpt.vm.spec import Disk
 
 # The names of all jobs, nodes and exports of copies begin so.
@@ -166,7 +166,7 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
     shared: bool | None = False
     why = ""
     if how is Disks.AUTO:
-        shared, why = await _proof(source, target, here, there)
+        shared, why = await is_shared(source, target, here, there)
     taken = await target.exists(there)
     if not shared and taken and disk.read_only:
         # An ISO that both hosts have need not go over; but a copy under way may yet be undone.
@@ -198,22 +198,6 @@ async def _is_others(owned: Owned, path: Path) -> bool:
     return any(
         disk.on(host.state_dir) == path for other in others if other for disk in other.spec.disks
     )
-
-
-async def _proof(source: Host, target: Host, here: Path, there: Path) -> tuple[bool | None, str]:
-    """Whether what is written beside the disk through one host is read through the other."""
-    real_here, real_there = await source.resolve(here), await target.resolve(there)
-    if real_here.is_relative_to("/dev"):
-        return None, "it is a device, and nothing can be written beside it"
-    marker, token = f".vmckpt-{secrets.token_hex(8)}", secrets.token_hex(8)
-    written = real_here.parent / marker
-    try:
-        await source.write_text(written, token)
-        return await target.read_text(real_there.parent / marker) == token, ""
-    except StorageError as exc:
-        return None, f"no marker can be written beside it ({exc.why})"
-    finally:
-        await source.remove(written)
 
 
 async def _room(copies: Iterable[DiskCopy], target: Host) -> list[Obstacle]:

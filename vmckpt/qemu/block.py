@@ -76,12 +76,18 @@ async def block_export_add(monitor: Monitor, export: str, node: str) -> None:
 
 
 async def blockdev_mirror(
-    monitor: Monitor, job: str, device: str, target: str, speed_bytes_per_s: int
+    monitor: Monitor,
+    job: str,
+    device: str,
+    target: str,
+    speed_bytes_per_s: int,
+    *,
+    write_through: bool = False,
 ) -> None:
     """Copy all of `device` to the node `target`, and every write to it from then on.
 
-    The job waits to be dismissed when it ends. 4 KiB of granularity: with 64 KiB a guest that
-    writes at random is never caught up with.
+    With `write_through` a write ends only when it is on both. The job waits to be dismissed when it
+    ends. 4 KiB of granularity: with 64 KiB a guest that writes at random is never caught up with.
     """
     await monitor.tell(
         "blockdev-mirror",
@@ -91,6 +97,7 @@ async def blockdev_mirror(
             "target": target,
             "sync": "full",
             "granularity": 4096,
+            **({"copy-mode": "write-blocking"} if write_through else {}),
             "speed": speed_bytes_per_s,
             "auto-dismiss": False,
         },

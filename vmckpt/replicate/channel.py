@@ -1,9 +1,10 @@
 """Frames over a connection between primary and standby, each checked before anybody sees it."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from vmckpt.errors import HostDownError
+from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.wire.frames import (
     HEAD_BYTES,
     Buffer,
@@ -13,63 +14,114 @@ from vmckpt.replicate.wire.frames import (
     Outbound,
     require_whole,
 )
-from vmckpt.replicate.wire.messages import Failure
+from vmckpt.replicate.wire.messages import Failure, Heartbeat
 
 # By which word a side says how it ends: as was asked, with the guest, dead with the term given up,
 # or because the standby is of no use.
 STOPPED, GUEST_OFF, YOURS, ALONE = "stopped", "guest-off", "yours", "alone"
-# A side that is silent for so long is taken for lost.
+# A side that takes nothing, or says nothing, for so long is taken for lost.
 PATIENCE_S = 2.0
+HEARTBEAT_S = 0.5
+# What is written at once, and how much of it may wait to leave before more is made.
+GROUP_BYTES, WAITING_BYTES = 512 << 10, 1 << 20
+_POLL_S = 0.1
+
+Frame = list[Buffer]
 
 
 class Channel:
-    """One end of a connection."""
+    """One end of a connection.
+
+    Times are `clock.boottime_s`: `heard_s` when anything last came, a part of a frame too;
+    `progress_s` when the other side was last known to have taken more of what was sent.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, term: int
     ) -> None:
         self._reader, self._writer = reader, writer
+        self._writer.transport.set_write_buffer_limits(high=WAITING_BYTES)
         self.outbound, self.inbound = Outbound(term), Inbound(0)
+        self.heard_s = self.progress_s = boottime_s()
+        self.received_bytes = self._taken_bytes = 0
 
-    async def send(self, *frames: Iterable[Buffer]) -> None:
-        """Send frames; waits while the other side is behind.
+    async def send(self, *frames: Frame) -> None:
+        """Send frames; waits while the other side is behind. Raises as `send_all` does."""
+        await self.send_all(frames)
 
-        Raises HostDownError, also when that takes nothing at all for PATIENCE_S.
+    async def send_all(self, frames: Iterable[Frame]) -> None:
+        """Send frames as they are made; waits while the other side is behind.
+
+        Others are heard, and may send, in between. Raises HostDownError, also when the other side
+        has taken nothing at all for PATIENCE_S.
         """
-        for frame in frames:
-            self.put(frame)
-        transport, waiting = self._writer.transport, 0
+        for group in _groups(frames):
+            self._write(group)
+            await self._room()
+
+    def put(self, frame: Frame) -> None:
+        """Send a frame without waiting. Raises HostDownError."""
+        self._write(frame)
+
+    def _write(self, parts: list[Buffer]) -> None:
+        if self._writer.is_closing():
+            raise _lost("it was closed")
+        # At once: each write is a record of TLS and a system call of its own.
+        self._writer.write(b"".join(parts))
+
+    async def _room(self) -> None:
+        since_s = boottime_s()
+        await asyncio.sleep(0)
         while True:
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(_POLL_S):
                     await self._writer.drain()
                 return
             except TimeoutError:
-                before, waiting = waiting, transport.get_write_buffer_size()
-                if waiting and waiting == before:
+                if boottime_s() - max(since_s, self.progress_s) > PATIENCE_S:
                     raise _lost(f"the other side takes nothing for {PATIENCE_S:g} s") from None
             except OSError as exc:
                 raise _lost(str(exc)) from exc
-
-    def put(self, frame: Iterable[Buffer]) -> None:
-        """Send a frame without waiting. Raises HostDownError."""
-        if self._writer.is_closing():
-            raise _lost("it was closed")
-        for part in frame:
-            self._writer.write(part)
 
     async def receive(self) -> tuple[Head, memoryview]:
         """The next frame.
 
         Raises HostDownError (the connection has ended), DamagedError, WireError, StaleTermError.
         """
-        try:
-            head = self.inbound.head(await self._reader.readexactly(HEAD_BYTES))
-            payload = await self._reader.readexactly(head.length_bytes)
-        except (OSError, EOFError) as exc:
-            raise _lost(str(exc) or "it was closed") from exc
+        head = self.inbound.head(await self._read(HEAD_BYTES))
+        payload = await self._read(head.length_bytes)
         require_whole(head, payload)
-        return head, memoryview(payload)
+        return head, payload
+
+    async def _read(self, length: int) -> memoryview:
+        data, at = memoryview(bytearray(length)), 0
+        while at < length:
+            try:
+                some = await self._reader.read(length - at)
+            except OSError as exc:
+                raise _lost(str(exc)) from exc
+            if not some:
+                raise _lost("it was closed")
+            data[at : at + len(some)] = some
+            at += len(some)
+            self.received_bytes += len(some)
+            self.heard_s = boottime_s()
+        return data.toreadonly()
+
+    async def beat(self) -> None:
+        """Be heard for ever, and say how much has come. Raises HostDownError."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self.put(
+                self.outbound.frame(Kind.HEARTBEAT, 0, Heartbeat(self.received_bytes).encode())
+            )
+
+    def has_taken(self, received_bytes: int) -> bool:
+        """The other side has so much of what was sent; whether that is more than before."""
+        if received_bytes <= self._taken_bytes:
+            return False
+        self._taken_bytes, self.progress_s = received_bytes, boottime_s()
+        return True
 
     async def fail(self, failure: Failure) -> None:
         """Say why this side ends the connection. Raises HostDownError."""
@@ -78,6 +130,23 @@ class Channel:
     def abort(self) -> None:
         """End it at once, with what has not left yet."""
         self._writer.transport.abort()
+
+
+def _groups(frames: Iterable[Frame]) -> Iterator[list[Buffer]]:
+    """The frames' parts in their order, in pieces of about GROUP_BYTES.
+
+    Nothing may be sent between the making of a frame and its leaving: it has its number then.
+    """
+    group: list[Buffer] = []
+    group_bytes = 0
+    for frame in frames:
+        group += frame
+        group_bytes += sum(memoryview(part).nbytes for part in frame)
+        if group_bytes >= GROUP_BYTES:
+            yield group
+            group, group_bytes = [], 0
+    if group:
+        yield group
 
 
 def _lost(why: str) -> HostDownError:

@@ -1,9 +1,9 @@
 """Whether a VM can be replicated to a host, and if not, why not and what would mend it."""
 
-from collections.abc import Iterator
-
 from vmckpt.hosts.host import Host
+from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
+from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.vm import capture_checks, target_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
@@ -21,31 +21,20 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
         return [*checks, Check("running", REFUSE, f"'{vm.name}' is stopped", remedy)]
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         checks += [found async for found in capture_checks.devices(monitor)]
+        images = await query_disk_images(monitor)
     theirs = await abilities(standby)
-    checks += _disks(vm)
+    checks += [found async for found in disk_checks(vm, standby, images)]
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
     checks.append(await target_checks.permissions(vm, standby))
     checks += [found async for found in target_checks.room(vm, standby)]
-    shared = [disk.on(standby.state_dir) for disk in vm.spec.disks]
+    shared = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
     checks += [found async for found in target_checks.files(vm, standby, shared)]
     checks += await target_checks.network(vm, standby)
     checks += await target_checks.ports(standby, needed=1)
     checks += [await capture_checks.tracking(vm), _output(vm, holds_output=holds_output)]
     return checks
-
-
-def _disks(vm: Vm) -> Iterator[Check]:
-    for disk in vm.spec.disks:
-        if disk.read_only:
-            continue
-        reason = (
-            f"its disk {disk.path} can be written to: after a failover the disk would be ahead of "
-            "the memory, or missing"
-        )
-        remedy = "vmckpt replicates VMs without disks, or with read_only ones, for now"
-        yield Check("disks", REFUSE, reason, remedy)
 
 
 def _output(vm: Vm, *, holds_output: bool) -> Check:

@@ -14,6 +14,8 @@ from vmckpt.replicate.request import Files
 Answer = Callable[[str], Awaitable[dict[str, Any]]]
 # `stop` and `failover` answer when they are done.
 TIMEOUT_S = 60.0
+# How it is, it says at once, unless it stands still.
+STATUS_TIMEOUT_S = 3.0
 # How long answers that are under way at a service's end may take.
 LAST_WORDS_S = 2.0
 
@@ -51,11 +53,11 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
                     await heard.wait()
 
 
-async def ask(host: Host, files: Files, word: str) -> dict[str, Any]:
-    """What the service says to `word`. Raises HostDownError when there is none."""
+async def ask(host: Host, files: Files, word: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """What the service says to `word`. Raises HostDownError when there is none, or it is silent."""
     reader, writer = await asyncio.open_connection(sock=await host.connect(files.control))
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             writer.write(f"{word}\n".encode())
             line = await reader.readline()
         if line:
@@ -63,7 +65,7 @@ async def ask(host: Host, files: Files, word: str) -> dict[str, Any]:
             return said
         why = "it ended before it answered"
     except (OSError, TimeoutError) as exc:
-        why = str(exc) or f"no answer within {TIMEOUT_S:g} s"
+        why = str(exc) or f"no answer within {timeout_s:g} s"
     finally:
         writer.close()
     raise HostDownError(

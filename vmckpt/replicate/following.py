@@ -1,8 +1,9 @@
 """What the standby hears of its primary: epochs, which it applies and acknowledges, and its end."""
 
+import asyncio
 from contextlib import suppress
 
-from vmckpt.errors import HostDownError, VmckptError
+from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.replica import Replica, ram_pages
@@ -14,30 +15,53 @@ from vmckpt.replicate.wire.messages import (
     Welcome,
     decode_failure,
     decode_hello,
+    encode_digests,
 )
+from vmckpt.replicate.wire.sections import Packer
 
 # The connection ended without a word.
 LOST = "lost"
 
 
 class Following:
-    """One primary, as it was heard. `why` is how it ended; `heard_s` by `clock.boottime_s`."""
+    """One primary, as it is heard over `channel`. `why` is how it ended."""
 
     def __init__(self, name: str, replica: Replica) -> None:
         self._name, self._replica = name, replica
         self._assembler: Assembler | None = None
+        self._channel: Channel | None = None
+        self._began_s = boottime_s()
         self.hello: Hello | None = None
-        self.heard_s = boottime_s()
-        self.term = self.received_bytes = 0
+        self.term = 0
         self.why = ""
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def heard_s(self) -> float:
+        """When anything last came, by `clock.boottime_s`."""
+        return self._channel.heard_s if self._channel else self._began_s
+
+    @property
+    def received_bytes(self) -> int:
+        """All that has come."""
+        return self._channel.received_bytes if self._channel else 0
 
     async def receive(self, channel: Channel) -> str:
         """Take epochs until the connection ends; by which word it did (see `channel`), or LOST."""
+        self._channel = channel
+        beating = asyncio.ensure_future(channel.beat())
+        try:
+            return await self._receive(channel)
+        finally:
+            others = [beating, *([self._telling] if self._telling else [])]
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    async def _receive(self, channel: Channel) -> str:
         try:
             while True:
                 head, payload = await channel.receive()
-                self.heard_s = boottime_s()
-                self.received_bytes += head.length_bytes
                 self.term = channel.inbound.highest_term = channel.outbound.term = head.term
                 if head.kind is Kind.FAILURE:
                     failure = decode_failure(payload)
@@ -55,18 +79,31 @@ class Following:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
             return ALONE
 
+    async def _tell(self, channel: Channel) -> None:
+        """Tell what the copies of the disks hold, while heartbeats go on."""
+        packer = Packer()
+        with suppress(HostDownError):  # the receiver says so too
+            try:
+                async for told in self._replica.disks.digests():
+                    payload = encode_digests(told, packer)
+                    await channel.send(channel.outbound.frame(Kind.DIGESTS, 0, payload))
+            except StorageError as exc:
+                await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
+
     async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
         if head.kind is Kind.HELLO:
             self.hello = decode_hello(payload)
             pages = ram_pages(self.hello.ram_bytes)
+            self._replica.disks.require_same(self.hello.disks)
             self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)
             welcome = Welcome(self._name, self._replica.epoch or None)
             await channel.send(channel.outbound.frame(Kind.WELCOME, 0, welcome.encode()))
+            self._telling = asyncio.ensure_future(self._tell(channel))
         elif head.kind is not Kind.HEARTBEAT and self._assembler is not None:
             epoch = self._assembler.take(head, payload)
             if epoch is not None:
+                await self._replica.ready_for(epoch)
                 # All of it is here. Nothing may come between the word and the deed: what was
                 # acknowledged is what the guest goes on from.
                 channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))
                 self._replica.apply(epoch)
-                await channel.send()

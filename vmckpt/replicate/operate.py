@@ -1,107 +1,41 @@
-"""The operator's side: begin, look at, end a replication, or have the standby take over."""
+"""The operator's side of a replication that is under way: end it, or have the standby take over."""
 
 import asyncio
-import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from vmckpt.errors import (
-    HostDownError,
-    NotFoundError,
-    OperationFailedError,
-    RefusedError,
-    TimedOutError,
-    VmckptError,
-)
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, TimedOutError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.process import ProcessId
-from vmckpt.hosts.remote.tls import have_listen
-from vmckpt.qemu.compare import Machine, describe, differences
-from vmckpt.qemu.monitor import session
-from vmckpt.replicate.checks import check
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.request import PROMOTED, Files, Options, Request, as_itself
-from vmckpt.replicate.stale import remove_stale_home
-from vmckpt.sequence.steps import finish
-from vmckpt.vm.check import REFUSE, WARN, refusal
+from vmckpt.replicate.leftover_copies import discard_copies
+from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
+from vmckpt.replicate.request import ENDED, PROMOTED, Files
+from vmckpt.replicate.sides import (
+    BEGIN_S,
+    POLL_S,
+    last_word,
+    not_replicated,
+    services,
+    side_of,
+    sides,
+    until_gone,
+)
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, lock_path, vm_dir
-from vmckpt.vm.spec import parse_spec
-from vmckpt.vm.start import sweep
-
-POLL_S, BEGIN_S = 0.05, 60.0
-PROTECTED = "protected"
-
-
-class Side(NamedTuple):
-    """What one host's service says of a VM; `answers`: it lives. Else it is its last word."""
-
-    host: Host
-    status: dict[str, Any]
-    answers: bool
-
-
-async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, Any]:
-    """Have the VM protected by `standby`; returns the primary's status once it is.
-
-    Raises RefusedError (nothing was changed), OperationFailedError (undone: the VM runs on where it
-    was, unprotected), HostDownError.
-    """
-    checks = await check(vm, standby, holds_output=options.holds_output)
-    if any(found.verdict == REFUSE for found in checks):
-        raise refusal(checks, vm.name, standby.name, "be replicated")
-    await _require_new(vm, standby)
-    request = Request(
-        run=run,
-        vm=vm.name,
-        spec=vm.spec.text,
-        platform=vm.qemu.platform._asdict(),
-        primary=as_itself(vm.host),
-        standby=as_itself(standby),
-        options=options,
-        one_machine=vm.host.is_this_machine and standby.is_this_machine,
-        qemu_id=vm.qemu.files.qemu_id,
-    )
-    ours, theirs = Files.of(vm.host, vm.name), Files.of(standby, vm.name)
-    try:
-        await _write(standby, theirs, request)
-        place = await have_listen(standby, theirs.path, ("replica", "standby"))
-        await _require_same(vm, standby)
-        await _write(vm.host, ours, replace(request, place=place))
-        command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
-        service = await vm.host.spawn(command, ours.log)
-        status = await _until_protected(vm, ours, service)
-    except BaseException:
-        await finish(_undo(vm.host, ours, standby, theirs))
-        raise
-    return status | {"warnings": [found.reason for found in checks if found.verdict == WARN]}
-
-
-async def sides(name: str, hosts: Iterable[Host]) -> list[Side]:
-    """What every host's service says of the VM's replication, or said last; the primary's first.
-
-    Hosts that give no answer are passed over. Raises HostDownError when only they may know.
-    """
-    answers = await ask_every(hosts, lambda host: _side(host, name))
-    found = [side for side in answers.given if side is not None]
-    if not found and answers.silent:
-        raise answers.silent[0]
-    return sorted(found, key=lambda side: str(side.status["role"]))
+from vmckpt.vm.start import Replaced
 
 
 async def stop(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
     """End the VM's replication: it runs on where it is, unprotected.
 
-    What services that have ended left to read goes too. Raises NotFoundError, RefusedError when a
-    standby whose primary is silent may have the only copy of the guest.
+    What services that have ended left to read goes too. When both were killed the arbiter is told
+    that no standby may take over any more. Raises NotFoundError, RefusedError when a standby whose
+    primary is silent may have the only copy of the guest, TimedOutError, OperationFailedError.
     """
     found = await sides(name, hosts)
     if not found:
-        raise _not_replicated(name)
+        raise not_replicated(name)
     answering = {str(side.status["role"]): side.host for side in found if side.answers}
     if "standby" in answering and "primary" not in answering:
         raise RefusedError(
@@ -114,11 +48,47 @@ async def stop(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
         if side.answers and side.status["role"] == "primary":
             last = await ask(side.host, Files.of(side.host, name), "stop")
     for side in found:
-        await _until_gone(side.host, name)
+        await until_gone(side.host, name)
+        if side.status["role"] == "primary" and not await _has_ended(side.host, name):
+            last = await _released(side.host, name)
         if side.status["role"] == "standby":
-            await _end_waiting(side.host, name)
+            await end_waiting(side.host, name)
+            await discard_copies(side.host, Files.of(side.host, name))
         await side.host.remove(Files.of(side.host, name).path)
     return last
+
+
+async def _has_ended(host: Host, name: str) -> bool:
+    """Whether a service there said at its end that nothing is left to be done."""
+    said = await last_word(host, Files.of(host, name))
+    return said is not None and said["state"] in ENDED
+
+
+async def _released(host: Host, name: str) -> dict[str, Any]:
+    """Have the host of a primary that was killed take its term back; what it says then."""
+    files = Files.of(host, name)
+    log = files.path / "release.log"
+    process = await host.spawn(
+        [*await host.own_command(), "replica", "release", str(files.path)], log
+    )
+    given_up_s = asyncio.get_running_loop().time() + BEGIN_S
+    while await host.is_alive(process):
+        if asyncio.get_running_loop().time() > given_up_s:
+            raise TimedOutError(
+                f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
+                why="the arbiter gives no answer, or another works on the VM",
+                remedy=f"see to the arbiter: {host.name} goes on trying; then the same again",
+            )
+        await asyncio.sleep(POLL_S)
+    said = await last_word(host, files)
+    if said is None or said["state"] not in ENDED:
+        words = (await host.read_text(log) or "").strip().splitlines()
+        raise OperationFailedError(
+            f"the term of '{name}' was not taken back",
+            why="; ".join(words[-3:]) or "its process ended without a word",
+            remedy="mend that, and the same again: until then a standby may take over",
+        )
+    return said
 
 
 async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
@@ -132,7 +102,7 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
     found = await sides(name, hosts)
     standbys = [side for side in found if side.status["role"] == "standby"]
     if not standbys:
-        raise _not_replicated(name)
+        raise not_replicated(name)
     standby = standbys[0]
     if standby.status["state"] == PROMOTED:
         return standby.status
@@ -144,7 +114,7 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
     with suppress(HostDownError):  # it may have taken over already, and ended
         await ask(standby.host, files, "failover")
     await _await_decision(standby.host, name)
-    status = (await _last_word(standby.host, files)) or standby.status
+    status = (await last_word(standby.host, files)) or standby.status
     if status["state"] != PROMOTED:
         raise OperationFailedError(
             f"{standby.host.name} did not take '{name}' over",
@@ -161,6 +131,8 @@ async def settle(name: str, hosts: Iterable[Host]) -> bool:
     False when no standby has. Raises HostDownError when the old primary does not answer.
     """
     all_hosts = tuple(hosts)
+    if await _settled_by_homes(name, all_hosts):
+        return True
     for side in await sides(name, all_hosts):
         told = side.status
         if told["role"] != "standby" or told["state"] != PROMOTED:
@@ -175,10 +147,22 @@ async def settle(name: str, hosts: Iterable[Host]) -> bool:
     return False
 
 
+async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
+    """The same by what a VM's home says that it replaced, services or not."""
+    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    homes = [vm for vm in answers.given if vm is not None]
+    for vm in homes:
+        for other in homes:
+            if vm.qemu.replaces == Replaced(other.host.name, other.qemu.files.qemu_id):
+                await remove_stale_home(other.host, name, other.qemu.files.qemu_id)
+                return True
+    return False
+
+
 async def require_decided(vm: Vm) -> None:
     """Raises RefusedError while a standby may be about to go on with a VM that is off here."""
-    side = await _side(vm.host, vm.name)
-    if side is None or side.status["role"] != "primary" or side.status["state"] == "ended":
+    side = await side_of(vm.host, vm.name)
+    if side is None or side.status["role"] != "primary" or side.status["state"] in ENDED:
         return
     raise RefusedError(
         f"a standby may be about to go on with '{vm.name}'",
@@ -188,103 +172,10 @@ async def require_decided(vm: Vm) -> None:
     )
 
 
-async def _end_waiting(host: Host, name: str) -> None:
-    """End the QEMU that a standby's service left waiting when it was killed."""
-    directory = vm_dir(host.state_dir, name)
-    async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
-        text = await host.read_text(directory.spec)
-        if text is None or await host.exists(directory.current):
-            return  # there is none, or the VM is at home there
-        await sweep(host, parse_spec(text, str(directory.spec), directory.path), directory, None)
-        await host.remove(directory.path)
-
-
-async def _require_new(vm: Vm, standby: Host) -> None:
-    """Services of another replication of it that still answer are not pushed aside."""
-    for side in await sides(vm.name, (vm.host, standby)):
-        if side.answers:
-            raise OperationFailedError(
-                f"'{vm.name}' is being replicated",
-                why=f"the {side.status['role']}'s service on {side.host.name} answers",
-                remedy=f"vmckpt replicate stop {vm.name}",
-            )
-        await side.host.remove(Files.of(side.host, vm.name).path)
-
-
-async def _write(host: Host, files: Files, request: Request) -> None:
-    await host.make_dir(files.path)
-    await host.write_text(files.request, json.dumps(request.to_json()))
-
-
-async def _require_same(vm: Vm, standby: Host) -> None:
-    """Both QEMUs are the same machine to the guest. Raises OperationFailedError."""
-    directory = vm_dir(standby.state_dir, vm.name)
-    names = [
-        name for name in await standby.list_dir(directory.path) if name.startswith(QEMU_PREFIX)
-    ]
-    waiting = directory.qemu(names[-1].removeprefix(QEMU_PREFIX))
-    here, there = await _machine(vm.host, vm.qemu.files), await _machine(standby, waiting)
-    if found := differences(here, there):
-        raise OperationFailedError(
-            f"the QEMU on {standby.name} is another machine",
-            why="; ".join(found),
-            remedy="use the same QEMU on both hosts, or a machine type and CPU that both have",
-        )
-
-
-async def _machine(host: Host, files: QemuDir) -> Machine:
-    async with session(await host.connect(files.onlooker), files.vm_name) as monitor:
-        return await describe(monitor)
-
-
-async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str, Any]:
-    while True:
-        with suppress(HostDownError):  # it has no ear yet, or has ended
-            status = await ask(vm.host, files, "status")
-            if status["state"] == PROTECTED:
-                return status
-        if not await vm.host.is_alive(service):
-            ended = await _last_word(vm.host, files)
-            words = (await vm.host.read_text(files.log) or "").strip().splitlines()
-            raise OperationFailedError(
-                f"'{vm.name}' could not be protected",
-                why=ended["why"] if ended else "; ".join(words[-3:]) or "its service ended",
-                remedy="the VM runs on where it was, unprotected; mend that, and start again",
-            )
-        await asyncio.sleep(POLL_S)
-
-
-async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> None:
-    """End both services, the primary's in good order: the guest runs, its output is let go."""
-    with suppress(VmckptError):
-        await ask(primary, ours, "stop")
-    for host, files in ((primary, ours), (standby, theirs)):
-        with suppress(VmckptError):  # what failed before says more
-            await _until_gone(host, files.path.name)
-            await host.remove(files.path)
-
-
-async def _until_gone(host: Host, name: str) -> None:
-    """Wait until the service there has ended; one that does not is killed."""
-    given_up_s = asyncio.get_running_loop().time() + BEGIN_S
-    while left := await _services(host, name):
-        if asyncio.get_running_loop().time() > given_up_s:
-            for process in left:
-                await host.kill(process)
-        await asyncio.sleep(POLL_S)
-
-
-async def _services(host: Host, name: str) -> list[ProcessId]:
-    """The processes that replicate the VM there."""
-    path = Files.of(host, name).path
-    marks = (f"replica\0{role}\0{path}\0" for role in ("standby", "primary"))
-    return [process for mark in marks for process in await host.find_processes(mark)]
-
-
 async def _await_decision(standby: Host, name: str) -> None:
     """Wait until the standby's service has ended. Raises TimedOutError: it is left to go on."""
     given_up_s = asyncio.get_running_loop().time() + BEGIN_S
-    while await _services(standby, name):
+    while await services(standby, name):
         if asyncio.get_running_loop().time() > given_up_s:
             raise TimedOutError(
                 f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
@@ -292,39 +183,3 @@ async def _await_decision(standby: Host, name: str) -> None:
                 remedy="it goes on trying: see to the arbiter, and `vmckpt replicate status`",
             )
         await asyncio.sleep(POLL_S)
-
-
-async def _side(host: Host, name: str) -> Side | None:
-    files = Files.of(host, name)
-    if not await host.exists(files.request):
-        return None
-    try:
-        return Side(host, await ask(host, files, "status"), answers=True)
-    except HostDownError:
-        status = await _last_word(host, files) or await _without_a_word(host, files)
-        return Side(host, status, answers=False)
-
-
-async def _without_a_word(host: Host, files: Files) -> dict[str, Any]:
-    """The status of a service that was killed."""
-    asked = json.loads(await host.read_text(files.request) or "{}")
-    role = "primary" if asked.get("primary", {}).get("name") == host.name else "standby"
-    about = {name: asked.get(name) for name in ("vm", "run")}
-    why = "its service has died without a word"
-    return {"role": role, **about, "state": "dead", "why": why}
-
-
-async def _last_word(host: Host, files: Files) -> dict[str, Any] | None:
-    text = await host.read_text(files.status)
-    if text is None:
-        return None
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-def _not_replicated(name: str) -> NotFoundError:
-    return NotFoundError(
-        f"'{name}' is not replicated",
-        why="no host has a service for it",
-        remedy=f"vmckpt replicate start {name} STANDBY",
-    )

@@ -9,28 +9,40 @@ from pathlib import Path
 from vmckpt.epoch.capture import capturing
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import armed, attended
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.tls import open_link
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant, Holding
+from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
+from vmckpt.replicate.disks.copies import mark_as_disks
+from vmckpt.replicate.disks.mirrors import Source, mirrored
+from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.protection import Grip, Protection
+from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.request import Files, Request, read_request
 from vmckpt.replicate.wire.frames import Kind
-from vmckpt.replicate.wire.messages import Hello, Process, Welcome, decode_welcome
+from vmckpt.replicate.wire.messages import (
+    Disk,
+    Hello,
+    Process,
+    Welcome,
+    decode_failure,
+    decode_welcome,
+)
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, read_again
 from vmckpt.vm.paths import lock_path
 
-HELLO_S, REQUEST_S, POLL_S = 10.0, 60.0, 0.02
+# The standby has memory for all of the guest before it says welcome.
+HELLO_S, REQUEST_S, POLL_S = 60.0, 60.0, 0.02
 
 
 async def serve_primary(directory: Path, own_command: list[str]) -> None:
@@ -53,6 +65,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
                 remedy="see `vmckpt vm list`",
             )
         vm = await read_again(found)
+        pidfd = stack.enter_context(_pidfd(vm))
         tell_guard = stack.enter_context(_guarded(vm, files))
         lease, dead = await _entitled(request)
         keeper = Keeper(lease, tell_guard)
@@ -61,6 +74,9 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         stack.enter_context(armed(recovery, files.recovery_log))
         channel = await _connect(request, keeper.term)
         stack.callback(channel.abort)
+        sources = [
+            Source(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in request.disks
+        ]
         welcome = await _greet(channel, request, vm)
         monitor = await stack.enter_async_context(
             session(await host.connect(vm.qemu.files.operator), request.vm)
@@ -71,12 +87,29 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         capture = await stack.enter_async_context(
             capturing(vm.qemu.process.pid, ram_file, monitor, output)
         )
+        mirrors = await stack.enter_async_context(mirrored(monitor, sources, files.disks))
+        mark_as_disks([vm.spec.disks[at.number].on(host.state_dir) for at in sources], vm.name)
         protection = Protection(
-            request, files, Grip(vm, monitor, capture, output),
+            request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
             keeper=keeper, channel=channel, replica=welcome.replica,
         )  # fmt: skip
         await stack.enter_async_context(answering(files.control, protection.answer))
         await protection.run()
+
+
+@contextmanager
+def _pidfd(vm: Vm) -> Iterator[int]:
+    """Its QEMU, for the block, whatever its pid is of by then. Raises RefusedError."""
+    try:
+        pidfd = os.pidfd_open(vm.qemu.process.pid)
+    except ProcessLookupError as exc:
+        raise RefusedError(
+            f"'{vm.name}' does not run",
+            why="its QEMU has just ended",
+            remedy=f"start it: vmckpt vm start {vm.name}",
+        ) from exc
+    with open_fd(pidfd):
+        yield pidfd
 
 
 async def _await_request(directory: Path) -> Request:
@@ -142,11 +175,24 @@ async def _greet(channel: Channel, request: Request, vm: Vm) -> Welcome:
         host=request.primary.name,
         machine=this_machine(),
         ram_bytes=vm.spec.memory_bytes,
+        disks=tuple(Disk(f"disk{disk.number}", disk.size_bytes) for disk in request.disks),
         emitters=emitters,
     )
-    async with asyncio.timeout(HELLO_S):
-        await channel.send(channel.outbound.frame(Kind.HELLO, 0, hello.encode()))
-        head, payload = await channel.receive()
+    try:
+        async with asyncio.timeout(HELLO_S):
+            await channel.send(channel.outbound.frame(Kind.HELLO, 0, hello.encode()))
+            head, payload = await channel.receive()
+            while head.kind is Kind.HEARTBEAT:
+                head, payload = await channel.receive()
+    except TimeoutError as exc:
+        raise HostDownError(
+            f"{request.standby.name} does not welcome its primary",
+            why=f"it said nothing within {HELLO_S:g} s",
+            remedy=f"see {Files.of(request.standby, vm.name).log} there",
+        ) from exc
+    if head.kind is Kind.FAILURE:
+        said = decode_failure(payload)
+        raise OperationFailedError(said.what, why=said.why, remedy=said.remedy)
     if head.kind is not Kind.WELCOME:
         raise OperationFailedError(
             f"{request.standby.name} does not welcome its primary",

@@ -1,4 +1,4 @@
-"""After the death of the primary's service: the guest is the standby's, or goes on here alone.
+"""After the death of a service: the guest is the standby's, or goes on here alone.
 
 Run by the dead-man's switch. The guard has let the guest run on, its output held. The standby had
 the news first, and takes over at once, if it can: so nothing is done here before the dead service's
@@ -14,70 +14,108 @@ from vmckpt.epoch.capture import VCPU_TRACE
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput, holds_output
-from vmckpt.errors import BusyError, RefusedError, VmckptError
+from vmckpt.errors import (
+    BusyError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
+from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.disks.mirrors import drop_mirrors
+from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.request import Files, Request, read_request
-from vmckpt.replicate.stale import remove_stale_home
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
-POLL_S, LOCK_S, CONT_POLLS = 0.1, 30.0, 1000
+POLL_S, CONT_POLLS = 0.1, 1000
 
 
-async def recover(directory: Path) -> None:
-    """Settle where the guest goes on. Raises what keeps it from doing so."""
+async def recover(directory: Path, *, at_any_rate: bool = False) -> None:
+    """Settle where the guest goes on, after the death of the primary's service.
+
+    A guest that is dead here is the standby's, however long that takes: nothing is done about it
+    unless `at_any_rate` (the operator says that there is no standby any more). Waits as long as
+    others work on the VM. Raises what keeps it from doing so.
+    """
     request, files = read_request(directory), Files(directory)
     host = request.primary
     lock = lock_path(host.state_dir, request.vm)
-    given_up_s = asyncio.get_running_loop().time() + LOCK_S
     while True:
-        try:
+        with suppress(BusyError):
             async with host.lock(lock, owner("replicate --recover", request.run)):
-                await _settle(request, files)
+                await _settle(request, files, at_any_rate=at_any_rate)
                 return
-        except BusyError:
-            if asyncio.get_running_loop().time() > given_up_s:
-                raise
         await asyncio.sleep(POLL_S)
 
 
-async def _settle(request: Request, files: Files) -> None:
+async def abandon(directory: Path) -> None:
+    """After the death of the standby's service: end the QEMU that waits there.
+
+    A guest that is at home there by then, whose taking over was cut off, is let run.
+    """
+    request = read_request(directory)
+    await end_waiting(request.standby, request.vm)
+    vm = await read_vm(request.standby, request.vm)
+    if vm is not None and await vm.is_alive():
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            if (await commands.query_status(monitor)).status in STOPPED_FOR_AN_EPOCH:
+                await commands.cont(monitor)
+                await commands.announce_self(monitor)
+            await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+
+
+async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
     vm = await read_vm(request.primary, request.vm)
-    if vm is None:
-        return  # the standby has taken over, and removed what was here
+    if not (at_any_rate or (vm is not None and await vm.is_alive())):
+        return  # the standby has taken over, or will
     if await _takes_term(request):
-        for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
-            await vm.host.kill(process)
-        if await vm.is_alive():
-            await finish(_free(vm))
+        if vm is not None:
+            for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
+                await vm.host.kill(process)
+            if await vm.is_alive():
+                await finish(_free(vm))
         said = "alone: the primary's service died, and the standby did not take over"
     else:
-        await remove_stale_home(vm.host, vm.name, request.qemu_id)
+        await remove_stale_home(request.primary, request.vm, request.qemu_id)
         said = "replaced: the standby has taken over; this QEMU was ended"
     status = json.loads(files.status.read_text()) if files.status.exists() else {}
-    about = {"role": "primary", "vm": vm.name, "run": request.run, "state": "ended", "why": said}
+    about = {"role": "primary", "vm": request.vm, "run": request.run, "state": "ended", "why": said}
     await request.primary.write_text(files.status, json.dumps(status | about))
 
 
 async def _takes_term(request: Request) -> bool:
-    """Wait until it is clear who goes on; True when it is this side."""
-    dead = f"{request.primary.name}/{request.run}"
-    claimant = Claimant(f"{dead}/recovery", succeeds=dead)
+    """Wait until it is clear who goes on; True when it is this side.
+
+    Raises RefusedError when the term is neither side's.
+    """
+    us, standby = f"{request.primary.name}/", f"{request.standby.name}/{request.run}"
+    claimant = f"{us}{request.run}/recovery"
     store, span = open_arbiter(request.options.arbiter), Span(request.options.lease_s)
-    lease = Lease(store, request.vm, claimant, span)
+    lease: Lease | None = None
     while True:
-        with suppress(VmckptError):  # the lease may still run, or the arbiter be silent
-            seen = await lease.look()
-            if seen is not None and seen.now.record.holder != dead:
-                return seen.now.record.holder == claimant.name
-            with suppress(RefusedError):
+        with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
+            found = await store.read(request.vm)
+            if found is None or found.record.holder in (claimant, standby):
+                return found is None or found.record.holder == claimant
+            holder = found.record.holder
+            if not holder.startswith(us):
+                raise RefusedError(
+                    f"the term of '{request.vm}' is not {request.primary.name}'s to take back",
+                    why=f"as the arbiter has it, {holder} holds it",
+                    remedy="see `vmckpt vm list`: where the VM runs now it may be protected anew",
+                )
+            if lease is None or lease.claimant.succeeds != holder:
+                lease = Lease(store, request.vm, Claimant(claimant, succeeds=holder), span)
+            with suppress(RefusedError):  # its lease may still run
                 await lease.take()
                 return True
         await asyncio.sleep(POLL_S)
@@ -86,6 +124,8 @@ async def _takes_term(request: Request) -> bool:
 async def _free(vm: Vm) -> None:
     """Let its output go, put QEMU's settings back, and let it run."""
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+        with suppress(VmckptError):  # one that does not end keeps nothing from running
+            await drop_mirrors(monitor)
         await HeldOutput(monitor, await holds_output(monitor)).let_go()
         for _ in range(CONT_POLLS):
             state = await commands.query_status(monitor)

@@ -1,10 +1,10 @@
-"""The standby's copy of the guest: its RAM file, and the last whole epoch's device state."""
+"""The standby's copy of the guest: its RAM file, its disks, the last whole epoch's device state."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from vmckpt.memory.ram_file import PAGE_BYTES, mapped
+from vmckpt.memory.ram_file import PAGE_BYTES, RamFile
+from vmckpt.replicate.disks.journal import Journal
 from vmckpt.replicate.wire.epoch import Epoch
 from vmckpt.replicate.wire.pages import Words, as_words
 
@@ -15,37 +15,40 @@ class Replica:
     Epochs without device state bring the memory of a guest that is still being copied.
     """
 
-    def __init__(self, words: Words) -> None:
-        self._words = words
+    def __init__(self, words: Words, disks: Journal) -> None:
+        self._words, self.disks = words, disks
         self.epoch, self.device_state = 0, b""
 
     @property
     def complete(self) -> bool:
         """Whether a guest can go on from it."""
-        return bool(self.device_state)
+        return bool(self.device_state) and self.disks.is_sound
+
+    async def ready_for(self, epoch: Epoch) -> None:
+        """Nothing keeps `epoch` from being applied when this returns. Raises StorageError."""
+        await self.disks.ready_for(epoch.writes)
 
     def apply(self, epoch: Epoch) -> None:
-        """Bring it to a whole epoch. Raises DamagedError: then it is of no use any more."""
+        """Bring it to a whole epoch; its disks follow behind.
+
+        Raises DamagedError: then it is of no use any more.
+        """
         # Should this raise, or this process die in it, the memory is of no one epoch.
         self.device_state = b""
         for batch in epoch.batches:
             batch.apply(self._words)
+        self.disks.take(epoch.writes)
         self.epoch, self.device_state = epoch.number, epoch.device_state
 
 
 @contextmanager
-def replica_in(ram_file: Path) -> Iterator[Replica]:
-    """An empty replica in a RAM file, for the block; memory for all of it is had beforehand.
-
-    Raises OSError (ENOSPC: there is not enough).
-    """
-    with mapped(ram_file) as ram:
-        ram.reserve()
-        replica = Replica(as_words(ram.view))
-        try:
-            yield replica
-        finally:
-            del replica._words
+def replica_in(ram: RamFile, disks: Journal) -> Iterator[Replica]:
+    """An empty replica in a RAM file that is all zero and reserved, for the block."""
+    replica = Replica(as_words(ram.view), disks)
+    try:
+        yield replica
+    finally:
+        del replica._words
 
 
 def ram_pages(ram_bytes: int) -> int:

@@ -15,11 +15,14 @@ from vmckpt.hosts.entries import fields_to_json, parse_fields
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
+from vmckpt.replicate.disks.copies import CopiedDisk
 
-FORMAT = 1
+FORMAT = 2
 DIRECTORY = "replicas"
 # What a standby's status says when it has taken the guest over.
 PROMOTED = "promoted"
+# What a service's status says when nothing of it is left to be done.
+ENDED = ("ended", PROMOTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,11 @@ class Files:
         return self.path / "control.sock"
 
     @property
+    def disks(self) -> Path:
+        """Where QEMU writes its disks through to the service (primary)."""
+        return self.path / "disks.sock"
+
+    @property
     def log(self) -> Path:
         """What the service says besides."""
         return self.path / "link.log"
@@ -87,8 +95,8 @@ class Request:
     """One replication, as both services are told of it.
 
     `one_machine`: both hosts' processes are this kernel's, so that each side can see and kill the
-    other's. `qemu_id` is of the primary's QEMU. `place` is where the standby listens; only the
-    primary is told.
+    other's. `qemu_id` is of the primary's QEMU. `disks` are copied to the standby. `place` is where
+    that listens; only the primary is told.
     """
 
     run: str
@@ -100,6 +108,7 @@ class Request:
     options: Options
     one_machine: bool
     qemu_id: str
+    disks: tuple[CopiedDisk, ...] = ()
     place: Place | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -115,6 +124,7 @@ class Request:
             "options": asdict(self.options),
             "one_machine": self.one_machine,
             "qemu_id": self.qemu_id,
+            "disks": [asdict(disk) for disk in self.disks],
             "place": asdict(self.place) if self.place else None,
         }
 
@@ -133,6 +143,7 @@ class Request:
             options=Options(**data["options"] | {"fence": tuple(data["options"]["fence"])}),
             one_machine=data["one_machine"],
             qemu_id=data["qemu_id"],
+            disks=tuple(CopiedDisk(**disk) for disk in data["disks"]),
             place=Place(**data["place"]) if data["place"] else None,
         )
 

@@ -1,46 +1,44 @@
-"""The standby's service: follow the primary epoch by epoch; go on with the guest when it is dead.
-
-What it does next is `lease/standby.py`'s decision, over what the arbiter says and what was heard.
-The primary is fenced only right after the arbiter has said that this replica may take over: one
-that has gone on alone has told it so before.
-"""
+"""The standby's service: follow the primary epoch by epoch; go on with its guest when it dies."""
 
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, VmckptError
-from vmckpt.hosts.process import ProcessId
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
+from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.remote.tls import is_invited, listening, token_of
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
-from vmckpt.lease.rule import Claimant, Holding
-from vmckpt.lease.standby import Fencing, Move, View, decide
+from vmckpt.lease.rule import Claimant
+from vmckpt.lease.standby import Move
+from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, Channel
+from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, Channel
 from vmckpt.replicate.control import answering
-from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
+from vmckpt.replicate.disks.copies import discard, keep, mark_as_disks, prepare
+from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
+from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.replica import Replica, replica_in
 from vmckpt.replicate.request import PROMOTED, Files, Request, read_request
-from vmckpt.replicate.stale import remove_stale_home
+from vmckpt.replicate.takeover import TICK_S, TakeOver
 from vmckpt.replicate.warm import Warm
-from vmckpt.replicate.wire.messages import Failure, Hello
+from vmckpt.replicate.wire.messages import Failure
+from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec import parse_spec
-from vmckpt.vm.start import sweep
+from vmckpt.vm.start import Replaced, sweep
 
-# Twice as long as the primary waits before it goes on alone: by now it has, if it can.
-SILENCE_S, MARGIN_S = 2 * PATIENCE_S, 0.05
-COME_S, TICK_S = 60.0, 0.02
+COME_S, LOOK_S = 60.0, 0.25
 
 
 async def serve_standby(directory: Path) -> None:
@@ -63,11 +61,19 @@ async def serve_standby(directory: Path) -> None:
         await host.make_dir(directory_.path)
         spec = parse_spec(request.spec, str(directory_.spec), directory_.path)
         await sweep(host, spec, directory_, None)  # of a standby that was killed
+        await host.write_text(directory_.spec, spec.text)
+        abandon = [*await host.own_command(), "replica", "abandon", str(directory)]
+        stack.enter_context(armed(abandon, files.recovery_log))
+        copies = [(spec.disks[disk.number].on(host.state_dir), disk) for disk in request.disks]
+        paths = [path for path, _ in copies]
+        prepare([(path, disk.size_bytes) for path, disk in copies], request.vm, request.run)
+        stack.callback(discard, paths, request.vm, request.run)
         warm = await Warm.start(host, spec, Platform(**request.platform))
-        standby = Standby(request, files, warm)
+        standby = Standby(request, files, warm, paths)
         try:
-            with replica_in(warm.qemu.files.ram(spec.ram_dir)) as replica:
-                await standby.serve(replica)
+            async with journal_of(paths) as disks:
+                with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
+                    await standby.serve(ram, disks)
         finally:
             await to_the_end(standby.finish())
 
@@ -75,24 +81,21 @@ async def serve_standby(directory: Path) -> None:
 class Standby:
     """One standby, from its first visitor to its end."""
 
-    def __init__(self, request: Request, files: Files, warm: Warm) -> None:
-        self._request, self._files, self._warm = request, files, warm
+    def __init__(self, request: Request, files: Files, warm: Warm, copies: Sequence[Path]) -> None:
+        self._request, self._files, self._warm, self._copies = request, files, warm, copies
         self.name = f"{request.standby.name}/{request.run}"
         span = Span(request.options.lease_s)
         claimant = Claimant(self.name, replica=self.name)
         self._lease = Lease(open_arbiter(request.options.arbiter), request.vm, claimant, span)
         self._ended, self._why = "", ""
-        self._may_have_run = False
-        self._dead: Holding | None = None
-        self._fencing = Fencing.READY
-        self._asked_to_take_over = asyncio.Event()
+        self._may_have_run = self._was_dismissed = False
         self._took_over_s: float | None = None
         self._replica: Replica | None = None
         self._following: Following | None = None
+        self._asked = asyncio.Event()
 
-    async def serve(self, replica: Replica) -> None:
+    async def serve(self, ram: RamFile, disks: Journal) -> None:
         """Follow the primary; returns when this standby has taken over, or is of no use."""
-        self._replica, self._following = replica, Following(self.name, replica)
         token = token_of(self._files.path)
         came: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         left = asyncio.Event()
@@ -112,8 +115,14 @@ class Standby:
             await listening(self._files.path, visit),
         ):
             try:
+                # Listening before: it takes a second for every few GiB.
+                refusal = await self._reserve(ram)
                 channel = await asyncio.wait_for(came, COME_S)
-                await self._follow(channel, replica, self._following)
+                if refusal is not None:
+                    await channel.fail(refusal)
+                    return
+                with replica_in(ram, disks) as replica:
+                    await self._follow(channel, replica)
             except TimeoutError:
                 self._why = f"the primary did not come within {COME_S:g} s"
             finally:
@@ -127,26 +136,48 @@ class Standby:
         else:
             self._ended = "ended"
             await self._warm.end()
+            if self._was_dismissed:
+                discard(self._copies, self._request.vm)
+            elif self._replica and self._replica.complete:
+                keep(self._copies, self._request.vm)
         await self._write_status()
 
-    async def _follow(self, channel: Channel, replica: Replica, primary: Following) -> None:
+    async def _reserve(self, ram: RamFile) -> Failure | None:
+        """Have memory for all of the guest from now on; why there is not enough."""
+        try:
+            await to_the_end(in_thread(ram.reserve))
+        except OSError as exc:
+            what = f"{self._request.standby.name} has no room for the memory of the guest"
+            self._why = f"{what}: {exc.strerror}"
+            return Failure("refused", what, exc.strerror or str(exc), "free memory there")
+        return None
+
+    async def _follow(self, channel: Channel, replica: Replica) -> None:
         """Receive until the primary has gone, then see what is to be done."""
+        self._replica, self._following = replica, (primary := Following(self.name, replica))
+        taking = TakeOver(self._request, self._lease, replica, primary, self._asked)
         receiving = asyncio.ensure_future(primary.receive(channel))
         ended = asyncio.ensure_future(self._warm.ended())
         try:
             while True:
                 await asyncio.wait(
-                    {receiving, ended}, timeout=0.25, return_when=asyncio.FIRST_COMPLETED
+                    {receiving, ended}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if ended.done():
-                    await self._say_that_qemu_died(channel)
+                    await self._say_that_qemu_died(channel, ended.result())
                     return
                 if receiving.done() and receiving.result() in (STOPPED, GUEST_OFF, ALONE):
+                    self._was_dismissed = receiving.result() != ALONE
                     return
-                is_silent = boottime_s() - primary.heard_s > SILENCE_S
-                if not (receiving.done() or is_silent or self._asked_to_take_over.is_set()):
+                if not taking.is_due(receiving):
                     continue
-                if await self._see_to_it(replica, primary, receiving):
+                move = await taking.settled(receiving)
+                self._why = taking.why
+                if move is Move.PROMOTE:
+                    receiving.cancel()
+                    await asyncio.wait({receiving})
+                    await to_the_end(self._promote(replica))
+                if move is not Move.FOLLOW:
                     return
         finally:
             receiving.cancel()
@@ -154,119 +185,20 @@ class Standby:
             await asyncio.wait({receiving, ended})
             channel.abort()
 
-    async def _say_that_qemu_died(self, channel: Channel) -> None:
-        self._why = "the QEMU that waited here has ended"
+    async def _say_that_qemu_died(self, channel: Channel, how: str) -> None:
+        self._why = f"the QEMU that waited here {how}"
         with suppress(HostDownError):
             await channel.fail(Failure(ALONE, "the standby is of no use any more", self._why, "-"))
-
-    async def _see_to_it(
-        self, replica: Replica, primary: Following, receiving: "asyncio.Future[str]"
-    ) -> bool:
-        """The primary is silent, dead, or has asked: take over as soon as that is safe.
-
-        False when it is heard again.
-        """
-        while True:
-            try:
-                await self._lease.look()
-            except VmckptError as exc:
-                self._why = f"no answer from the arbiter: {exc.why}"
-                await asyncio.sleep(TICK_S)
-                continue
-            is_heard = not receiving.done() or await self._service_lives(primary)
-            move = decide(
-                self._view(replica, primary, is_heard=is_heard),
-                now_s=boottime_s(),
-                margin_s=MARGIN_S,
-                silence_s=SILENCE_S,
-            )
-            if move in (Move.STALE, Move.STAND_DOWN):
-                self._why = f"{primary.why or 'the primary is silent'}; {move.value}"
-                return True
-            if move is Move.FENCE:
-                await self._fence(primary)
-            elif move in (Move.TAKE, Move.RENEW):
-                await self._take()
-            elif move is Move.PROMOTE:
-                receiving.cancel()
-                await asyncio.wait({receiving})
-                await to_the_end(self._promote(replica))
-                return True
-            elif move is Move.FOLLOW and not receiving.done():
-                return False
-            else:
-                await asyncio.sleep(TICK_S)
-
-    async def _service_lives(self, primary: Following) -> bool:
-        """Whether whoever closed the connection may be alive: then it goes on alone, and says so.
-
-        Fencing it in that moment would be the guest's end.
-        """
-        if primary.hello is None or primary.hello.machine != this_machine():
-            return True
-        service = primary.hello.emitters[0]
-        which = ProcessId(service.pid, service.start_ticks)
-        return await self._request.primary.is_alive(which)
-
-    def _view(self, replica: Replica, primary: Following, *, is_heard: bool) -> View:
-        held = self._lease.held
-        is_heard = is_heard and not self._asked_to_take_over.is_set()
-        return View(
-            me=self._lease.claimant,
-            complete=replica.complete,
-            follows_term=primary.term,
-            heard_s=(primary.heard_s,) if is_heard else (),
-            seen=self._lease.seen,
-            fencing=self._fencing,
-            dead=self._dead,
-            term=held.term if held else 0,
-            held_until_s=self._lease.held_until_s,
-        )
-
-    async def _fence(self, primary: Following) -> None:
-        """Kill all that can act for the primary, with this kernel's word that it is dead."""
-        self._fencing = Fencing.NONE
-        seen, hello = self._lease.seen, primary.hello
-        if hello is None or seen is None:
-            return
-        holding = Holding(seen.now.record.term, seen.now.record.holder)
-        if hello.machine != this_machine():
-            await self._fence_by_agent(hello, holding)
-            return
-        for emitter in hello.emitters:
-            which = ProcessId(emitter.pid, emitter.start_ticks)
-            if not await self._request.primary.stop_for_good(which):
-                self._why = f"process {which.pid} of the primary does not end"
-                return
-        self._dead = holding
-
-    async def _fence_by_agent(self, hello: Hello, holding: Holding) -> None:
-        if not self._request.options.fence:
-            return
-        target = Target(hello.vm, holding, hello.host, hello.machine, hello.emitters)
-        try:
-            self._dead = (await Agent(self._request.options.fence).fence(target)).holding
-        except OperationFailedError as exc:
-            self._why = f"{exc.what}: {exc.why}"
-
-    async def _take(self) -> None:
-        try:
-            if self._lease.held is None:
-                await self._lease.take(self._dead)
-            else:
-                await self._lease.renew()
-        except VmckptError as exc:
-            self._why = exc.why
-            await asyncio.sleep(TICK_S)
 
     async def _promote(self, replica: Replica) -> None:
         began_s = time.perf_counter()
         try:
+            await replica.disks.applied()
             await self._warm.load(replica.device_state)
-        except OperationFailedError as exc:
+        except (OperationFailedError, StorageError) as exc:
             self._why = exc.why
             return
-        await self._warm.settle_here()
+        await self._warm.settle_here(Replaced(self._request.primary.name, self._request.qemu_id))
         self._may_have_run = True  # from here on this QEMU is never ended
         await self._warm.run()
         self._took_over_s = time.perf_counter() - began_s
@@ -274,6 +206,9 @@ class Standby:
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
+        mark_as_disks(self._copies, self._request.vm)
+        with suppress(StorageError):  # the guest hears of it when it next flushes
+            await replica.disks.flush()
         asked, primary = self._request, self._request.primary
         if asked.one_machine:
             await remove_stale_home(primary, asked.vm, asked.qemu_id)
@@ -281,7 +216,7 @@ class Standby:
 
     async def _answer(self, word: str) -> dict[str, Any]:
         if word == "failover":
-            self._asked_to_take_over.set()
+            self._asked.set()
             while not self._ended:  # noqa: ASYNC110
                 await asyncio.sleep(TICK_S)
         return self.status()
@@ -301,6 +236,7 @@ class Standby:
             "epoch": replica.epoch if replica else 0,
             "complete": bool(replica and replica.complete),
             "heard_ms_ago": round((boottime_s() - primary.heard_s) * 1e3, 1) if primary else None,
+            "disk_bytes_applied": replica.disks.applied_bytes if replica else 0,
             "received_bytes": primary.received_bytes if primary else 0,
             "qemu_id": self._warm.qemu.files.qemu_id,
             "primary_qemu_id": self._request.qemu_id,

@@ -1,8 +1,7 @@
 """The primary's end of the connection: epochs out, acknowledgements in."""
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -11,14 +10,22 @@ from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
-from vmckpt.replicate.channel import Channel
+from vmckpt.replicate.channel import Channel, Frame
+from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.wire.epoch import Composer
-from vmckpt.replicate.wire.frames import Kind
-from vmckpt.replicate.wire.messages import Begin, Failure, Heartbeat, decode_failure
+from vmckpt.replicate.wire.frames import Head, Kind
+from vmckpt.replicate.wire.messages import (
+    Begin,
+    DiskWrite,
+    Failure,
+    decode_digests,
+    decode_failure,
+    decode_heartbeat,
+)
 from vmckpt.replicate.wire.pages import Encoder, Numbers, Shadow, as_words
 
-HEARTBEAT_S, POLL_S = 0.5, 0.1
+POLL_S = 0.1
 
 
 class StandbyLostError(Exception):
@@ -29,11 +36,18 @@ class Stream:
     """Epochs on their way to the standby, one at a time. `wake` is called when it is lost."""
 
     def __init__(
-        self, channel: Channel, keeper: Keeper, ram_bytes: int, wake: Callable[[], None]
+        self,
+        channel: Channel,
+        keeper: Keeper,
+        ram_bytes: int,
+        wake: Callable[[], None],
+        mirrors: Mirrors,
     ) -> None:
         self._channel, self._keeper, self._wake = channel, keeper, wake
         self._composer = Composer(channel.outbound, Encoder(Shadow(ram_bytes // PAGE_BYTES)))
+        self._mirrors = mirrors
         self._number = self._acknowledged = 0
+        self._is_begun = False
         self._answered = asyncio.Condition()
         self._why = ""
 
@@ -42,39 +56,65 @@ class Stream:
         """All that was sent, as it was sent."""
         return self._channel.outbound.sent_bytes
 
-    async def begin(self) -> int:
-        """Begin the next epoch; its number."""
-        begin = Begin(self._number, 0, 0)
-        self._number += 1
-        await self._channel.send(self._composer.begin(self._number, begin))
-        return self._number
+    @property
+    def next_number(self) -> int:
+        """The number of the epoch that has begun, or of the next one."""
+        return self._number if self._is_begun else self._number + 1
 
     async def pages(self, pages: Pages) -> None:
-        """Pages of the epoch that has begun; of a page that comes twice the later one counts."""
-        if pages.spans:
-            contents = as_words(pages.data)
-            await self._channel.send(*self._composer.pages(numbers_of(pages.spans), contents))
+        """Pages of the next epoch, ahead of its end; of one that comes twice the later counts."""
+        await self._send(self._pages(pages))
 
-    async def commit(self, device_state: bytes = b"") -> None:
-        """The end of the epoch."""
-        await self._channel.send(*self._composer.device(device_state), self._composer.commit())
+    async def disks(self, writes: Sequence[DiskWrite]) -> None:
+        """Disk writes of the next epoch, ahead of its end."""
+        if writes:
+            await self._send(self._disks(writes))
+
+    async def commit(
+        self, pages: Pages, device_state: bytes = b"", writes: Sequence[DiskWrite] = ()
+    ) -> int:
+        """The rest of the epoch, and its end; its number."""
+        await self._send(self._rest(pages, device_state, writes))
+        return self._number
+
+    async def _send(self, frames: Iterator[Frame]) -> None:
+        if self._keeper.unanswered_since_s is None:
+            self._keeper.unanswered_since_s = boottime_s()
+        await self._channel.send_all(frames)
+
+    def _begin(self) -> Iterator[Frame]:
+        if not self._is_begun:
+            before, self._number, self._is_begun = self._number, self._number + 1, True
+            yield self._composer.begin(self._number, Begin(before, 0, 0))
+
+    def _disks(self, writes: Sequence[DiskWrite]) -> Iterator[Frame]:
+        yield from self._begin()
+        yield from self._composer.disk(writes)
+
+    def _pages(self, pages: Pages) -> Iterator[Frame]:
+        yield from self._begin()
+        if pages.spans:
+            yield from self._composer.pages(numbers_of(pages.spans), as_words(pages.data))
+
+    def _rest(
+        self, pages: Pages, device_state: bytes, writes: Sequence[DiskWrite]
+    ) -> Iterator[Frame]:
+        yield from self._disks(writes)
+        yield from self._pages(pages)
+        yield from self._composer.device(device_state)
+        self._is_begun = False
+        yield self._composer.commit()
 
     async def acknowledged(self, number: int) -> None:
         """Return when the standby has epoch `number`. Raises StandbyLostError."""
-        if self._acknowledged >= number:
-            return
-        self._keeper.unanswered_since_s = boottime_s()
-        try:
-            async with self._answered:
-                while self._acknowledged < number:
-                    if self._why:
-                        raise StandbyLostError(self._why)
-                    if self._keeper.is_silent():
-                        raise StandbyLostError("the standby is silent")
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(self._answered.wait(), POLL_S)
-        finally:
-            self._keeper.unanswered_since_s = None
+        async with self._answered:
+            while self._acknowledged < number:
+                if self._why:
+                    raise StandbyLostError(self._why)
+                if self._keeper.is_silent():
+                    raise StandbyLostError("the standby is silent")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._answered.wait(), POLL_S)
 
     async def receive(self) -> None:
         """Take acknowledgements until the standby has gone; then raises StandbyLostError."""
@@ -85,9 +125,11 @@ class Stream:
                     failure = decode_failure(payload)
                     raise StandbyLostError(f"{failure.what}: {failure.why}")
                 if head.kind is Kind.ACK:
-                    async with self._answered:
-                        self._acknowledged = self._keeper.acknowledged = head.epoch
-                        self._answered.notify_all()
+                    await self._note(head)
+                elif head.kind is Kind.DIGESTS:
+                    self._mirrors.tell(decode_digests(payload, self._mirrors.disks))
+                elif head.kind is Kind.HEARTBEAT:
+                    self._progress(decode_heartbeat(payload).received_bytes)
         except (VmckptError, StandbyLostError) as exc:
             async with self._answered:
                 self._why = f"{exc.what}: {exc.why}" if isinstance(exc, VmckptError) else str(exc)
@@ -95,13 +137,26 @@ class Stream:
             self._wake()
             raise StandbyLostError(self._why) from exc
 
+    async def _note(self, head: Head) -> None:
+        keeper = self._keeper
+        async with self._answered:
+            self._acknowledged = keeper.acknowledged = head.epoch
+            is_all = head.epoch == self._number and not self._is_begun
+            keeper.unanswered_since_s = None if is_all else boottime_s()
+            self._answered.notify_all()
+
+    def _progress(self, received_bytes: int) -> None:
+        """An epoch that takes its time is no silence, while the standby takes some of it."""
+        keeper, has_more = self._keeper, self._channel.has_taken(received_bytes)
+        if has_more and keeper.unanswered_since_s is not None:
+            is_open = self._is_begun and self._acknowledged == self._number - 1
+            has_all = received_bytes == self.sent_bytes
+            keeper.unanswered_since_s = None if is_open and has_all else boottime_s()
+
     async def beat(self) -> None:
         """Be heard, however long an epoch is."""
         with suppress(HostDownError):  # the receiver says so too
-            while True:
-                await asyncio.sleep(HEARTBEAT_S)
-                beat = Heartbeat(time.monotonic_ns(), 0).encode()
-                await self._channel.send(self._channel.outbound.frame(Kind.HEARTBEAT, 0, beat))
+            await self._channel.beat()
 
     async def end(self, kind: str, why: str) -> None:
         """Say how the protection ends, if anybody hears it."""

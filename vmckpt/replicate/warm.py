@@ -1,16 +1,20 @@
 """The QEMU that waits on the standby, its memory the replica's; and how it takes the guest over."""
 
 import asyncio
+from dataclasses import replace
 
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.hosts.local import LocalHost
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec import Spec
-from vmckpt.vm.start import Qemu, end_qemu, new_qemu_id, plug_taps, start_qemu
+from vmckpt.vm.start import Qemu, Replaced, end_qemu, new_qemu_id, plug_taps, start_qemu
+
+# How often it is looked at, and when it is given up.
+LOOK_S, SILENT_S = 0.5, 5.0
 
 
 class Warm:
@@ -28,7 +32,6 @@ class Warm:
         try:
             await plug_taps(host, spec, files)
             await commands.migrate_set_capabilities(monitor, SETTINGS)
-            await host.write_text(directory.spec, spec.text)
         except BaseException:
             await monitor.close()
             await finish(end_qemu(host, spec.ram_dir, files))
@@ -47,9 +50,10 @@ class Warm:
         """
         await load_devices(self._monitor, device_state)
 
-    async def settle_here(self) -> None:
-        """The VM is at home here. Raises StorageError."""
-        await self._host.write_text(self.directory.current, self.qemu.to_json())
+    async def settle_here(self, replaced: Replaced) -> None:
+        """The VM is at home here, and what `replaced` was is stale. Raises StorageError."""
+        here = replace(self.qemu, replaces=replaced)
+        await self._host.write_text(self.directory.current, here.to_json())
 
     async def run(self) -> None:
         """Let the guest run."""
@@ -71,7 +75,13 @@ class Warm:
         await end_qemu(self._host, self._spec.ram_dir, self.qemu.files)
         await self._host.remove(self.directory.path)
 
-    async def ended(self) -> None:
-        """Return when its process has ended."""
-        while await self._host.is_alive(self.qemu.process):  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.25)
+    async def ended(self) -> str:
+        """Return when it is of no use any more, and why: its process has ended, or stands still."""
+        while await self._host.is_alive(self.qemu.process):
+            await asyncio.sleep(LOOK_S)
+            try:
+                await commands.query_status(self._monitor, SILENT_S)
+            except MonitorLostError as exc:
+                if await self._host.is_alive(self.qemu.process):
+                    return f"does not answer: {exc.why}"
+        return "has ended"

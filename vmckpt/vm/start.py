@@ -5,7 +5,7 @@ import json
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
@@ -24,6 +24,13 @@ SOCKET_PATH_BYTES = 107
 LOG_HEAD = "vmckpt: QEMU of"
 
 
+class Replaced(NamedTuple):
+    """The QEMU that a standby's took over from: what `host` still has of it is stale."""
+
+    host: str
+    qemu_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class Qemu:
     """A QEMU process: its files, which process it is, what it runs as.
@@ -31,6 +38,7 @@ class Qemu:
     Of one that somebody else started (`is_foreign`) `nodes` are the names of its disks' nodes; in
     vmckpt's own they are as the spec says. `private_ram`: it is a fork's, whose memory is a file
     that it shares with others and does not write to.
+    `replaces`: whom it took over from, dead or not.
     """
 
     files: QemuDir
@@ -38,6 +46,7 @@ class Qemu:
     platform: Platform
     nodes: tuple[str, ...] = ()
     is_foreign: bool = False
+    replaces: Replaced | None = None
     private_ram: bool = False
 
     def to_json(self) -> str:
@@ -49,6 +58,7 @@ class Qemu:
                 **asdict(self.process),
                 "platform": self.platform._asdict(),
                 **({"nodes": self.nodes, "foreign": True} if self.is_foreign else {}),
+                **({"replaces": self.replaces._asdict()} if self.replaces else {}),
                 **({"private_ram": True} if self.private_ram else {}),
             }
         )
@@ -65,6 +75,7 @@ class Qemu:
                 Platform(**data["platform"]),
                 tuple(data.get("nodes", ())),
                 data.get("foreign", False),
+                Replaced(**data["replaces"]) if "replaces" in data else None,
                 data.get("private_ram", False),
             )
         except (ValueError, KeyError, TypeError) as exc:

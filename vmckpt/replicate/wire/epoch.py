@@ -146,11 +146,6 @@ class Assembler:
         self._ram_pages, self._disks = ram_pages, disks
         self._open: _Open | None = None
 
-    @property
-    def begun(self) -> tuple[int, Begin] | None:
-        """The epoch that is under way, and what it began with."""
-        return (self._open.number, self._open.begin) if self._open else None
-
     def take(self, head: Head, payload: memoryview) -> Epoch | None:
         """One frame of an epoch. Returns the epoch with its last one, else None.
 

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     ACK = 8
     HEARTBEAT = 9
     FAILURE = 10
+    DIGESTS = 11
 
 
 _KINDS = frozenset(kind.value for kind in Kind)

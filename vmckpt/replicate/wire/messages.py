@@ -4,11 +4,14 @@ HELLO, WELCOME, FAILURE   JSON
 BEGIN      base epoch, pages, disk bytes              3 x unsigned 64 bit, big-endian
 DEVICE     one section (`sections`): a piece of the device state
 DISK       one section: how many writes (unsigned 32 bit, little-endian); for each its disk,
-           offset and length (3 x unsigned 64 bit, little-endian); then their data
+           offset and length (3 x unsigned 64 bit, little-endian); then their data. A disk of 2^63
+           more: zeroes were written, which have no data
+DIGESTS    disk and first block (2 x unsigned 64 bit, big-endian); one section: the SHA-256 of each
+           block of 64 KiB that the standby's copy holds, in order
 COMMIT     frames, pages, device bytes, disk bytes    4 x unsigned 64 bit, big-endian
            CRC-32 over the heads' CRC-32s since and with BEGIN's    unsigned 32 bit
 ACK        empty: the head's epoch and all before it are safe with the standby
-HEARTBEAT  the sender's clock; the last reading of the other's that it got   2 x 64 bit, ns
+HEARTBEAT  bytes, heads included, that have come from the other side   unsigned 64 bit
 """
 
 import json
@@ -22,12 +25,14 @@ from vmckpt.replicate.wire.frames import Buffer
 from vmckpt.replicate.wire.sections import Packer, unpack
 
 # Both sides have to speak the same; it changes when a frame or a payload does.
-PROTOCOL = 1
+PROTOCOL = 2
 _BEGIN = struct.Struct(">QQQ")
 _COMMIT = struct.Struct(">QQQQI")
-_HEARTBEAT = struct.Struct(">QQ")
+_HEARTBEAT = struct.Struct(">Q")
 _COUNT = struct.Struct("<I")
 _WRITE = struct.Struct("<QQQ")
+_ZEROES = 1 << 63
+_DIGESTS = struct.Struct(">QQ")
 T = TypeVar("T")
 
 
@@ -115,10 +120,9 @@ class Commit(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """`sent_ns`: the sender's clock. `heard_ns`: the last `sent_ns` that it had from the other."""
+    """The sender lives, and has got so much of what it was sent, parts of frames included."""
 
-    sent_ns: int
-    heard_ns: int
+    received_bytes: int
 
     def encode(self) -> list[Buffer]:
         """As a payload."""
@@ -140,11 +144,23 @@ class Failure:
 
 
 class DiskWrite(NamedTuple):
-    """The guest wrote `data` at `offset_bytes` of the disk with that place in HELLO."""
+    """The guest wrote at `offset_bytes` of the disk with that place in HELLO.
+
+    It wrote `data`, or `zero_bytes` of zeroes.
+    """
 
     disk: int
     offset_bytes: int
     data: Buffer
+    zero_bytes: int = 0
+
+
+class Digests(NamedTuple):
+    """What the standby's copy of a disk holds from a block on, as digests one after another."""
+
+    disk: int
+    first_block: int
+    digests: Buffer
 
 
 def encode_device(state: Sequence[Buffer], packer: Packer) -> list[Buffer]:
@@ -160,7 +176,11 @@ def decode_device(payload: memoryview) -> memoryview:
 def encode_writes(writes: Sequence[DiskWrite], packer: Packer) -> list[Buffer]:
     """A DISK payload: writes in the order in which the guest made them."""
     table = [_COUNT.pack(len(writes))]
-    table += [_WRITE.pack(disk, offset, memoryview(data).nbytes) for disk, offset, data in writes]
+    for disk, offset, data, zero_bytes in writes:
+        if zero_bytes:
+            table.append(_WRITE.pack(disk | _ZEROES, offset, zero_bytes))
+        else:
+            table.append(_WRITE.pack(disk, offset, memoryview(data).nbytes))
     return packer.pack([b"".join(table), *(write.data for write in writes)])
 
 
@@ -172,16 +192,33 @@ def decode_writes(payload: memoryview, disks: Sequence[Disk]) -> list[DiskWrite]
     if data_at > len(content):
         raise senseless("disk writes end too early", f"{count} writes in {len(content)} bytes")
     found = []
-    for disk, offset, length in _WRITE.iter_unpack(content[_COUNT.size : data_at]):
+    for named, offset, length in _WRITE.iter_unpack(content[_COUNT.size : data_at]):
+        disk = named & ~_ZEROES
         if disk >= len(disks) or offset + length > disks[disk].size_bytes:
             raise senseless(
                 "a write is outside its disk", f"disk {disk}, {offset} + {length} bytes"
             )
-        found.append(DiskWrite(disk, offset, content[at : at + length]))
-        at += length
+        if named & _ZEROES:
+            found.append(DiskWrite(disk, offset, b"", zero_bytes=length))
+        else:
+            found.append(DiskWrite(disk, offset, content[at : at + length]))
+            at += length
     if at != len(content):
         raise senseless("disk writes have another length", f"{at} bytes in {len(content)}")
     return found
+
+
+def encode_digests(told: Digests, packer: Packer) -> list[Buffer]:
+    """A DIGESTS payload."""
+    return [_DIGESTS.pack(told.disk, told.first_block), *packer.pack([told.digests])]
+
+
+def decode_digests(payload: memoryview, disks: Sequence[Disk]) -> Digests:
+    """Raises WireError."""
+    disk, first_block = _unpacked(_DIGESTS, payload[: _DIGESTS.size])
+    if disk >= len(disks):
+        raise senseless("digests are of no disk", f"disk {disk} of {len(disks)}")
+    return Digests(disk, first_block, unpack(payload[_DIGESTS.size :], 1)[0])
 
 
 def decode_hello(payload: Buffer) -> Hello:

@@ -56,11 +56,6 @@ class Shadow:
 
     def __init__(self, ram_pages: int) -> None:
         self.words: Words = np.zeros((ram_pages, WORDS), dtype="<u8")
-        self.known: NDArray[np.bool_] = np.ones(ram_pages, dtype=bool)
-
-    def forget(self, numbers: Numbers | None = None) -> None:
-        """What the standby has of these pages (None: of any) is not known any more."""
-        self.known[slice(None) if numbers is None else numbers] = False
 
 
 class Encoder:
@@ -93,7 +88,6 @@ class Encoder:
             changed, same, patched = _compare(self.shadow, numbers, contents)
             patched &= ~zero
             self.shadow.words[numbers[~same]] = contents[~same]
-            self.shadow.known[numbers] = True
         whole = ~(zero | same | patched)
         zero &= ~same
         kinds = [numbers[chosen] for chosen in (zero, patched, whole)]
@@ -125,8 +119,7 @@ def _compare(
     changed = contents != shadow.words.take(numbers, axis=0)
     # Eight flags at a time: sums of 64 fit a byte.
     counts = changed.view(np.uint64).sum(axis=1).view(np.uint8).reshape(-1, 8).sum(axis=1)
-    known = shadow.known[numbers]
-    return changed, known & (counts == 0), known & (counts > 0) & (counts <= MOST_PATCHED_WORDS)
+    return changed, counts == 0, (counts > 0) & (counts <= MOST_PATCHED_WORDS)
 
 
 @dataclass(frozen=True, slots=True)

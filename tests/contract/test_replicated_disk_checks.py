@@ -1,0 +1,65 @@
+"""Which disks can go along with a replica: every refusal has its reason and what would mend it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.qemu.block import DiskImage
+from vmckpt.replicate.disks.checks import disk_checks
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.check import Check
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+
+def checked(tmp_path: Path, disk: str, *, allocated_bytes: int = 4096) -> list[Check]:
+    primary, standby = (LocalHost(name, tmp_path / name, "192.0.2.1") for name in ("a", "b"))
+    for host in (primary, standby):
+        (host.state_dir / "images").mkdir(parents=True)
+    text = f'name = "web"\nmemory = "64M"\n[[disks]]\n{disk}\n'
+    directory = vm_dir(primary.state_dir, "web")
+    spec = parse_spec(text, "spec", tmp_path)
+    qemu = Qemu(directory.qemu("01234567"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
+    images = {"disk0": DiskImage("disk0", 1 << 20, allocated_bytes, ())}
+
+    async def run() -> list[Check]:
+        vm = Vm(spec, primary, directory, qemu)
+        return [found async for found in disk_checks(vm, standby, images)]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("disk", "code", "words"),
+    [
+        ('image = "web.qcow2"', "disk-format", "qcow2"),
+        ('path = "web.raw"\nformat = "raw"', "disk-shared", "shared with b"),
+        ('path = "/dev/null"\nformat = "raw"', "disk-device", "device"),
+        ('path = "/proc/web.raw"\nformat = "raw"', "disk-shared", "nobody knows"),
+    ],
+)
+def test_disks_that_cannot_go_along_are_refused(
+    tmp_path: Path, disk: str, code: str, words: str
+) -> None:
+    (found,) = checked(tmp_path, disk)
+    assert (found.verdict, found.code) == ("refuse", code)
+    assert words in found.reason
+    assert found.remedy
+
+
+def test_a_raw_image_of_the_hosts_own_can_if_there_is_room(tmp_path: Path) -> None:
+    (found,) = checked(tmp_path / "one", 'image = "web.raw"\nformat = "raw"')
+    assert (found.verdict, found.code) == ("ok", "disk-room")
+    (found,) = checked(
+        tmp_path / "two", 'image = "web.raw"\nformat = "raw"', allocated_bytes=1 << 60
+    )
+    assert (found.verdict, found.code) == ("refuse", "disk-room")
+
+
+def test_a_read_only_disk_is_not_copied(tmp_path: Path) -> None:
+    assert checked(tmp_path, 'image = "cd.raw"\nformat = "raw"\nread_only = true') == []

@@ -1,0 +1,177 @@
+"""A standby's copies of disks: whose they are, what they hold, and what becomes of them."""
+
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import OperationFailedError, RefusedError, StorageError
+from vmckpt.replicate.disks.copies import discard, mark_as_disks, prepare, read_mark
+from vmckpt.replicate.disks.image import Image, opened
+from vmckpt.replicate.disks.journal import Journal, journal_of
+from vmckpt.replicate.disks.known import BLOCK_BYTES, blocks_of, digest_of
+from vmckpt.replicate.wire.messages import Digests, Disk, DiskWrite
+
+SIZE = 5 * BLOCK_BYTES + 512
+
+
+def made(directory: Path, name: str = "disk.raw") -> Path:
+    path = directory / name
+    prepare([(path, SIZE)], "web", "run1")
+    return path
+
+
+def test_new_copies_are_holes_and_go_with_their_replication(tmp_path: Path) -> None:
+    path = made(tmp_path / "images")
+    assert (path.stat().st_size, path.stat().st_blocks) == (SIZE, 0)
+    discard([path], "other")
+    discard([path], "web", "run2")
+    assert path.exists()
+    discard([path, tmp_path / "none"], "web", "run1")
+    assert not path.exists()
+
+
+def test_what_was_the_vms_disk_is_gone_on_from_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "disk.raw"
+    path.write_bytes(b"x" * SIZE)
+    mark_as_disks([path], "web")
+    prepare([(path, SIZE)], "web", "run2")
+    discard([path], "web")
+    assert path.read_bytes() == b"x" * SIZE
+
+
+def test_what_is_somebody_elses_is_not_touched(tmp_path: Path) -> None:
+    new, theirs = tmp_path / "new.raw", tmp_path / "theirs.raw"
+    theirs.write_bytes(b"y" * SIZE)
+    for other in (None, "db"):
+        if other:
+            mark_as_disks([theirs], other)
+        with pytest.raises(RefusedError, match="exists on the standby already"):
+            prepare([(new, SIZE), (theirs, SIZE)], "web", "run1")
+        assert not new.exists()
+    mark_as_disks([theirs], "web")
+    with pytest.raises(RefusedError, match="is another disk"):
+        prepare([(new, SIZE), (theirs, SIZE + 512)], "web", "run1")
+    discard([theirs], "web")
+    assert theirs.read_bytes() == b"y" * SIZE
+    assert read_mark(new) is None
+
+
+def test_no_room_for_a_file_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot make a copy"):
+        prepare([(Path("/proc/vmckpt/disk.raw"), SIZE)], "web", "run1")
+
+
+def test_it_tells_what_it_holds_and_reads_no_holes(tmp_path: Path) -> None:
+    path, content = made(tmp_path), random.Random(1).randbytes(BLOCK_BYTES)
+    with opened(path) as image:
+        image.apply([DiskWrite(0, 2 * BLOCK_BYTES, content)])
+        expected = path.read_bytes()
+        digests = image.digests(0, 3) + image.digests(3, 100)
+    blocks = [expected[at : at + BLOCK_BYTES] for at in range(0, SIZE, BLOCK_BYTES)]
+    assert digests == b"".join(map(digest_of, blocks))
+    assert len(blocks) == blocks_of(SIZE)
+
+
+def test_writes_and_zeroes_are_applied_in_order_and_twice_is_the_same(tmp_path: Path) -> None:
+    rng, content, writes = random.Random(3), bytearray(SIZE), []
+    for _ in range(200):
+        start = rng.randrange(SIZE - 1)
+        length = rng.randrange(1, min(SIZE - start, 2 * BLOCK_BYTES) + 1)
+        if rng.random() < 0.4:
+            writes.append(DiskWrite(0, start, b"", zero_bytes=length))
+            content[start : start + length] = bytes(length)
+        else:
+            writes.append(DiskWrite(0, start, rng.randbytes(length)))
+            content[start : start + length] = writes[-1].data
+    path = made(tmp_path)
+    with opened(path) as image:
+        image.reserve(writes)
+        image.apply(writes)
+        assert path.read_bytes() == content
+        image.apply(writes)
+        image.flush()
+    assert path.read_bytes() == content
+
+
+def test_reserving_changes_nothing_that_is_read(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with opened(path) as image:
+        image.apply([DiskWrite(0, 0, b"a" * 4096)])
+        before = path.read_bytes()
+        image.reserve([DiskWrite(0, 0, b"b" * (2 * BLOCK_BYTES))])
+        assert path.read_bytes() == before
+        assert path.stat().st_blocks * 512 >= 2 * BLOCK_BYTES
+
+
+class Full(Image):
+    """A copy whose file system is full, or breaks when it is written to."""
+
+    def __init__(self, *, breaks: bool) -> None:
+        super().__init__(-1, SIZE)
+        self.breaks = breaks
+
+    def reserve(self, writes: Sequence[DiskWrite]) -> None:
+        if not self.breaks:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def apply(self, writes: Sequence[DiskWrite]) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+WRITES = [DiskWrite(0, 0, b"x" * 512)]
+
+
+def test_without_room_nothing_of_an_epoch_is_applied(tmp_path: Path) -> None:
+    async def run() -> None:
+        journal = Journal([(tmp_path / "disk.raw", Full(breaks=False))])
+        with pytest.raises(StorageError, match="has no room for"):
+            await journal.ready_for(WRITES)
+        await journal.applied()
+
+    asyncio.run(run())
+
+
+def test_a_copy_that_cannot_be_written_is_found_before_anybody_goes_on_from_it(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        journal = Journal([(tmp_path / "disk.raw", Full(breaks=True))])
+        await journal.ready_for(WRITES)
+        journal.take(WRITES)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="cannot use its copy"):
+                await journal.applied()
+        with pytest.raises(StorageError, match="cannot use its copy"):
+            await journal.ready_for([])
+
+    asyncio.run(run())
+
+
+def test_epochs_are_applied_one_after_the_other(tmp_path: Path) -> None:
+    async def run() -> None:
+        paths = [made(tmp_path, "a.raw"), made(tmp_path, "b.raw")]
+        async with journal_of(paths) as journal:
+            journal.require_same([Disk("disk0", SIZE), Disk("disk1", SIZE)])
+            with pytest.raises(OperationFailedError, match="others than"):
+                journal.require_same([Disk("disk0", SIZE)])
+            told = [one async for one in journal.digests()]
+            assert told == [Digests(n, 0, opened_digests(path)) for n, path in enumerate(paths)]
+            for number in range(1, 20):
+                writes = [DiskWrite(disk, 0, bytes([number]) * 4096) for disk in (0, 1)]
+                await journal.ready_for(writes)
+                journal.take(writes)
+            assert journal.applied_bytes == 19 * 2 * 4096
+        for path in paths:
+            assert path.read_bytes()[:4096] == bytes([19]) * 4096
+
+    asyncio.run(run())
+
+
+def opened_digests(path: Path) -> bytes:
+    with opened(path) as image:
+        return image.digests(0, blocks_of(SIZE))

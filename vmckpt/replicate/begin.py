@@ -1,0 +1,138 @@
+"""The operator's side of a beginning: both services, until the standby could go on with the VM."""
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.remote.tls import have_listen
+from vmckpt.qemu.compare import Machine, describe, differences
+from vmckpt.qemu.monitor import session
+from vmckpt.replicate.checks import check
+from vmckpt.replicate.control import ask
+from vmckpt.replicate.disks.checks import copied_disks
+from vmckpt.replicate.leftover_copies import discard_copies
+from vmckpt.replicate.leftovers import end_waiting, remove_replaced
+from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
+from vmckpt.replicate.sides import POLL_S, last_word, sides, until_gone
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.check import REFUSE, WARN, refusal
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
+
+PROTECTED = "protected"
+
+
+async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, Any]:
+    """Have the VM protected by `standby`; returns the primary's status once it is.
+
+    Raises RefusedError (nothing was changed), OperationFailedError (undone: the VM runs on where it
+    was, unprotected), HostDownError.
+    """
+    await remove_replaced(vm, standby)
+    checks = await check(vm, standby, holds_output=options.holds_output)
+    if any(found.verdict == REFUSE for found in checks):
+        raise refusal(checks, vm.name, standby.name, "be replicated")
+    await _require_new(vm, standby)
+    request = Request(
+        run=run,
+        vm=vm.name,
+        spec=vm.spec.text,
+        platform=vm.qemu.platform._asdict(),
+        primary=as_itself(vm.host),
+        standby=as_itself(standby),
+        options=options,
+        one_machine=vm.host.is_this_machine and standby.is_this_machine,
+        qemu_id=vm.qemu.files.qemu_id,
+        disks=await copied_disks(vm),
+    )
+    ours, theirs = Files.of(vm.host, vm.name), Files.of(standby, vm.name)
+    try:
+        await _write(standby, theirs, request)
+        place = await have_listen(standby, theirs.path, ("replica", "standby"))
+        await _require_same(vm, standby)
+        await _write(vm.host, ours, replace(request, place=place))
+        command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
+        service = await vm.host.spawn(command, ours.log)
+        status = await _until_protected(vm, ours, service)
+    except BaseException:
+        await finish(_undo(vm.host, ours, standby, theirs))
+        raise
+    return status | {"warnings": [found.reason for found in checks if found.verdict == WARN]}
+
+
+async def _require_new(vm: Vm, standby: Host) -> None:
+    """Another replication of it that has not ended is not pushed aside.
+
+    Of one whose services were killed the arbiter has a standby that may take over.
+    """
+    for side in await sides(vm.name, (vm.host, standby)):
+        if side.answers or side.status["state"] not in ENDED:
+            why = "answers" if side.answers else f"is {side.status['state']}, not ended"
+            raise OperationFailedError(
+                f"'{vm.name}' is being replicated",
+                why=f"the {side.status['role']}'s service on {side.host.name} {why}",
+                remedy=f"vmckpt replicate stop {vm.name}",
+            )
+        await side.host.remove(Files.of(side.host, vm.name).path)
+
+
+async def _write(host: Host, files: Files, request: Request) -> None:
+    await host.make_dir(files.path)
+    await host.write_text(files.request, json.dumps(request.to_json()))
+
+
+async def _require_same(vm: Vm, standby: Host) -> None:
+    """Both QEMUs are the same machine to the guest. Raises OperationFailedError."""
+    directory = vm_dir(standby.state_dir, vm.name)
+    names = [
+        name for name in await standby.list_dir(directory.path) if name.startswith(QEMU_PREFIX)
+    ]
+    waiting = directory.qemu(names[-1].removeprefix(QEMU_PREFIX))
+    here, there = await _machine(vm.host, vm.qemu.files), await _machine(standby, waiting)
+    if found := differences(here, there):
+        raise OperationFailedError(
+            f"the QEMU on {standby.name} is another machine",
+            why="; ".join(found),
+            remedy="use the same QEMU on both hosts, or a machine type and CPU that both have",
+        )
+
+
+async def _machine(host: Host, files: QemuDir) -> Machine:
+    async with session(await host.connect(files.onlooker), files.vm_name) as monitor:
+        return await describe(monitor)
+
+
+async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str, Any]:
+    while True:
+        with suppress(HostDownError):  # it has no ear yet, or has ended
+            status = await ask(vm.host, files, "status")
+            if status["state"] == PROTECTED:
+                return status
+        if not await vm.host.is_alive(service):
+            ended = await last_word(vm.host, files)
+            words = (await vm.host.read_text(files.log) or "").strip().splitlines()
+            raise OperationFailedError(
+                f"'{vm.name}' could not be protected",
+                why=ended["why"] if ended else "; ".join(words[-3:]) or "its service ended",
+                remedy="the VM runs on where it was, unprotected; mend that, and start again",
+            )
+        await asyncio.sleep(POLL_S)
+
+
+async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> None:
+    """End both services, the primary's in good order: the guest runs, its output is let go."""
+    name = ours.path.name
+    with suppress(VmckptError):  # what failed before says more
+        # Again and again: it may not have come so far yet that it hears.
+        await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
+        await primary.remove(ours.path)
+    with suppress(VmckptError):
+        await until_gone(standby, name)
+        await end_waiting(standby, name)
+        await discard_copies(standby, theirs, of_this_run=True)
+        await standby.remove(theirs.path)

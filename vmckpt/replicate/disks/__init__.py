@@ -1,0 +1,1 @@
+"""The disks of a replicated VM: written through to its standby epoch by epoch."""

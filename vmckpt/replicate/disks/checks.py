@@ -1,0 +1,79 @@
+"""Whether a VM's disks can go along with its replica; if not, why not and what would mend it."""
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from vmckpt.hosts.host import Host
+from vmckpt.qemu.block import DiskImage, query_disk_images
+from vmckpt.qemu.monitor import session
+from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.units import format_size
+from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.shared_storage import is_shared
+from vmckpt.vm.spec import Disk
+
+OWN_STORAGE = 'put it on storage of each host\'s own, e.g. as image = "NAME" in the spec'
+
+
+async def copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
+    """The disks that are copied to a standby: all that can be written. Raises HostDownError."""
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        images = await query_disk_images(monitor)
+    return tuple(
+        CopiedDisk(number, images[node].virtual_size_bytes)
+        for number, (disk, node) in enumerate(zip(vm.spec.disks, vm.nodes, strict=True))
+        if not disk.read_only
+    )
+
+
+async def disk_checks(
+    vm: Vm, standby: Host, images: Mapping[str, DiskImage]
+) -> AsyncIterator[Check]:
+    """What becomes of every disk that the VM can write. Raises HostDownError."""
+    needed: dict[Path, int] = {}
+    for disk, node in zip(vm.spec.disks, vm.nodes, strict=True):
+        if disk.read_only:
+            continue
+        refused = await _refused(disk, vm, standby)
+        if refused is not None:
+            yield refused
+            continue
+        there = disk.on(standby.state_dir)
+        if not await standby.exists(there):
+            directory = there.parent
+            while not await standby.exists(directory):
+                directory = directory.parent
+            needed[directory] = needed.get(directory, 0) + images[node].allocated_bytes
+    for directory, need_bytes in needed.items():
+        free_bytes = await standby.free_bytes(directory)
+        text = f"{format_size(need_bytes)} needed in {directory}, {format_size(free_bytes)} free"
+        if free_bytes < need_bytes:
+            yield Check("disk-room", REFUSE, text, "free space there, or choose another host")
+        else:
+            yield Check("disk-room", OK, text)
+
+
+async def _refused(disk: Disk, vm: Vm, standby: Host) -> Check | None:
+    here, there = disk.on(vm.host.state_dir), disk.on(standby.state_dir)
+    if disk.format != "raw":
+        reason = f"its disk {here} is {disk.format}: only raw disks are replicated"
+        remedy = 'stop it, `qemu-img convert -O raw` the image, and write format = "raw" for it'
+        return Check("disk-format", REFUSE, reason, remedy)
+    if (await vm.host.resolve(here)).is_relative_to("/dev"):
+        reason = f"its disk {here} is a device: what a copy of it is cannot be told"
+        return Check("disk-device", REFUSE, reason, "use an image file")
+    shared, why = await is_shared(vm.host, standby, here, there)
+    if shared is None:
+        reason = f"nobody knows whether {here} is shared with {standby.name}: {why}"
+        return Check("disk-shared", REFUSE, reason, OWN_STORAGE)
+    if shared:
+        reason = (
+            f"its disk {here} is shared with {standby.name}: after a failover it would be ahead of "
+            "the memory, with what the guest wrote past the moment that it goes on from"
+        )
+        return Check("disk-shared", REFUSE, reason, OWN_STORAGE)
+    if disk.path.is_absolute() and not await standby.exists(there.parent):
+        reason = f"{standby.name} has no directory {there.parent}"
+        return Check("disk-directory", REFUSE, reason, "create it there")
+    return None

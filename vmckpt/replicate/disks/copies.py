@@ -1,0 +1,155 @@
+"""The files that a standby's copies of disks are, and those that once were a VM's disks.
+
+Whose they are stands on the file itself, in an extended attribute, which goes with it:
+
+    user.vmckpt.replica    copy RUN VM    made by a standby, and not whole yet
+                           kept - VM      left by one that was lost: a next standby goes on from it
+                           disk - VM      was the VM's own disk once: so does a next standby
+
+All but `disk` go when the protection is ended. Going on from one is always safe: what it holds is
+compared block by block.
+
+Anything else that stands where a copy is to be is somebody else's, and is not touched.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError, StorageError
+from vmckpt.memory.ram_file import open_fd
+
+ATTRIBUTE = "user.vmckpt.replica"
+_COPY, _KEPT, _DISK = "copy", "kept", "disk"
+# struct flock: l_type, l_whence, l_start, l_len, l_pid.
+_FLOCK = struct.Struct("hhqqi4x")
+_GET_LOCK = 36  # F_OFD_GETLK
+# QEMU's locks on an image (block/file-posix.c): from byte 100 on, one for each right it has.
+_QEMU_LOCKS = (100, 200)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedDisk:
+    """A disk of a VM that is replicated: its place in the spec, and how long it is."""
+
+    number: int
+    size_bytes: int
+
+
+class Mark(NamedTuple):
+    """What stands on a file: made by a standby of `run`, or not; and of which VM it is."""
+
+    kind: str
+    run: str
+    vm: str
+
+
+def read_mark(path: Path) -> Mark | None:
+    """None: there is no such file, or it is nothing of vmckpt's."""
+    with suppress(OSError, UnicodeDecodeError):
+        words = os.getxattr(path, ATTRIBUTE).decode().split(" ", 2)
+        if len(words) == len(Mark._fields):
+            return Mark(*words)
+    return None
+
+
+def prepare(copies: Iterable[tuple[Path, int]], vm: str, run: str) -> None:
+    """A file of that size at each path: a new one, or what is left there of the VM's disk.
+
+    Raises RefusedError when something else stands there, StorageError. Then none is left that was
+    not there before.
+    """
+    made: list[Path] = []
+    try:
+        for path, size_bytes in copies:
+            if os.path.lexists(path):
+                _require_base(path, size_bytes, vm)
+            else:
+                made.append(path)
+                _create(path, size_bytes, Mark(_COPY, run, vm))
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def discard(paths: Iterable[Path], vm: str, run: str | None = None) -> None:
+    """Remove the copies that a standby of the VM made: of one run, or of any and what is kept."""
+    for path in paths:
+        mark = read_mark(path)
+        if mark is None or mark.vm != vm or mark.kind == _DISK:
+            continue
+        if run in (None, mark.run):
+            path.unlink(missing_ok=True)
+
+
+def keep(paths: Iterable[Path], vm: str) -> None:
+    """The copies of a standby that is lost stay, for the next one."""
+    for path in paths:
+        mark = read_mark(path)
+        if mark is not None and mark.vm == vm and mark.kind == _COPY:
+            _set(path, Mark(_KEPT, "-", vm))
+
+
+def mark_as_disks(paths: Sequence[Path], vm: str) -> None:
+    """They are the VM's own: a standby may go on from them once they are not any more.
+
+    Where the file system keeps no such words they will have to be removed by hand before that.
+    """
+    for path in paths:
+        with suppress(OSError):
+            _set(path, Mark(_DISK, "-", vm))
+
+
+def _set(file: Path | int, mark: Mark) -> None:
+    os.setxattr(file, ATTRIBUTE, " ".join(mark).encode())
+
+
+def _create(path: Path, size_bytes: int, mark: Mark) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open_fd(os.open(path, flags, 0o600)) as fd:
+            os.ftruncate(fd, size_bytes)
+            _set(fd, mark)
+    except OSError as exc:
+        why = exc.strerror or str(exc)
+        if exc.errno in (errno.ENOTSUP, errno.EOPNOTSUPP):
+            why = "its file system has no extended attributes, by which copies are known again"
+        raise StorageError(
+            f"cannot make a copy of a disk at {path}",
+            why=why,
+            remedy="put the disk where the standby has room for it, on ext4, XFS or Btrfs",
+        ) from exc
+
+
+def _require_base(path: Path, size_bytes: int, vm: str) -> None:
+    """What stands at `path` is what is left of this VM's disk, and nobody has it open."""
+    mark = read_mark(path)
+    if mark is None or mark.vm != vm:
+        raise RefusedError(
+            f"{path} exists on the standby already",
+            why=f"nothing on it says that it was a copy of a disk of '{vm}'",
+            remedy="remove or rename it there",
+        )
+    if path.stat().st_size != size_bytes:
+        raise RefusedError(
+            f"{path} on the standby is another disk",
+            why=f"it has {path.stat().st_size} bytes, the VM's has {size_bytes}",
+            remedy="remove or rename it there",
+        )
+    with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _QEMU_LOCKS[0], 2 * _QEMU_LOCKS[0], 0)
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, _GET_LOCK, asked))
+        if kind != fcntl.F_UNLCK:
+            raise RefusedError(
+                f"{path} on the standby is in use",
+                why="a QEMU there has it open",
+                remedy="stop what uses it: see `vmckpt vm list`",
+            )

@@ -1,0 +1,134 @@
+"""The standby's side of the disks: writes wait for their epoch; applied with it, or never.
+
+An epoch's writes come in its frames, and wait in memory (the primary ends an epoch early rather
+than let them become many). When all of it is here, room is had for them, so that applying cannot
+fail for want of it; then the epoch is acknowledged, and applied in a thread, behind the answer. The
+next epoch is not acknowledged before that is done, and no guest goes on before it either.
+
+A service that dies in it leaves copies of no one epoch. That is known for what it is: memory and
+devices of the replica go with it, and a next standby takes such a file for nothing but a base, of
+which it tells block by block what it holds.
+"""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from vmckpt.errors import OperationFailedError, StorageError
+from vmckpt.replicate.disks.image import Image, opened
+from vmckpt.replicate.disks.known import blocks_of
+from vmckpt.replicate.wire.messages import Digests, Disk, DiskWrite
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import to_the_end
+
+# Digests that go in one message: of 256 MiB.
+TOLD_BLOCKS = 4096
+T = TypeVar("T")
+
+
+class Journal:
+    """All disks' copies, in the order in which HELLO names them."""
+
+    def __init__(self, images: Sequence[tuple[Path, Image]]) -> None:
+        self._images = images
+        self._applying: asyncio.Future[None] | None = None
+        self.applied_bytes = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """False once something that was taken could not be applied."""
+        done = self._applying if self._applying and self._applying.done() else None
+        return done is None or done.exception() is None
+
+    def require_same(self, disks: Sequence[Disk]) -> None:
+        """The copies are of these disks. Raises OperationFailedError."""
+        ours = [image.size_bytes for _, image in self._images]
+        theirs = [disk.size_bytes for disk in disks]
+        if ours != theirs:
+            raise OperationFailedError(
+                "the primary's disks are others than the standby's",
+                why=f"it has disks of {theirs} bytes, here are copies of {ours}",
+                remedy="begin anew: vmckpt replicate start",
+            )
+
+    async def digests(self) -> AsyncIterator[Digests]:
+        """What the copies hold before anything is applied. Raises StorageError."""
+        for number, (path, image) in enumerate(self._images):
+            for first in range(0, blocks_of(image.size_bytes), TOLD_BLOCKS):
+                work = partial(image.digests, first, TOLD_BLOCKS)
+                told = await self._in_thread(path, work)
+                yield Digests(number, first, told)
+
+    async def ready_for(self, writes: Sequence[DiskWrite]) -> None:
+        """What was taken before is applied, and there is room for `writes`.
+
+        Raises StorageError: none of them is applied.
+        """
+        await self.applied()
+        await self._each(writes, lambda image, some: image.reserve(some))
+
+    def take(self, writes: Sequence[DiskWrite]) -> None:
+        """Apply them from now on; they are this replica's."""
+        if writes:
+            self._applying = asyncio.ensure_future(
+                self._each(writes, lambda image, some: image.apply(some))
+            )
+            self.applied_bytes += sum(
+                write.zero_bytes or memoryview(write.data).nbytes for write in writes
+            )
+
+    async def applied(self) -> None:
+        """Return when all that was taken is applied. Raises StorageError: they are of no use."""
+        if self._applying is not None:
+            await asyncio.shield(self._applying)
+
+    async def flush(self) -> None:
+        """All that was applied survives a power cut when this returns. Raises StorageError."""
+        for path, image in self._images:
+            await self._in_thread(path, image.flush)
+
+    async def _each(
+        self, writes: Sequence[DiskWrite], do: Callable[[Image, Sequence[DiskWrite]], None]
+    ) -> None:
+        for number, (path, image) in enumerate(self._images):
+            if some := [write for write in writes if write.disk == number]:
+                await self._in_thread(path, partial(do, image, some))
+
+    async def _in_thread(self, path: Path, work: Callable[[], T]) -> T:
+        try:
+            return await in_thread(work)
+        except OSError as exc:
+            raise _unusable(path, exc) from exc
+
+
+@asynccontextmanager
+async def journal_of(paths: Sequence[Path]) -> AsyncIterator[Journal]:
+    """A journal before the copies at `paths`, for the block; at its end none is being written.
+
+    Raises OSError.
+    """
+    with ExitStack() as stack:
+        journal = Journal([(path, stack.enter_context(opened(path))) for path in paths])
+        try:
+            yield journal
+        finally:
+            with suppress(StorageError):  # whoever had to know it was told
+                await to_the_end(journal.applied())
+
+
+def _unusable(path: Path, exc: OSError) -> StorageError:
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(
+            f"the standby has no room for {path}",
+            why=exc.strerror or str(exc),
+            remedy="free space there, and protect the VM again",
+        )
+    return StorageError(
+        f"the standby cannot use its copy {path}",
+        why=exc.strerror or str(exc),
+        remedy="look at that host's storage",
+    )

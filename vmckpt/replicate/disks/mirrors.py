@@ -1,0 +1,208 @@
+"""The primary's side of the disks: QEMU writes through to this process, which is an NBD server.
+
+A mirror that blocks (`copy-mode=write-blocking`) lets no write of the guest end before it is here.
+`stop` waits until every write has ended. So with the guest stopped all that it has written is here,
+and what is cut off there is the epoch's, not a byte more or less.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
+from vmckpt.qemu import block, commands
+from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
+from vmckpt.replicate.disks import nbd
+from vmckpt.replicate.disks.intake import Intake
+from vmckpt.replicate.disks.known import Known
+from vmckpt.replicate.wire.messages import Digests, Disk, DiskWrite
+from vmckpt.sequence.steps import finish
+
+# Jobs and nodes of mirrors in QEMU are called so.
+PREFIX = "replica-"
+DROP_S, POLL_S = 10.0, 0.02
+# A job in another state does not write through any more, or not yet.
+_READY = "ready"
+_BEGINS = ("created", "running", "paused")
+
+
+class Source(NamedTuple):
+    """A disk of the VM: its place in the spec, its node in QEMU, its length."""
+
+    number: int
+    node: str
+    size_bytes: int
+
+
+class Mirrors:
+    """The mirrors of one VM's disks. Of a VM without disks: nothing, and always ready."""
+
+    def __init__(
+        self, monitor: Monitor, sources: Sequence[Source], socket: Path, events: Events
+    ) -> None:
+        self._monitor, self._sources, self._socket, self._events = monitor, sources, socket, events
+        self._known = {at: Known(source.size_bytes) for at, source in enumerate(sources)}
+        self.intake = Intake(self._known)
+        self._ready = set[str]()
+        self._lost = ""
+        self._has_begun = False
+        self._ended: list[DiskWrite] = []
+
+    @property
+    def disks(self) -> tuple[Disk, ...]:
+        """The disks, as HELLO names them."""
+        return tuple(Disk(f"disk{source.number}", source.size_bytes) for source in self._sources)
+
+    def tell(self, told: Digests) -> None:
+        """What the standby's copies hold. Raises OperationFailedError when that makes no sense."""
+        try:
+            self._known[told.disk].tell(told.first_block, bytes(told.digests))
+        except ValueError as exc:
+            raise OperationFailedError(
+                "the standby tells nonsense of its disks",
+                why=str(exc),
+                remedy="report this; install the same vmckpt on both sides",
+            ) from exc
+
+    async def are_copied(self) -> bool:
+        """Whether the copies have all that the disks have: to be asked until they do.
+
+        Copying begins when the standby has told what it holds. Raises CommandRefusedError,
+        OperationFailedError.
+        """
+        if not self._has_begun and all(known.complete for known in self._known.values()):
+            self._has_begun = True
+            await self._begin()
+        self._look()
+        if not self._has_begun or len(self._ready) < len(self._sources):
+            return False
+        self.intake.all_is_copied()
+        return True
+
+    async def _begin(self) -> None:
+        for source in self._sources:
+            name = f"{PREFIX}{source.number}"
+            server = {"type": "unix", "path": str(self._socket)}
+            options = {"driver": "nbd", "node-name": name, "server": server, "export": name}
+            # Not `discard`: QEMU would begin with zeroing all of the copy.
+            await block.blockdev_add(self._monitor, options)
+            await block.blockdev_mirror(
+                self._monitor, name, source.node, name, 0, write_through=True
+            )
+
+    def end_epoch(self) -> None:
+        """With the guest stopped: what it has written so far is the epoch's, see `ended`.
+
+        Raises OperationFailedError when a write may be missing.
+        """
+        self._look()
+        self._ended = self.intake.cut()
+
+    def ended(self) -> list[DiskWrite]:
+        """What was written in the epoch that ended last."""
+        return self._ended
+
+    def lost(self, which: str) -> None:
+        """QEMU has closed a mirror's connection."""
+        self._lost = self._lost or f"QEMU has closed the mirror of {which}"
+
+    def status(self) -> dict[str, int]:
+        """For the status: of all that was written, or copied, what the standby had already."""
+        if not self._sources:
+            return {}
+        intake = self.intake
+        return {"disk_bytes": intake.written_bytes, "disk_bytes_not_sent": intake.same_bytes}
+
+    def _look(self) -> None:
+        """Take in what QEMU said of its jobs: it says so before it answers what was asked later."""
+        for event in self._events.drain():
+            data: Any = event["data"]
+            name, status = data["id"], data["status"]
+            if not name.startswith(PREFIX) or status in _BEGINS:
+                continue
+            if status == _READY:
+                self._ready.add(name)
+            elif status != "standby":
+                self._lost = self._lost or f"the mirror {name} is '{status}'"
+        if self._lost:
+            raise OperationFailedError(
+                "a disk is not written through any more",
+                why=self._lost,
+                remedy="see the VM's stderr.log, and protect it again",
+            )
+
+
+@asynccontextmanager
+async def mirrored(
+    monitor: Monitor, sources: Sequence[Source], socket: Path
+) -> AsyncIterator[Mirrors]:
+    """Mirrors of the disks, for the block; nothing of them is in QEMU after it.
+
+    Raises OSError (no socket at that path).
+    """
+    with monitor.events("JOB_STATUS_CHANGE") as events:
+        mirrors = Mirrors(monitor, sources, socket, events)
+        exports = {
+            f"{PREFIX}{source.number}": _Taken(mirrors, at, source)
+            for at, source in enumerate(sources)
+        }
+        if not sources:
+            yield mirrors
+            return
+        async with nbd.serving(socket, exports):
+            try:
+                await drop_mirrors(monitor)  # of a service that was killed
+                yield mirrors
+            finally:
+                mirrors.intake.let_go()
+                with suppress(HostDownError, OutcomeUnknownError):  # its QEMU has ended
+                    await finish(drop_mirrors(monitor))
+
+
+class _Taken:
+    """One disk, as the NBD server has it."""
+
+    def __init__(self, mirrors: Mirrors, at: int, source: Source) -> None:
+        self._mirrors, self._at = mirrors, at
+        self._name = f"disk{source.number}"
+        self._size_bytes = source.size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    async def write(self, offset_bytes: int, data: bytes) -> None:
+        await self._mirrors.intake.write(self._at, offset_bytes, data)
+
+    async def zero(self, offset_bytes: int, length_bytes: int) -> None:
+        await self._mirrors.intake.zero(self._at, offset_bytes, length_bytes)
+
+    def left(self) -> None:
+        self._mirrors.lost(self._name)
+
+
+async def drop_mirrors(monitor: Monitor) -> None:
+    """End every mirror in QEMU, in whatever state; its guest goes on with its own disks.
+
+    Raises OperationFailedError when one does not end, HostDownError, OutcomeUnknownError.
+    """
+    given_up_s = asyncio.get_running_loop().time() + DROP_S
+    while jobs := [job for job in await commands.query_jobs(monitor) if job.id.startswith(PREFIX)]:
+        for job in jobs:
+            with suppress(CommandRefusedError):  # it is ending, or has gone
+                if job.concluded:
+                    await commands.job_dismiss(monitor, job.id)
+                else:
+                    await block.block_job_cancel(monitor, job.id, force=True)
+        if asyncio.get_running_loop().time() > given_up_s:
+            raise OperationFailedError(
+                "a mirror of a disk does not end",
+                why=f"{jobs[0].id} is '{jobs[0].status}'",
+                remedy="the guest goes on; its QEMU has to be restarted before it is moved",
+            )
+        await asyncio.sleep(POLL_S)
+    for node in await commands.query_named_block_nodes(monitor):
+        if node.node_name.startswith(PREFIX):
+            await block.blockdev_del(monitor, node.node_name)

@@ -1,0 +1,61 @@
+"""What a replication leaves on a host that has no use for it, and how it goes."""
+
+import asyncio
+
+from vmckpt.errors import BusyError, OperationFailedError
+from vmckpt.hosts.host import Host
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import sweep
+
+POLL_S, BUSY_S = 0.1, 30.0
+
+
+async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
+    """The guest goes on elsewhere, in a higher term: end and remove what `host` has of it.
+
+    Only what ran in the QEMU that was taken over from: the VM may have come back since. Raises
+    HostDownError, StorageError, OperationFailedError (its QEMU does not end).
+    """
+    stale = await read_vm(host, name)
+    if stale is None or stale.qemu.files.qemu_id != qemu_id:
+        return
+    if not await host.stop_for_good(stale.qemu.process):
+        raise OperationFailedError(
+            f"QEMU {stale.qemu.process.pid} on {host.name} does not end",
+            why=f"'{name}' goes on elsewhere, but the process here outlives SIGKILL",
+            remedy="it is stuck in the kernel: look at its storage",
+        )
+    await host.remove(stale.qemu.files.ram(stale.spec.ram_dir))
+    await host.remove(stale.directory.path)
+
+
+async def remove_replaced(vm: Vm, host: Host) -> None:
+    """Remove what `host` still has of a VM that was taken over from it. Raises as above."""
+    if vm.qemu.replaces is not None and vm.qemu.replaces.host == host.name:
+        await remove_stale_home(host, vm.name, vm.qemu.replaces.qemu_id)
+
+
+async def end_waiting(host: Host, name: str) -> None:
+    """End the QEMU that a standby's service left waiting when it was killed.
+
+    One that is a VM's home by now is left alone. Raises BusyError, HostDownError, StorageError.
+    """
+    directory = vm_dir(host.state_dir, name)
+    given_up_s = asyncio.get_running_loop().time() + BUSY_S
+    while True:
+        try:
+            async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
+                text = await host.read_text(directory.spec)
+                if text is None or await host.exists(directory.current):
+                    return  # there is none, or the VM is at home there
+                spec = parse_spec(text, str(directory.spec), directory.path)
+                await sweep(host, spec, directory, None)
+                await host.remove(directory.path)
+                return
+        except BusyError:
+            if asyncio.get_running_loop().time() > given_up_s:
+                raise
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,101 @@
+"""What the services of a replication say, on whichever hosts they are, and whether they live."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from vmckpt.errors import HostDownError, NotFoundError, VmckptError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.replicate.control import STATUS_TIMEOUT_S, ask
+from vmckpt.replicate.request import Files
+
+POLL_S, BEGIN_S = 0.05, 60.0
+# The state of a service that was killed.
+DEAD = "dead"
+
+
+class Side(NamedTuple):
+    """What one host's service says of a VM; `answers`: it lives. Else it is its last word."""
+
+    host: Host
+    status: dict[str, Any]
+    answers: bool
+
+
+async def sides(name: str, hosts: Iterable[Host]) -> list[Side]:
+    """What every host's service says of the VM's replication, or said last; the primary's first.
+
+    Hosts that give no answer are passed over. Raises HostDownError when only they may know.
+    """
+    answers = await ask_every(hosts, lambda host: side_of(host, name))
+    found = [side for side in answers.given if side is not None]
+    if not found and answers.silent:
+        raise answers.silent[0]
+    return sorted(found, key=lambda side: str(side.status["role"]))
+
+
+async def side_of(host: Host, name: str) -> Side | None:
+    """What one host's service says of the VM's replication, or said last; None: it has none."""
+    files = Files.of(host, name)
+    if not await host.exists(files.request):
+        return None
+    try:
+        return Side(host, await ask(host, files, "status", STATUS_TIMEOUT_S), answers=True)
+    except HostDownError as exc:
+        said = await last_word(host, files) or await _without_a_word(host, files, exc)
+        return Side(host, said, answers=False)
+
+
+async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> dict[str, Any]:
+    """The status of a service that was killed, or stands still."""
+    asked = json.loads(await host.read_text(files.request) or "{}")
+    role = "primary" if asked.get("primary", {}).get("name") == host.name else "standby"
+    about = {name: asked.get(name) for name in ("vm", "run")}
+    if await services(host, files.path.name):
+        return {"role": role, **about, "state": "silent", "why": silence.why}
+    why = "its service has died without a word"
+    return {"role": role, **about, "state": DEAD, "why": why}
+
+
+async def last_word(host: Host, files: Files) -> dict[str, Any] | None:
+    """What a service wrote down at its end; None: it has not ended, or was killed."""
+    text = await host.read_text(files.status)
+    if text is None:
+        return None
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+async def services(host: Host, name: str) -> list[ProcessId]:
+    """The processes that replicate the VM there."""
+    path = Files.of(host, name).path
+    marks = (f"replica\0{role}\0{path}\0" for role in ("standby", "primary"))
+    return [process for mark in marks for process in await host.find_processes(mark)]
+
+
+async def until_gone(
+    host: Host, name: str, again: Callable[[], Awaitable[object]] | None = None
+) -> None:
+    """Wait until the service there has ended, and do `again` meanwhile; in the end it is killed."""
+    given_up_s = asyncio.get_running_loop().time() + BEGIN_S
+    while left := await services(host, name):
+        if again is not None:
+            with suppress(VmckptError):  # it has no ear yet, or none any more
+                await again()
+        if asyncio.get_running_loop().time() > given_up_s:
+            for process in left:
+                await host.kill(process)
+        await asyncio.sleep(POLL_S)
+
+
+def not_replicated(name: str) -> NotFoundError:
+    """No host has anything of a replication of the VM."""
+    return NotFoundError(
+        f"'{name}' is not replicated",
+        why="no host has a service for it",
+        remedy=f"vmckpt replicate start {name} STANDBY",
+    )

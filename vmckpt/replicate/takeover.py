@@ -1,0 +1,148 @@
+"""The standby's claim on its guest: whether it may go on with it, what it lacks to, and fencing.
+
+What is next is `lease/standby.py`'s decision, over what the arbiter says and what was heard. Before
+the primary is fenced the standby has its term: one that has gone on alone has told the arbiter so,
+and is left alone; one that wants to finds that it may not.
+"""
+
+import asyncio
+
+from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.hosts.process import ProcessId
+from vmckpt.lease.clock import boottime_s
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.rule import Holding
+from vmckpt.lease.standby import Fencing, Move, View, decide
+from vmckpt.replicate.channel import PATIENCE_S
+from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
+from vmckpt.replicate.following import Following
+from vmckpt.replicate.replica import Replica
+from vmckpt.replicate.request import Request
+from vmckpt.replicate.wire.messages import Hello
+
+# Twice as long as the primary waits before it goes on alone: by now it has, if it can.
+SILENCE_S, MARGIN_S = 2 * PATIENCE_S, 0.05
+TICK_S = 0.02
+
+
+class TakeOver:
+    """One standby's way to the term of its primary; `asked` is set by who wants it to take over.
+
+    `why`: what last stood in its way.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        lease: Lease,
+        replica: Replica,
+        primary: Following,
+        asked: asyncio.Event,
+    ) -> None:
+        self._request, self._lease = request, lease
+        self._replica, self._primary = replica, primary
+        self._fencing = Fencing.READY
+        self._dead: Holding | None = None
+        self._asked = asked
+        self.why = ""
+
+    def is_due(self, receiving: "asyncio.Future[str]") -> bool:
+        """Whether to see to it: the primary is gone or silent, or somebody has asked."""
+        is_silent = boottime_s() - self._primary.heard_s > SILENCE_S
+        return receiving.done() or is_silent or self._asked.is_set()
+
+    async def settled(self, receiving: "asyncio.Future[str]") -> Move:
+        """What it comes to: PROMOTE (the term is held, the primary can act no more), FOLLOW (it is
+        heard again), STALE or STAND_DOWN (this standby is of no use any more).
+        """
+        while True:
+            move = await self._next(receiving)
+            if move in (Move.STALE, Move.STAND_DOWN):
+                self.why = f"{self._primary.why or 'the primary is silent'}; {move.value}"
+                return move
+            if move is Move.PROMOTE or (move is Move.FOLLOW and not receiving.done()):
+                return move
+            try:
+                await self._do(move)
+            except VmckptError as exc:
+                self.why = f"{exc.what}: {exc.why}"
+                await asyncio.sleep(TICK_S)
+
+    async def _next(self, receiving: "asyncio.Future[str]") -> Move:
+        if self._lease.held_until_s < boottime_s() + MARGIN_S:
+            try:
+                await self._lease.look()
+            except VmckptError as exc:
+                self.why = f"no answer from the arbiter: {exc.why}"
+                return Move.WAIT
+        is_heard = not receiving.done() or await self._service_lives()
+        return decide(
+            self._view(is_heard=is_heard),
+            now_s=boottime_s(),
+            margin_s=MARGIN_S,
+            silence_s=SILENCE_S,
+        )
+
+    async def _do(self, move: Move) -> None:
+        if move is Move.CLAIM:
+            await self._lease.claim()
+        elif move is Move.FENCE:
+            self._fencing = Fencing.NONE
+            await self._fence()
+        elif move is Move.TAKE:
+            await self._lease.take(self._dead)
+        elif move is Move.RENEW:
+            await self._lease.renew()
+        else:
+            await asyncio.sleep(TICK_S)
+
+    def _view(self, *, is_heard: bool) -> View:
+        held, hello = self._lease.held, self._primary.hello
+        can_fence = hello is not None and (self._request.options.fence or _is_here(hello))
+        is_heard = is_heard and not self._asked.is_set()
+        return View(
+            me=self._lease.claimant,
+            complete=self._replica.complete,
+            follows_term=self._primary.term,
+            heard_s=(self._primary.heard_s,) if is_heard else (),
+            seen=self._lease.seen,
+            fencing=self._fencing if can_fence else Fencing.NONE,
+            dead=self._dead,
+            term=held.term if held else 0,
+            held_until_s=self._lease.held_until_s,
+            replaced=self._lease.replaced,
+        )
+
+    async def _service_lives(self) -> bool:
+        """Whether who closed the connection may be alive: then it goes on alone, and says so."""
+        hello = self._primary.hello
+        if hello is None or not _is_here(hello):
+            return True
+        service = hello.emitters[0]
+        which = ProcessId(service.pid, service.start_ticks)
+        return await self._request.primary.is_alive(which)
+
+    async def _fence(self) -> None:
+        """Kill all that can act for the primary, with proof. Raises OperationFailedError."""
+        replaced, hello = self._lease.replaced, self._primary.hello
+        if hello is None or replaced is None:
+            return
+        holding = Holding(replaced.now.record.term, replaced.now.record.holder)
+        if not _is_here(hello):
+            target = Target(hello.vm, holding, hello.host, hello.machine, hello.emitters)
+            self._dead = (await Agent(self._request.options.fence).fence(target)).holding
+            return
+        for emitter in hello.emitters:
+            which = ProcessId(emitter.pid, emitter.start_ticks)
+            if not await self._request.primary.stop_for_good(which):
+                raise OperationFailedError(
+                    f"process {which.pid} of the primary does not end",
+                    why="it outlives SIGKILL",
+                    remedy="it is stuck in the kernel: its lease is waited out",
+                )
+        self._dead = holding
+
+
+def _is_here(hello: Hello) -> bool:
+    """Whether this kernel can kill the primary's processes, and knows whether they are dead."""
+    return hello.machine == this_machine()
