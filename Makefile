@@ -80,7 +80,7 @@ role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then
 		$(BIN)/pytest -m role tests/role
 
 lock: setup ## Resolve the dependencies in pyproject.toml and of ansible/ anew
-	$(COMPILE) --extra libvirt --extra dev --extra bench --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra libvirt --extra s3 --extra dev --extra bench --output-file requirements.lock pyproject.toml
 	$(COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
 	$(COMPILE) --output-file ansible/requirements.txt ansible/requirements.in
 

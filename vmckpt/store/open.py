@@ -1,9 +1,16 @@
-"""Making and opening stores, wherever they are."""
+"""Making and opening stores, wherever they are.
+
+A place is a directory, `s3://BUCKET/PREFIX`, or an exported file, which can only be read.
+"""
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+from vmckpt.errors import RefusedError
+from vmckpt.store.backends.archive import ArchiveBackend, NewArchive
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.checkpoint_file import Files
@@ -11,34 +18,75 @@ from vmckpt.store.config import SECRET_BYTES, Config, new_config, read_config, w
 from vmckpt.store.header import Header, Kind
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Packs
+from vmckpt.store.sealing.keys import KeySource, clear, unwrap, wrap
 from vmckpt.store.sealing.seal import Sealer
 from vmckpt.store.store import Store
 
+S3_SCHEME = "s3://"
 
-def create_store(place: str) -> Store:
-    """Make a store, and open it. Raises RefusedError when there is one, StorageError."""
+
+def create_store(place: str, key: KeySource | None = None) -> Store:
+    """Make a store, and open it; with a key it is encrypted.
+
+    Raises RefusedError when there is one, or no key is had; StorageError.
+    """
     backend = _backend(place)
-    config = new_config({"kind": "none", "secret": os.urandom(SECRET_BYTES).hex()})
+    secret = os.urandom(SECRET_BYTES)
+    config = new_config(wrap(secret, key) if key else clear(secret))
     write_config(backend, config)
-    return _open(backend, config)
+    return _open(backend, config, secret)
 
 
-def open_store(place: str) -> Store:
-    """Open a store. Raises NotFoundError, DamagedError, RefusedError, StorageError."""
+def open_store(place: str, key: KeySource | None = None) -> Store:
+    """Open a store. Without `key` an encrypted one takes the environment's, or ssh-agent's.
+
+    Raises NotFoundError, DamagedError, RefusedError, StorageError.
+    """
     backend = _backend(place)
-    return _open(backend, read_config(backend))
+    config = read_config(backend)
+    return _open(backend, config, unwrap(config.key, key)[0])
+
+
+@contextmanager
+def new_archive(path: Path, like: Store) -> Iterator[Store]:
+    """A store in a file that is there when the block ends, and is not when it fails.
+
+    What is encrypted in `like` is encrypted in the file, and the same key opens it. Raises
+    RefusedError, BusyError, StorageError.
+    """
+    archive = NewArchive(path.absolute())
+    try:
+        config = new_config(like.config.key)
+        write_config(archive, config)
+        with _open(archive, config, like.opened.secret) as store:
+            yield store
+            archive.finish()
+    finally:
+        archive.close()
 
 
 def _backend(place: str) -> Backend:
-    return LocalBackend(Path(place).absolute())
+    if place.startswith(S3_SCHEME):
+        try:
+            from vmckpt.store.backends.s3 import S3Backend
+        except ImportError as exc:
+            raise RefusedError(
+                f"{place} cannot be used",
+                why="object storage takes the package obstore, which is not installed",
+                remedy="pip install 'vmckpt[s3]'",
+            ) from exc
+        return S3Backend(place)
+    path = Path(place).absolute()
+    return ArchiveBackend(path) if path.is_file() else LocalBackend(path)
 
 
-def _open(backend: Backend, config: Config) -> Store:
+def _open(backend: Backend, config: Config, secret: bytes) -> Store:
     store_id = bytes.fromhex(config.id)
-    sealer = Sealer(bytes.fromhex(config.key["secret"]), encrypted=False)
+    sealer = Sealer(secret, encrypted=config.key["kind"] != "clear")
     header = Header(Kind.PACK, sealer.encrypted, store_id)
     opened = Opened(
         store_id,
+        secret,
         backend,
         sealer,
         Files(backend, sealer, store_id),

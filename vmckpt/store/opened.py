@@ -14,6 +14,7 @@ class Opened:
     """`pool` is for what lets go of Python's lock: compressing, and reading."""
 
     id: bytes
+    secret: bytes
     backend: Backend
     sealer: Sealer
     files: Files

@@ -124,7 +124,8 @@ class Transaction:
 
     def _commit(self, facts: Mapping[str, Any], when_s: float, published: list[str]) -> Manifest:
         for sink in self._sinks.values():
-            published.extend(sink.publish())
+            for name in sink.publish():
+                published.append(name)  # noqa: PERF402 - before it is there, one by one
         added = sum(sink.stored_bytes for sink in self._sinks.values())
         maps, encoded, base_bytes = self._maps(published)
         blobs = tuple(self._file.blobs)
@@ -178,7 +179,7 @@ class Transaction:
         with self._locks:
             for sink in self._sinks.values():
                 sink.discard()
-            for name in published:
+            for name in reversed(published):
                 self._opened.backend.remove(name)
 
 

@@ -43,7 +43,7 @@ class LocalBackend:
         except FileNotFoundError:
             return {}
         except OSError as exc:
-            raise self._error(exc, folder) from exc
+            raise self.error(exc, folder) from exc
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of a file."""
@@ -64,7 +64,7 @@ class LocalBackend:
         try:
             return LocalWriter(self, name)
         except OSError as exc:
-            raise self._error(exc, name) from exc
+            raise self.error(exc, name) from exc
 
     def remove(self, name: str) -> None:
         """Unlink it, and make that last."""
@@ -72,9 +72,9 @@ class LocalBackend:
         try:
             path.unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                _sync(path.parent)
+                sync_folder(path.parent)
         except OSError as exc:
-            raise self._error(exc, name) from exc
+            raise self.error(exc, name) from exc
         with self._mutex:
             fd = self._open.pop(name, None)
         if fd is not None:
@@ -95,7 +95,7 @@ class LocalBackend:
                     break
                 except OSError as exc:
                     if exc.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise self._error(exc, LOCK) from exc
+                        raise self.error(exc, LOCK) from exc
                 if time.monotonic() >= until_s:
                     raise BusyError(
                         f"the store {self.place} is in use",
@@ -123,7 +123,7 @@ class LocalBackend:
         folder = (self.root / name).parent
         if not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _sync(folder.parent)
+            sync_folder(folder.parent)
         return folder
 
     def _lock_file(self, *, shared: bool) -> int:
@@ -137,7 +137,7 @@ class LocalBackend:
                     raise
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
-            raise self._error(exc, LOCK) from exc
+            raise self.error(exc, LOCK) from exc
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[int]:
@@ -151,7 +151,7 @@ class LocalBackend:
         except FileNotFoundError as exc:
             raise MissingError(name) from exc
         except OSError as exc:
-            raise self._error(exc, name) from exc
+            raise self.error(exc, name) from exc
         finally:
             if fd is not None:
                 self._put_back(name, fd)
@@ -167,15 +167,9 @@ class LocalBackend:
         for one in surplus:
             os.close(one)
 
-    def _error(self, exc: OSError, name: str) -> StorageError:
-        return StorageError(
-            f"cannot use {name} in the store {self.place}",
-            why=exc.strerror or str(exc),
-            remedy="nothing that was in the store is harmed: make room there, with `vmckpt store "
-            "gc` or by hand"
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT)
-            else "check that it is there, and its rights",
-        )
+    def error(self, exc: OSError, name: str) -> StorageError:
+        """What a failed call means."""
+        return storage_error(exc, name, self.place)
 
 
 class LocalWriter:
@@ -191,12 +185,10 @@ class LocalWriter:
         """Append."""
         if self._fd is None:
             raise ValueError(f"{self._name} is written already")
-        view = memoryview(data).cast("B")
         try:
-            while view:
-                view = view[os.write(self._fd, view) :]
+            write_all(self._fd, data)
         except OSError as exc:
-            raise self._backend._error(exc, self._name) from exc
+            raise self._backend.error(exc, self._name) from exc
 
     def publish(self) -> None:
         """Sync, rename, sync the directory."""
@@ -208,9 +200,9 @@ class LocalWriter:
             self._aside.rename(self._backend.root / self._name)
             os.close(self._fd)
             self._fd = None
-            _sync(folder)
+            sync_folder(folder)
         except OSError as exc:
-            raise self._backend._error(exc, self._name) from exc
+            raise self._backend.error(exc, self._name) from exc
 
     def discard(self) -> None:
         """Unlink what was not published."""
@@ -229,7 +221,27 @@ class LocalHeld:
         """It is held."""
 
 
-def _sync(folder: Path) -> None:
+def write_all(fd: int, data: Buffer) -> None:
+    """Write all of it. Raises OSError."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def storage_error(exc: OSError, name: str, place: str) -> StorageError:
+    """What a failed call on a file means."""
+    full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StorageError(
+        f"cannot use {name} in {place}",
+        why=exc.strerror or str(exc),
+        remedy="nothing that was in the store is harmed: make room there"
+        if full
+        else "check that it is there, and its rights",
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Names in it last from now on. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

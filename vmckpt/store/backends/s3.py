@@ -1,0 +1,248 @@
+"""A store in S3-compatible object storage: s3://BUCKET/PREFIX.
+
+Endpoint and credentials come from the environment, by the names that all such programs use:
+AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ALLOW_HTTP, ...
+
+A lock is an object that its holder writes anew every `refresh_s`. Whoever wants one writes its own,
+then looks whose are there: of two that come together both may step back, never both go on. Ages are
+told by the storage's clock alone. A lock not written for `expiry_s` was left by somebody dead.
+"""
+
+import contextlib
+import os
+import random
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from vmckpt.errors import BusyError, OperationFailedError, StorageError, UsageError
+from vmckpt.store.backends.backend import Buffer, MissingError
+
+SCHEME = "s3://"
+LOCKS = "locks"
+# A request that gets no further for so long has failed; it is tried again.
+_TIMEOUT_S = 30
+_RETRY_S = 60
+
+
+class S3Backend:
+    """Objects under a prefix of a bucket."""
+
+    def __init__(self, place: str, *, expiry_s: float = 120.0, refresh_s: float = 20.0) -> None:
+        bucket, _, prefix = place.removeprefix(SCHEME).partition("/")
+        self.place = place
+        self._expiry_s, self._refresh_s = expiry_s, refresh_s
+        try:
+            self._store = S3Store(
+                bucket,
+                prefix=prefix or None,
+                client_options={
+                    "timeout": f"{_TIMEOUT_S}s",
+                    "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true",
+                },
+                retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=_RETRY_S)},
+            )
+        except (BaseError, ValueError) as exc:
+            raise UsageError(
+                f"'{place}' is no place for a store",
+                why=_first_line(exc),
+                remedy="write s3://BUCKET/PREFIX, and set AWS_ENDPOINT_URL and credentials",
+            ) from exc
+
+    def names(self, folder: str) -> dict[str, int]:
+        """The objects in a folder."""
+        return {name: entry["size"] for name, entry in self._list(folder).items()}
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of an object."""
+        with self._errors(name):
+            if length == 0:
+                obstore.head(self._store, name)
+                return b""
+            if start == 0 and length is None:
+                return bytes(obstore.get(self._store, name).bytes())
+            size = obstore.head(self._store, name)["size"] if length is None else None
+            end = size if size is not None else start + (length or 0)
+            try:
+                return bytes(obstore.get_range(self._store, name, start=start, end=end))
+            except BaseError:
+                if obstore.head(self._store, name)["size"] > start:
+                    raise
+                return b""
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        """The end of an object."""
+        with self._errors(name):
+            if length == 0:
+                return b"", obstore.head(self._store, name)["size"]
+            found = obstore.get(self._store, name, options={"range": {"suffix": length}})
+            return bytes(found.bytes()), found.meta["size"]
+
+    def write(self, name: str) -> "S3Writer":
+        """An object that is kept here until it is published."""
+        return S3Writer(self, name)
+
+    def remove(self, name: str) -> None:
+        """Delete it."""
+        with contextlib.suppress(MissingError), self._errors(name):
+            obstore.delete(self._store, name)
+
+    @contextmanager
+    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator["S3Held"]:
+        """An object under locks/, for the block."""
+        folder = f"{LOCKS}/{sha256(name.encode()).hexdigest()[:24]}"
+        mine = f"{'shared' if shared else 'alone'}-{secrets.token_hex(16)}"
+        until_s = time.monotonic() + wait_s
+        while not self._take(folder, mine, shared=shared):
+            if time.monotonic() >= until_s:
+                raise BusyError(
+                    f"the store {self.place} is in use",
+                    why=f"another command holds its {name}, or did when it died, less than "
+                    f"{self._expiry_s:g} s ago",
+                    remedy="wait for it to end, then run this again",
+                )
+            time.sleep(random.uniform(0.05, 0.5))
+        held = S3Held(lambda: self.put(f"{folder}/{mine}", b""), self._refresh_s, self._expiry_s)
+        try:
+            yield held
+        finally:
+            held.stop()
+            # One that cannot be removed now expires.
+            with contextlib.suppress(StorageError):
+                self.remove(f"{folder}/{mine}")
+
+    def leftovers(self) -> dict[str, int]:
+        """None: what is not there whole is not there."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def put(self, name: str, data: Any) -> None:
+        """An object: bytes, or an open file from its beginning."""
+        with self._errors(name):
+            obstore.put(self._store, name, data)
+
+    def _take(self, folder: str, mine: str, *, shared: bool) -> bool:
+        self.put(f"{folder}/{mine}", b"")
+        got = False
+        try:
+            entries = self._list(folder)
+            now = entries[mine]["last_modified"] if mine in entries else None
+            rivals = []
+            for name, entry in entries.items():
+                if name == mine:
+                    continue
+                if now and (now - entry["last_modified"]).total_seconds() > self._expiry_s:
+                    self.remove(f"{folder}/{name}")
+                elif not (shared and name.startswith("shared")):
+                    rivals.append(name)
+            got = now is not None and not rivals
+        finally:
+            if not got:
+                self.remove(f"{folder}/{mine}")
+        return got
+
+    def _list(self, folder: str) -> dict[str, Any]:
+        with self._errors(folder):
+            start = f"{folder}/"
+            found = [entry for part in obstore.list(self._store, folder) for entry in part]
+        return {
+            entry["path"].removeprefix(start): entry
+            for entry in found
+            if "/" not in entry["path"].removeprefix(start)
+        }
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as exc:
+            if "NoSuchBucket" in str(exc):
+                raise self._error(name, "there is no such bucket") from exc
+            raise MissingError(name) from exc
+        except (BaseError, OSError) as exc:
+            raise self._error(name, _first_line(exc)) from exc
+
+    def _error(self, name: str, why: str) -> StorageError:
+        return StorageError(
+            f"cannot use {name} in {self.place}",
+            why=why,
+            remedy="nothing that was in the store is harmed: check the bucket, AWS_ENDPOINT_URL "
+            "and the credentials",
+        )
+
+
+class S3Writer:
+    """An object in the making, in a temporary file."""
+
+    def __init__(self, backend: S3Backend, name: str) -> None:
+        self._backend, self._name = backend, name
+        self._file = tempfile.SpooledTemporaryFile(max_size=8 << 20)  # noqa: SIM115
+
+    def write(self, data: Buffer) -> None:
+        """Append."""
+        try:
+            self._file.write(data)
+        except OSError as exc:
+            raise StorageError(
+                f"cannot write {self._name} aside",
+                why=exc.strerror or str(exc),
+                remedy=f"make room in {tempfile.gettempdir()}, or set TMPDIR",
+            ) from exc
+
+    def publish(self) -> None:
+        """Put it: the storage has all of it then, or nothing."""
+        self._file.seek(0)
+        self._backend.put(self._name, self._file)
+        self.discard()
+
+    def discard(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+class S3Held:
+    """A lock that is written anew until `stop`."""
+
+    def __init__(self, refresh: Callable[[], None], every_s: float, expiry_s: float) -> None:
+        self._refresh, self._every_s, self._expiry_s = refresh, every_s, expiry_s
+        self._fresh_s = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="store lock", daemon=True)
+        self._thread.start()
+
+    def require(self) -> None:
+        """Raises OperationFailedError when others may take it for a dead one's soon."""
+        if time.monotonic() - self._fresh_s > self._expiry_s / 2:
+            raise OperationFailedError(
+                "a lock in the store was lost",
+                why="the object storage could not be reached for too long",
+                remedy="run this again",
+            )
+
+    def stop(self) -> None:
+        """Write it no more."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            began_s = time.monotonic()
+            with contextlib.suppress(StorageError):
+                self._refresh()
+                self._fresh_s = began_s
+
+
+def _first_line(exc: BaseException) -> str:
+    return str(exc).partition("\n")[0]
