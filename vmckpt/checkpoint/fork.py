@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, Facts, machine_from_json
-from vmckpt.checkpoint.place import open_or_create
+from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.epoch.load import SETTINGS, load_devices
@@ -60,13 +60,8 @@ async def fork(host: LocalHost, place: str, wish: Wish) -> list[Forked]:
 
     Raises RefusedError, NotFoundError, StorageError when none can be.
     """
-    store = await in_thread(partial(open_or_create, place))
-    reading = store.read(wish.checkpoint)
-    point = await in_thread(reading.__enter__)
-    try:
+    async with reading(place, wish.checkpoint) as point:
         return await _Forking(host, point, wish).run()
-    finally:
-        await in_thread(partial(reading.__exit__, None, None, None))
 
 
 class _Forking:

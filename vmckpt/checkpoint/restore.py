@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, Facts, machine_from_json
 from vmckpt.checkpoint.paging import Pager, see_to_pages
-from vmckpt.checkpoint.place import open_or_create
+from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
     Planned,
     aside_path,
@@ -88,10 +88,7 @@ async def restore(
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be had later.
     """
-    store = await in_thread(partial(open_or_create, place))
-    reading = store.read(checkpoint_id)
-    point = await in_thread(reading.__enter__)
-    try:
+    async with reading(place, checkpoint_id) as point:
         facts = Facts.from_json(point.manifest.facts)
         if wish.name is None:
             planned = plan_itself(facts, host)
@@ -100,8 +97,6 @@ async def restore(
         async with _entitled(planned, wish) as old:
             work = _Restoring(planned, point, place, wish, old)
             await work.run(running)
-    finally:
-        await in_thread(partial(reading.__exit__, None, None, None))
 
 
 @asynccontextmanager

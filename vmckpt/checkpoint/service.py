@@ -6,8 +6,10 @@ service.log. The process lives until all is done: after a restore, until all of 
 
 import asyncio
 import json
+import shutil
+import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +26,8 @@ from vmckpt.vm.lifecycle import restore_is_cut_off
 
 DIRECTORY = "checkpointing"
 CREATE, RESTORE, FORK = "create", "restore", "fork"
+# What a run told can be read for so long after its end.
+KEPT_S = 86_400.0
 WORKING, RUNNING, DONE, FAILED = "working", "running", "done", "failed"
 
 
@@ -70,10 +74,20 @@ async def serve(directory: Path, own_command: list[str]) -> None:
     """Do what the request says; errors are told, not raised."""
     files = Files(directory)
     service = _Service(files, _read(files))
+    forget_old(directory.parent, time.time())
     with ExitStack() as stack:
         recovery = [*own_command, "checkpointing", str(directory), "--recover"]
         stack.enter_context(armed(recovery, files.recovery_log))
         await service.work()
+
+
+def forget_old(directory: Path, now_unix_s: float) -> None:
+    """Remove the files of runs in which nothing was written for a day."""
+    for path in directory.glob("*/"):
+        with suppress(FileNotFoundError):  # another removes it too
+            last_unix_s = max(one.stat().st_mtime for one in (path, *path.iterdir()))
+            if now_unix_s - last_unix_s > KEPT_S:
+                shutil.rmtree(path)
 
 
 async def recover_from(directory: Path) -> None:

@@ -34,6 +34,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
 from vmckpt.sequence.steps import finish
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
+from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Transaction
 from vmckpt.vm import capture_checks
 from vmckpt.vm.argv import default_mac
@@ -125,6 +126,12 @@ class _Taking:
 
     async def take(self, place: str) -> Taken:
         store = await self._aside(partial(open_or_create, place))
+        try:
+            return await self._take(store)
+        finally:
+            await finish(self._aside(store.close))
+
+    async def _take(self, store: Store) -> Taken:
         mine = await self._aside(partial(store.manifests, self._vm.name))
         parent = mine[-1].id if mine else None
         new = await self._aside(partial(store.begin, self._vm.name, parent=parent))
