@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, DiskFacts, Facts, machine_to_json
 from vmckpt.checkpoint.place import open_or_create
@@ -27,13 +28,14 @@ from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.deadman import attended
-from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
 from vmckpt.sequence.steps import finish
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
+from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Transaction
 from vmckpt.vm import capture_checks
@@ -46,6 +48,8 @@ T = TypeVar("T")
 COPY_BYTES = 8 << 20
 # Copied and not yet stored, at most: beyond it the passes wait for the store.
 MOST_WAITING_BYTES = 512 << 20
+# New pages are stored only when they have been read once more, if there are no more than this.
+MOST_LATER_BYTES = 256 << 20
 # Of the pause that is allowed this much is left for what is not copying.
 COPY_SHARE = 0.6
 
@@ -165,8 +169,8 @@ class _Taking:
         output = HeldOutput(self._monitor, [])
         async with capturing(self._vm.qemu.process.pid, ram_file, self._monitor, output) as capture:
             self._tell("reading memory")
-            await self._everything(capture, ram)
-            waiting = await self._passes_until_it_fits(capture, ram)
+            new_pages = await self._everything(capture, ram)
+            waiting = await self._passes_until_it_fits(capture, ram, new_pages)
             self._tell("the moment")
             epoch = await capture.epoch(0, also=self._disks.in_pause)
         self._tell("storing")
@@ -177,27 +181,39 @@ class _Taking:
     def _area(new: Transaction, name: str, size_bytes: int, chunk_bytes: int) -> Any:
         return partial(new.area, name, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
 
-    async def _everything(self, capture: Capture, ram: AreaWriter) -> None:
-        seen: list[np.ndarray[Any, Any]] = []
+    async def _everything(self, capture: Capture, ram: AreaWriter) -> list[Span]:
+        """All of memory; what of it is not stored yet, since the guest may write it once more."""
+        seen: list[Numbers] = []
+        later: list[Numbers] = []
 
         async def take(pages: Pages) -> None:
             numbers = page_numbers(pages)
             seen.append(numbers)
-            await self._aside(partial(ram.put, numbers, pages.data))
+            if sum(map(len, later)) * PAGE_BYTES < MOST_LATER_BYTES:
+                lacking = await self._aside(partial(ram.lacks, pages.data))
+                later.append(numbers[lacking])
+                await self._put_chosen(ram, pages, numbers, ~lacking)
+            else:
+                await self._aside(partial(ram.put, numbers, pages.data))
 
         await capture.everything(take, COPY_BYTES)
         present = np.concatenate(seen) if seen else np.empty(0, np.int64)
         empty = np.ones(self._vm.spec.memory_bytes // PAGE_BYTES, bool)
         empty[present] = False
         await self._aside(partial(ram.put_zero, np.flatnonzero(empty)))
+        return spans_of(np.concatenate(later) if later else np.empty(0, np.int64))
 
-    async def _passes_until_it_fits(self, capture: Capture, ram: AreaWriter) -> list[Pages]:
-        """What was written since, copied while the guest runs; to be stored, oldest first."""
+    async def _passes_until_it_fits(
+        self, capture: Capture, ram: AreaWriter, new_pages: Sequence[Span]
+    ) -> list[Pages]:
+        """New pages, and what was written since, copied while the guest runs; oldest first."""
         budget, waiting = Budget(self._wish.max_pause_s * COPY_SHARE), list[Pages]()
-        while budget.wants_pass(capture.dirty_pages()):
-            spans, _ = await capture.early()
+        spans: Sequence[Span] = new_pages
+        while spans or budget.wants_pass(capture.dirty_pages()):
+            written, _ = await capture.early()
             self._passes += 1
-            waiting += capture.copies(spans, COPY_BYTES)
+            waiting += capture.copies([*spans, *written], COPY_BYTES)
+            spans = ()
             if sum(len(one.data) for one in waiting) > MOST_WAITING_BYTES:
                 await self._put_newest(waiting, ram)
                 waiting = []
@@ -210,11 +226,16 @@ class _Taking:
             numbers = page_numbers(pages)
             fresh = ~done[numbers]
             done[numbers] = True
-            if fresh.all():
-                await self._aside(partial(ram.put, numbers, pages.data))
-            elif fresh.any():
-                rows = np.frombuffer(pages.data, np.uint8).reshape(-1, PAGE_BYTES)
-                await self._aside(partial(ram.put, numbers[fresh], rows[fresh].tobytes()))
+            await self._put_chosen(ram, pages, numbers, fresh)
+
+    async def _put_chosen(
+        self, ram: AreaWriter, pages: Pages, numbers: Numbers, chosen: NDArray[np.bool_]
+    ) -> None:
+        if chosen.all():
+            await self._aside(partial(ram.put, numbers, pages.data))
+        elif chosen.any():
+            rows = np.frombuffer(pages.data, np.uint8).reshape(-1, PAGE_BYTES)
+            await self._aside(partial(ram.put, numbers[chosen], rows[chosen].tobytes()))
 
     async def _store_disks(self, new: Transaction) -> None:
         if not self._disks.nodes:
@@ -285,7 +306,17 @@ async def _sizes(monitor: Monitor, vm: Vm) -> dict[str, int]:
     return {node: images[node].virtual_size_bytes for node in vm.nodes}
 
 
-def page_numbers(pages: Pages) -> "np.ndarray[Any, Any]":
+def spans_of(numbers: Numbers) -> list[Span]:
+    """The bytes of pages, ascending by number; neighbours are joined."""
+    if not len(numbers):
+        return []
+    ends = np.flatnonzero(np.diff(numbers) != 1) + 1
+    firsts = numbers[np.concatenate([[0], ends])] * PAGE_BYTES
+    lasts = (numbers[np.concatenate([ends, [len(numbers)]]) - 1] + 1) * PAGE_BYTES
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def page_numbers(pages: Pages) -> Numbers:
     """The numbers of the pages, in the order of their contents."""
     parts = [
         np.arange(start // PAGE_BYTES, end // PAGE_BYTES, dtype=np.int64)

@@ -20,7 +20,7 @@ changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9
 COMMANDS = ("migrate", "check", "plan", "dirty-rate", "report", "replay", "fork")
 # Started by vmckpt itself: not in --help.
 HIDDEN = ("serve", "link", "job", "replica", "checkpointing")
-NOUNS = ("vm", "replicate", "checkpoint", "host", "snapshot", "pki", "runs", "lab")
+NOUNS = ("vm", "replicate", "checkpoint", "host", "snapshot", "store", "pki", "runs", "lab")
 
 
 def command_line(words: Sequence[str]) -> typer.Typer:

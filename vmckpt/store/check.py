@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
 from vmckpt.store.config import CONFIG, read_config
 from vmckpt.store.errors import DamagedError, damaged
-from vmckpt.store.maps import packs_of, slots_of
-from vmckpt.store.pack import PACKS, Numbers, Pack, every, pack_name
+from vmckpt.store.maps import Refs, packs_of, slots_of
+from vmckpt.store.pack import PACKS, Hashes, Numbers, Pack, every, pack_name
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store, is_id
 
 
@@ -103,35 +104,38 @@ class _Check:
         name = pack_name(pack_id, generation)
         try:
             pack = self._opened.packs.open(pack_id, generation)
-            hashes = pack.hashes()
         except MissingError:
             return None
         except DamagedError as exc:
             self._found(name, exc.why)
             return None
         table = pack.table
-        names = np.zeros_like(hashes)
-        good = np.zeros(len(hashes), dtype=bool)
-        frames = range(len(table.counts))
-        for frame, found in zip(
-            frames, self._opened.pool.map(self._frame, _each(pack)), strict=True
-        ):
-            if isinstance(found, DamagedError):
-                self._found(name, found.why)
+        names = np.zeros((table.slot_count, 2), dtype="<u8")
+        good = np.zeros(table.slot_count, dtype=bool)
+        found = self._opened.pool.map(self._frame, _each(pack))
+        for frame, hashes in enumerate(found):
+            if isinstance(hashes, DamagedError):
+                self._found(name, hashes.why)
                 continue
             first = int(table.firsts[frame])
             slots = table.slots[first : first + int(table.counts[frame])]
-            names[slots] = np.frombuffer(found, dtype="<u8").reshape(-1, 2)
+            names[slots] = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
             good[slots] = True
-            wrong = slots[np.any(names[slots] != hashes[slots], axis=1)]
-            good[wrong] = False
-            if len(wrong):
-                self._found(name, f"chunks {wrong.tolist()} are not what their names say")
-        gone = np.ones(len(hashes), dtype=bool)
-        gone[table.slots] = False
-        if np.any(hashes[gone]):
-            self._found(name, "it names chunks that are gone")
+        self._names(name, pack, names, good)
         return np.flatnonzero(good)
+
+    def _names(self, name: str, pack: Pack, names: Hashes, good: NDArray[np.bool_]) -> None:
+        """The chunks that can be read are what they are called; nobody restores by names."""
+        try:
+            hashes = pack.hashes()
+        except (DamagedError, MissingError) as exc:
+            self._found(name, exc.why if isinstance(exc, DamagedError) else "it went meanwhile")
+            return
+        gone = np.ones(len(good), dtype=bool)
+        gone[pack.table.slots] = False
+        wrong = np.flatnonzero(np.any(names != hashes, axis=1) & (good | gone))
+        if len(wrong):
+            self._found(name, f"chunks {wrong.tolist()} are not what their names say")
 
     def _frame(self, place: tuple[Pack, int]) -> bytes | DamagedError:
         pack, frame = place
@@ -168,7 +172,7 @@ class _Check:
         for pack in sorted(absent):
             self._found(f"{PACKS}/{pack.hex()}", f"checkpoint {checkpoint_id} needs it: missing")
 
-    def _missing(self, refs: "np.ndarray[tuple[int], np.dtype[np.uint64]]", maps: Maps) -> int:
+    def _missing(self, refs: Refs, maps: Maps) -> int:
         total, packs = 0, packs_of(refs)
         for number in np.unique(packs).tolist():
             if number >= 0:

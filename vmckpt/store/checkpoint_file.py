@@ -202,9 +202,9 @@ class NewFile:
     """A checkpoint's file in the making; nothing is written before `write`."""
 
     def __init__(self, files: Files, checkpoint_id: str) -> None:
-        self._files, self._name = files, f"{CHECKPOINTS}/{checkpoint_id}"
+        self._files, self.name = files, f"{CHECKPOINTS}/{checkpoint_id}"
         self._header = files.header(Kind.CHECKPOINT).new()
-        self._seal = files.sealer.file(self._header, self._name)
+        self._seal = files.sealer.file(self._header, self.name)
         self.blobs: list[BlobFacts] = []
         self._boxes: list[bytes] = []
 
@@ -219,7 +219,7 @@ class NewFile:
         first = self._seal.seal(Box.MANIFEST, 0, compress(manifest.encode(), _LEVEL))
         second = self._seal.seal(Box.MAPS, 0, maps)
         lengths = _LENGTHS.pack(len(first), len(second))
-        self._files.write(self._name, [self._header, lengths, first, second, *self._boxes])
+        self._files.write(self.name, [self._header, lengths, first, second, *self._boxes])
 
 
 def encode_maps(maps: Maps, base: Maps | None) -> bytes:

@@ -156,7 +156,11 @@ class PackWriter:
         self._counts: list[int] = []
         self._slots: list[Numbers] = []
         self._hashes: list[bytes] = []
-        self._write(header)
+        try:
+            self._write(header)
+        except BaseException:
+            self._writer.discard()
+            raise
 
     def add(self, frame: bytes | bytearray, hashes: bytes, slots: Numbers | None = None) -> None:
         """A frame of chunks, and their names. Raises StorageError.

@@ -215,7 +215,12 @@ class NewArchive(_Objects):
             os.fsync(self._fd)
             self._aside.rename(self.path)
             self._close()
-            sync_folder(self.path.parent)
+            try:
+                sync_folder(self.path.parent)
+            except OSError:
+                # There now, but not for good.
+                self.path.unlink()
+                raise
 
     def close(self) -> None:
         """Nothing of it stays, unless it was finished."""

@@ -194,13 +194,19 @@ class LocalWriter:
         """Sync, rename, sync the directory."""
         if self._fd is None:
             raise ValueError(f"{self._name} is written already")
+        path = self._backend.root / self._name
         try:
             os.fsync(self._fd)
             folder = self._backend.folder(self._name)
-            self._aside.rename(self._backend.root / self._name)
+            self._aside.rename(path)
             os.close(self._fd)
             self._fd = None
-            sync_folder(folder)
+            try:
+                sync_folder(folder)
+            except OSError:
+                # There now, but not for good: whoever hears of the error has to find nothing.
+                path.unlink()
+                raise
         except OSError as exc:
             raise self._backend.error(exc, self._name) from exc
 

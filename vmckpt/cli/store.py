@@ -1,0 +1,322 @@
+"""vmckpt store: init, info, check, gc, export, import, copy."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vmckpt.cli.output import Json, show
+
+if TYPE_CHECKING:
+    from vmckpt.store.manifest import Manifest
+    from vmckpt.store.sealing.keys import KeySource
+    from vmckpt.store.store import Store
+
+app = typer.Typer(
+    help="Where checkpoints are kept: a directory, s3://BUCKET/PREFIX, or an exported file.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Place = Annotated[
+    str | None, typer.Argument(help="The store; this host's own when it is left out.")
+]
+StoreOption = Annotated[
+    str | None, typer.Option("--store", help="The store; this host's own when it is left out.")
+]
+KeyFile = Annotated[str | None, typer.Option("--key-file", help="A file with the store's key.")]
+KeyCommand = Annotated[
+    str | None, typer.Option("--key-command", help="A command that prints the store's key.")
+]
+TargetKeyFile = Annotated[
+    str | None, typer.Option("--target-key-file", help="A file with the target's key.")
+]
+TargetKeyCommand = Annotated[
+    str | None, typer.Option("--target-key-command", help="A command that prints it.")
+]
+Points = Annotated[
+    list[str] | None,
+    typer.Argument(help="Checkpoints: ids, beginnings of ids, or names; all without any."),
+]
+
+
+@app.command()
+def init(
+    place: Place = None,
+    key_file: Annotated[
+        str | None,
+        typer.Option("--key-file", help="Encrypt it; the key's file, made when it is not there."),
+    ] = None,
+    key_command: Annotated[
+        str | None, typer.Option("--key-command", help="Encrypt it; a command that prints the key.")
+    ] = None,
+    key_agent: Annotated[
+        bool,
+        typer.Option("--key-agent", help="Encrypt it; ssh-agent's first Ed25519 key opens it."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Make a store, encrypted when a key is given."""
+    from vmckpt.store.open import create_store
+    from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+
+    source = _key(key_file, key_command)
+    if key_agent:
+        source = _one_key(source, KeySource(Keeper.AGENT))
+    made = key_file is not None and not Path(key_file).exists()
+    if key_file is not None and made:
+        make_key_file(Path(key_file))
+    try:
+        with create_store(place or _own_place(), source) as store:
+            result = _facts(store)
+    except BaseException:
+        if key_file is not None and made:
+            Path(key_file).unlink()
+        raise
+    text = f"made the store {result['place']}"
+    if made:
+        text += f"\nits key is in {key_file}: keep a copy elsewhere; without it nothing is readable"
+    show(result | {"made_key_file": key_file if made else None}, text, as_json=json)
+
+
+@app.command()
+def info(
+    place: Place = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Show what a store holds, and what that takes."""
+    from vmckpt.ui.tables import fields
+    from vmckpt.units import format_size
+
+    with _open(place, key_file, key_command) as store:
+        facts = _facts(store) | _contents(store)
+    pairs = [
+        ("place", facts["place"]),
+        ("id", facts["id"]),
+        ("encrypted", facts["encrypted"] or "no"),
+        ("checkpoints", f"{facts['checkpoints']} of {len(facts['vms'])} VMs"),
+        ("restored", format_size(facts["restored_bytes"])),
+        ("stored", f"{format_size(facts['stored_bytes'])} in {facts['packs']} packs"),
+    ]
+    if facts["damaged"]:
+        pairs.append(("damaged", f"{', '.join(facts['damaged'])}: see `vmckpt store check`"))
+    show(facts, fields(pairs), as_json=json)
+
+
+@app.command()
+def check(
+    place: Place = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Read every byte of a store, and find all that is not what was written (exit code 11)."""
+    from vmckpt.store.check import check as check_store
+    from vmckpt.store.errors import DamagedError
+    from vmckpt.units import format_size
+
+    with _open(place, key_file, key_command) as store:
+        report = check_store(store)
+    names = sorted({finding.name for finding in report.findings})
+    result = {
+        "place": store.place,
+        "whole": report.whole,
+        "checkpoints": report.checkpoints,
+        "packs": report.packs,
+        "read_bytes": report.read_bytes,
+        "findings": [{"name": f.name, "why": f.why} for f in report.findings],
+        "lost": report.lost,
+    }
+    read = f"{report.checkpoints} checkpoints, {report.packs} packs, "
+    lines = [f"{finding.name}: {finding.why}" for finding in report.findings]
+    lines += [f"cannot be restored: {lost}: {'; '.join(why)}" for lost, why in report.lost.items()]
+    lines.append(f"{read}{format_size(report.read_bytes)} read: {len(names)} files damaged")
+    if report.whole:
+        show(result, "\n".join(lines), as_json=json)
+        return
+    if not json:
+        print("\n".join(lines))
+    raise DamagedError(
+        f"the store {store.place} is damaged",
+        why=f"{len(names)} files: {', '.join(names[:5])}{', ...' if names[5:] else ''}",
+        remedy="remove the checkpoints that cannot be restored (vmckpt checkpoint rm): "
+        + (", ".join(report.lost) or "none is touched, gc removes the rest"),
+    )
+
+
+@app.command()
+def gc(
+    place: Place = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Give back the space that no checkpoint needs any more."""
+    from vmckpt.store.collect import collect, plan_gc
+    from vmckpt.units import format_size
+
+    with _open(place, key_file, key_command) as store:
+        plan = plan_gc(store)
+        freed = plan.freed_bytes if dry_run else collect(store, plan)
+    result = {
+        "place": store.place,
+        "removed": sorted(plan.dead),
+        "rewritten": [rewrite.pack_id.hex() for rewrite in plan.rewrites],
+        "leftovers": sorted(plan.leftovers),
+        "left_alone": list(plan.damaged),
+        "freed_bytes": freed,
+        "dry_run": dry_run,
+    }
+    verb = "would free about" if dry_run else "freed"
+    text = (
+        f"{verb} {format_size(freed)}: {len(plan.dead)} files removed, "
+        f"{len(plan.rewrites)} packs rewritten, {len(plan.leftovers)} leftovers of killed commands"
+    )
+    if plan.damaged:
+        text += f"\nleft alone, being damaged: {', '.join(plan.damaged)}"
+    show(result, text, as_json=json)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The file to make.")],
+    checkpoints: Points = None,
+    store: StoreOption = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Write checkpoints to one file, to carry them elsewhere. Encrypted if the store is."""
+    from vmckpt.store.open import new_archive
+
+    with _open(store, key_file, key_command) as source, new_archive(file, source) as target:
+        _copy(source, target, checkpoints, str(file), json)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A file that `export` made.")],
+    checkpoints: Points = None,
+    store: StoreOption = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    target_key_file: TargetKeyFile = None,
+    target_key_command: TargetKeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Take checkpoints from an exported file into a store. Those that it has are left out."""
+    with (
+        _open(str(file), key_file, key_command) as source,
+        _open(store, target_key_file, target_key_command) as target,
+    ):
+        _copy(source, target, checkpoints, target.place, json)
+
+
+@app.command()
+def copy(
+    target: Annotated[str, typer.Argument(help="The store to copy to.")],
+    checkpoints: Points = None,
+    store: StoreOption = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    target_key_file: TargetKeyFile = None,
+    target_key_command: TargetKeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Copy checkpoints to another store. Those that it has are left out."""
+    with (
+        _open(store, key_file, key_command) as source,
+        _open(target, target_key_file, target_key_command) as other,
+    ):
+        _copy(source, other, checkpoints, other.place, json)
+
+
+def _copy(
+    source: "Store", target: "Store", checkpoints: list[str] | None, place: str, json: bool
+) -> None:
+    from vmckpt.cli.output import warn
+    from vmckpt.store.copying import copy_checkpoints
+    from vmckpt.units import format_size
+
+    wanted = [source.find(text) for text in checkpoints] if checkpoints else source.manifests()
+
+    def heard(manifest: "Manifest") -> None:
+        warn(f"{manifest.id} of {manifest.vm}: {format_size(manifest.added_bytes)}")
+
+    copied = copy_checkpoints(source, target, wanted, heard)
+    ids = [manifest.id for manifest in copied]
+    added = sum(manifest.added_bytes for manifest in copied)
+    result = {
+        "target": place,
+        "copied": ids,
+        "there_already": [m.id for m in wanted if m.id not in ids],
+        "added_bytes": added,
+    }
+    text = f"copied {len(ids)} of {len(wanted)} checkpoints to {place}: {format_size(added)}"
+    show(result, text, as_json=json)
+
+
+def _own_place() -> str:
+    from vmckpt.hosts.inventory import state_dir
+
+    return str(state_dir() / "checkpoints")
+
+
+def _open(place: str | None, key_file: str | None, key_command: str | None) -> "Store":
+    from vmckpt.store.open import open_store
+
+    return open_store(place or _own_place(), _key(key_file, key_command))
+
+
+def _key(key_file: str | None, key_command: str | None) -> "KeySource | None":
+    from vmckpt.store.sealing.keys import Keeper, KeySource
+
+    found = KeySource(Keeper.FILE, key_file) if key_file is not None else None
+    if key_command is not None:
+        found = _one_key(found, KeySource(Keeper.COMMAND, key_command))
+    return found
+
+
+def _one_key(first: "KeySource | None", second: "KeySource") -> "KeySource":
+    from vmckpt.errors import UsageError
+
+    if first is not None:
+        raise UsageError(
+            "the key is given twice",
+            why="a store has one key",
+            remedy="leave all but one of --key-file, --key-command and --key-agent out",
+        )
+    return second
+
+
+def _facts(store: "Store") -> dict[str, Any]:
+    config = store.config
+    return {
+        "place": store.place,
+        "id": config.id,
+        "format": config.format,
+        "created_unix_s": config.created_unix_s,
+        "encrypted": None if config.key["kind"] == "clear" else config.key["kind"],
+    }
+
+
+def _contents(store: "Store") -> dict[str, Any]:
+    catalogue = store.catalogue()
+    names = store.opened.backend.names
+    packs = names("packs")
+    stored = sum(packs.values()) + sum(
+        sum(names(folder).values()) for folder in ("maps", "checkpoints")
+    )
+    areas = [area for manifest in catalogue.manifests for area in manifest.areas]
+    return {
+        "checkpoints": len(catalogue.manifests),
+        "damaged": sorted(catalogue.damaged),
+        "vms": sorted({manifest.vm for manifest in catalogue.manifests}),
+        "restored_bytes": sum(area.size_bytes for area in areas),
+        "packs": len(packs),
+        "stored_bytes": stored,
+    }
