@@ -163,6 +163,7 @@ class _Forking:
                 if self._wish.plugged:
                     await plug_taps(host, spec, files)
                 await host.write_text(vm.directory.spec, spec.text)
+                await host.write_text(vm.directory.point, self._point.manifest.id)
                 await host.write_text(vm.directory.current, qemu.to_json())
                 await to_the_end(commands.cont(monitor))
             finally:

@@ -290,6 +290,7 @@ class _Restoring:
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> None:
         """Only forward: the guest runs."""
         vm = self._planned.vm
+        await self._host.write_text(vm.directory.point, self._point.manifest.id)
         if self._old is not None:
             await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
             await finish_in_place(vm)

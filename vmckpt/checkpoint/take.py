@@ -136,8 +136,7 @@ class _Taking:
             await finish(self._aside(store.close))
 
     async def _take(self, store: Store) -> Taken:
-        mine = await self._aside(partial(store.manifests, self._vm.name))
-        parent = mine[-1].id if mine else None
+        parent = await self._parent(store)
         new = await self._aside(partial(store.begin, self._vm.name, parent=parent))
         keeps = False
         try:
@@ -148,9 +147,18 @@ class _Taking:
             facts = await self._facts(epoch)
             manifest = await self._aside(partial(new.commit, facts.to_json()))
             keeps = True
+            await self._vm.host.write_text(self._vm.directory.point, manifest.id)
             return Taken(manifest.id, facts, manifest.added_bytes)
         finally:
             await finish(self._end(new, keeps=keeps))
+
+    async def _parent(self, store: Store) -> str | None:
+        """What it was last taken or restored as, else the VM's newest checkpoint."""
+        last = await self._vm.host.read_text(self._vm.directory.point)
+        if last is not None and last in await self._aside(store.ids):
+            return last
+        mine = await self._aside(partial(store.manifests, self._vm.name))
+        return mine[-1].id if mine else None
 
     async def _end(self, new: Transaction, *, keeps: bool) -> None:
         try:

@@ -28,6 +28,11 @@ class VmDir:
         return self.path / "migration.json"
 
     @property
+    def point(self) -> Path:
+        """The id of the checkpoint that it was last taken or restored as, here."""
+        return self.path / "checkpoint"
+
+    @property
     def restoring(self) -> Path:
         """A restore in place that is under way, or was cut off (JSON)."""
         return self.path / "restore.json"
