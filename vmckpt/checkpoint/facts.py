@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from vmckpt.errors import RefusedError
 from vmckpt.qemu.compare import Machine
 
 FORMAT = 1
@@ -66,6 +67,18 @@ class Facts:
             return cls(disks=disks, macs=tuple(given.pop("macs")), **given)
         except (KeyError, TypeError) as exc:
             raise UnknownFactsError(f"{type(exc).__name__}: {exc}") from exc
+
+
+def known_facts(data: Mapping[str, Any]) -> Facts:
+    """The facts of a checkpoint that is to be used. Raises RefusedError."""
+    try:
+        return Facts.from_json(data)
+    except UnknownFactsError as exc:
+        raise RefusedError(
+            "this vmckpt does not know what the checkpoint is of",
+            why=str(exc),
+            remedy="use the vmckpt that took it, or a newer one",
+        ) from exc
 
 
 def machine_to_json(machine: Machine) -> dict[str, Any]:

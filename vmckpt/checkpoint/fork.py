@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, Facts, machine_from_json
+from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
@@ -69,7 +69,7 @@ class _Forking:
 
     def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish) -> None:
         self._host, self._point, self._wish = host, point, wish
-        self._facts = Facts.from_json(point.manifest.facts)
+        self._facts = known_facts(point.manifest.facts)
         self._ram: Path | None = None
         self._disks: dict[int, Path] = {}
 

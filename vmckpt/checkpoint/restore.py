@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, Facts, machine_from_json
+from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
 from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
@@ -89,7 +89,7 @@ async def restore(
     VmLostError: a page could not be had later.
     """
     async with reading(place, checkpoint_id) as point:
-        facts = Facts.from_json(point.manifest.facts)
+        facts = known_facts(point.manifest.facts)
         if wish.name is None:
             planned = plan_itself(facts, host)
         else:
