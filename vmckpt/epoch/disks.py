@@ -182,7 +182,7 @@ class DisksAtOnce:
         since = self._disk(node).since
         for start, end in self._spans(export, since, block_bytes):
             at = start
-            for first, last in _filled(export, start, end, block_bytes):
+            for first, last in filled(export, start, end, block_bytes):
                 if at < first:
                     yield Read(at, first - at, None)
                 for place in range(first, last, most_bytes):
@@ -220,7 +220,7 @@ class DisksAtOnce:
         return next(disk for disk in self._disks if disk.drive.node == node)
 
 
-def _filled(export: NbdExport, start: int, end: int, block_bytes: int) -> Iterator[tuple[int, int]]:
+def filled(export: NbdExport, start: int, end: int, block_bytes: int) -> Iterator[tuple[int, int]]:
     """The whole blocks of a part of the disk that hold anything, joined."""
     first = last = start
     for extent in export.extents(ALLOCATION, start, end):
