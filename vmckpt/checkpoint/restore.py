@@ -282,10 +282,13 @@ class _Restoring:
         try:
             await stand_still(old)
             await self._host.write_text(vm.directory.current, qemu.to_json())
+            await commands.cont(monitor)
         except BaseException:
+            # The new one is ended first: whatever became of `cont`, the guest runs once.
+            await end_qemu(self._host, vm.spec.ram_dir, self._files)
+            await self._host.write_text(vm.directory.current, old.qemu.to_json())
             await let_run(old)
             raise
-        await commands.cont(monitor)
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> None:
         """Only forward: the guest runs."""
@@ -319,7 +322,7 @@ class _Restoring:
 async def finish_in_place(vm: Vm) -> None:
     """The disks of a VM that was restored in place get their names, if it came to that.
 
-    For the lock's holder; its QEMU then runs, whichever of the two it is.
+    For the lock's holder.
     """
     text = await vm.host.read_text(vm.directory.restoring)
     if text is None:
@@ -334,8 +337,6 @@ async def finish_in_place(vm: Vm) -> None:
             Path(made).rename(path)
     if committed:
         await vm.host.write_text(vm.directory.spec, journal["spec"])
-    if now is not None:
-        await let_run(now)
     await vm.host.remove(vm.directory.restoring)
 
 
