@@ -1,6 +1,6 @@
-"""What protecting a guest costs, beside what a stock QEMU offers otherwise; and failovers by kill.
+"""What protecting a guest costs, beside what a stock QEMU offers otherwise.
 
-Run: python -m benchmarks.replication [--seconds 20] [--kills 200] [--big]. All in one run, on one
+Run: python -m benchmarks.replication [--seconds 20] [--big]. All in one run, on one
 guest of 256 MiB under TCG (with --big also one of 6 GiB):
 
 - Pauses, epochs a second and bytes: a guest that dirties 20 MB/s of text, as `status` tells it.
@@ -9,8 +9,7 @@ guest of 256 MiB under TCG (with --big also one of 6 GiB):
 - Added latency: a client's answers over TCP, asked for at random moments, protected and not; beside
   it the formula: half the run time between epochs, and from there until the epoch is safe.
 - The alternative: stop, save everything to a file (plain, mapped-ram) or by savevm, continue.
-- Failovers: the primary's QEMU and service are killed at a random moment under a client that checks
-  every answer, over one connection each time.
+- Failovers: what benchmarks.replication_kills found, which runs by itself.
 """
 
 import argparse
@@ -19,7 +18,7 @@ import random
 import statistics
 from typing import Any
 
-from benchmarks.replication_kills import kills
+from benchmarks.replication_kills import failovers
 from benchmarks.replication_plot import draw
 from benchmarks.replication_rivals import saved_by_savevm, saved_to_files
 from benchmarks.setting import await_quiet, machine, write_result
@@ -35,12 +34,12 @@ NOTHING_ELSE = "rate=8G set=4M pattern=uniform content=random touch=line"
 PACES = {"25 ms": "25ms", "5 a second": "195ms"}
 
 
-def main(seconds: float, kill_count: int, *, big: bool) -> None:
+def main(seconds: float, *, big: bool) -> None:
     """Everything, printed and written to results/replication.json."""
     busy = asyncio.run(await_quiet(10.0, PATIENCE_S))
     found: dict[str, Any] = {"machine": machine(), "others_use_percent": round(busy, 1)}
     with world(qemu("10.0"), qemu("10.0")) as made:
-        found |= asyncio.run(small(made, seconds, kill_count))
+        found |= asyncio.run(small(made, seconds))
     if big:
         with world(qemu("10.0"), qemu("10.0")) as made:
             found["big"] = asyncio.run(large(made, seconds))
@@ -53,7 +52,7 @@ def main(seconds: float, kill_count: int, *, big: bool) -> None:
               f"{verdict['measured']:.3g}")  # fmt: skip
 
 
-async def small(made: World, seconds: float, kill_count: int) -> dict[str, Any]:
+async def small(made: World, seconds: float) -> dict[str, Any]:
     """All that is measured on the guest of 256 MiB."""
     guest = LabGuest(NAME, 1, image(), disk=None)
     await asyncio.to_thread(made.run_guest, guest, "lab-a")
@@ -66,10 +65,9 @@ async def small(made: World, seconds: float, kill_count: int) -> dict[str, Any]:
     rivals = await saved_to_files(made, "lab-a", NAME)
     await client.close()
     await control.close()
-    killed = await kills(made, guest, kill_count)
     await asyncio.to_thread(made.ok, "vm", "stop", NAME, "--force")
     rivals["savevm"] = await saved_by_savevm(made)
-    return {"paces": paces, "rivals": rivals, "kills": killed}
+    return {"paces": paces, "rivals": rivals, "kills": failovers()}
 
 
 async def cost(
@@ -180,7 +178,6 @@ def verdicts(found: dict[str, Any]) -> list[Verdict]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--big", action="store_true")
     given = parser.parse_args()
-    main(given.seconds, given.kills, big=given.big)
+    main(given.seconds, big=given.big)

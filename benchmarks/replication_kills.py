@@ -1,97 +1,211 @@
-"""Failovers by kill -9 at random moments, under a client that checks every answer."""
+"""Failovers by kill -9 at random moments, under a client that checks every answer.
 
+Run: python -m benchmarks.replication_kills [--count 200] [--minutes 4] [--quiet]. The guest goes to
+and fro. What dies is chosen by chance: the primary's QEMU and service together, or one of them.
+Each kill is kept in results/replication_kills.json as it happens, so that it may be run in pieces;
+those with --quiet were alone on the machine, and only their times count.
+
+The time from the kill to the client's next answer has four parts: until the standby notices (the
+kernel frees a dead process's memory before it closes its sockets), until the term is held and the
+primary certainly dead, until the guest runs, and until an answer comes: what was on its way is sent
+again by TCP, after 200 ms at the least.
+"""
+
+import argparse
 import asyncio
 import json
-import os
 import random
 import signal
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from tests.qemu.world import World
+from benchmarks.setting import RESULTS, machine, write_result
+from tests.qemu.world import World, image, qemu, send, world
 from vmckpt.errors import VmckptError
 from vmckpt.hosts.process import find_by_argument
 from vmckpt.lab.guest import KvClient
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.lease.clock import boottime_s
 
+NAME = "bench"
 LONGEST_WAIT_S, ANSWER_S, POLL_S = 1.5, 60.0, 0.05
 LOAD = "rate=20M set=64M pattern=uniform content=text touch=line"
+# Together: as when a host dies.
+TOGETHER = "QEMU and service"
+KINDS = (TOGETHER, TOGETHER, "QEMU", "service")
+PARTS = ("noticed", "fenced", "resumed", "answered")
 
 
-async def kills(made: World, guest: LabGuest, count: int) -> dict[str, Any]:
-    """`count` failovers there and back: how many lost an answer, and how long each took."""
-    control = await guest.control(made.lab)
-    await control.load_memory(LOAD)
-    chance, lost, to_answer_ms, took_over_ms = random.Random(1), 0, [], []
-    for number in range(count):
-        home, standby = ("lab-a", "lab-b") if number % 2 == 0 else ("lab-b", "lab-a")
-        await asyncio.to_thread(made.ok, "replicate", "start", guest.name, standby)
-        client = await guest.key_value(made.lab)
-        checking = Checking(client, f"kill{number}")
-        await asyncio.sleep(chance.uniform(0.3, LONGEST_WAIT_S))
-        killed_s = _kill(made, home, guest.name)
-        try:
-            to_answer_ms.append((await checking.next_answer(killed_s) - killed_s) * 1e3)
-        except (VmckptError, AssertionError, TimeoutError) as exc:
-            print(f"failover {number}: {exc}")
-            lost += 1
-        await checking.end()
-        status = await _promoted(made, guest.name)
-        took_over_ms.append(status["took_over_ms"])
-        await asyncio.to_thread(made.ok, "replicate", "stop", guest.name)
-    memory = await control.verify_memory()
-    await control.close()
+def failovers() -> dict[str, Any]:
+    """What was found so far: how many kills, how many lost an answer; times of those alone."""
+    kept = _kept()
+    quiet = [one for one in kept if one["quiet"] and not one["lost"]]
     return {
-        "count": count,
-        "lost": lost + (not memory.sound),
-        "to_first_answer_ms": sorted(to_answer_ms),
-        "took_over_ms": sorted(took_over_ms),
+        "count": len(kept),
+        "lost": sum(bool(one["lost"]) for one in kept),
+        "to_first_answer_ms": sorted(one["to_answer_ms"] for one in quiet),
+        "took_over_ms": sorted(one["parts_ms"]["resumed"] for one in quiet),
     }
 
 
+def _kept() -> list[dict[str, Any]]:
+    path = RESULTS / "replication_kills.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text())["kills"] if path.exists() else []
+    return found
+
+
+def main(count: int, minutes: float, *, quiet: bool) -> None:
+    """So many kills in all, or as many of them as fit the time; written as they happen."""
+    kept = _kept()
+    deadline_s = time.monotonic() + 60 * minutes
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        guest = LabGuest(NAME, 1, image(), disk=None)
+        made.run_guest(guest, "lab-a")
+        asyncio.run(kills(made, guest, kept, count=count, deadline_s=deadline_s, quiet=quiet))
+    found = {"machine": machine(), **summary(kept), "kills": kept}
+    write_result("replication_kills", found)
+    print(json.dumps(summary(kept), indent=1))
+
+
+async def kills(
+    made: World,
+    guest: LabGuest,
+    kept: list[dict[str, Any]],
+    *,
+    count: int,
+    deadline_s: float,
+    quiet: bool,
+) -> None:
+    """Failovers there and back until `kept` has `count`, or the time is over."""
+    control = await guest.control(made.lab)
+    await control.load_memory(LOAD)
+    home, standby = "lab-a", "lab-b"
+    while len(kept) < count and time.monotonic() < deadline_s:
+        chance = random.Random(len(kept))
+        kind = chance.choice(KINDS)
+        await asyncio.to_thread(made.ok, "replicate", "start", guest.name, standby)
+        client = await guest.key_value(made.lab)
+        checking = Checking(client, f"kill{len(kept)}-{random.getrandbits(32)}")
+        await asyncio.sleep(chance.uniform(0.3, LONGEST_WAIT_S))
+        killed_s = _kill(made, home, guest.name, kind)
+        lost, answered_s = "", killed_s
+        try:
+            answered_s = await checking.first_answer(killed_s + EMITTED_S)
+        except (VmckptError, AssertionError, TimeoutError) as exc:
+            lost = f"{type(exc).__name__}: {exc}"
+        status = await _promoted(made, guest.name)
+        lost = lost or await checking.end()
+        memory = await control.verify_memory()
+        one = {
+            "kind": kind,
+            "lost": lost or ("" if memory.sound else f"memory: {memory}"),
+            "quiet": quiet,
+            "to_answer_ms": round((answered_s - killed_s) * 1e3, 2),
+            "parts_ms": parts(status, killed_s, answered_s),
+        }
+        kept.append(one)
+        print(len(kept), json.dumps(one), flush=True)
+        write_result("replication_kills", {"machine": machine(), **summary(kept), "kills": kept})
+        await asyncio.to_thread(made.ok, "replicate", "stop", guest.name)
+        home, standby = standby, home
+    await control.close()
+
+
+# An answer that was on its way when the primary was killed comes within this time.
+EMITTED_S = 0.002
+
+
+def parts(status: dict[str, Any], killed_s: float, answered_s: float) -> dict[str, float]:
+    """What the time from the kill to the answer went into; they add up to it."""
+    ends = [status["noticed_boottime_s"]]
+    ends.append(ends[-1] + status["fencing_ms"] / 1e3)
+    ends.append(ends[-1] + status["took_over_ms"] / 1e3)
+    ends.append(answered_s)
+    begins = [killed_s, *ends[:-1]]
+    return {
+        part: round((end - begin) * 1e3, 2)
+        for part, begin, end in zip(PARTS, begins, ends, strict=True)
+    }
+
+
+def summary(kept: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """How many lost something, and the times of those that were measured alone."""
+    everyone = list(kept)
+    found: dict[str, Any] = {"count": len(everyone), "lost": sum(bool(k["lost"]) for k in everyone)}
+    found["by_kind"] = {
+        kind: sum(k["kind"] == kind for k in everyone) for kind in sorted(set(KINDS))
+    }
+    quiet = [k for k in everyone if k["quiet"] and not k["lost"]]
+    for kind in sorted(set(KINDS)):
+        ours = [k for k in quiet if k["kind"] == kind]
+        if not ours:
+            continue
+        rows = {"to_answer": [k["to_answer_ms"] for k in ours]}
+        rows |= {part: [k["parts_ms"][part] for k in ours] for part in PARTS}
+        found[f"quiet, {kind}"] = {"count": len(ours)} | {
+            f"{name}_ms": [round(quantile(values, q), 1) for q in (0.5, 0.99, 1.0)]
+            for name, values in rows.items()
+        }
+    return found
+
+
+def quantile(values: list[float], part: float) -> float:
+    """The value below which that part of them lies, one that was measured."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
 class Checking:
-    """A client that counts, each answer one more than the last, over one connection."""
+    """A client that counts, each answer one more than the last, over one connection.
+
+    Times are CLOCK_BOOTTIME, as the services'.
+    """
 
     def __init__(self, client: KvClient, key: str) -> None:
         self._client, self._key = client, key
         self._answered = asyncio.Condition()
-        self._last_s = 0.0
+        self._answers_s: list[float] = []
         self._task = asyncio.ensure_future(self._check())
 
-    async def next_answer(self, after_s: float) -> float:
-        """When the first answer after an instant came, on the loop's clock. Raises its error."""
+    async def first_answer(self, after_s: float) -> float:
+        """When the first answer after an instant came. Raises its error."""
         async with asyncio.timeout(ANSWER_S):
-            while self._last_s <= after_s:
+            while not self._answers_s or self._answers_s[-1] <= after_s:
                 if self._task.done():
                     self._task.result()
                 async with self._answered:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._answered.wait(), POLL_S)
-        return self._last_s
+        return next(at for at in self._answers_s if at > after_s)
 
-    async def end(self) -> None:
-        """Close the connection."""
+    async def end(self) -> str:
+        """Close the connection; what was wrong with an answer until now."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError, VmckptError, AssertionError):
-            await self._task
+        await asyncio.wait({self._task})
         await self._client.close()
+        error = None if self._task.cancelled() else self._task.exception()
+        return f"{type(error).__name__}: {error}" if error else ""
 
     async def _check(self) -> None:
         expected = 0
         while True:
             expected += 1
             assert await self._client.incr(self._key) == expected  # noqa: S101
-            self._last_s = asyncio.get_running_loop().time()
+            self._answers_s.append(boottime_s())
             async with self._answered:
                 self._answered.notify_all()
 
 
-def _kill(made: World, home: str, name: str) -> float:
-    current = json.loads((made.state(home) / "vms" / name / "vm.json").read_text())
+def _kill(made: World, home: str, name: str, kind: str) -> float:
+    current = made.state(home) / "vms" / name / "vm.json"
+    qemus = [p for p in made.qemus(name) if p.pid == json.loads(current.read_text())["pid"]]
     services = find_by_argument(f"replica\0primary\0{made.state(home)}")
-    killed_s = asyncio.get_running_loop().time()
-    for pid in (*(process.pid for process in services), current["pid"]):
-        os.kill(pid, signal.SIGKILL)
+    killed_s = boottime_s()
+    if kind != "QEMU":
+        send(signal.SIGKILL, services)
+    if kind != "service":
+        send(signal.SIGKILL, qemus)
     return killed_s
 
 
@@ -103,3 +217,12 @@ async def _promoted(made: World, name: str) -> dict[str, Any]:
                 if side["role"] == "standby" and side["state"] == "promoted":
                     return dict(side)
             await asyncio.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--quiet", action="store_true")
+    given = parser.parse_args()
+    main(given.count, given.minutes, quiet=given.quiet)

@@ -60,10 +60,11 @@ def parse_duration_s(text: str) -> float:
     Raises UsageError.
     """
     if not _DURATION.fullmatch(text):
+        bare = text.replace(".", "", 1).isdecimal()
         raise UsageError(
             f"'{text}' is not a duration",
-            why="a duration is a number and a unit",
-            remedy="write e.g. 300ms, 5m, 1h30m",
+            why="its unit is missing" if bare else "a duration is a number and a unit",
+            remedy=f"write e.g. {text}ms or {text}s" if bare else "write e.g. 300ms, 5m, 1h30m",
         )
     parts = re.findall(_DURATION_PART, text)
     return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)

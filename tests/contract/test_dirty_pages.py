@@ -1,5 +1,6 @@
 """Pages that another process writes, found from outside it, and what they hold."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -11,11 +12,15 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import Owner, held
 from vmckpt.memory import process_call
 from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.content import pages_content, ram_content
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
 from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.vm.dirty_rate import DirtyRate
+from vmckpt.vm.observe_there import observe_there
 
 pytestmark = pytest.mark.contract
 
@@ -186,3 +191,27 @@ def test_what_pages_hold_and_reading_gives_no_memory_to_holes(writer: Writer) ->
         dirtied = pages_content(writer.path, pages.take())
     assert dirtied.incompressible == 0.5
     assert dirtied.compressible == 0.5
+
+
+def test_a_host_elsewhere_is_asked_to_look_and_gives_way_too(
+    writer: Writer, tmp_path: Path
+) -> None:
+    host, lock = LocalHost("a", tmp_path, "127.0.0.1"), tmp_path / "lock"
+
+    def words(pid: int, ram_file: Path) -> list[str]:
+        return [str(word) for word in (pid, ram_file, PAGES * PAGE_BYTES, 0.3, lock)]
+
+    async def look() -> None:
+        told = await observe_there(host, words(writer.pid, writer.path), 0.3)
+        assert told
+        found = DirtyRate.from_json(told)
+        assert (found.source, found.ram_bytes) == ("page-tracking", PAGES * PAGE_BYTES)
+        assert found.took_s >= 0.3
+        with held(lock, Owner("r", "migrate to b", os.getpid(), 0.0)):
+            assert await observe_there(host, words(writer.pid, writer.path), 0.3) is None
+        with pytest.raises(FileNotFoundError):
+            await observe_there(host, words(writer.pid, tmp_path / "none"), 0.3)
+        with pytest.raises(OSError, match="did not track pages"):
+            await observe_there(host, ["no", "such", "words"], 0.3)
+
+    asyncio.run(look())

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from vmckpt.errors import HostDownError, NotFoundError, VmckptError
+from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, VmckptError
+from vmckpt.events.types import Event as Event_
+from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.bury import bury
@@ -17,11 +19,14 @@ from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.domains.settle import look_at, undefine, unknown
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place, View
-from vmckpt.migrate.options import Options
+from vmckpt.migrate.options import Method, Options
+from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import MigrateFlag, State
 from vmckpt.vm.domains.job import Job
-from vmckpt.vm.domains.libvirtd import Condition, Event, Libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Condition, Event
 
 pytestmark = pytest.mark.contract
 UUID = "00000000-0000-0000-0000-000000000001"
@@ -191,3 +196,87 @@ def test_a_domain_that_is_gone_before_the_call_has_ended_has_moved() -> None:
         return session
 
     assert asyncio.run(main()).asked_to_abort == 0
+
+
+class Stalling(Gone):
+    """A libvirtd whose migration gains nothing in any round; it does what it is told."""
+
+    def __init__(self, *, ends_at: str) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int]] = []
+        self._ends_at, self._round = ends_at, 0
+
+    async def job(self, uuid: str) -> Job:
+        self._round += 1
+        return Job(True, self._round, 200, 100, transferred_bytes=self._round)
+
+    async def set_max_downtime(self, uuid: str, downtime_ms: int) -> None:
+        self._tell_of("downtime", downtime_ms)
+
+    async def start_postcopy(self, uuid: str) -> None:
+        self._tell_of("postcopy", 0)
+
+    async def set_max_speed(self, uuid: str, mib_per_s: int) -> None:
+        self._tell_of("speed", mib_per_s)
+
+    async def abort(self, uuid: str) -> None:
+        self._tell_of("abort", 0)
+
+    def _tell_of(self, what: str, value: int) -> None:
+        self.told.append((what, value))
+        if what == self._ends_at:
+            self.looked_for.set()
+
+
+def steered(session: Stalling, options: Options) -> list[str]:
+    """What is said of a domain's migration until the libvirtd ends it."""
+    said: list[str] = []
+
+    def hear(event: Event_) -> None:
+        if isinstance(event, Note):
+            said.append(event.text)
+
+    async def main() -> None:
+        transfer = DomainTransfer(
+            session, UUID, options, clock=lambda: 0.0, emit=hear, patience_s=0.1
+        )
+        await transfer.run(Request("", {}, MigrateFlag.LIVE))
+
+    asyncio.run(main())
+    return said
+
+
+POLICY = Policy(
+    (Rule(2, Act.RAISE_DOWNTIME, 100, 500), Rule(4, Act.POSTCOPY)),
+)
+
+
+@pytest.mark.timeout(20)
+def test_a_policy_steers_a_domain_through_libvirt() -> None:
+    session = Stalling(ends_at="postcopy")
+    said = steered(session, Options(Method.PRECOPY, policy=POLICY))
+    assert session.told == [("downtime", 500), ("postcopy", 0)]
+    assert [words.partition(":")[0] for words in said] == [
+        "allowing a standstill of 500 ms",
+        "going over to post-copy",
+    ]
+    given_up = Stalling(ends_at="abort")
+    with pytest.raises(OperationFailedError, match="gave the migration up"):
+        steered(given_up, Options(Method.PRECOPY, policy=Policy((Rule(2, Act.ABORT),))))
+    assert ("abort", 0) in given_up.told
+
+
+def test_a_domain_is_held_to_another_share_of_the_link_once_its_memory_moves() -> None:
+    async def main() -> list[tuple[str, int]]:
+        session = Stalling(ends_at="nothing")
+        transfer = DomainTransfer(
+            session, UUID, Options(), clock=lambda: 0.0, emit=lambda _: None, patience_s=0.1
+        )
+        with pytest.raises(OperationFailedError):  # it is tried again
+            await transfer.hold_to(20 * MIB)
+        transfer.last = Job(active=True, round=1)
+        await transfer.hold_to(20 * MIB + 5)
+        await transfer.hold_to(5)
+        return session.told
+
+    assert asyncio.run(main()) == [("speed", 20), ("speed", 1)]

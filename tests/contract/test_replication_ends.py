@@ -3,7 +3,8 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
@@ -19,6 +21,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
+from vmckpt.replicate import channel, keeper
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
 from vmckpt.replicate.disks.journal import Journal
@@ -26,6 +29,7 @@ from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.operate import require_decided, stop
 from vmckpt.replicate.replica import replica_in
 from vmckpt.replicate.request import Files
+from vmckpt.replicate.stream import Stream
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
 from vmckpt.replicate.wire.errors import DamagedError
 from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, Inbound, Kind, Outbound
@@ -212,3 +216,115 @@ def _taken(assembler: Assembler, frame: list[Buffer]) -> Epoch | None:
     inbound = Inbound(0)
     inbound.sequence = int.from_bytes(data[24:28])
     return assembler.take(inbound.head(data[:HEAD_BYTES]), memoryview(data)[HEAD_BYTES:])
+
+
+@asynccontextmanager
+async def _over_a_relay(bytes_per_s: float) -> AsyncIterator[tuple[Channel, Channel]]:
+    """Two ends, and from the first to the second a link of so many bytes a second."""
+    (ours, near), (far, theirs) = socket.socketpair(), socket.socketpair()
+    for end in (ours, near, far, theirs):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, 4096)
+    left = await asyncio.open_connection(sock=near, limit=4096)
+    right = await asyncio.open_connection(sock=far, limit=4096)
+
+    async def relay(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_per_s: float
+    ) -> None:
+        while some := await reader.read(4096):
+            writer.write(some)
+            await writer.drain()
+            await asyncio.sleep(len(some) / bytes_per_s)
+
+    tasks = [
+        asyncio.ensure_future(relay(left[0], right[1], bytes_per_s)),
+        asyncio.ensure_future(relay(right[0], left[1], 1e9)),
+    ]
+    one = Channel(*await asyncio.open_connection(sock=ours), term=7)
+    other = Channel(*await asyncio.open_connection(sock=theirs), term=7)
+    try:
+        yield one, other
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for end_of in (one, other):
+            end_of.abort()
+        for _, writer in (left, right):
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+def _keeper(directory: Path) -> Keeper:
+    return Keeper(Lease(FileStore(directory), "web", Claimant("a/1"), Span(60.0)), lambda _: None)
+
+
+def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patience counts from the last progress; heartbeats go on in between, both ways."""
+    monkeypatch.setattr(channel, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(keeper, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(channel, "HEARTBEAT_S", 0.05)
+
+    async def main() -> None:
+        async with _over_a_relay(1 << 20) as (ours, theirs):
+            stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+            beats = 0
+
+            async def standby() -> None:
+                nonlocal beats
+                while True:
+                    head, _ = await theirs.receive()
+                    beats += head.kind is Kind.HEARTBEAT
+                    if head.kind is Kind.COMMIT:
+                        theirs.put(theirs.outbound.frame(Kind.ACK, head.epoch, []))
+
+            work = (standby(), theirs.beat(), stream.beat(), stream.receive())
+            tasks = [asyncio.ensure_future(one) for one in work]
+            for _ in range(2):  # a second each
+                data = os.urandom(PAGES * PAGE_BYTES)
+                number = await stream.commit(Pages(((0, len(data)),), data), b"devices")
+                await stream.acknowledged(number)
+            assert beats > 5
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_standby_that_takes_nothing_is_given_up_after_its_time_not_twice_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "PATIENCE_S", 2.0)
+
+    async def main() -> None:
+        async with _over_a_relay(1.0) as (ours, _):
+            stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(HostDownError, match="has ended"):
+                for _ in range(8):
+                    data = os.urandom(PAGES * PAGE_BYTES)
+                    await stream.pages(Pages(((0, len(data)),), data))
+            assert asyncio.get_running_loop().time() - began_s < 3.8
+
+    asyncio.run(main())
+
+
+def test_frames_are_made_as_there_is_room_for_them() -> None:
+    async def main() -> None:
+        async with _over_a_relay(1.0) as (ours, _):
+            made = 0
+
+            def frames() -> Iterator[list[Buffer]]:
+                nonlocal made
+                for _ in range(64):
+                    made += 1
+                    yield ours.outbound.frame(Kind.PAGES, 1, [bytes(1 << 20)])
+
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ours.send_all(frames()), 0.3)
+            assert made < 8
+
+    asyncio.run(main())

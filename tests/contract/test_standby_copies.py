@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +61,20 @@ def test_what_is_somebody_elses_is_not_touched(tmp_path: Path) -> None:
     discard([theirs], "web")
     assert theirs.read_bytes() == b"y" * SIZE
     assert read_mark(new) is None
+
+
+def test_what_a_qemu_has_open_is_neither_gone_on_from_nor_removed(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with path.open("r+b") as file:
+        # As QEMU does: an open-file-description lock on one byte for each right that it has.
+        lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 101, 1, 0)
+        fcntl.fcntl(file, 37, lock)  # F_OFD_SETLK
+        discard([path], "web")
+        assert path.exists()
+        with pytest.raises(RefusedError, match="is in use"):
+            prepare([(path, SIZE)], "web", "run2")
+    discard([path], "web")
+    assert not path.exists()
 
 
 def test_no_room_for_a_file_is_a_clear_error(tmp_path: Path) -> None:

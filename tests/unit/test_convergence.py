@@ -1,9 +1,13 @@
 """Will a pre-copy end? The judgement rests on rounds, never on one sample."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.migrate.options import Method, Options
+from vmckpt.errors import TimedOutError
+from vmckpt.migrate.options import Method, OnTimeout, Options
 from vmckpt.migrate.steering import Figures, Order, Steering
 from vmckpt.plan.convergence import NO_GAIN, PATIENCE_ROUNDS, Rounds, eta_s, has_stalled
 
@@ -89,3 +93,18 @@ def test_a_hybrid_that_is_held_back_or_about_to_end_does_not_go_over() -> None:
     assert steered(Method.HYBRID, flat, held=5) == 8
     assert steered(Method.HYBRID, flat, held=0, fitting_bytes=60) == 0
     assert steered(Method.HYBRID, flat, held=0, fitting_bytes=40) == 4
+
+
+def test_a_time_limit_may_count_in_what_sending_memory_once_takes() -> None:
+    options = Options(timeout_passes=3.0, on_timeout=OnTimeout.POSTCOPY)
+    steering, orders = Steering(options), list[float]()
+    for number, at_s in enumerate((0.0, 2.0, 5.9, 6.1, 7.0), 1):
+        figures = Figures(number, 50, 10**6 * number, 1e6, 1e6)
+        if steering.steer(figures, at_s) is not None:
+            orders.append(at_s)
+    assert orders == [6.1]
+    giving_up = Steering(replace(options, on_timeout=OnTimeout.ABORT))
+    for number, at_s in enumerate((0.0, 2.0, 5.9), 1):
+        giving_up.steer(Figures(number, 50, 1, 1e6, 1e6), at_s)
+    with pytest.raises(TimedOutError, match=r"3 times the 2\.00 s"):
+        giving_up.steer(Figures(4, 50, 1, 1e6, 1e6), 6.1)

@@ -85,7 +85,7 @@ ANSWERS = [
     (Host.find_executable, Executable(Path("/a b"), 5, 6), ["/a b", 5, 6]),
     (Host.find_executable, None, None),
     (Host.fingerprint, Fingerprint(3, "ab"), [3, "ab"]),
-    (Host.lock_owner, Owner("r1", "vm run", 7, 1.5), ["r1", "vm run", 7, 1.5]),
+    (Host.lock_owner, Owner("r1", "vm run", 7, 1.5), ["r1", "vm run", 7, 1.5, ""]),
     (Host.listening_ports, frozenset({22, 5}), [5, 22]),
     (Host.resolve, Path("/x"), "/x"),
     (Host.read_text, "line\n\ud800", "line\n\ud800"),

@@ -191,3 +191,13 @@ def test_a_run_is_drawn_with_and_without_a_forecast() -> None:
         memory, *_ = figure(record).axes
         labels = {str(line.get_label()) for line in memory.get_lines()}
         assert {"left", "sent", "end"} <= labels
+
+
+def test_what_was_done_on_the_way_is_drawn_and_company_on_the_link_teaches_nothing() -> None:
+    record = run()
+    assert moved(record) is not None
+    note = {"event": "Note", "at_s": 0.5, "text": "another migration uses the link: going on"}
+    record.events.append(note | {"code": "shared-link"})
+    _, rates, *_ = figure(record).axes
+    assert [text.get_text() for text in rates.texts] == ["another migration uses the link"]
+    assert moved(record) is None

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -271,5 +272,56 @@ def test_questions_wait_for_one_another() -> None:
         assert store.now.version == 4
         assert store.now.record.in_sync == "r1"
         assert lease.held is not None
+
+    played(play)
+
+
+def test_a_claim_is_had_before_the_holder_is_dead_and_ends_what_that_one_can_record() -> None:
+    store = Register(Versioned(OTHER, 7))
+    other, me = store.lease("other", "r0"), store.lease()
+
+    async def play() -> None:
+        with pytest.raises(RefusedError):  # its lease may still run
+            await me.take()
+        store.clock_s += 1
+        assert (await me.claim()).term == 6
+        assert me.replaced is not None
+        assert me.replaced.now.record == OTHER
+        # Waited for from when it was first seen.
+        assert me.replaced.since_s == 1000
+        with pytest.raises(RefusedError):
+            await other.record_solo()
+
+    played(play)
+
+
+def test_a_claim_comes_too_late_for_a_holder_that_went_solo() -> None:
+    store = Register(Versioned(OTHER, 7))
+    me = store.lease()
+
+    async def play() -> None:
+        await me.look()
+        store.now = Versioned(replace(OTHER, in_sync=None, attempt=2), 8)
+        with pytest.raises(RefusedError, match="not for me"):
+            await me.claim()
+        assert me.held is None
+
+    played(play)
+
+
+def test_a_claim_without_an_answer_is_known_for_what_it_is_once_it_is_seen() -> None:
+    store = Register(Versioned(OTHER, 7))
+    me = store.lease()
+
+    async def play() -> None:
+        store.does = ["late"]
+        with pytest.raises(OutcomeUnknownError):
+            await me.claim()
+        assert me.held_until_s == -math.inf
+        store.comes_late()
+        await me.look()
+        assert me.held is not None
+        assert me.replaced is not None
+        assert me.replaced.now.record == OTHER
 
     played(play)

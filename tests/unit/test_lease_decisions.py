@@ -244,3 +244,15 @@ def test_the_guest_runs_here_only_while_the_term_is_held() -> None:
     assert choose(view, 100.95) is standby.Move.RENEW
     higher = Seen(Versioned(Record(5, "c", 1, SPAN), 10), 100.9)
     assert choose(replace(view, seen=higher), 100.8) is standby.Move.STAND_DOWN
+
+
+def test_a_claimed_term_lets_the_guest_run_only_when_its_former_holder_cannot_act() -> None:
+    mine = Seen(Versioned(Record(4, "b", 1, SPAN), 9), 100.4)
+    claimed = replace(FOLLOWS, seen=mine, term=4, held_until_s=101.4, replaced=SEEN)
+    assert choose(claimed, 100.5) is standby.Move.WAIT
+    assert choose(replace(claimed, fencing=Fencing.READY), 100.5) is standby.Move.FENCE
+    assert choose(replace(claimed, dead=Holding(3, "a")), 100.5) is standby.Move.PROMOTE
+    assert choose(replace(claimed, dead=Holding(4, "b")), 100.5) is standby.Move.WAIT
+    # The former lease is counted from when it was seen, not from the claim.
+    assert choose(claimed, 101.02) is standby.Move.PROMOTE
+    assert choose(claimed, 101.35) is standby.Move.RENEW

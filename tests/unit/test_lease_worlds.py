@@ -107,7 +107,7 @@ class Life:
         self.complete, self.follows_term, self.heard_s = False, 0, self.clock()
         self.acknowledged: dict[str, int] = {}  # by replica
         self.waiting_since_s: float | None = None
-        self.holding_back = False
+        self.holding_back, self.may_act = False, False
         claimant = Claimant(self.name, self.replica, succeeds.name if succeeds else None)
         self.lease = Lease(world, "web", claimant, SPAN, clock=self.clock)
         self.tasks = [asyncio.ensure_future(work()) for work in (self.deal, self.guest)]
@@ -121,9 +121,10 @@ class Life:
             if self.world.chance(0.01):  # it is stopped for longer than its lease
                 await self.world.pause(3)
             try:
-                if self.lease.held:
+                if self.lease.held and self.may_act:
                     await self.as_primary(self.lease.held.term)
                 else:
+                    self.may_act = False
                     await self.as_standby()
             except (ArbiterDownError, OutcomeUnknownError):
                 continue
@@ -160,15 +161,28 @@ class Life:
                 dead = Holding(record.term, record.holder)
         view = standby.View(
             me=self.lease.claimant, complete=self.complete, follows_term=self.follows_term,
-            heard_s=(self.heard_s,), seen=seen, fencing=Fencing.NONE, dead=dead,
+            heard_s=(self.heard_s,), seen=seen, dead=dead,
+            fencing=Fencing.READY if self.world.chance(0.5) else Fencing.NONE,
+            term=self.lease.held.term if self.lease.held else 0,
+            held_until_s=self.lease.held_until_s, replaced=self.lease.replaced,
         )  # fmt: skip
         move = standby.decide(view, now_s=self.clock(), margin_s=MARGIN_S, silence_s=SILENCE_S)
         succeeds = seen is not None and seen.now.record.holder == self.lease.claimant.succeeds
-        if not (first or succeeds or move is standby.Move.TAKE):
-            return
-        await self.lease.take(dead)
+        if move is standby.Move.CLAIM:
+            await self.lease.claim()
+            self.world.seen["claimed"] += 1
+        elif move is standby.Move.RENEW:
+            await self.lease.renew()
+        elif first or succeeds or move is standby.Move.TAKE:
+            await self.lease.take(dead)
+            self.goes_on("first" if first else "fenced" if dead else "taken over")
+        elif move is standby.Move.PROMOTE:
+            self.goes_on("claimed and waited out")
+
+    def goes_on(self, how: str) -> None:
+        self.may_act = True
         self.complete = False  # as a replica: from here on it is the guest itself
-        self.world.seen["first" if first else "fenced" if dead else "taken over"] += 1
+        self.world.seen[how] += 1
         assert self.made >= self.world.released, f"{self.name} lacks what the world has seen"
 
     # -- the guest and the link ------------------------------------------------------------------
@@ -187,7 +201,7 @@ class Life:
         while True:
             await asyncio.sleep(TICK_S)
             held = self.lease.held
-            if held is None:
+            if held is None or not self.may_act:
                 continue
             view, now_s = self.view(held.term), self.clock()
             if not primary.may_run(view, now_s=now_s, margin_s=MARGIN_S):
@@ -275,5 +289,6 @@ def test_whatever_happens_no_lower_term_runs_and_nothing_that_was_seen_is_lost(f
     for seed in range(first, first + 12):
         total += virtual_time.run(play(seed, trouble=1.0))
     # None of it was in vain.
-    for happened in ("taken over", "fenced", "unknown", "refused", "solo", "in sync", "released"):
+    for happened in ("taken over", "fenced", "unknown", "refused", "solo", "in sync", "released",
+                     "claimed", "claimed and waited out"):  # fmt: skip
         assert total[happened] > 5, total

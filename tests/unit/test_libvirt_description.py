@@ -9,7 +9,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.description import Interface, parse_domain
 from vmckpt.vm.domains.flags import PausedReason, State
 from vmckpt.vm.domains.inventory import Domain, choose
-from vmckpt.vm.domains.libvirtd import Seen
+from vmckpt.vm.domains.told import Seen
 
 pytestmark = pytest.mark.unit
 XML = """\

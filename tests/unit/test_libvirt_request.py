@@ -8,6 +8,7 @@ from vmckpt.migrate.domains.checks import certificate_dir, option_checks, qemu_u
 from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import Cargo, Route, build
 from vmckpt.migrate.options import Method, OnTimeout, Options
+from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.units import MIB
 from vmckpt.vm.check import REFUSE, WARN
 from vmckpt.vm.domains import flags
@@ -131,6 +132,9 @@ def test_no_job_is_not_active() -> None:
 def test_what_libvirt_cannot_do_is_refused_or_said() -> None:
     [refused] = option_checks(Options(Method.POSTCOPY, channels=2))
     assert refused.verdict == REFUSE
+    throttle = Policy((Rule(3, Act.THROTTLE, 10, most_percent=50),))
+    [slowing] = option_checks(Options(Method.PRECOPY, policy=throttle))
+    assert (slowing.verdict, "auto-converge" in slowing.remedy) == (REFUSE, True)
     [rounded] = option_checks(Options(bandwidth_bytes_per_s=100 * 10**6))
     assert (rounded.code, rounded.verdict) == ("bandwidth", WARN)
     assert "95 MiB/s" in rounded.reason

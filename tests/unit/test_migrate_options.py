@@ -1,5 +1,7 @@
 """What is typed after `vmckpt migrate` becomes options, or an error that names the way out."""
 
+from pathlib import Path
+
 import pytest
 
 from vmckpt.cli.migrate_options import (
@@ -68,9 +70,29 @@ def test_what_is_said_is_taken() -> None:
     [
         (NOTHING._replace(on_timeout=TimeoutWord.postcopy), "--timeout 5m"),
         (NOTHING._replace(max_downtime="3000s"), "--method stop"),
+        (NOTHING._replace(timeout="1x"), "--timeout 5x"),
+        (NOTHING._replace(timeout="-3x"), "--timeout 5x"),
+        (NOTHING._replace(timeout="300"), "300ms"),
+        (NOTHING._replace(bandwidth="fast"), "100MB"),
+        (NOTHING._replace(observe_only=True), "--policy FILE"),
     ],
 )
 def test_options_at_odds_are_refused(asked: Asked, part: str) -> None:
     with pytest.raises(UsageError) as caught:
         asked.options()
     assert part in caught.value.remedy
+
+
+def test_a_time_limit_may_be_told_in_passes() -> None:
+    asked = NOTHING._replace(timeout="2.5x").options()
+    assert (asked.timeout_s, asked.timeout_passes, asked.has_timeout) == (None, 2.5, True)
+
+
+def test_a_policy_that_slows_the_guest_goes_with_no_other_that_does(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[[when]]\nstalls = 2\ndo = "throttle"\nby_percent = 5\nmost_percent = 20\n')
+    with pytest.raises(UsageError, match="--auto-converge does not go with"):
+        NOTHING._replace(policy=file, auto_converge=True).options()
+    with pytest.raises(UsageError, match="--method hybrid"):
+        NOTHING._replace(policy=file, method=MethodWord.hybrid).options()
+    assert NOTHING._replace(policy=file).options().throttles_at_will

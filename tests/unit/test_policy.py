@@ -1,5 +1,6 @@
 """Policies: read from TOML, and decided from rounds alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
-from vmckpt.migrate.options import Options
+from vmckpt.migrate.method_checks import resolve_method
+from vmckpt.migrate.options import Method, Options
+from vmckpt.migrate.planner import within
 from vmckpt.migrate.policy_file import parse_policy
-from vmckpt.plan.policy import Act, Pilot, Policy, Rule, replay, stalled_rounds
+from vmckpt.plan.policy import Act, Look, Pilot, Policy, Rule, replay, stalled_rounds
 
 pytestmark = pytest.mark.unit
 
@@ -52,6 +55,10 @@ def test_a_policy_is_read_and_survives_its_record() -> None:
         ('most = "1s"', "", "most"),
         ("stalls = 6", "stalls = 6\nmoon = 1", "moon"),
         ("stall_percent", "[stall_percent", "no TOML"),
+        ('do = "postcopy"', 'do = "throttle"', "by_percent"),
+        ('do = "postcopy"', 'do = "throttle"\nby_percent = 5', "most_percent"),
+        ('do = "postcopy"', 'do = "throttle"\nby_percent = 5\nmost_percent = 100', "line 13"),
+        ("stalls = 6", "passes = 0", "line 10"),
     ],
 )
 def test_a_wrong_policy_is_told_by_line(old: str, new: str, words: str) -> None:
@@ -81,9 +88,9 @@ def seen(left: list[int], policy: Policy = POLICY) -> list[tuple[int, Act, int]]
     pilot = Pilot(policy, 300)
     found = []
     for number, bytes_left in enumerate(left, start=1):
-        if decision := pilot.see(number, bytes_left):
+        if decision := pilot.see(Look(float(number), number, bytes_left)):
             found.append((number, decision.act, decision.downtime_ms))
-        assert pilot.see(number, 0) is None  # the same round once more
+        assert pilot.see(Look(float(number), number, 0)) is None  # the same round once more
     return found
 
 
@@ -122,4 +129,99 @@ def test_a_run_is_replayed_from_its_samples() -> None:
     assert [(at_s, one.act) for at_s, one in found] == [
         (0.4, Act.RAISE_DOWNTIME),
         (0.5, Act.RAISE_DOWNTIME),
+    ]
+
+
+THROTTLE = Rule(2, Act.THROTTLE, 20, most_percent=50)
+MORE = """\
+[[when]]
+stalls = 2
+do = "throttle"
+by_percent = 20
+most_percent = 50
+
+[[when]]
+passes = 5
+do = "abort"
+"""
+
+
+def steps(pilot: Pilot, *, follows: bool) -> list[tuple[int, int]]:
+    """In which rounds of one that stalls for ever the guest is slowed, and by how much."""
+    found, now = [], 0
+    for number in range(1, 16):
+        look = Look(float(number), number, 100 if number == 1 else 50, throttle_percent=now)
+        if decision := pilot.see(look):
+            assert (decision.act, decision.downtime_ms) == (Act.THROTTLE, 300)
+            found.append((number, decision.throttle_percent))
+        if follows:
+            now = pilot.throttle_percent
+    return found
+
+
+def test_the_guest_is_slowed_by_steps_each_after_the_last_was_seen_to_be_too_little() -> None:
+    assert parse_policy(MORE, "p.toml").rules == (THROTTLE, Rule(0, Act.ABORT, passes=5))
+    assert steps(Pilot(Policy((THROTTLE,)), 300), follows=True) == [(4, 20), (6, 40), (8, 50)]
+    # A QEMU that has not done the first step is not told the next.
+    assert steps(Pilot(Policy((THROTTLE,)), 300), follows=False) == [(4, 20)]
+
+
+def test_a_deadline_counts_in_what_sending_memory_once_takes() -> None:
+    pilot = Pilot(Policy((Rule(0, Act.ABORT, passes=5),)), 300)
+    looks = [(10.0, 1), (12.0, 2), (19.9, 30), (20.0, 31), (21.0, 32)]
+    acts = [pilot.see(Look(at_s, number, 100 - number)) for at_s, number in looks]
+    assert [decision is not None for decision in acts] == [False, False, False, True, False]
+    assert "5 times" in next(decision.why for decision in acts if decision)
+    slower = Pilot(Policy((Rule(0, Act.ABORT, passes=5),)), 300)
+    assert not any(slower.see(Look(at_s, n, 50)) for at_s, n in [(0.0, 1), (9.0, 2), (44.0, 50)])
+
+
+def test_a_policy_keeps_what_was_promised() -> None:
+    pause, postcopy = Rule(9, Act.PAUSE), Rule(9, Act.POSTCOPY)
+    policy = Policy((RAISE, THROTTLE, pause, postcopy))
+    assert policy.within(None, None) == policy
+    assert policy.within(400, 30).rules == (
+        Rule(2, Act.RAISE_DOWNTIME, 100, 400),
+        Rule(2, Act.THROTTLE, 20, most_percent=30),
+        postcopy,
+    )
+    assert policy.within(None, 0).rules == (RAISE, pause, postcopy)
+
+
+def test_what_steers_a_migration_is_the_policy_within_its_promises() -> None:
+    policy = Policy((RAISE, THROTTLE))
+    asked = Options(policy=policy, most_throttle_percent=30)
+    assert asked.steers is not None
+    assert [rule.most_percent for rule in asked.steers.rules] == [0, 30]
+    assert asked.throttles_at_will
+    assert asked.wish().throttle_at_will
+    assert not replace(asked, observe_only=True).throttles_at_will
+    # Auto-converge slows the guest by itself; other ways have no rounds to steer by.
+    assert not replace(asked, auto_converge=True).throttles_at_will
+    assert replace(asked, method=Method.HYBRID).steers is None
+    assert not resolve_method(asked, loses_pages=False).auto_converge
+    assert resolve_method(Options(policy=Policy((RAISE,))), loses_pages=False).auto_converge
+
+
+def test_a_planned_migration_may_do_all_that_was_allowed_and_nothing_else() -> None:
+    assert within(None, None) is None
+    found = within(400, None)
+    assert found is not None
+    assert [(rule.act, rule.most_ms) for rule in found.rules] == [(Act.RAISE_DOWNTIME, 400)]
+    found = within(None, 20)
+    assert found is not None
+    assert [(rule.act, rule.most_percent) for rule in found.rules] == [(Act.THROTTLE, 20)]
+
+
+def test_steps_of_a_throttle_are_replayed() -> None:
+    samples = [
+        {"at_s": n / 10, "round": n, "remaining_bytes": 100 if n == 1 else 50, "status": "active"}
+        for n in range(1, 12)
+    ]
+    found = replay(parse_policy(MORE, "p.toml"), 300, samples)
+    assert [(one.act, one.throttle_percent) for _, one in found] == [
+        (Act.THROTTLE, 20),
+        (Act.THROTTLE, 40),
+        (Act.ABORT, 40),
+        (Act.THROTTLE, 50),
     ]

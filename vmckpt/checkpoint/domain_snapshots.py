@@ -7,7 +7,8 @@ from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain, require_active
-from vmckpt.vm.domains.libvirtd import DomainSnapshot, Libvirtd, libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+from vmckpt.vm.domains.told import DomainSnapshot
 
 
 class Taken(NamedTuple):

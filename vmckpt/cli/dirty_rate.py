@@ -10,8 +10,8 @@ from vmckpt.cli.arguments import look_s
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
+    from vmckpt.cli.drivers.driver import Driver
     from vmckpt.vm.dirty_rate import DirtyRate
-    from vmckpt.vm.inventory import Vm
 
 WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
 
@@ -28,10 +28,10 @@ def dirty_rate(
     """Measure how fast a running VM dirties its memory, and what that memory holds."""
     import asyncio
 
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.drivers.find import find
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
-    from vmckpt.vm.dirty_rate import measure
+    from vmckpt.vm.last_measured import keep
 
     for_s = look_s(for_)
     if watch and (json or plot):
@@ -42,13 +42,14 @@ def dirty_rate(
         )
     if plot:
         require_plotting(plot)
-    found = run(find_own(vm))
+    found = run(find(vm))
     if watch:
         # Ctrl-C is its end, and undoes nothing.
         with suppress(KeyboardInterrupt):
             asyncio.run(_watch(found))
         return
-    measured = run(measure(found, for_s))
+    measured = run(found.measure(for_s))
+    keep(found.name, measured)
     if plot:
         from vmckpt.ui.charts import draw_dirty_rate
 
@@ -57,7 +58,7 @@ def dirty_rate(
     show(facts, text(found, measured), as_json=json)
 
 
-def text(vm: "Vm", measured: "DirtyRate") -> str:
+def text(vm: "Driver", measured: "DirtyRate") -> str:
     """The measurement in words and a table."""
     from vmckpt.memory.ram_file import PAGE_BYTES
     from vmckpt.ui.tables import fields, table
@@ -78,7 +79,10 @@ def text(vm: "Vm", measured: "DirtyRate") -> str:
             )
             pairs.append((name, words))
     if measured.took_s and measured.faults:
-        faults = f"{measured.faults / measured.took_s:.0f} page faults/s"
+        faults = (
+            f"{measured.faults / measured.took_s:.0f} page faults/s, "
+            f"about {measured.cost:.1%} of a processor"
+        )
         pairs.append(("cost to the guest", faults))
     rows = [
         (
@@ -95,17 +99,19 @@ def text(vm: "Vm", measured: "DirtyRate") -> str:
     return f"{head}\n{fields(pairs)}\n\n{curve}"
 
 
-async def _watch(vm: "Vm") -> None:
+async def _watch(vm: "Driver") -> None:
     import asyncio
 
     from vmckpt.errors import BusyError
     from vmckpt.ui.charts import rate_chart
-    from vmckpt.vm.dirty_rate import measure
+    from vmckpt.vm.last_measured import keep
 
     with rate_chart(f"{vm.name} on {vm.host.name}") as add:
         while True:
             try:
-                add(await measure(vm, WATCHED_S))
+                measured = await vm.measure(WATCHED_S)
+                keep(vm.name, measured)
+                add(measured)
             except BusyError as exc:
                 warn(f"{exc.what}: {exc.why}")
                 await asyncio.sleep(WATCHED_BUSY_S)

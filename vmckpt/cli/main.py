@@ -19,8 +19,19 @@ changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9
 # One file each. A call imports its own alone: importing is most of what starting costs.
 COMMANDS = ("migrate", "check", "plan", "dirty-rate", "report", "replay", "fork")
 # Started by vmckpt itself: not in --help.
-HIDDEN = ("serve", "link", "job", "replica", "checkpointing")
-NOUNS = ("vm", "replicate", "checkpoint", "host", "snapshot", "store", "pki", "runs", "lab")
+HIDDEN = ("serve", "link", "job", "replica", "observe", "checkpointing")
+NOUNS = (
+    "vm",
+    "replicate",
+    "checkpoint",
+    "host",
+    "snapshot",
+    "store",
+    "pki",
+    "runs",
+    "metrics",
+    "lab",
+)
 
 
 def command_line(words: Sequence[str]) -> typer.Typer:

@@ -114,11 +114,12 @@ def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
 
 
 async def _calm(name: str, given: str) -> None:
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.drivers.find import find
     from vmckpt.migrate.calm import wait_for_calm
     from vmckpt.units import parse_duration_s
 
-    await wait_for_calm(await find_own(name), parse_duration_s(given), warn)
+    vm = await find(name)
+    await wait_for_calm(vm.name, vm.measure, parse_duration_s(given), warn)
 
 
 async def _planned(

@@ -61,7 +61,13 @@ Method = Annotated[
     ),
 ]
 MaxDowntime = Annotated[str, typer.Option(help="How long the VM may stand still.")]
-Timeout = Annotated[str | None, typer.Option(help="How long memory may take to move.")]
+Timeout = Annotated[
+    str | None,
+    typer.Option(
+        help="How long memory may take to move, e.g. 5m, or 5x: five times as long as sending it "
+        "once takes."
+    ),
+]
 OnTimeout = Annotated[TimeoutWord, typer.Option(help="What to do when that is over.")]
 AutoConverge = Annotated[
     bool, typer.Option("--auto-converge", help="Slow the guest until pre-copy ends.")
@@ -117,7 +123,7 @@ class Asked(NamedTuple):
         """For a migration. Raises UsageError when they are malformed or at odds."""
         from vmckpt.errors import UsageError
         from vmckpt.migrate import options
-        from vmckpt.units import parse_duration_s, parse_rate_bytes_per_s
+        from vmckpt.units import parse_rate_bytes_per_s
 
         if self.timeout is None and self.on_timeout is not TimeoutWord.abort:
             raise UsageError(
@@ -125,11 +131,13 @@ class Asked(NamedTuple):
                 why="without one the time is never up",
                 remedy="add e.g. --timeout 5m",
             )
+        timeout_s, timeout_passes = _timeout(self.timeout)
         return options.Options(
             method=options.Method(self.method),
             max_downtime_ms=_downtime_ms(self.max_downtime),
             bandwidth_bytes_per_s=parse_rate_bytes_per_s(self.bandwidth) if self.bandwidth else 0,
-            timeout_s=parse_duration_s(self.timeout) if self.timeout else None,
+            timeout_s=timeout_s,
+            timeout_passes=timeout_passes,
             on_timeout=options.OnTimeout(self.on_timeout),
             auto_converge=self.auto_converge,
             compression=None if self.compress is CompressWord.none else self.compress.value,
@@ -137,9 +145,55 @@ class Asked(NamedTuple):
             disks=options.Disks(self.disks),
             tls=options.Tls(self.tls),
             never_risk_postcopy=self.never_risk_postcopy,
-            policy=_policy(self.policy, self.method, observe_only=self.observe_only),
+            policy=self._policy(),
             observe_only=self.observe_only,
         )
+
+    def _policy(self) -> "Policy | None":
+        from vmckpt.errors import UsageError
+        from vmckpt.migrate.policy_file import read_policy
+
+        if self.policy is None:
+            if self.observe_only:
+                raise UsageError(
+                    "--observe-only has no --policy",
+                    why="there is nothing to observe",
+                    remedy="add --policy FILE",
+                )
+            return None
+        if self.method not in (MethodWord.auto, MethodWord.precopy):
+            raise UsageError(
+                f"--policy does not go with --method {self.method.value}",
+                why="a policy steers a pre-copy",
+                remedy="leave out --method; a rule may come to post-copy",
+            )
+        policy = read_policy(self.policy)
+        if policy.may_throttle and self.auto_converge and not self.observe_only:
+            raise UsageError(
+                f"--auto-converge does not go with {self.policy}",
+                why="both would slow the guest, each by its own rule",
+                remedy="leave out --auto-converge",
+            )
+        return policy
+
+
+def _timeout(text: str | None) -> tuple[float | None, float | None]:
+    """A time limit in seconds, or in passes (5x). Raises UsageError."""
+    from vmckpt.errors import UsageError
+    from vmckpt.units import parse_duration_s
+
+    if text is None:
+        return None, None
+    if not text.endswith("x"):
+        return parse_duration_s(text), None
+    number = text.removesuffix("x")
+    if not number.replace(".", "", 1).isdecimal() or float(number) <= 1:
+        raise UsageError(
+            f"--timeout {text} cannot be kept",
+            why="sending memory once is 1x, and what was dirtied meanwhile comes on top",
+            remedy="write e.g. --timeout 5x",
+        )
+    return None, float(number)
 
 
 def _downtime_ms(text: str) -> int:
@@ -155,25 +209,3 @@ def _downtime_ms(text: str) -> int:
             remedy="--method stop lets the VM stand still for as long as it takes",
         )
     return downtime_ms
-
-
-def _policy(policy: Path | None, method: MethodWord, *, observe_only: bool) -> "Policy | None":
-    from vmckpt.errors import UsageError
-
-    if observe_only and not policy:
-        raise UsageError(
-            "--observe-only has no --policy",
-            why="there is nothing to observe",
-            remedy="add --policy FILE",
-        )
-    if policy and method not in (MethodWord.auto, MethodWord.precopy):
-        raise UsageError(
-            f"--policy does not go with --method {method.value}",
-            why="a policy steers a pre-copy",
-            remedy="leave out --method; a rule may come to post-copy",
-        )
-    if policy is None:
-        return None
-    from vmckpt.migrate.policy_file import read_policy
-
-    return read_policy(policy)

@@ -165,10 +165,10 @@ class Capture:
         stands still afterwards. Raises RefusedError when it does not run, OperationFailedError when
         QEMU does not give its devices' state.
         """
-        await self._require_running()
         with _received() as (writer, received):
             with open_fd(writer):
-                await self._monitor.give_fd(_FD_NAME, writer)
+                giving = self._monitor.give_fd(_FD_NAME, writer)
+                await asyncio.gather(giving, self._require_running())
             began_s = time.perf_counter()
             try:
                 with self._monitor.events("MIGRATION") as events:

@@ -21,12 +21,16 @@ JUST_BEGUN = "an operation that has just begun"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a lock: the run's id, what it does, and since when (Unix seconds)."""
+    """Who holds a lock: the run's id, what it does, and since when (Unix seconds).
+
+    `ended_by`: the command that ends it, where it does not end by itself.
+    """
 
     run: str
     action: str
     pid: int
     since_unix_s: float
+    ended_by: str = ""
 
 
 @contextmanager
@@ -95,8 +99,7 @@ def _parse(text: bytes) -> Owner | None:
 
 def _busy(path: Path, owner: Owner | None) -> BusyError:
     who = f"{owner.action} (run {owner.run}, pid {owner.pid})" if owner else "another operation"
-    return BusyError(
-        f"'{path.name}' is busy",
-        why=f"held by {who}",
-        remedy="wait for it to end; a dead holder frees it by itself",
-    )
+    remedy = "wait for it to end; a dead holder frees it by itself"
+    if owner and owner.ended_by:
+        remedy = f"end it first: {owner.ended_by}"
+    return BusyError(f"'{path.name}' is busy", why=f"held by {who}", remedy=remedy)

@@ -1,27 +1,31 @@
 """Waiting for a moment in which the guest dirties little."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from vmckpt.plan.calm import is_calm
 from vmckpt.units import format_duration, format_rate
-from vmckpt.vm.dirty_rate import measure
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm.dirty_rate import DirtyRate
 
 LOOK_S = 2.0
 
 
-async def wait_for_calm(vm: Vm, for_s: float, tell: Callable[[str], None]) -> None:
-    """Return when the guest dirties little for its kind, or `for_s` are over.
+async def wait_for_calm(
+    name: str,
+    measure: Callable[[float], Awaitable[DirtyRate]],
+    for_s: float,
+    tell: Callable[[str], None],
+) -> None:
+    """Return when the guest `name` dirties little for its kind, or `for_s` are over.
 
-    `tell` is told which it was. Raises what `measure` raises.
+    `tell` is told which it was. Raises what `measure`, for so many seconds, raises.
     """
     began_s, rates = time.monotonic(), list[float]()
     while time.monotonic() - began_s < for_s:
-        measured = await measure(vm, LOOK_S)
+        measured = await measure(LOOK_S)
         rates.append(measured.working_set_bytes / measured.took_s)
         if is_calm(rates):
             most = format_rate(max(rates))
-            tell(f"calm: '{vm.name}' dirties {format_rate(rates[-1])}, at most it was {most}")
+            tell(f"calm: '{name}' dirties {format_rate(rates[-1])}, at most it was {most}")
             return
     tell(f"no calm came within {format_duration(for_s)}: going on")

@@ -47,8 +47,13 @@ class DiskMirrors:
         note: Callable[[str, str], None],
     ) -> None:
         self._source, self._target, self._copies, self._run = pair.source, pair.target, copies, run
-        self._bandwidth = bandwidth_bytes_per_s
+        self._bandwidth, self._following = bandwidth_bytes_per_s, False
         self._clock, self._emit, self._note = clock, emit, note
+
+    @property
+    def any(self) -> bool:
+        """Whether there are disks to copy at all."""
+        return bool(self._copies)
 
     async def mirror(self, credentials: Credentials | None) -> None:
         """Copy every disk; when it returns the copies only follow the guest's writes.
@@ -76,9 +81,21 @@ class DiskMirrors:
                 if watch.stalls(sum(job.done for job in jobs), _left(jobs), time.monotonic()):
                     await self._write_through(source)
                 await events.next(SAMPLE_S)
-        for copy in self._copies if self._bandwidth else ():
-            speed = self._bandwidth // DISKS_SHARE // len(self._copies)
-            await block.block_job_set_speed(source, self._name(copy), max(speed, 1))
+        self._following = True
+        if self._bandwidth:
+            await self._set_speed(source)
+
+    async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
+        """Copy and follow within another bandwidth from here on; memory has its part of it."""
+        if self._copies:
+            self._bandwidth = bandwidth_bytes_per_s
+            await self._set_speed(await self._source.monitor())
+
+    async def _set_speed(self, source: Monitor) -> None:
+        share = self._bandwidth // DISKS_SHARE if self._following else self._bandwidth
+        for copy in self._copies:
+            speed = max(share // len(self._copies), 1)
+            await block.block_job_set_speed(source, self._name(copy), speed)
 
     async def check(self) -> None:
         """Raises OperationFailedError when a copy no longer follows the guest's writes."""

@@ -28,6 +28,8 @@ USED = 0.8
 # for a second to begin: any time up to a second, until such moves were seen.
 UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
 ENCRYPTED = ", encrypted"
+# The note of a migration that had the link not for itself alone.
+SHARED = "shared-link"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 SENDING = {Way.MULTIFD: MULTIFD, Way.ZSTD: ZSTD}
 
@@ -98,10 +100,12 @@ def _kinship(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
 
 
 def moved(record: RunRecord) -> Moved | None:
-    """The migration as numbers; None where it teaches nothing, since it was undone."""
+    """The migration as numbers; None where it teaches nothing: undone, or on a shared link."""
     result, samples = record.result or {}, record.samples
     if result.get("outcome") != "completed":
         return None
+    if any(event.get("code") == SHARED for event in record.events):
+        return None  # what the others took of the link nobody knows
     counted = [sample for sample in samples if sample.get("normal_pages")]
     if not counted or not result.get("transfer_time_s"):
         return None

@@ -13,7 +13,9 @@ def resolve_method(options: Options, *, loses_pages: bool) -> Options:
         return options
     if loses_pages:
         return replace(options, method=Method.STOP)
-    return replace(options, method=Method.PRECOPY, auto_converge=True)
+    precopy = replace(options, method=Method.PRECOPY)
+    # A policy that slows the guest does so itself.
+    return precopy if precopy.throttles_at_will else replace(precopy, auto_converge=True)
 
 
 def postcopy_risk(options: Options) -> Iterator[Check]:

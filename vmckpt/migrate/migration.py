@@ -36,6 +36,7 @@ from vmckpt.migrate.recover import bury, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.settings import set_alike
 from vmckpt.migrate.settle import settle
+from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.migrate.switchover import Socketed, Switchover, let_go
 from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
@@ -62,7 +63,9 @@ class Migration:
         run: str,
         began_s: float,
         emit: Emit,
+        link: SharedLink,
     ) -> None:
+        self._link = link
         self._vm, self._target_host, self._options = vm, target, checked.options
         self._agreement = checked.require(vm.name, target.name)
         self._run, self._began_s, self._emit = run, began_s, emit
@@ -262,7 +265,8 @@ class Migration:
     async def mirror(self) -> None:
         """Local disks: copied, and from then on every write goes to both sides."""
         try:
-            await self._mirrors.mirror(self._credentials)
+            async with self._link.kept(self._mirrors.hold_to):
+                await self._mirrors.mirror(self._credentials)
         except VmckptError as exc:
             raise await self._explained(exc) from exc
 
@@ -283,7 +287,8 @@ class Migration:
             )
             if self._options.method is Method.STOP:
                 await commands.stop(source)
-            self._ending = await self._transfer.run(uri(self._target_host, port))
+            async with self._link.kept(self._transfer.hold_to):
+                self._ending = await self._transfer.run(uri(self._target_host, port))
         except BaseException as exc:
             # A second Ctrl-C must not undo the target before it is known who has the guest.
             if await to_the_end(self._settle()) is not Move.TARGET_OWNS:

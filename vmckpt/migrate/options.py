@@ -62,8 +62,9 @@ class Disks(StrEnum):
 class Options:
     """A migration's request. `bandwidth_bytes_per_s` 0 means no limit.
 
-    `pause_promised`: no policy may raise the downtime. `observe_only`: it only says what it would
-    do.
+    `timeout_passes` is a time limit too, in what sending all of memory once takes. A policy may
+    raise the downtime to `most_downtime_ms` and slow the guest by `most_throttle_percent`, None: as
+    it says. `observe_only`: it only says what it would do.
     """
 
     method: Method = Method.AUTO
@@ -79,14 +80,36 @@ class Options:
     never_risk_postcopy: bool = False
     policy: Policy | None = None
     observe_only: bool = False
-    pause_promised: bool = False
+    timeout_passes: float | None = None
+    most_downtime_ms: int | None = None
+    most_throttle_percent: int | None = None
 
     @property
     def may_postcopy(self) -> bool:
         """Whether the VM may come to run on the target before all of its RAM is there."""
         wants = self.method in (Method.POSTCOPY, Method.HYBRID)
         wants |= self.policy is not None and self.policy.may_postcopy and not self.observe_only
-        return wants or (self.timeout_s is not None and self.on_timeout is OnTimeout.POSTCOPY)
+        return wants or (self.has_timeout and self.on_timeout is OnTimeout.POSTCOPY)
+
+    @property
+    def has_timeout(self) -> bool:
+        """Whether the time can be up."""
+        return self.timeout_s is not None or self.timeout_passes is not None
+
+    @property
+    def steers(self) -> Policy | None:
+        """The policy that steers, within what was promised; only a pre-copy has one."""
+        if self.policy is None or self.method not in (Method.AUTO, Method.PRECOPY):
+            return None
+        # Beside auto-converge, which slows it by a rule of its own.
+        slower = 0 if self.auto_converge else self.most_throttle_percent
+        return self.policy.within(self.most_downtime_ms, slower)
+
+    @property
+    def throttles_at_will(self) -> bool:
+        """Whether QEMU has to be able to slow the guest at the policy's word."""
+        policy = None if self.observe_only else self.steers
+        return policy is not None and policy.may_throttle
 
     def wish(self, *, copies_disks: bool = False) -> Wish:
         """What this asks of the pair of QEMUs."""
@@ -97,6 +120,7 @@ class Options:
         return Wish(
             postcopy=self.may_postcopy,
             auto_converge=self.auto_converge,
+            throttle_at_will=self.throttles_at_will,
             channels=channels,
             compression=self.compression,
             max_downtime_ms=downtime_ms,

@@ -1,6 +1,6 @@
 """The ways a VM can move to a host, what each will come to, and the one that keeps an intent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,18 +12,23 @@ from vmckpt.migrate.learned import learned, sending
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.migrate.preflight import Preflight, preflight
 from vmckpt.migrate.recorded import runs_dir
+from vmckpt.migrate.shared_link import others_on_the_link
 from vmckpt.plan.choose import Choice, Intent, Offer, choose, judge
 from vmckpt.plan.forecast import Limits, Way, forecast
 from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
+from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.vm.check import REFUSE
-from vmckpt.vm.dirty_rate import DirtyRate, measure
+from vmckpt.vm.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.vm.inventory import Vm
+from vmckpt.vm.last_measured import keep
 
 # What a plan measures when nothing else is said: two periods of most loads, and soon over.
 LOOK_S = 8.0
 # Of a pause that is allowed so much is left to what comes in other than as reckoned.
 PAUSE_MARGIN = 0.2
+# How a planned pre-copy that gains nothing is helped, see `within`.
+STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ async def make_plan(
             why="moving needs another host",
             remedy="name another: vmckpt host list",
         )
+    await require_measurable(vm)
     links = learned(
         load_all(runs_dir()), vm.host.name, target.name, vm.name, agent=vm.spec.guest_agent
     )
@@ -124,14 +130,16 @@ async def make_plan(
     if not any(road.link for road in roads):
         raise RefusedError(
             f"'{vm.name}' cannot move to {target.name}",
-            why="; ".join(f"{road.way}: {road.closed or road.unknown}" for road in roads),
+            why=_against(roads),
             remedy=f"see `vmckpt check {vm.name} {target.name}`",
         )
     measured = await measure(vm, for_s)
+    keep(vm.name, measured)
     found = [_offer(road, road.link, measured, intent) for road in roads if road.link]
     offers = tuple(offer for offer, _ in found)
     choice = choose(offers, intent)
     chosen = {offer.forecast.way: meant for offer, meant in found}
+    others = await others_on_the_link(vm.host, target)
     return Plan(
         vm=vm.name,
         source=vm.host.name,
@@ -142,8 +150,18 @@ async def make_plan(
         unknown=tuple((road.way, road.unknown) for road in roads if road.unknown),
         choice=choice,
         options=chosen[choice.way] if choice.way else options,
-        notes=_notes(measured),
+        notes=(*_notes(measured), *_neighbours(others)),
     )
+
+
+def _against(roads: Sequence[_Road]) -> str:
+    """Why each road cannot be gone; those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for road in roads:
+        reasons.setdefault(road.closed or road.unknown, []).append(road.way.value)
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    return "; ".join(f"{', '.join(ways)}: {reason}" for reason, ways in reasons.items())
 
 
 async def _road(
@@ -173,13 +191,31 @@ async def _road(
 def _offer(road: _Road, link: Link, measured: DirtyRate, intent: Intent) -> tuple[Offer, Options]:
     """With the shortest standstill that keeps the intent; else with the longest allowed."""
     guest = guest_of(measured, road.disk_bytes)
+    promised_ms = road.downtimes_ms[-1] if intent.max_pause_s is not None else None
+    slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
     for downtime_ms in road.downtimes_ms:
-        meant = replace(road.options, max_downtime_ms=downtime_ms)
+        meant = replace(
+            road.options,
+            max_downtime_ms=downtime_ms,
+            most_downtime_ms=promised_ms,
+            most_throttle_percent=slower,
+            policy=road.options.policy or within(promised_ms, slower),
+        )
         limits = Limits(downtime_ms / 1e3, float(meant.bandwidth_bytes_per_s))
         offer = judge(forecast(road.way, guest, link, limits), intent)
         if offer.keeps:
             break
     return offer, meant
+
+
+def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> Policy | None:
+    """What is done about a planned pre-copy that gains nothing: all that was allowed, by steps."""
+    rules = (
+        Rule(STALLS, Act.THROTTLE, THROTTLE_STEP_PERCENT, most_percent=most_throttle_percent or 0),
+        Rule(STALLS, Act.RAISE_DOWNTIME, DOWNTIME_STEP_PERCENT, most_ms=most_downtime_ms or 0),
+    )
+    allowed = Policy(rules).within(most_downtime_ms or 0, most_throttle_percent or 0)
+    return allowed if allowed.rules else None
 
 
 def _downtimes_ms(options: Options, intent: Intent, link: Link) -> tuple[int, ...]:
@@ -237,7 +273,6 @@ def _options(way: Way, options: Options, intent: Intent) -> Options:
         auto_converge=way is Way.AUTO_CONVERGE,
         compression=compressed,
         channels=parallel,
-        pause_promised=intent.max_pause_s is not None,
         never_risk_postcopy=options.never_risk_postcopy or intent.never_risk_postcopy,
     )
 
@@ -255,6 +290,13 @@ def _notes(measured: DirtyRate) -> tuple[str, ...]:
         f"the dirty rate is QEMU's own sample ({measured.why})",
         "what memory holds is not known, and taken as the slowest to send",
     )
+
+
+def _neighbours(others: int) -> tuple[str, ...]:
+    if not others:
+        return ()
+    words = f"{others} other migrations use" if others > 1 else "another migration uses"
+    return (f"{words} the link now: forecasts are for one that has it for itself",)
 
 
 def _nothing_known(source: str, target: str) -> RefusedError:

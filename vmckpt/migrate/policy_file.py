@@ -1,6 +1,7 @@
 """A policy file (TOML) read into a Policy; errors name the line and the key."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 from vmckpt.errors import UsageError
@@ -8,6 +9,8 @@ from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
 from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.units import parse_duration_s
 from vmckpt.vm.toml_table import Source, Table
+
+MOST_THROTTLE_PERCENT = 99
 
 
 def read_policy(path: Path) -> Policy:
@@ -39,13 +42,25 @@ def parse_policy(text: str, name: str) -> Policy:
 
 
 def _rule(table: Table) -> Rule:
-    stalls = table.integer("stalls", 0, least=1)
+    passes = table.integer("passes", 1, least=1) if table.has("passes") else 0
+    stalls = 0 if passes and not table.has("stalls") else table.integer("stalls", 0, least=1)
     if not table.has("do"):
         raise table.wrong("do", "a rule says what to do", 'write e.g. do = "postcopy"')
     act = Act(table.choice("do", tuple(act.value for act in Act), Act.ABORT))
-    if act is not Act.RAISE_DOWNTIME:
-        table.no_more_keys()
-        return Rule(stalls, act)
+    rule = Rule(stalls, act, passes=passes)
+    if act is Act.THROTTLE:
+        by, most = (table.integer(key, 0, least=1) for key in ("by_percent", "most_percent"))
+        if most > MOST_THROTTLE_PERCENT:
+            raise table.wrong("most_percent", "QEMU takes at most 99 %", 'or write do = "pause"')
+        rule = replace(rule, by_percent=by, most_percent=most)
+    elif act is Act.RAISE_DOWNTIME:
+        by = table.integer("by_percent", 50, least=1)
+        rule = replace(rule, by_percent=by, most_ms=_most_ms(table))
+    table.no_more_keys()
+    return rule
+
+
+def _most_ms(table: Table) -> int:
     most = table.text("most")
     try:
         most_ms = round(parse_duration_s(most) * 1e3)
@@ -53,6 +68,4 @@ def _rule(table: Table) -> Rule:
         raise table.wrong("most", f"{exc.what}; {exc.why}", exc.remedy) from exc
     if most_ms > UNLIMITED_DOWNTIME_MS:
         raise table.wrong("most", "QEMU takes at most 2000 s", 'write do = "pause" instead')
-    rule = Rule(stalls, act, table.integer("by_percent", 50, least=1), most_ms)
-    table.no_more_keys()
-    return rule
+    return most_ms

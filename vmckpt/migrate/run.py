@@ -11,6 +11,7 @@ from vmckpt.migrate.preflight import preflight
 from vmckpt.migrate.recorded import dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
+from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import vm_dir
@@ -48,12 +49,22 @@ async def migrate(
         request["guest_agent"] = vm.spec.guest_agent
         request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
         record.begin(checked.options, checked.checks)
-        async with locked(vm.name, (target,), action, record.id):
+        limit = checked.options.bandwidth_bytes_per_s
+        async with (
+            locked(vm.name, (target,), action, record.id),
+            on_the_link(vm.host, target, record.id, limit, record.note) as link,
+        ):
             there = vm_dir(target.state_dir, vm.name)
             if not await target.exists(there.journal):
                 await sweep(target, vm.spec, there, None)
             migration = Migration(
-                vm, target, checked, run=record.id, began_s=record.began_s, emit=record.tell
+                vm,
+                target,
+                checked,
+                run=record.id,
+                began_s=record.began_s,
+                emit=record.tell,
+                link=link,
             )
             report = await migration.run()
         return record.end(report, checked.checks)

@@ -1,13 +1,12 @@
 """What a transfer's options ask for as it goes: post-copy, the end of patience, giving up."""
 
-from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, TimedOutError
 from vmckpt.migrate.options import Method, OnTimeout, Options
-from vmckpt.plan.convergence import Rounds, has_stalled
-from vmckpt.plan.policy import Act, Pilot
+from vmckpt.plan.convergence import Passes, Rounds, has_stalled
+from vmckpt.plan.policy import Decision, Pilot
 from vmckpt.units import format_duration, format_rate, format_size
 
 # No byte for this long while QEMU says "active": it never notices a silent link by itself.
@@ -38,7 +37,7 @@ class Steering:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._rounds = Rounds()
+        self._rounds, self._passes = Rounds(), Passes()
         self._time_is_up = self._asked_postcopy = False
         self._silent_since_s, self._last_sent = 0.0, -1
 
@@ -60,12 +59,12 @@ class Steering:
         pre-copy is about to end.
         """
         options = self._options
-        if options.timeout_s is not None and not self._time_is_up:
-            self._time_is_up = elapsed_s > options.timeout_s
-            if self._time_is_up and options.on_timeout is OnTimeout.ABORT:
-                raise _timed_out(options.timeout_s, figures, self.rounds)
-            if self._time_is_up and options.on_timeout is OnTimeout.PAUSE:
-                given = format_duration(options.timeout_s)
+        self._passes.see(figures.round, elapsed_s)
+        if not self._time_is_up and (given := self._over(elapsed_s)):
+            self._time_is_up = True
+            if options.on_timeout is OnTimeout.ABORT:
+                raise _timed_out(given, figures, self.rounds)
+            if options.on_timeout is OnTimeout.PAUSE:
                 return Order.STOP_GUEST, f"{given} are over: stopping the VM to send the rest"
         if self._asked_postcopy or figures.round < FIRST_POSTCOPY_ROUND:
             return None
@@ -75,6 +74,17 @@ class Steering:
             return None
         self._asked_postcopy = True
         return Order.START_POSTCOPY, f"switching to post-copy: {reason}"
+
+    def _over(self, elapsed_s: float) -> str:
+        """The time that was given and is over, in words."""
+        limit_s, limit = self._options.timeout_s, self._options.timeout_passes
+        if limit_s is not None and elapsed_s > limit_s:
+            return format_duration(limit_s)
+        gone = self._passes.gone(elapsed_s)
+        if limit is not None and gone is not None and gone > limit:
+            once = format_duration(elapsed_s / gone)
+            return f"{format_duration(elapsed_s)} ({limit:g} times the {once} of sending it once)"
+        return ""
 
     def _why_postcopy(self) -> str | None:
         options = self._options
@@ -103,17 +113,21 @@ class Steering:
 
 
 def pilot(options: Options) -> Pilot | None:
-    """The policy at work, if there is one; what was promised of the pause it does not raise."""
-    policy = options.policy
-    if policy is None:
-        return None
-    if options.pause_promised:
-        kept = tuple(rule for rule in policy.rules if rule.act is not Act.RAISE_DOWNTIME)
-        policy = replace(policy, rules=kept)
-    return Pilot(policy, options.max_downtime_ms)
+    """The policy at work, if there is one."""
+    policy = options.steers
+    return None if policy is None else Pilot(policy, options.max_downtime_ms)
 
 
-def _timed_out(timeout_s: float, figures: Figures, rounds: int) -> TimedOutError:
+def given_up(decision: Decision) -> OperationFailedError:
+    """The end of a migration that its policy gives up."""
+    return OperationFailedError(
+        "the policy gave the migration up",
+        why=decision.why,
+        remedy="allow more downtime, bandwidth or time, or another policy",
+    )
+
+
+def _timed_out(given: str, figures: Figures, rounds: int) -> TimedOutError:
     link = format_rate(figures.throughput_bytes_per_s)
     if rounds < FIRST_POSTCOPY_ROUND:
         sent, left = format_size(figures.transferred_bytes), format_size(figures.remaining_bytes)
@@ -122,7 +136,7 @@ def _timed_out(timeout_s: float, figures: Figures, rounds: int) -> TimedOutError
         dirty = format_rate(figures.dirty_rate_bytes_per_s)
         why = f"after {rounds} rounds the guest dirties {dirty}, the link takes {link}"
     return TimedOutError(
-        f"the migration did not end within {format_duration(timeout_s)}",
+        f"the migration did not end within {given}",
         why=why,
         remedy="allow more time, downtime or bandwidth, or use --method hybrid",
     )

@@ -112,6 +112,14 @@ class Switchover:
         """What may be left when the guest is stopped."""
         return 0.0 if self.held else self._given_bytes_per_s * self._max_downtime_s
 
+    def allow(self, max_downtime_s: float) -> None:
+        """The guest may stand still for so long from here on."""
+        self._max_downtime_s = max_downtime_s
+
+    def hold_to(self, limit_bytes_per_s: int) -> None:
+        """The migration is held to another speed from here on."""
+        self._limit_bytes_per_s = limit_bytes_per_s
+
     async def now(self) -> None:
         """Let QEMU stop the guest by its own measure, from here on."""
         self._over = True

@@ -2,17 +2,26 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Progress
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Options
-from vmckpt.migrate.steering import FIRST_POSTCOPY_ROUND, Figures, Order, Steering, pilot
+from vmckpt.migrate.steering import (
+    FIRST_POSTCOPY_ROUND,
+    Figures,
+    Order,
+    Steering,
+    given_up,
+    pilot,
+)
 from vmckpt.migrate.switchover import WAIT_S, Switchover
 from vmckpt.plan.convergence import eta_s
-from vmckpt.plan.policy import Act, Decision
+from vmckpt.plan.policy import Act, Decision, Look
 from vmckpt.qemu import commands
+from vmckpt.qemu.abilities import throttle
 from vmckpt.qemu.block import migrate_continue
 from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.qemu.replies import MigrationStatus
@@ -51,6 +60,8 @@ class Transfer:
         self._clock, self._emit, self._note = clock, emit, note
         self._began_s = time.monotonic()
         self._steering, self._pilot = Steering(options), pilot(options)
+        # As the record has it: a replay of the policy sees what it saw.
+        self._sampled_s = 0.0
         self._postcopy_began = False
         self._handed_over = False
         self.last = MigrationStatus("none")
@@ -68,11 +79,23 @@ class Transfer:
         """
         try:
             with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
+                self._tell_what_is_left_out()
                 await commands.migrate(self._source, uri)
                 return await self._watch(events, until_postcopy=True)
         finally:
             if self._switchover:
                 await self._switchover.close()
+
+    async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
+        """Send no faster than this from here on, memory and disks together."""
+        wish = replace(self._options, bandwidth_bytes_per_s=bandwidth_bytes_per_s).wish(
+            copies_disks=self._disks.any
+        )
+        limit = wish.max_bandwidth_bytes_per_s
+        await commands.migrate_set_parameters(self._source, {"max-bandwidth": limit})
+        if self._switchover:
+            self._switchover.hold_to(limit)
+        await self._disks.hold_to(bandwidth_bytes_per_s)
 
     async def drain(self) -> None:
         """After the switch to post-copy: until every page is on the target."""
@@ -115,6 +138,15 @@ class Transfer:
             if await self._news_of_the_end(events) and not self._postcopy_began:
                 return Ending.COMPLETED  # the guest stands still: it is accounted for later
 
+    def _tell_what_is_left_out(self) -> None:
+        policy, steers = self._options.policy, self._options.steers
+        if policy is None:
+            return
+        kept = [rule.act for rule in steers.rules] if steers else []
+        for rule in policy.rules:
+            if rule.act not in kept:
+                self._note("policy", f"'{rule.act}' is left out: it would break what was asked for")
+
     async def account(self) -> None:
         """The figures of a transfer that is over."""
         await self._sample()
@@ -135,14 +167,14 @@ class Transfer:
 
     async def _sample(self) -> MigrationStatus:
         status = await commands.query_migrate(self._source)
-        self.last = status
+        self.last, self._sampled_s = status, self._clock()
         self._postcopy_began |= status.in_postcopy
         self._steering.see(_figures(status), held=self._is_held)
         meaningful = status.round >= FIRST_POSTCOPY_ROUND
         dirty = status.dirty_rate_bytes_per_s if meaningful else 0.0
         self._emit(
             Progress(
-                at_s=self._clock(),
+                at_s=self._sampled_s,
                 status=status.status,
                 round=status.round,
                 total_bytes=status.total_bytes,
@@ -166,8 +198,14 @@ class Transfer:
         if self._switchover:
             await self._switchover.consider(status)
         if self._pilot and status.status == "active":
-            held = self._is_held
-            await self._obey(self._pilot.see(status.round, status.remaining_bytes, held=held))
+            look = Look(
+                self._sampled_s,
+                status.round,
+                status.remaining_bytes,
+                held=self._is_held,
+                throttle_percent=None if self._options.observe_only else status.throttle_percent,
+            )
+            await self._obey(self._pilot.see(look))
         fitting_bytes = self._switchover.fitting_bytes if self._switchover else 0.0
         elapsed_s = time.monotonic() - self._began_s
         order = self._steering.steer(_figures(status), elapsed_s, fitting_bytes=fitting_bytes)
@@ -203,6 +241,12 @@ class Transfer:
             case Act.RAISE_DOWNTIME:
                 limit = {"downtime-limit": decision.downtime_ms}
                 await commands.migrate_set_parameters(self._source, limit)
+                if self._switchover:
+                    self._switchover.allow(decision.downtime_ms / 1e3)
+            case Act.THROTTLE:
+                await commands.migrate_set_parameters(
+                    self._source, throttle(decision.throttle_percent)
+                )
             case Act.POSTCOPY:
                 self._pilot = None
                 await commands.migrate_start_postcopy(self._source)
@@ -210,11 +254,7 @@ class Transfer:
                 self._pilot = None
                 await self._stop_at_next_look()
             case Act.ABORT:
-                raise OperationFailedError(
-                    "the policy gave the migration up",
-                    why=decision.why,
-                    remedy="allow more downtime or bandwidth, or another policy",
-                )
+                raise given_up(decision)
 
 
 def _figures(status: MigrationStatus) -> Figures:

@@ -34,6 +34,28 @@ class Rounds:
         return self.left_bytes[max(self._held - 1, 0) :]
 
 
+@dataclass(slots=True)
+class Passes:
+    """How long a pre-copy has taken, counted in what sending all of memory once took it."""
+
+    _began_s: float | None = None
+    _pass_s: float | None = None
+
+    def see(self, round_number: int, at_s: float) -> None:
+        """It is in this round now (the first is 1)."""
+        if self._began_s is None:
+            if round_number > 0:
+                self._began_s = at_s
+        elif self._pass_s is None and round_number > 1:
+            self._pass_s = at_s - self._began_s
+
+    def gone(self, at_s: float) -> float | None:
+        """So many times as long by now; None before all of memory has gone once."""
+        if self._began_s is None or not self._pass_s:
+            return None
+        return (at_s - self._began_s) / self._pass_s
+
+
 def has_stalled(round_bytes: Sequence[int]) -> bool:
     """Whether the last rounds of a pre-copy gained nothing over the best before them.
 

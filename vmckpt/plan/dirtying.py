@@ -56,8 +56,10 @@ class DirtyCurve(NamedTuple):
                 return self._between(before, after, t_s, quantile)
         # Beyond the last point it goes on as between the last two, and no faster than on average.
         last, at_last = known[-1], _at(known[-1], quantile)
-        slope = (at_last - _at(known[-2], quantile)) / (last.t_s - known[-2].t_s)
-        slope = min(slope, at_last / last.t_s)
+        slope = (last.pages - known[-2].pages) / (last.t_s - known[-2].t_s)
+        slope = min(slope, last.pages / last.t_s)
+        # The less likely ones in proportion: by slopes of their own they could cross.
+        slope *= at_last / last.pages if last.pages else 1.0
         return min(at_last + (t_s - last.t_s) * slope, self.total_pages)
 
     def _before_all(self, t_s: float, quantile: float) -> float:

@@ -1,17 +1,22 @@
 """What to do about a pre-copy that gains nothing, as data; decided from its rounds alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-from vmckpt.plan.convergence import Rounds
+from vmckpt.plan.convergence import Passes, Rounds
 
 
 class Act(StrEnum):
-    """Allow a longer standstill, go over to post-copy, stop the guest for the rest, give up."""
+    """What can be done.
+
+    Allow a longer standstill, slow the guest's processors, go over to post-copy, stop the guest for
+    the rest, give up.
+    """
 
     RAISE_DOWNTIME = "raise-downtime"
+    THROTTLE = "throttle"
     POSTCOPY = "postcopy"
     PAUSE = "pause"
     ABORT = "abort"
@@ -19,23 +24,29 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """After so many stalled rounds in a row, `act`.
+    """After so many stalled rounds in a row (0: whatever the rounds do), `act`.
 
-    To raise is to allow `by_percent` more each time, up to `most_ms`; other acts come once.
+    Not before `passes` times as long as sending all of memory once took: a deadline that grows with
+    the guest's size and with the link's slowness. To raise is to allow `by_percent` more each time,
+    up to `most_ms`; to throttle, to take `by_percent` more of the processors' time, up to
+    `most_percent`. Other acts come once.
     """
 
     stalls: int
     act: Act
     by_percent: int = 0
     most_ms: int = 0
+    most_percent: int = 0
+    passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Rules, tried in order at each round.
 
-    A round has stalled that leaves `stall_percent` of the best before it, or more. A rule waits for
-    a round that leaves at most `near_best_percent` of the best, until twice its stalls.
+    A round has stalled that leaves `stall_percent` of the best before it, or more. A rule for
+    stalls waits for a round that leaves at most `near_best_percent` of the best, until twice its
+    stalls.
     """
 
     rules: tuple[Rule, ...]
@@ -46,6 +57,28 @@ class Policy:
     def may_postcopy(self) -> bool:
         """Whether it could come to post-copy."""
         return any(rule.act is Act.POSTCOPY for rule in self.rules)
+
+    @property
+    def may_throttle(self) -> bool:
+        """Whether it could come to a slower guest."""
+        return any(rule.act is Act.THROTTLE for rule in self.rules)
+
+    def within(self, most_ms: int | None, most_percent: int | None) -> Self:
+        """The same policy, which keeps what was promised: pauses and slowdowns no longer than this.
+
+        None: nothing was promised. A rule that can do nothing more than it may is left out.
+        """
+        rules = []
+        for rule in self.rules:
+            if rule.act is Act.RAISE_DOWNTIME and most_ms is not None:
+                kept = replace(rule, most_ms=min(rule.most_ms, most_ms))
+                rules += [kept] if kept.most_ms else []
+            elif rule.act is Act.THROTTLE and most_percent is not None:
+                kept = replace(rule, most_percent=min(rule.most_percent, most_percent))
+                rules += [kept] if kept.most_percent else []
+            elif rule.act is not Act.PAUSE or most_ms is None:
+                rules.append(rule)
+        return replace(self, rules=tuple(rules))
 
     def to_json(self) -> dict[str, Any]:
         """For records and jobs."""
@@ -59,17 +92,22 @@ class Policy:
 
 
 class Decision(NamedTuple):
-    """What a policy does now, and why. `downtime_ms` is the new limit when it is raised."""
+    """What a policy does now, and why.
+
+    `downtime_ms` is the limit from here on, `throttle_percent` what the guest's processors lose.
+    """
 
     act: Act
     downtime_ms: int
     why: str
+    throttle_percent: int = 0
 
     @property
     def words(self) -> str:
         """What is being done."""
         return {
             Act.RAISE_DOWNTIME: f"allowing a standstill of {self.downtime_ms} ms",
+            Act.THROTTLE: f"slowing the guest's processors by {self.throttle_percent} %",
             Act.POSTCOPY: "going over to post-copy",
             Act.PAUSE: "stopping the VM to send the rest",
             Act.ABORT: "giving up",
@@ -89,29 +127,53 @@ def stalled_rounds(left_bytes: Sequence[int], stall_percent: int) -> int:
     return stalled
 
 
+class Look(NamedTuple):
+    """A pre-copy at one moment, as far as a policy goes by it.
+
+    `round_number` counts from 1, `at_s` from anywhere. `held`: its end is held back.
+    `throttle_percent` is what QEMU takes of the guest's processors; None: what it was told.
+    """
+
+    at_s: float
+    round_number: int
+    left_bytes: int
+    held: bool = False
+    throttle_percent: int | None = None
+
+
 @dataclass(slots=True)
 class Pilot:
     """A policy at work on one pre-copy, which begins with `downtime_ms` allowed."""
 
     policy: Policy
     downtime_ms: int
+    throttle_percent: int = 0
     _rounds: Rounds = field(default_factory=Rounds)
     _done: set[Rule] = field(default_factory=set)
+    _passed: Passes = field(default_factory=Passes)
+    _throttled_in_round: int = 0
 
-    def see(self, round_number: int, left_bytes: int, *, held: bool = False) -> Decision | None:
-        """What to do, if anything, at this look; only the first look of a round counts.
+    def see(self, look: Look) -> Decision | None:
+        """What to do, if anything, at this look.
 
-        None while the end is `held` back.
+        Rules for stalls go by the first look of each round alone, and by none that is held.
         """
-        if not self._rounds.see(round_number, left_bytes, held=held) or held:
-            return None
-        stalled = stalled_rounds(self._rounds.counting, self.policy.stall_percent)
+        self._passed.see(look.round_number, look.at_s)
+        new = self._rounds.see(look.round_number, look.left_bytes, held=look.held)
+        stalled = 0
+        if new and not look.held:
+            stalled = stalled_rounds(self._rounds.counting, self.policy.stall_percent)
         for rule in self.policy.rules:
-            if stalled >= rule.stalls and rule not in self._done and self._now(rule, stalled):
-                decision = self._act(rule, stalled)
-                if decision:
-                    return decision
+            if rule in self._done or not self._is_due(rule, stalled, look):
+                continue
+            if decision := self._act(rule, look, self._why(rule, stalled)):
+                return decision
         return None
+
+    def _is_due(self, rule: Rule, stalled: int, look: Look) -> bool:
+        if rule.passes and (self._passed.gone(look.at_s) or 0.0) < rule.passes:
+            return False
+        return not rule.stalls or (stalled >= rule.stalls and self._now(rule, stalled))
 
     def _now(self, rule: Rule, stalled: int) -> bool:
         """Whether this round is a good moment, or there was none for too long."""
@@ -119,17 +181,38 @@ class Pilot:
         near = 100 * counting[-1] <= self.policy.near_best_percent * min(counting)
         return near or stalled >= 2 * rule.stalls
 
-    def _act(self, rule: Rule, stalled: int) -> Decision | None:
-        why = f"{stalled} rounds in a row gained nothing"
-        if rule.act is not Act.RAISE_DOWNTIME:
+    def _why(self, rule: Rule, stalled: int) -> str:
+        reasons = [f"{stalled} rounds in a row gained nothing"] if rule.stalls else []
+        if rule.passes:
+            reasons.append(f"it takes more than {rule.passes} times as long as memory took once")
+        return ", and ".join(reasons)
+
+    def _act(self, rule: Rule, look: Look, why: str) -> Decision | None:
+        if rule.act is Act.RAISE_DOWNTIME:
+            raised_ms = min(self.downtime_ms * (100 + rule.by_percent) // 100, rule.most_ms)
+            if raised_ms <= self.downtime_ms:
+                self._done.add(rule)
+                return None
+            self.downtime_ms = raised_ms
+        elif rule.act is Act.THROTTLE:
+            if self._is_settling(rule, look):
+                return None
+            slower = min(self.throttle_percent + rule.by_percent, rule.most_percent)
+            if slower <= self.throttle_percent:
+                self._done.add(rule)
+                return None
+            self.throttle_percent, self._throttled_in_round = slower, look.round_number
+        else:
             self._done.add(rule)
-            return Decision(rule.act, self.downtime_ms, why)
-        raised_ms = min(self.downtime_ms * (100 + rule.by_percent) // 100, rule.most_ms)
-        if raised_ms <= self.downtime_ms:
-            self._done.add(rule)
-            return None
-        self.downtime_ms = raised_ms
-        return Decision(rule.act, raised_ms, why)
+        return Decision(rule.act, self.downtime_ms, why, self.throttle_percent)
+
+    def _is_settling(self, rule: Rule, look: Look) -> bool:
+        """Whether the last step has yet to take effect, or to show in so many rounds."""
+        told = self.throttle_percent
+        effective = told if look.throttle_percent is None else look.throttle_percent
+        return effective < told or (
+            told > 0 and look.round_number < self._throttled_in_round + max(rule.stalls, 1)
+        )
 
 
 def replay(
@@ -142,7 +225,7 @@ def replay(
     pilot, found = Pilot(policy, downtime_ms), []
     for sample in samples:
         if sample["status"] == "active":
-            decision = pilot.see(sample["round"], sample["remaining_bytes"])
-            if decision:
+            look = Look(sample["at_s"], sample["round"], sample["remaining_bytes"])
+            if decision := pilot.see(look):
                 found.append((sample["at_s"], decision))
     return found

@@ -75,10 +75,14 @@ def _enum_values(schema: Mapping[str, Any], command: str, argument: str) -> froz
 
 
 class Wish(NamedTuple):
-    """What a migration wants of the pair. None and False want nothing."""
+    """What a migration wants of the pair. None and False want nothing.
+
+    `throttle_at_will`: the guest is slowed when it is said so, see `throttle`.
+    """
 
     postcopy: bool = False
     auto_converge: bool = False
+    throttle_at_will: bool = False
     channels: int | None = None
     compression: str | None = None
     max_downtime_ms: int = 300
@@ -107,6 +111,31 @@ SWITCHOVER_SPEED = "avail-switchover-bandwidth"
 # With this little no rest is small enough to stop the guest for.
 HELD_BYTES_PER_S = 1000
 
+# Auto-converge as QEMU has it, and with the least that it can be held to.
+THROTTLE: Mapping[str, int] = {
+    "cpu-throttle-initial": 20,
+    "cpu-throttle-increment": 10,
+    "max-cpu-throttle": 99,
+    "throttle-trigger-threshold": 50,
+}
+LEAST_THROTTLE = 1
+
+
+def throttle(percent: int) -> dict[str, int]:
+    """Parameters by which auto-converge takes just so much of the guest's processors, soon.
+
+    QEMU raises the throttle by itself, when more than a part of what it sent in a second or more
+    was dirtied meanwhile, for the second time: here any part will do, and one step leads to the
+    most.
+    """
+    return {
+        "cpu-throttle-initial": percent,
+        "cpu-throttle-increment": percent,
+        "max-cpu-throttle": percent,
+        "throttle-trigger-threshold": 1,
+    }
+
+
 # With it memory is left behind; what saves devices alone has it on, and may have died so.
 _NEVER = ("x-ignore-shared",)
 # Always on where both sides have them: without return-path a target that fails to load leaves
@@ -123,7 +152,10 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
             "--parallel" if wish.compression is None else "--compress",
             wish.channels is not None,
         ),
-        "auto-converge": ("--auto-converge", wish.auto_converge),
+        "auto-converge": (
+            "--auto-converge" if wish.auto_converge else "--policy",
+            wish.auto_converge or wish.throttle_at_will,
+        ),
         "pause-before-switchover": ("--disks copy", wish.pause_before_switchover),
     }
     refusals = [
@@ -168,6 +200,8 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
         "downtime-limit": wish.max_downtime_ms,
         "max-bandwidth": wish.max_bandwidth_bytes_per_s,
     }
+    if wish.auto_converge or wish.throttle_at_will:
+        source_parameters |= THROTTLE if wish.auto_converge else throttle(LEAST_THROTTLE)
     if SWITCHOVER_SPEED in source.parameters:
         source_parameters[SWITCHOVER_SPEED] = HELD_BYTES_PER_S if wish.hold_switchover else 0
     return Agreement(

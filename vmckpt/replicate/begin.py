@@ -25,6 +25,7 @@ from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
 
 PROTECTED = "protected"
+ROOM_BYTES = 16 << 10
 
 
 async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, Any]:
@@ -83,6 +84,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
 
 async def _write(host: Host, files: Files, request: Request) -> None:
     await host.make_dir(files.path)
+    await host.write_text(files.room, "-" * ROOM_BYTES)
     await host.write_text(files.request, json.dumps(request.to_json()))
 
 

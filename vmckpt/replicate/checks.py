@@ -1,5 +1,7 @@
 """Whether a VM can be replicated to a host, and if not, why not and what would mend it."""
 
+from collections.abc import Iterator
+
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
@@ -24,6 +26,7 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
         images = await query_disk_images(monitor)
     theirs = await abilities(standby)
     checks += [found async for found in disk_checks(vm, standby, images)]
+    checks += _firmware(vm)
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
@@ -35,6 +38,16 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
     checks += await target_checks.ports(standby, needed=1)
     checks += [await capture_checks.tracking(vm), _output(vm, holds_output=holds_output)]
     return checks
+
+
+def _firmware(vm: Vm) -> Iterator[Check]:
+    if vm.spec.firmware:
+        reason = (
+            f"its firmware keeps variables in {vm.spec.firmware.vars}, which the guest can write "
+            "to: they do not reach the standby"
+        )
+        remedy = "vmckpt replicates VMs that boot without UEFI, or from a kernel, for now"
+        yield Check("firmware-variables", REFUSE, reason, remedy)
 
 
 def _output(vm: Vm, *, holds_output: bool) -> Check:

@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import HostDownError
+from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.request import Files
 
@@ -51,6 +51,16 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[None]:
             async with asyncio.timeout(LAST_WORDS_S):
                 for heard in tuple(unanswered):
                     await heard.wait()
+
+
+async def write_last_word(host: Host, files: Files, status: Mapping[str, Any]) -> None:
+    """Write down how a service ended, on a full disk too. Raises StorageError."""
+    text = json.dumps(status)
+    try:
+        await host.write_text(files.status, text)
+    except StorageError:
+        await host.remove(files.room)
+        await host.write_text(files.status, text)
 
 
 async def ask(host: Host, files: Files, word: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:

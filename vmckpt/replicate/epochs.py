@@ -76,14 +76,14 @@ class Epochs:
         False when there is none: the guest stands still, or another has its term. Raises
         StandbyLostError, MonitorLostError, OutcomeUnknownError.
         """
-        with self._killed_if_stuck():
-            if not await self._runs():
-                await asyncio.sleep(POLL_S)
-                return False
+        if not self._keeper.may_run():
+            await asyncio.sleep(POLL_S)
+            return False
         try:
             epoch, captured_s = await self._captured(resume_guest=resume_guest)
-        except RefusedError:  # somebody has stopped the guest meanwhile
-            await asyncio.sleep(POLL_S)
+        except RefusedError:  # it does not run
+            with self._killed_if_stuck():
+                await self._let_run()
             return False
         self._learn(epoch)
         await self._stream.acknowledged(epoch.number)
@@ -143,12 +143,9 @@ class Epochs:
         self.pace.paused(pause.total_s)
         self.figures.taken(epoch)
 
-    async def _runs(self) -> bool:
-        """Whether an epoch can be taken. A guest that the guard has stopped is let run again."""
-        if not self._keeper.may_run():
-            return False
+    async def _let_run(self) -> None:
+        """The guest stands still: if it was the guard that stopped it, and it may run, it does."""
         state = await commands.query_status(self._monitor)
-        if not state.running and state.status in STOPPED_FOR_AN_EPOCH:
+        if self._keeper.may_run() and not state.running and state.status in STOPPED_FOR_AN_EPOCH:
             await self._capture.resume()
-            return True
-        return state.running
+        await asyncio.sleep(POLL_S)

@@ -31,6 +31,8 @@ def discard_here(directory: Path, *, of_this_run: bool) -> None:
     """The same, on that host itself."""
     request = read_request(directory)
     home = vm_dir(request.standby.state_dir, request.vm)
+    if home.current.exists():
+        return  # the VM is at home here, and these are its disks
     spec = parse_spec(request.spec, str(home.spec), home.path)
     paths = [spec.disks[disk.number].on(request.standby.state_dir) for disk in request.disks]
     discard(paths, request.vm, request.run if of_this_run else None)

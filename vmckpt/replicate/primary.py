@@ -27,7 +27,7 @@ from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.protection import Protection
-from vmckpt.replicate.request import Files, Request, read_request
+from vmckpt.replicate.request import Files, Request, read_request, stop_command
 from vmckpt.replicate.wire.frames import Kind
 from vmckpt.replicate.wire.messages import (
     Disk,
@@ -56,7 +56,9 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
     async with AsyncExitStack() as stack:
         action = f"replicate to {request.standby.name}"
         lock = lock_path(host.state_dir, request.vm)
-        await stack.enter_async_context(host.lock(lock, owner(action, request.run)))
+        await stack.enter_async_context(
+            host.lock(lock, owner(action, request.run, stop_command(request.vm)))
+        )
         found = await read_vm(host, request.vm)
         if found is None:
             raise NotFoundError(

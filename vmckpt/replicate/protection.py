@@ -4,7 +4,6 @@ How it ends, and who has the guest then: `Ending`.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
@@ -13,6 +12,7 @@ from typing import Any
 from vmckpt.errors import OutcomeUnknownError, VmckptError
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, YOURS, Channel
+from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.epochs import Epochs, Grip
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.request import Files, Request
@@ -51,7 +51,7 @@ class Protection:
         self._grip, self._vm, self._monitor = grip, grip.vm, grip.monitor
         self._keeper, self._replica = keeper, replica
         ram_bytes = self._vm.spec.memory_bytes
-        self._stream = Stream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors)
+        self._stream = Stream(channel, keeper, ram_bytes, self._wake.set, grip.mirrors.tell)
         self._epochs = Epochs(grip, self._stream, keeper, request.options)
         self._why = ""
         self._asked: Ending | None = None
@@ -80,7 +80,7 @@ class Protection:
             await self._end_qemu()
         self._ending = ending
         self._why = f"{ending.value}{': ' if self._why else ''}{self._why}"
-        await self._vm.host.write_text(self._files.status, json.dumps(self.status()))
+        await write_last_word(self._vm.host, self._files, self.status())
 
     async def _end_qemu(self) -> None:
         """Nothing of it runs when this returns, however long that takes: others rely on it."""

@@ -28,6 +28,7 @@ from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.request import Files, Request, read_request
@@ -89,7 +90,7 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
         said = "replaced: the standby has taken over; this QEMU was ended"
     status = json.loads(files.status.read_text()) if files.status.exists() else {}
     about = {"role": "primary", "vm": request.vm, "run": request.run, "state": "ended", "why": said}
-    await request.primary.write_text(files.status, json.dumps(status | about))
+    await write_last_word(request.primary, files, status | about)
 
 
 async def _takes_term(request: Request) -> bool:

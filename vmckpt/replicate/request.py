@@ -65,6 +65,11 @@ class Files:
         return self.path / "status.json"
 
     @property
+    def room(self) -> Path:
+        """Room for `status`, had beforehand: a disk may be full by then."""
+        return self.path / "room"
+
+    @property
     def control(self) -> Path:
         """Where the service is spoken with."""
         return self.path / "control.sock"
@@ -159,6 +164,11 @@ def read_request(directory: Path) -> Request:
             why=f"{path}: {exc}",
             remedy="see `vmckpt replicate status`",
         ) from exc
+
+
+def stop_command(vm: str) -> str:
+    """What ends the replication of a VM."""
+    return f"vmckpt replicate stop {vm}"
 
 
 def as_itself(host: Host) -> LocalHost:

@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from vmckpt.errors import HostDownError, NotFoundError, VmckptError
-from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.replicate.control import STATUS_TIMEOUT_S, ask
-from vmckpt.replicate.request import Files
+from vmckpt.replicate.request import DIRECTORY, Files
 
 POLL_S, BEGIN_S = 0.05, 60.0
 # The state of a service that was killed.
@@ -36,6 +36,17 @@ async def sides(name: str, hosts: Iterable[Host]) -> list[Side]:
     if not found and answers.silent:
         raise answers.silent[0]
     return sorted(found, key=lambda side: str(side.status["role"]))
+
+
+async def all_sides(hosts: Iterable[Host]) -> Answers[list[Side]]:
+    """What every host's services say of all replications, or said last; by host."""
+
+    async def ask_host(host: Host) -> list[Side]:
+        names = await host.list_dir(host.state_dir / DIRECTORY)
+        found = [await side_of(host, name) for name in names]
+        return [side for side in found if side is not None]
+
+    return await ask_every(hosts, ask_host)
 
 
 async def side_of(host: Host, name: str) -> Side | None:

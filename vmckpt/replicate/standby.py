@@ -1,10 +1,9 @@
 """The standby's service: follow the primary epoch by epoch; go on with its guest when it dies."""
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, Channel
-from vmckpt.replicate.control import answering
+from vmckpt.replicate.control import answering, write_last_word
 from vmckpt.replicate.disks.copies import discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
 from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.replica import Replica, replica_in
-from vmckpt.replicate.request import PROMOTED, Files, Request, read_request
+from vmckpt.replicate.request import PROMOTED, Files, Request, read_request, stop_command
 from vmckpt.replicate.takeover import TICK_S, TakeOver
 from vmckpt.replicate.warm import Warm
 from vmckpt.replicate.wire.messages import Failure
@@ -50,7 +49,9 @@ async def serve_standby(directory: Path) -> None:
     host, lock = request.standby, lock_path(request.standby.state_dir, request.vm)
     async with AsyncExitStack() as stack:
         action = f"standby of {request.primary.name}"
-        await stack.enter_async_context(host.lock(lock, owner(action, request.run)))
+        await stack.enter_async_context(
+            host.lock(lock, owner(action, request.run, stop_command(request.vm)))
+        )
         if await read_vm(host, request.vm):
             raise RefusedError(
                 f"{host.name} has a VM '{request.vm}' already",
@@ -67,8 +68,10 @@ async def serve_standby(directory: Path) -> None:
         copies = [(spec.disks[disk.number].on(host.state_dir), disk) for disk in request.disks]
         paths = [path for path, _ in copies]
         prepare([(path, disk.size_bytes) for path, disk in copies], request.vm, request.run)
-        stack.callback(discard, paths, request.vm, request.run)
-        warm = await Warm.start(host, spec, Platform(**request.platform))
+        undo = stack.enter_context(ExitStack())
+        undo.callback(discard, paths, request.vm, request.run)
+        replaced = Replaced(request.primary.name, request.qemu_id)
+        warm = await Warm.start(host, spec, Platform(**request.platform), replaced)
         standby = Standby(request, files, warm, paths)
         try:
             async with journal_of(paths) as disks:
@@ -76,6 +79,8 @@ async def serve_standby(directory: Path) -> None:
                     await standby.serve(ram, disks)
         finally:
             await to_the_end(standby.finish())
+            if standby.has_the_guest:
+                undo.pop_all()
 
 
 class Standby:
@@ -89,10 +94,16 @@ class Standby:
         self._lease = Lease(open_arbiter(request.options.arbiter), request.vm, claimant, span)
         self._ended, self._why = "", ""
         self._may_have_run = self._was_dismissed = False
+        self._noticed_s = self._entitled_s = 0.0
         self._took_over_s: float | None = None
         self._replica: Replica | None = None
         self._following: Following | None = None
         self._asked = asyncio.Event()
+
+    @property
+    def has_the_guest(self) -> bool:
+        """Whether the guest may run here: what it has is not to be touched."""
+        return self._may_have_run
 
     async def serve(self, ram: RamFile, disks: Journal) -> None:
         """Follow the primary; returns when this standby has taken over, or is of no use."""
@@ -171,7 +182,9 @@ class Standby:
                     return
                 if not taking.is_due(receiving):
                     continue
+                self._noticed_s = boottime_s()
                 move = await taking.settled(receiving)
+                self._entitled_s = boottime_s()
                 self._why = taking.why
                 if move is Move.PROMOTE:
                     receiving.cancel()
@@ -198,7 +211,8 @@ class Standby:
         except (OperationFailedError, StorageError) as exc:
             self._why = exc.why
             return
-        await self._warm.settle_here(Replaced(self._request.primary.name, self._request.qemu_id))
+        mark_as_disks(self._copies, self._request.vm)  # no copies any more, that could be dropped
+        self._warm.settle_here()
         self._may_have_run = True  # from here on this QEMU is never ended
         await self._warm.run()
         self._took_over_s = time.perf_counter() - began_s
@@ -206,13 +220,12 @@ class Standby:
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
-        mark_as_disks(self._copies, self._request.vm)
-        with suppress(StorageError):  # the guest hears of it when it next flushes
-            await replica.disks.flush()
         asked, primary = self._request, self._request.primary
         if asked.one_machine:
             await remove_stale_home(primary, asked.vm, asked.qemu_id)
             await primary.remove(Files.of(primary, asked.vm).path)
+        with suppress(StorageError):  # the guest hears of it when it next flushes
+            await replica.disks.flush()
 
     async def _answer(self, word: str) -> dict[str, Any]:
         if word == "failover":
@@ -240,7 +253,11 @@ class Standby:
             "received_bytes": primary.received_bytes if primary else 0,
             "qemu_id": self._warm.qemu.files.qemu_id,
             "primary_qemu_id": self._request.qemu_id,
-            "took_over_ms": round(self._took_over_s * 1e3, 2) if self._took_over_s else None,
+            # When it was noticed that the primary is gone (CLOCK_BOOTTIME), how long it took until
+            # the term was held and the primary certainly dead, and then until the guest ran.
+            "noticed_boottime_s": round(self._noticed_s, 4) if self._took_over_s else None,
+            "fencing_ms": _ms(self._entitled_s - self._noticed_s) if self._took_over_s else None,
+            "took_over_ms": _ms(self._took_over_s) if self._took_over_s else None,
         }
 
     def _stage(self) -> str:
@@ -249,4 +266,8 @@ class Standby:
         return "following" if self._replica and self._replica.complete else "copying"
 
     async def _write_status(self) -> None:
-        await self._request.standby.write_text(self._files.status, json.dumps(self.status()))
+        await write_last_word(self._request.standby, self._files, self.status())
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 2)

@@ -11,15 +11,14 @@ from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.replicate.channel import Channel, Frame
-from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.wire.epoch import Composer
+from vmckpt.replicate.wire.errors import senseless
 from vmckpt.replicate.wire.frames import Head, Kind
 from vmckpt.replicate.wire.messages import (
     Begin,
     DiskWrite,
     Failure,
-    decode_digests,
     decode_failure,
     decode_heartbeat,
 )
@@ -33,7 +32,10 @@ class StandbyLostError(Exception):
 
 
 class Stream:
-    """Epochs on their way to the standby, one at a time. `wake` is called when it is lost."""
+    """Epochs on their way to the standby, one at a time.
+
+    `wake` is called when it is lost, `tell` with what it says of its disks.
+    """
 
     def __init__(
         self,
@@ -41,11 +43,11 @@ class Stream:
         keeper: Keeper,
         ram_bytes: int,
         wake: Callable[[], None],
-        mirrors: Mirrors,
+        tell: Callable[[memoryview], None] | None = None,
     ) -> None:
         self._channel, self._keeper, self._wake = channel, keeper, wake
         self._composer = Composer(channel.outbound, Encoder(Shadow(ram_bytes // PAGE_BYTES)))
-        self._mirrors = mirrors
+        self._tell = tell
         self._number = self._acknowledged = 0
         self._is_begun = False
         self._answered = asyncio.Condition()
@@ -127,7 +129,9 @@ class Stream:
                 if head.kind is Kind.ACK:
                     await self._note(head)
                 elif head.kind is Kind.DIGESTS:
-                    self._mirrors.tell(decode_digests(payload, self._mirrors.disks))
+                    if self._tell is None:
+                        raise senseless(f"{head} comes unasked", "no disk is replicated")
+                    self._tell(payload)
                 elif head.kind is Kind.HEARTBEAT:
                     self._progress(decode_heartbeat(payload).received_bytes)
         except (VmckptError, StandbyLostError) as exc:

@@ -1,42 +1,64 @@
 """The QEMU that waits on the standby, its memory the replica's; and how it takes the guest over."""
 
 import asyncio
+import fcntl
+import os
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from vmckpt.epoch.load import SETTINGS, load_devices
+from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
+from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec import Spec
 from vmckpt.vm.start import Qemu, Replaced, end_qemu, new_qemu_id, plug_taps, start_qemu
 
+LOAD_TIMEOUT_S = 10.0
+# The state of an ordinary machine's devices fits.
+PIPE_BYTES = 1 << 20
 # How often it is looked at, and when it is given up.
 LOOK_S, SILENT_S = 0.5, 5.0
+_FD_NAME = "vmckpt-state"
+_SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 
 
 class Warm:
     """A QEMU that waits for the guest. Its NICs are plugged in: it sends nothing before it runs."""
 
-    def __init__(self, host: LocalHost, spec: Spec, qemu: Qemu, monitor: Monitor) -> None:
+    def __init__(
+        self, host: LocalHost, spec: Spec, qemu: Qemu, monitor: Monitor, writer: int
+    ) -> None:
         self._host, self._spec, self.qemu, self._monitor = host, spec, qemu, monitor
+        self._writer, self._pipe_bytes = writer, fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
 
     @classmethod
-    async def start(cls, host: LocalHost, spec: Spec, platform: Platform) -> "Warm":
+    async def start(
+        cls, host: LocalHost, spec: Spec, platform: Platform, replaces: Replaced
+    ) -> "Warm":
         """Raises as `start_qemu` and `plug_taps` do; then nothing of it is left."""
         directory = vm_dir(host.state_dir, spec.name)
         files = directory.qemu(new_qemu_id())
         qemu, monitor = await start_qemu(host, spec, platform, files, incoming=True)
         try:
             await plug_taps(host, spec, files)
-            await commands.migrate_set_capabilities(monitor, SETTINGS)
+            await commands.migrate_set_capabilities(monitor, _SETTINGS)
+            # Written beforehand: when it takes over, the disk may be full.
+            home = replace(qemu, replaces=replaces)
+            await host.write_text(_ready(directory), home.to_json())
+            writer = await _incoming(monitor)
         except BaseException:
             await monitor.close()
             await finish(end_qemu(host, spec.ram_dir, files))
             raise
-        return cls(host, spec, qemu, monitor)
+        return cls(host, spec, qemu, monitor, writer)
 
     @property
     def directory(self) -> VmDir:
@@ -48,12 +70,34 @@ class Warm:
 
         Raises OperationFailedError; then this QEMU is of no use any more.
         """
-        await load_devices(self._monitor, device_state)
+        with self._monitor.events("MIGRATION") as events:
+            feeding = self._feed(device_state)
+            while event := await events.next(LOAD_TIMEOUT_S):
+                data: Any = event["data"]
+                if data["status"] == "completed":
+                    await feeding
+                    return
+                if data["status"] == "failed":
+                    break
+        raise OperationFailedError(
+            f"the standby's QEMU does not take '{self._spec.name}' over",
+            why=f"it cannot load the state of its devices: see {self.qemu.files.stderr}",
+            remedy="the primary's VM, if it is alive, is not touched: see `vmckpt vm list`",
+        )
 
-    async def settle_here(self, replaced: Replaced) -> None:
-        """The VM is at home here, and what `replaced` was is stale. Raises StorageError."""
-        here = replace(self.qemu, replaces=replaced)
-        await self._host.write_text(self.directory.current, here.to_json())
+    def _feed(self, device_state: bytes) -> "asyncio.Future[None]":
+        """Write it into the pipe that QEMU reads already; done when all of it is in there."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        writer, self._writer = self._writer, -1
+        if len(device_state) > self._pipe_bytes:
+            return asyncio.ensure_future(in_thread(partial(_write_all, writer, device_state)))
+        _write_all(writer, device_state)
+        done.set_result(None)
+        return done
+
+    def settle_here(self) -> None:
+        """The VM is at home here, and what was taken over from is stale. Raises OSError."""
+        _ready(self.directory).rename(self.directory.current)
 
     async def run(self) -> None:
         """Let the guest run."""
@@ -68,10 +112,13 @@ class Warm:
     async def close(self) -> None:
         """Let go of it; what it is doing it goes on doing."""
         await self._monitor.close()
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
 
     async def end(self) -> None:
         """End it, with all that this host has of the VM."""
-        await self._monitor.close()
+        await self.close()
         await end_qemu(self._host, self._spec.ram_dir, self.qemu.files)
         await self._host.remove(self.directory.path)
 
@@ -85,3 +132,34 @@ class Warm:
                 if await self._host.is_alive(self.qemu.process):
                     return f"does not answer: {exc.why}"
         return "has ended"
+
+
+async def _incoming(monitor: Monitor) -> int:
+    """Have it read from a pipe now, so that nothing is to be asked of it later; the writing end.
+
+    Should this process die, QEMU finds the pipe's end instead of a guest, and ends.
+    """
+    reader, writer = os.pipe()
+    try:
+        with open_fd(reader):
+            with suppress(PermissionError):  # then it is fed by a thread
+                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            await monitor.give_fd(_FD_NAME, reader)
+            await commands.migrate_incoming(monitor, f"fd:{_FD_NAME}")
+    except BaseException:
+        os.close(writer)
+        raise
+    return writer
+
+
+def _ready(directory: VmDir) -> Path:
+    """The VM's home here, to be."""
+    return directory.current.with_name(".vm.json.ready")
+
+
+def _write_all(writer: int, data: bytes) -> None:
+    """Write it all into a pipe, as far as somebody reads, and close it."""
+    with open_fd(writer), suppress(BrokenPipeError):  # who reads says why it stopped
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(writer, rest) :]

@@ -47,6 +47,7 @@ def draw_dirty_rate(name: str, measured: DirtyRate, path: Path) -> None:
     ))  # fmt: skip
     curve.fill_between(times, low, high, alpha=0.2)
     curve.set(xscale="log", xlabel="within (s)", ylabel="distinct pages dirtied (MiB)")
+    curve.set_ylim(0, None)
     curve.set_title(f"{name}: {measured.source}, {measured.took_s:.0f} s")
     windows = measured.windows
     rate.step(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MIB = 1 << 20
+# Notes of what was decided while memory moved.
+STEERED = frozenset({"policy", "shared-link", "postcopy", "time-up"})
 
 
 def draw_png(record: RunRecord, path: Path) -> None:
@@ -57,6 +59,7 @@ def figure(record: RunRecord) -> "Figure":
     rates.plot(times, column("throughput_bytes_per_s"), label="link")
     rates.plot(times, column("dirty_rate_bytes_per_s"), label="dirtied")
     rates.set(ylabel="MiB/s", ylim=(0, None))
+    _steering(rates, record.events)
     rates.legend(loc="upper right", fontsize="small")
     throttle.step(times, [s["throttle_percent"] for s in record.samples], where="post")
     throttle.set(ylabel="throttle (%)", ylim=(0, 100), xlabel="time (s)")
@@ -76,6 +79,16 @@ def _phases(chart: "Axes", events: Sequence[Mapping[str, Any]]) -> None:
     for event in began:
         chart.axvline(event["at_s"], color="0.7", linewidth=0.8)
         chart.text(event["at_s"], top, event["phase"], rotation=90, va="top", fontsize=7)
+
+
+def _steering(chart: "Axes", events: Sequence[Mapping[str, Any]]) -> None:
+    """What was done about it while it ran, in the chart of rates."""
+    for event in events:
+        if event["event"] == "Note" and event["code"] in STEERED:
+            chart.axvline(event["at_s"], color="tab:purple", linestyle=":", linewidth=1)
+            words = event["text"].partition(":")[0]
+            at = (event["at_s"], chart.get_ylim()[1])
+            chart.annotate(words, at, rotation=90, va="top", ha="right", fontsize=6)
 
 
 def _forecast(chart: "Axes", record: RunRecord) -> None:

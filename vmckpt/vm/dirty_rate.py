@@ -1,6 +1,6 @@
 """How fast a running VM dirties its memory, from the cheapest exact source that there is.
 
-On this machine: page tracking from outside QEMU (`memory`). Elsewhere, or where the kernel or the
+Page tracking from outside QEMU (`memory`), on the host that has the VM. Where the kernel or the
 rights do not allow it: QEMU's own page sampling, over QMP.
 """
 
@@ -8,25 +8,28 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.lock import Owner
 from vmckpt.memory.content import Content
-from vmckpt.memory.observe import Observation, Window, observe
+from vmckpt.memory.observe import FAULT_S, Observation, Window, observe
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.vm.inventory import Vm, require_alive
+from vmckpt.vm.observe_there import observe_there
 from vmckpt.vm.paths import lock_path
 
 TRACKING, SAMPLING = "page-tracking", "qemu-page-sampling"
 SAMPLE_PAGES = 8192
-SHORTEST_SAMPLING_S = 1
+# QEMU's own limits.
+SHORTEST_SAMPLING_S, LONGEST_SAMPLING_S = 1, 60
 LEAST_BUSY = 0.01
 _NOT_ALLOWED = {
     errno.EPERM: "this user may not trace QEMU",
@@ -42,9 +45,9 @@ _NOT_ALLOWED = {
 class DirtyRate:
     """One measurement of `took_s` seconds.
 
-    `source` is "page-tracking" or "qemu-page-sampling", `why` says why not the former. What page
-    sampling does not tell is None. `faults` is how often the guest paid for being watched, `busy`
-    how much of its processors' time it used, at most all.
+    `source` is "page-tracking", "qemu-page-sampling" or, of a domain, "libvirt-page-sampling";
+    `why` says why not the first. What page sampling does not tell is None. `faults` is how often
+    the guest paid for being watched, `busy` how much of its processors' time it used, at most all.
     """
 
     source: str
@@ -63,6 +66,11 @@ class DirtyRate:
         """Distinct bytes, whole pages, that were dirtied in all the time."""
         return round(self.curve.working_set_pages) * PAGE_BYTES
 
+    @property
+    def cost(self) -> float:
+        """About what part of one processor's time the guest lost by being watched."""
+        return self.faults * FAULT_S / self.took_s if self.took_s else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """For `--json` and run records."""
         return {
@@ -74,6 +82,7 @@ class DirtyRate:
             "curve": self.curve.to_json(),
             "windows": [[round(w.at_s, 4), round(w.length_s, 4), w.pages] for w in self.windows],
             "faults_per_s": round(self.faults / self.took_s, 1) if self.took_s else 0.0,
+            "cost": round(self.cost, 4),
             "ram": self.ram._asdict() if self.ram else None,
             "dirtied": self.dirtied._asdict() if self.dirtied else None,
             "busy": round(self.busy, 3),
@@ -103,13 +112,18 @@ async def measure(vm: Vm, for_s: float) -> DirtyRate:
     Raises BusyError when one holds the VM or begins meanwhile (a migration would be slowed by it,
     and what is measured be the migration's), RefusedError when the VM does not run.
     """
-    await require_alive(vm)
-    await _require_running(vm)
-    await _require_free(vm)
+    await require_measurable(vm)
     used_s, began_s = await _processor_s(vm), time.monotonic()
     found = await _measured(vm, for_s)
     share = (await _processor_s(vm) - used_s) / (time.monotonic() - began_s) / vm.spec.vcpus
     return replace(found, busy=min(max(share, LEAST_BUSY), 1.0))
+
+
+async def require_measurable(vm: Vm) -> None:
+    """Raises BusyError when an operation holds the VM, RefusedError when it does not run."""
+    await require_alive(vm)
+    await _require_free(vm)
+    await _require_running(vm)
 
 
 async def _processor_s(vm: Vm) -> float:
@@ -127,19 +141,17 @@ async def _processor_s(vm: Vm) -> float:
 
 
 async def _measured(vm: Vm, for_s: float) -> DirtyRate:
-    why = f"{vm.host.name} is not this machine"
-    if vm.host.is_this_machine:
-        try:
-            return await _track(vm, for_s)
-        except OSError as exc:
-            if exc.errno == errno.EBUSY:
-                raise BusyError(
-                    f"the memory of '{vm.name}' is being tracked",
-                    why=exc.strerror or str(exc),
-                    remedy="wait for the other measurement or checkpoint to end",
-                ) from exc
-            await require_alive(vm)
-            why = _NOT_ALLOWED.get(exc.errno or 0, exc.strerror or str(exc))
+    try:
+        return await _track(vm, for_s)
+    except OSError as exc:
+        if exc.errno == errno.EBUSY:
+            raise BusyError(
+                f"the memory of '{vm.name}' is being tracked",
+                why=exc.strerror or str(exc),
+                remedy="wait for the other measurement or checkpoint to end",
+            ) from exc
+        await require_alive(vm)
+        why = _NOT_ALLOWED.get(exc.errno or 0, exc.strerror or str(exc))
     return await _sample(vm, for_s, why)
 
 
@@ -147,21 +159,39 @@ async def _track(vm: Vm, for_s: float) -> DirtyRate:
     async def is_free() -> bool:
         return await _other_owner(vm) is None
 
-    ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
-    seen = await observe(vm.qemu.process.pid, ram_file, for_s, is_free)
-    if seen is None:
+    pid, ram_file = vm.qemu.process.pid, vm.qemu.files.ram(vm.spec.ram_dir)
+    ram_bytes = vm.spec.memory_bytes
+    if vm.host.is_this_machine:
+        found = await track(pid, ram_file, ram_bytes, for_s, is_free)
+    else:
+        lock = lock_path(vm.host.state_dir, vm.name)
+        words = [str(word) for word in (pid, ram_file, ram_bytes, for_s, lock)]
+        told = await observe_there(vm.host, words, for_s)
+        found = DirtyRate.from_json(told) if told else None
+    if found is None:
         await _require_free(vm)
         raise _moved_on(vm, "an operation")
-    return _tracked(vm, seen)
+    return found
 
 
-def _tracked(vm: Vm, seen: Observation) -> DirtyRate:
-    total_pages = vm.spec.memory_bytes // PAGE_BYTES
+async def track(
+    pid: int, ram_file: Path, ram_bytes: int, for_s: float, is_free: Callable[[], Awaitable[bool]]
+) -> DirtyRate | None:
+    """The pages that a QEMU of this machine dirties; None as soon as it is not free any more.
+
+    Raises OSError as `observe` does.
+    """
+    seen = await observe(pid, ram_file, for_s, is_free)
+    return None if seen is None else _tracked(ram_bytes, seen)
+
+
+def _tracked(ram_bytes: int, seen: Observation) -> DirtyRate:
+    total_pages = ram_bytes // PAGE_BYTES
     return DirtyRate(
         source=TRACKING,
         why="",
         took_s=seen.took_s,
-        ram_bytes=vm.spec.memory_bytes,
+        ram_bytes=ram_bytes,
         curve=DirtyCurve.measured(seen.samples.values(), total_pages),
         windows=seen.windows,
         faults=seen.faults,
@@ -171,12 +201,20 @@ def _tracked(vm: Vm, seen: Observation) -> DirtyRate:
 
 
 async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
-    total_pages = vm.spec.memory_bytes // PAGE_BYTES
+    found = await sampled(partial(_sampled_rate, vm), for_s, vm.spec.memory_bytes)
+    return replace(found, why=why)
+
+
+async def sampled(
+    rate: Callable[[int], Awaitable[float]], for_s: float, ram_bytes: int
+) -> DirtyRate:
+    """What `rate`, bytes a second over so many seconds, tells over longer and longer times."""
+    total_pages = ram_bytes // PAGE_BYTES
     groups: list[list[tuple[float, float]]] = []
     windows: list[Window] = []
     took_s, length_s = 0.0, SHORTEST_SAMPLING_S
-    while not groups or took_s + length_s <= for_s:
-        rate_bytes_per_s = await _sampled_rate(vm, length_s)
+    while length_s <= LONGEST_SAMPLING_S and (not groups or took_s + length_s <= for_s):
+        rate_bytes_per_s = await rate(length_s)
         pages = min(rate_bytes_per_s * length_s / PAGE_BYTES, total_pages)
         groups.append([(float(length_s), pages)])
         windows.append(Window(took_s, length_s, round(pages)))
@@ -184,9 +222,9 @@ async def _sample(vm: Vm, for_s: float, why: str) -> DirtyRate:
         length_s *= 2
     return DirtyRate(
         source=SAMPLING,
-        why=why,
+        why="",
         took_s=took_s,
-        ram_bytes=vm.spec.memory_bytes,
+        ram_bytes=ram_bytes,
         curve=DirtyCurve.measured(groups, total_pages),
         windows=tuple(windows),
         faults=0,

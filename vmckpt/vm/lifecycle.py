@@ -196,9 +196,9 @@ def _runs_already(vm: Vm) -> RefusedError:
     )
 
 
-def owner(action: str, run: str = "-") -> Owner:
+def owner(action: str, run: str = "-", ended_by: str = "") -> Owner:
     """This process as the holder of a VM's lock."""
-    return Owner(run, action, os.getpid(), time.time())
+    return Owner(run, action, os.getpid(), time.time(), ended_by)
 
 
 async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:

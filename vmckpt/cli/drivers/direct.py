@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.report import Report
     from vmckpt.qemu.replies import Snapshot
     from vmckpt.vm.check import Check
+    from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.inventory import Look, Vm
 
 
@@ -90,6 +91,12 @@ class DirectVm:
         from vmckpt.migrate.run import migrate
 
         return await migrate(self.vm, target, options, emit, forecast=forecast)
+
+    async def measure(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, looked at for so long."""
+        from vmckpt.vm.dirty_rate import measure
+
+        return await measure(self.vm, for_s)
 
     async def save(self, name: str, emit: Emit) -> SnapshotRow:
         """Take a snapshot."""

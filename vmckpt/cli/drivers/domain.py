@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
     from vmckpt.vm.check import Check
+    from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.domains.inventory import Domain
 
 
@@ -86,12 +87,18 @@ class LibvirtDomain:
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> "Report":
-        """Have libvirt move it while it runs. Domains are not forecast, nor steered by policies."""
-        if options.policy is not None or forecast is not None:
+        """Have libvirt move it while it runs. Domains are not forecast."""
+        if forecast is not None:
             raise not_for_domains(self.name)
         from vmckpt.migrate.domains.migration import migrate
 
         return await migrate(self.domain, target, options, emit)
+
+    async def measure(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, as libvirt has QEMU sample it."""
+        from vmckpt.vm.domains.dirty_rate import measure_domain
+
+        return await measure_domain(self.domain, for_s)
 
     async def save(self, name: str, emit: Emit) -> SnapshotRow:
         """Have libvirt take a snapshot; it tells no progress."""
@@ -122,8 +129,9 @@ def not_for_domains(name: str) -> RefusedError:
     """For what vmckpt does with its own VMs only."""
     return RefusedError(
         f"'{name}' is a libvirt domain",
-        why="vmckpt measures, forecasts and steers by policies only VMs of its own",
-        remedy="leave out --policy and what is wanted of the time; `vmckpt check` says what goes",
+        why="vmckpt forecasts and replicates only VMs of its own",
+        remedy="`vmckpt check` says whether it can move, `vmckpt dirty-rate` how fast it dirties "
+        "its memory; `vmckpt migrate` moves it without wishes, steered by --policy or --timeout",
     )
 
 

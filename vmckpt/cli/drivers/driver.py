@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.vm.check import Check
+    from vmckpt.vm.dirty_rate import DirtyRate
 
 
 class Row(NamedTuple):
@@ -86,6 +87,9 @@ class Driver(Protocol):
         forecast: Mapping[str, Any] | None = None,
     ) -> "Report | Recovery":
         """Move it while it runs; a Recovery when it had to be ended by one."""
+
+    async def measure(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, looked at for so long."""
 
     async def save(self, name: str, emit: Emit) -> SnapshotRow:
         """Take a snapshot."""

@@ -149,6 +149,10 @@ def option_checks(options: Options) -> Iterator[Check]:
         reason = "post-copy and parallel channels exclude one another"
         remedy = "leave out --parallel and --compress, or post-copy"
         yield Check("qemu-option", REFUSE, reason, remedy)
+    if options.throttles_at_will:
+        reason = "libvirt slows a guest by its own rule only, not at a policy's word"
+        remedy = 'leave out do = "throttle"; --auto-converge has libvirt slow it'
+        yield Check("qemu-option", REFUSE, reason, remedy)
     asked, rate = options.bandwidth_bytes_per_s, bandwidth_mib_per_s(options) * MIB
     if asked and asked != rate:
         reason = f"libvirt limits the bandwidth by whole MiB/s: to {rate // MIB} MiB/s"

@@ -29,6 +29,7 @@ from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
+from vmckpt.migrate.shared_link import SharedLink, on_the_link
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.check import refusal
 from vmckpt.vm.domains.inventory import Domain, seen_again
@@ -56,7 +57,9 @@ async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) ->
                 raise refusal(checked.checks, domain.name, target.name)
             run.begin(checked.options, checked.checks)
             migration = DomainMigration(domain, target, checked, run)
-            report = await migration.run(here, checked.request)
+            limit = checked.options.bandwidth_bytes_per_s
+            async with on_the_link(source, target, run.id, limit, run.note) as link:
+                report = await migration.run(here, checked.request, link)
         return run.end(report, checked.checks)
 
 
@@ -80,7 +83,7 @@ class DomainMigration:
         )
         self._began_s = self._ended_s = time.monotonic()
 
-    async def run(self, source: Libvirtd, request: Request) -> Report:
+    async def run(self, source: Libvirtd, request: Request, link: SharedLink) -> Report:
         """Prepare, transfer, release; see `migrate`."""
         transfer = DomainTransfer(
             source,
@@ -95,7 +98,8 @@ class DomainMigration:
             await create_files(self._ends[1], self._run.id, self._checked.copies)
             self._begin("transfer")
             self._began_s = time.monotonic()
-            await transfer.run(request)
+            async with link.kept(transfer.hold_to):
+                await transfer.run(request)
         except (asyncio.CancelledError, VmckptError) as exc:
             # A second Ctrl-C must not tidy up before it is known who has the guest.
             if (meant := await to_the_end(self._meaning(exc))) is not None:

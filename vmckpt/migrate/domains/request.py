@@ -77,7 +77,12 @@ def build(options: Options, route: Route, cargo: Cargo) -> Request:
 
 def bandwidth_mib_per_s(options: Options) -> int:
     """Libvirt counts in whole MiB/s: at most what was asked for, but 1 at least."""
-    return max(1, options.bandwidth_bytes_per_s // MIB)
+    return whole_mib(options.bandwidth_bytes_per_s)
+
+
+def whole_mib(bandwidth_bytes_per_s: int) -> int:
+    """Whole MiB in it, but 1 at least."""
+    return max(1, bandwidth_bytes_per_s // MIB)
 
 
 def _uri(address: str, port: int | None) -> str:

@@ -5,17 +5,25 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    VmckptError,
+)
 from vmckpt.events.types import Emit, Note
 from vmckpt.migrate.domains.progress import figures, progress
-from vmckpt.migrate.domains.request import Request
+from vmckpt.migrate.domains.request import Request, whole_mib
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options
-from vmckpt.migrate.steering import Order, Steering
+from vmckpt.migrate.steering import Order, Steering, given_up, pilot
+from vmckpt.plan.policy import Act, Look
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import EventId
 from vmckpt.vm.domains.job import Job
-from vmckpt.vm.domains.libvirtd import Event, Libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Event
 
 SAMPLE_S = 0.1
 # QEMU's own default: libvirt need not be told.
@@ -47,7 +55,7 @@ class DomainTransfer:
         self._source, self._uuid, self._options = source, uuid, options
         self._patience_s = patience_s
         self._clock, self._emit = clock, emit
-        self._steering = Steering(options)
+        self._steering, self._pilot = Steering(options), pilot(options)
         self._began_s = time.monotonic()
         self._downtime_set = options.method is Method.STOP
         self.last = Job(active=False)
@@ -108,6 +116,8 @@ class DomainTransfer:
             return  # disks are copied, or it is being prepared
         await self._set_downtime()
         if not self.postcopy:
+            await self._obey_policy(job)
+        if not self.postcopy:
             await self._steer(job)
         self._steering.check_silence(
             job.transferred_bytes, time.monotonic(), expected=self.postcopy
@@ -122,6 +132,41 @@ class DomainTransfer:
         self._downtime_set = True
         if wished_ms != DEFAULT_DOWNTIME_MS:
             await self._source.set_max_downtime(self._uuid, wished_ms)
+
+    async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
+        """Send no faster than this from here on, in whole MiB/s."""
+        if self.last.active and not self.postcopy:
+            await self._source.set_max_speed(self._uuid, whole_mib(bandwidth_bytes_per_s))
+        else:
+            raise OperationFailedError(
+                "the domain's memory does not move now", why="libvirt prepares it", remedy="wait"
+            )
+
+    async def _obey_policy(self, job: Job) -> None:
+        if self._pilot is None:
+            return
+        look = Look(self._clock(), job.round, job.remaining_bytes)
+        decision = self._pilot.see(look)
+        if decision is None:
+            return
+        if self._options.observe_only:
+            text = f"it would be {decision.words} now: {decision.why}"
+            self._emit(Note(self._clock(), "policy", text))
+            return
+        self._emit(Note(self._clock(), "policy", f"{decision.words}: {decision.why}"))
+        match decision.act:
+            case Act.RAISE_DOWNTIME:
+                await self._source.set_max_downtime(self._uuid, decision.downtime_ms)
+            case Act.POSTCOPY:
+                await self._source.start_postcopy(self._uuid)
+                self.postcopy = True
+            case Act.PAUSE:
+                self._pilot = None
+                await self._source.set_max_downtime(self._uuid, UNLIMITED_DOWNTIME_MS)
+            case Act.ABORT:
+                raise given_up(decision)
+            case Act.THROTTLE:
+                pass  # refused beforehand, see option_checks
 
     async def _steer(self, job: Job) -> None:
         order = self._steering.steer(figures(job), time.monotonic() - self._began_s)

@@ -30,7 +30,7 @@ _COPY, _KEPT, _DISK = "copy", "kept", "disk"
 # struct flock: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _GET_LOCK = 36  # F_OFD_GETLK
-# QEMU's locks on an image (block/file-posix.c): from byte 100 on, one for each right it has.
+# QEMU's locks on an image (block/file-posix.c) are bytes from here on, so many.
 _QEMU_LOCKS = (100, 200)
 
 
@@ -80,12 +80,15 @@ def prepare(copies: Iterable[tuple[Path, int]], vm: str, run: str) -> None:
 
 
 def discard(paths: Iterable[Path], vm: str, run: str | None = None) -> None:
-    """Remove the copies that a standby of the VM made: of one run, or of any and what is kept."""
+    """Remove the copies that a standby of the VM made: of one run, or of any and what is kept.
+
+    One that a QEMU has open stays, whatever stands on it: a guest may run on it.
+    """
     for path in paths:
         mark = read_mark(path)
         if mark is None or mark.vm != vm or mark.kind == _DISK:
             continue
-        if run in (None, mark.run):
+        if run in (None, mark.run) and not _is_open(path):
             path.unlink(missing_ok=True)
 
 
@@ -144,12 +147,17 @@ def _require_base(path: Path, size_bytes: int, vm: str) -> None:
             why=f"it has {path.stat().st_size} bytes, the VM's has {size_bytes}",
             remedy="remove or rename it there",
         )
+    if _is_open(path):
+        raise RefusedError(
+            f"{path} on the standby is in use",
+            why="a QEMU there has it open",
+            remedy="stop what uses it: see `vmckpt vm list`",
+        )
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a QEMU has the image open, by the locks that it holds on it."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _QEMU_LOCKS[0], 2 * _QEMU_LOCKS[0], 0)
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_QEMU_LOCKS, 0)
         kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, _GET_LOCK, asked))
-        if kind != fcntl.F_UNLCK:
-            raise RefusedError(
-                f"{path} on the standby is in use",
-                why="a QEMU there has it open",
-                remedy="stop what uses it: see `vmckpt vm list`",
-            )
+        return bool(kind != fcntl.F_UNLCK)

@@ -17,7 +17,7 @@ from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
 from vmckpt.replicate.disks import nbd
 from vmckpt.replicate.disks.intake import Intake
 from vmckpt.replicate.disks.known import Known
-from vmckpt.replicate.wire.messages import Digests, Disk, DiskWrite
+from vmckpt.replicate.wire.messages import Disk, DiskWrite, decode_digests
 from vmckpt.sequence.steps import finish
 
 # Jobs and nodes of mirrors in QEMU are called so.
@@ -43,6 +43,7 @@ class Mirrors:
         self, monitor: Monitor, sources: Sequence[Source], socket: Path, events: Events
     ) -> None:
         self._monitor, self._sources, self._socket, self._events = monitor, sources, socket, events
+        self._disks = tuple(Disk(source.node, source.size_bytes) for source in sources)
         self._known = {at: Known(source.size_bytes) for at, source in enumerate(sources)}
         self.intake = Intake(self._known)
         self._ready = set[str]()
@@ -50,13 +51,9 @@ class Mirrors:
         self._has_begun = False
         self._ended: list[DiskWrite] = []
 
-    @property
-    def disks(self) -> tuple[Disk, ...]:
-        """The disks, as HELLO names them."""
-        return tuple(Disk(f"disk{source.number}", source.size_bytes) for source in self._sources)
-
-    def tell(self, told: Digests) -> None:
-        """What the standby's copies hold. Raises OperationFailedError when that makes no sense."""
+    def tell(self, payload: memoryview) -> None:
+        """What the standby says that its copies hold. Raises WireError, OperationFailedError."""
+        told = decode_digests(payload, self._disks)
         try:
             self._known[told.disk].tell(told.first_block, bytes(told.digests))
         except ValueError as exc:

@@ -69,6 +69,20 @@ class Undefine(IntFlag):
     KEEP_NVRAM = 1 << 3
 
 
+class Stats(IntFlag):
+    """virDomainStatsTypes."""
+
+    DIRTYRATE = 1 << 9
+
+
+class DirtyRateStatus(IntEnum):
+    """virDomainDirtyRateStatus."""
+
+    UNSTARTED = 0
+    MEASURING = 1
+    MEASURED = 2
+
+
 class Xml(IntFlag):
     """virDomainXMLFlags."""
 

@@ -9,7 +9,8 @@ from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.description import Description, parse_domain
 from vmckpt.vm.domains.flags import PausedReason, State
-from vmckpt.vm.domains.libvirtd import Libvirtd, Seen, libvirtd
+from vmckpt.vm.domains.libvirtd import Libvirtd, libvirtd
+from vmckpt.vm.domains.told import Seen
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from vmckpt.errors import (
     HostDownError,
@@ -22,10 +22,20 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError, remedy_for
-from vmckpt.vm.domains.flags import ErrorCode, EventId, State, Undefine, Xml
+from vmckpt.vm.domains.flags import (
+    DirtyRateStatus,
+    ErrorCode,
+    EventId,
+    State,
+    Stats,
+    Undefine,
+    Xml,
+)
 from vmckpt.vm.domains.forward import forwarded
 from vmckpt.vm.domains.job import Job, parse_job
+from vmckpt.vm.domains.told import Condition, DiskSize, DomainSnapshot, Event, Seen
 
 T = TypeVar("T")
 
@@ -37,48 +47,6 @@ _LOST = frozenset(
     {ErrorCode.INTERNAL_ERROR, ErrorCode.RPC, ErrorCode.INVALID_CONN, ErrorCode.SYSTEM_ERROR}
 )
 _RIGHTS = frozenset({ErrorCode.AUTH_FAILED, ErrorCode.AUTH_CANCELLED, ErrorCode.AUTH_UNAVAILABLE})
-
-
-class Seen(NamedTuple):
-    """A domain as its libvirtd has it; `reason` is why it is in that state, in libvirt's numbers.
-
-    `xml` is that of the running domain, or of its definition.
-    """
-
-    uuid: str
-    name: str
-    state: State
-    reason: int
-    persistent: bool
-    xml: str
-
-
-class Condition(NamedTuple):
-    """What a domain does at this moment; `reason` is why, in libvirt's numbers."""
-
-    state: State
-    reason: int
-
-
-class DomainSnapshot(NamedTuple):
-    """A snapshot that libvirt keeps of a domain."""
-
-    name: str
-    xml: str
-
-
-class DiskSize(NamedTuple):
-    """What libvirt says of one disk's image."""
-
-    virtual_bytes: int
-    allocated_bytes: int
-
-
-class Event(NamedTuple):
-    """Something that libvirt told of a domain; `job` comes with the end of a job."""
-
-    id: EventId
-    job: Job | None = None
 
 
 @asynccontextmanager
@@ -432,6 +400,34 @@ class Libvirtd:
             lambda: self._domain(uuid).migrateSetMaxDowntime(downtime_ms, 0),
             ASK_TIMEOUT_S,
         )
+
+    async def set_max_speed(self, uuid: str, mib_per_s: int) -> None:
+        """How fast memory may go in the migration under way."""
+        await self._tell(
+            "set the bandwidth",
+            lambda: self._domain(uuid).migrateSetMaxSpeed(mib_per_s, 0),
+            ASK_TIMEOUT_S,
+        )
+
+    async def begin_dirty_rate(self, uuid: str, seconds: int) -> None:
+        """Have QEMU sample for so long (1 to 60 s) which pages change."""
+        await self._tell(
+            "measure the dirty rate",
+            lambda: self._domain(uuid).startDirtyRateCalc(seconds, 0),
+            ASK_TIMEOUT_S,
+        )
+
+    async def dirty_rate(self, uuid: str) -> float | None:
+        """What came of it, bytes a second; None while it is measured."""
+
+        def work() -> Mapping[str, Any]:
+            listed = self._connection.domainListGetStats([self._domain(uuid)], Stats.DIRTYRATE)
+            return dict(listed[0][1]) if listed else {}
+
+        stats = await self._ask("tell the dirty rate", work)
+        if stats.get("dirtyrate.calc_status") != DirtyRateStatus.MEASURED:
+            return None
+        return float(stats["dirtyrate.megabytes_per_second"]) * MIB
 
     @asynccontextmanager
     async def events(self, uuid: str) -> AsyncIterator[asyncio.Queue[Event]]:

@@ -1,0 +1,143 @@
+"""Disk writes from the primary's stream to the standby's copy: with their epoch, or never."""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import pytest
+
+from vmckpt.epoch.epoch import Pages
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Span
+from vmckpt.lease.rule import Claimant
+from vmckpt.memory.ram_file import PAGE_BYTES, mapped
+from vmckpt.replicate.channel import ALONE, Channel
+from vmckpt.replicate.disks.copies import prepare
+from vmckpt.replicate.disks.image import Image, opened
+from vmckpt.replicate.disks.journal import Journal
+from vmckpt.replicate.disks.known import BLOCK_BYTES, Known
+from vmckpt.replicate.following import LOST, Following
+from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.replica import Replica, replica_in
+from vmckpt.replicate.stream import StandbyLostError, Stream
+from vmckpt.replicate.wire.frames import Kind
+from vmckpt.replicate.wire.messages import Disk, DiskWrite, Hello, decode_digests
+
+PAGES, SIZE = 16, 3 * BLOCK_BYTES
+DISKS = (Disk("disk0", SIZE),)
+HELLO = Hello("web", "a/1", "a", "machine", PAGES * PAGE_BYTES, DISKS)
+NOTHING = Pages((), b"")
+
+
+class Small(Image):
+    """A copy on a file system that has room for so many reservations."""
+
+    left = 1 << 30
+
+    def reserve(self, writes: Sequence[DiskWrite]) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().reserve(writes)
+
+
+@pytest.fixture
+def ram_path() -> Iterator[Path]:
+    with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
+        file.truncate(PAGES * PAGE_BYTES)
+        yield Path(file.name)
+
+
+class Both:
+    """Both sides: the primary's stream and what it was told, the standby's replica and its end."""
+
+    def __init__(self, stream: Stream, replica: Replica, image: Small, known: Known) -> None:
+        self.stream, self.replica, self.image, self.known = stream, replica, image, known
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def epoch(self, *writes: DiskWrite) -> int:
+        return await self.stream.commit(NOTHING, b"devices", writes)
+
+
+@asynccontextmanager
+async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
+    copy = tmp_path / "disk.raw"
+    prepare([(copy, SIZE)], "web", "run1")
+    here, there = socket.socketpair()
+    ours = Channel(*await asyncio.open_connection(sock=here), 7)
+    theirs = Channel(*await asyncio.open_connection(sock=there), 7)
+    known = Known(SIZE)
+
+    def tell(payload: memoryview) -> None:
+        told = decode_digests(payload, DISKS)
+        known.tell(told.first_block, bytes(told.digests))
+
+    lease = Lease(FileStore(tmp_path), "web", Claimant("a/1"), Span(60.0))
+    stream = Stream(ours, Keeper(lease, lambda _: None), PAGES * PAGE_BYTES, lambda: None, tell)
+    with opened(copy) as opened_, mapped(ram_path) as ram:
+        image = Small(opened_._fd, SIZE)
+        with replica_in(ram, Journal([(copy, image)])) as replica:
+            both = Both(stream, replica, image, known)
+            both.ended = asyncio.ensure_future(Following("b/1", replica).receive(theirs))
+            await ours.send(ours.outbound.frame(Kind.HELLO, 0, HELLO.encode()))
+            head, _ = await ours.receive()
+            assert head.kind is Kind.WELCOME
+            receiving = asyncio.ensure_future(stream.receive())
+            try:
+                async with asyncio.timeout(20):
+                    yield both
+            finally:
+                ours.abort()
+                await asyncio.gather(receiving, both.ended, return_exceptions=True)
+                theirs.abort()
+                await asyncio.gather(replica.disks.applied(), return_exceptions=True)
+
+
+def test_writes_are_applied_with_their_epoch_and_dropped_without_it(
+    tmp_path: Path, ram_path: Path
+) -> None:
+    async def main() -> None:
+        expected = bytearray(SIZE)
+        async with connected(tmp_path, ram_path) as both:
+            number = 0
+            for byte in b"abc":
+                await both.stream.disks([DiskWrite(0, 512 * byte, bytes([byte]) * 512)])
+                writes = [DiskWrite(0, 0, bytes([byte]) * 4096), DiskWrite(0, 512, b"", 512)]
+                number = await both.epoch(*writes)
+                expected[512 * byte : 512 * byte + 512] = bytes([byte]) * 512
+                expected[:4096] = bytes([byte]) * 4096
+                expected[512:1024] = bytes(512)
+            await both.stream.acknowledged(number)
+            # One more, of which all has come but its end.
+            await both.stream.disks([DiskWrite(0, 0, b"x" * SIZE)])
+            await asyncio.sleep(0.05)
+            both.stream.abort()
+            assert await both.ended == LOST
+            await both.replica.disks.applied()
+            assert (both.replica.epoch, both.replica.complete) == (number, True)
+            assert both.known.complete
+        assert (tmp_path / "disk.raw").read_bytes() == expected
+
+    asyncio.run(main())
+
+
+def test_a_full_standby_is_the_last_epoch_whole_and_says_why_it_goes_no_further(
+    tmp_path: Path, ram_path: Path
+) -> None:
+    async def main() -> None:
+        async with connected(tmp_path, ram_path) as both:
+            both.image.left = 2
+            numbers = [await both.epoch(DiskWrite(0, 0, bytes([n]) * SIZE)) for n in (1, 2, 3)]
+            with pytest.raises(StandbyLostError, match="has no room for"):
+                await both.stream.acknowledged(numbers[2])
+            assert await both.ended == ALONE
+            assert (both.replica.epoch, both.replica.complete) == (numbers[1], True)
+        assert (tmp_path / "disk.raw").read_bytes() == b"\2" * SIZE
+
+    asyncio.run(main())

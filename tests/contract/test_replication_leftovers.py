@@ -1,0 +1,259 @@
+"""What killed services of a replication leave, with the arbiter and on hosts, and how it goes."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.store import NONE_YET
+from vmckpt.replicate import begin, sides
+from vmckpt.replicate.operate import settle, stop
+from vmckpt.replicate.recovery import recover
+from vmckpt.replicate.request import Files, Options, Request
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu, Replaced
+
+SPEC = 'name = "web"\nmemory = "32M"\n'
+PLATFORM = Platform("q35", "tcg", "qemu64")
+GONE = ProcessId(1 << 22, 1)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
+    return tuple(  # type: ignore[return-value]
+        LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("a", "b")
+    )
+
+
+def home(host: LocalHost, qemu_id: str, replaces: Replaced | None = None) -> Vm:
+    directory = vm_dir(host.state_dir, "web")
+    directory.path.mkdir(parents=True)
+    spec = parse_spec(SPEC, "test", directory.path)
+    qemu = Qemu(directory.qemu(qemu_id), GONE, PLATFORM, replaces=replaces)
+    directory.spec.write_text(SPEC)
+    directory.current.write_text(qemu.to_json())
+    return Vm(spec, host, directory, qemu)
+
+
+def requested(hosts: tuple[LocalHost, LocalHost], tmp_path: Path) -> Files:
+    """Both services were asked, and were killed; the primary's files."""
+    primary, standby = hosts
+    request = Request(
+        run="1", vm="web", spec=SPEC, platform=PLATFORM._asdict(), primary=primary,
+        standby=standby, options=Options(str(tmp_path / "leases"), lease_s=0.1),
+        one_machine=True, qemu_id="old",
+    )  # fmt: skip
+    for host in hosts:
+        files = Files.of(host, "web")
+        files.path.mkdir(parents=True)
+        files.request.write_text(json.dumps(request.to_json()))
+    return Files.of(primary, "web")
+
+
+def record(tmp_path: Path, holder: str, in_sync: str | None) -> None:
+    (tmp_path / "leases").mkdir(exist_ok=True)
+    put = Record(1, holder, 1, Span(0.1), in_sync)
+    asyncio.run(FileStore(tmp_path / "leases").replace("web", put, over=NONE_YET))
+
+
+def stands(tmp_path: Path) -> Record:
+    found = asyncio.run(FileStore(tmp_path / "leases").read("web"))
+    assert found is not None
+    return found.record
+
+
+def test_a_stop_after_both_were_killed_leaves_no_replica_that_may_take_over(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    home(hosts[0], "old")
+    files = requested(hosts, tmp_path)
+    record(tmp_path, "a/1", "b/1")
+    said = asyncio.run(stop("web", hosts))
+    assert said["state"] == "ended"
+    assert (stands(tmp_path).term, stands(tmp_path).in_sync) == (2, None)
+    assert not files.path.exists()
+    assert not Files.of(hosts[1], "web").path.exists()
+    assert asyncio.run(read_vm(hosts[0], "web")) is not None
+    with pytest.raises(NotFoundError):
+        asyncio.run(stop("web", hosts))
+
+
+def test_a_start_does_not_push_aside_what_was_killed_and_may_be_taken_over_from(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    vm, files = home(hosts[0], "old"), requested(hosts, tmp_path)
+    with pytest.raises(OperationFailedError) as refused:
+        asyncio.run(begin._require_new(vm, hosts[1]))
+    assert refused.value.remedy == "vmckpt replicate stop web"
+    assert files.request.exists()
+    for host in hosts:
+        role = "primary" if host is hosts[0] else "standby"
+        Files.of(host, "web").status.write_text(json.dumps({"role": role, "state": "ended"}))
+    asyncio.run(begin._require_new(vm, hosts[1]))
+    assert not files.path.exists()
+
+
+def test_a_guest_that_died_with_its_service_is_left_to_the_standby(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    home(hosts[0], "old")
+    files = requested(hosts, tmp_path)
+    record(tmp_path, "a/1", "b/1")
+    asyncio.run(recover(files.path))
+    assert stands(tmp_path).in_sync == "b/1"
+    assert not files.status.exists()
+
+
+def test_a_home_that_the_standby_took_over_from_is_removed(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    home(hosts[0], "old")
+    files = requested(hosts, tmp_path)
+    record(tmp_path, "b/1", None)
+    asyncio.run(recover(files.path, at_any_rate=True))
+    assert json.loads(files.status.read_text())["why"].startswith("replaced")
+    assert asyncio.run(read_vm(hosts[0], "web")) is None
+
+
+def test_a_term_that_is_another_hosts_is_not_taken_back(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    home(hosts[0], "old")
+    files = requested(hosts, tmp_path)
+    record(tmp_path, "c/7", "b/7")
+    with pytest.raises(RefusedError, match="not a's to take back"):
+        asyncio.run(recover(files.path, at_any_rate=True))
+    assert stands(tmp_path).holder == "c/7"
+    assert asyncio.run(read_vm(hosts[0], "web")) is not None
+
+
+def test_of_two_homes_the_replaced_one_goes(hosts: tuple[LocalHost, LocalHost]) -> None:
+    """The old primary was off while its standby took over, and came back when all was over."""
+    home(hosts[0], "old")
+    home(hosts[1], "new", Replaced("a", "old"))
+    assert asyncio.run(settle("web", hosts))
+    assert asyncio.run(read_vm(hosts[0], "web")) is None
+    kept = asyncio.run(read_vm(hosts[1], "web"))
+    assert kept is not None
+    assert kept.qemu.replaces == Replaced("a", "old")
+    assert not asyncio.run(settle("web", hosts))
+
+
+def test_a_home_that_came_back_since_is_not_removed(hosts: tuple[LocalHost, LocalHost]) -> None:
+    home(hosts[0], "newer")
+    home(hosts[1], "new", Replaced("a", "old"))
+    assert not asyncio.run(settle("web", hosts))
+    assert asyncio.run(read_vm(hosts[0], "web")) is not None
+
+
+SERVICE = """
+import json, socket, sys, time
+from pathlib import Path
+role, directory, ear_after_s, silent = sys.argv[2], Path(sys.argv[3]), *map(float, sys.argv[4:6])
+time.sleep(ear_after_s)
+server = socket.socket(socket.AF_UNIX)
+server.bind(str(directory / "control.sock"))
+server.listen()
+print("hears", flush=True)
+while True:
+    peer, _ = server.accept()
+    word = peer.makefile().readline().strip()
+    if silent:
+        time.sleep(60)
+    peer.sendall(json.dumps({"role": role, "state": "protected", "asked": word}).encode() + b"\\n")
+    if word == "stop":
+        (directory / "stopped").write_text("in good order")
+        sys.exit()
+"""
+
+
+@contextmanager
+def service(files: Files, ear_after_s: float = 0, *, silent: bool = False) -> Iterator[None]:
+    """A process that looks like a primary's service."""
+    words = ["replica", "primary", str(files.path), str(ear_after_s), str(float(silent))]
+    with subprocess.Popen([sys.executable, "-c", SERVICE, *words], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            if not ear_after_s:
+                child.stdout.readline()
+            yield
+        finally:
+            child.kill()
+
+
+def test_a_beginning_that_is_undone_stops_the_primary_as_soon_as_that_hears(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """It was asked once, when it had no ear yet, and killed after a minute: the VM moved."""
+    files = requested(hosts, tmp_path)
+    kept = tmp_path / "kept"
+    with service(replace(files), ear_after_s=1.0):
+
+        async def main() -> None:
+            undoing = asyncio.ensure_future(
+                begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web"))
+            )
+            async with asyncio.timeout(20):
+                while not undoing.done():
+                    if (files.path / "stopped").exists():
+                        kept.touch()
+                    await asyncio.sleep(0.005)
+            await undoing
+
+        asyncio.run(main())
+    assert kept.exists()
+    assert not files.path.exists()
+
+
+def test_a_beginning_that_is_undone_leaves_no_waiting_qemu(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    files, directory = requested(hosts, tmp_path), vm_dir(hosts[1].state_dir, "web")
+    waiting = directory.qemu("1")
+    waiting.path.mkdir(parents=True)
+    directory.spec.write_text(SPEC)
+    pidfile = waiting.mark.split("\0")[-1]
+    with subprocess.Popen(["sleep", "60"]) as other:
+        # What a QEMU that waits looks like.
+        script = "import time; time.sleep(60)"
+        argv = [sys.executable, "-c", script, *waiting.mark.strip("\0").split("\0")]
+        with subprocess.Popen(argv) as qemu:
+            asyncio.run(begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web")))
+            assert qemu.wait(10) == -9, pidfile
+        other.kill()
+    assert not directory.path.exists()
+
+
+def test_a_service_that_stands_still_is_told_from_a_dead_one_in_time(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "STATUS_TIMEOUT_S", 0.2)
+    files = requested(hosts, tmp_path)
+    with service(files, silent=True):
+        side = asyncio.run(sides.side_of(hosts[0], "web"))
+        assert side is not None
+        assert (side.answers, side.status["state"]) == (False, "silent")
+        assert "no answer" in side.status["why"]
+    side = asyncio.run(sides.side_of(hosts[0], "web"))
+    assert side is not None
+    assert side.status["state"] == "dead"
+
+
+def test_options_come_back_as_they_were(hosts: tuple[LocalHost, LocalHost], tmp_path: Path) -> None:
+    files = requested(hosts, tmp_path)
+    data = json.loads(files.request.read_text())
+    assert asdict(Request.from_json(data).options)["lease_s"] == 0.1

@@ -1,0 +1,336 @@
+"""Every fault at every step of a replication: no answer taken back, one guest, and a reason said.
+
+A client counts in the guest over one TCP connection all the time and checks every answer. Each case
+begins a protection, has something die, freeze or break, waits for what comes of it, and protects
+the guest anew from where it then is. A sample runs every time, all of it with --long, with counts.
+"""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.qemu.world import World, fill, image, qemu, world
+from vmckpt.errors import VmckptError
+from vmckpt.hosts.process import find_by_argument
+from vmckpt.lab.guest import GuestControl, KvClient
+from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.network import set_link, shape_link
+from vmckpt.lab.processes import run, tool
+
+NAME, LOAD = "guest", "rate=10M set=32M pattern=uniform content=random"
+FIRST, PROTECTED = "first copy", "protected"
+STEPS = (FIRST, PROTECTED)
+VICTIMS = ("qemu", "primary", "standby", "waiting qemu", "guard", "both services", "all of primary")
+# Longer than the lease (3 s) and the standby's patience with the primary (4 s).
+FROZEN_S, CUT_S = 8.0, 8.0
+NETWORK = ("cut", "cut to the standby", "cut to the primary", "slow", "very slow")
+SLOW_BYTES_PER_S = {"slow": 4 << 20, "very slow": 256 << 10}
+FULL, SMALL = "standby's disk full", ("vms", "replicas")
+SETTLED_S, ANSWER_S = 90.0, 60.0
+# What a case may come to. A guest that died before anybody had its state is lost, and that is said.
+ALONE, TOOK_OVER, GOES_ON, LOST = "alone", "took over", "goes on protected", "lost, unprotected"
+SAMPLE = (("protected", "freeze", "primary"), ("protected", "kill", "guard"))
+MATRIX: Counter[tuple[str, str]] = Counter()
+GAPS_MS: dict[str, list[float]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    step: str
+    does: str
+    to: str
+
+    def __str__(self) -> str:
+        return f"{self.does} {self.to}, {self.step}"
+
+
+ALL = [
+    *(Case(step, does, to) for step in STEPS for does in ("kill", "freeze") for to in VICTIMS),
+    *(Case(step, "link", to) for step in STEPS for to in NETWORK),
+    *(Case(step, "disk", FULL) for step in STEPS),
+    Case(PROTECTED, "disk", f"{FULL}, then kill all of primary"),
+]
+
+
+def marked() -> Iterator[Any]:
+    for case in ALL:
+        is_sample = (case.step, case.does, case.to) in SAMPLE
+        yield pytest.param(case, marks=[] if is_sample else [pytest.mark.long], id=str(case))
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    MATRIX.clear()
+    GAPS_MS.clear()
+    with world(qemu("10.0"), qemu("10.0")) as one:
+        yield one
+    print(f"\n{sum(MATRIX.values())} faults, and what came of them:")
+    for (fault, outcome), count in sorted(MATRIX.items()):
+        gaps = " ".join(f"{gap:.0f}" for gap in GAPS_MS[fault])
+        print(f"  {count:3d}  {fault}: {outcome} (longest wait for an answer, ms: {gaps})")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", list(marked()))
+def test_fault(made: World, case: Case) -> None:
+    guest = LabGuest(NAME, 1, image(), memory="160M", disk=None)
+    home = at_home(made, guest)
+    away = "lab-b" if home == "lab-a" else "lab-a"
+    try:
+        with small(made, case, away):
+            asyncio.run(run_case(made, guest, case, home, away))
+    finally:
+        made.vmckpt("replicate", "stop", NAME)
+
+
+def at_home(made: World, guest: LabGuest) -> str:
+    """Where the guest runs; started anew when the last case lost it."""
+    for vm in made.ok("vm", "list")["vms"]:
+        if vm["state"] == "running":
+            return str(vm["host"])
+        made.ok("vm", "rm", vm["name"])
+    made.run_guest(guest, "lab-a")
+    return "lab-a"
+
+
+async def run_case(made: World, guest: LabGuest, case: Case, home: str, away: str) -> None:
+    control = await guest.control(made.lab)
+    await control.load_memory(LOAD)
+    client = await guest.key_value(made.lab)
+    counting = Counting(client)
+    try:
+        outcome = await struck(made, case, home, away, counting)
+        await judge(made, case, outcome, control, counting)
+    finally:
+        await counting.end()
+        await control.close()
+    if outcome != LOST:
+        # Nothing stands in the way of the next protection.
+        await command(made, "replicate", "stop", NAME)
+        begun = await command(made, "replicate", "start", NAME, where(made, other=True))
+        assert begun["state"] == "protected"
+
+
+async def struck(made: World, case: Case, home: str, away: str, counting: "Counting") -> str:
+    """Protect it, with the fault in its step; what came of it."""
+    starting = made.begin("replicate", "start", NAME, away)
+    try:
+        if case.step == FIRST:
+            await copying(made, home)
+        else:
+            await asyncio.to_thread(starting.wait, 60)
+            # Anywhere in an epoch.
+            await asyncio.sleep(random.uniform(0.5, 0.6))
+        before = counting.answers
+        async with struck_by(made, case, home, away):
+            outcome = await settled(made, case, home)
+        await counting.more_than(before if outcome == LOST else counting.answers + 1)
+    finally:
+        out, err = await asyncio.to_thread(starting.communicate, timeout=150)
+    assert "Traceback" not in err, err
+    assert case.step == FIRST or starting.returncode == 0, out + err
+    return outcome
+
+
+@asynccontextmanager
+async def struck_by(made: World, case: Case, home: str, away: str) -> AsyncIterator[None]:
+    """For the block, or once: the fault."""
+    if case.does == "link":
+        async with broken(made, case.to, home, away):
+            yield
+    elif case.does == "disk":
+        for directory in SMALL:
+            fill(made.state(away) / directory / "filled")
+        if "then kill" in case.to:
+            send(signal.SIGKILL, pids(made, "all of primary", home, away))
+        else:
+            await asyncio.sleep(2.0)
+        yield
+    else:
+        which = pids(made, case.to, home, away)
+        assert which, f"there is no {case.to}"
+        send(signal.SIGKILL if case.does == "kill" else signal.SIGSTOP, which)
+        thaw = asyncio.get_running_loop().call_later(FROZEN_S, send, signal.SIGCONT, which)
+        try:
+            yield
+        finally:
+            thaw.cancel()
+            send(signal.SIGCONT, which)
+
+
+@asynccontextmanager
+async def broken(made: World, how: str, home: str, away: str) -> AsyncIterator[None]:
+    """A link that is cut, each way or one way, or slow, for CUT_S."""
+    lab = made.lab
+    if how == "cut":
+        await set_link(lab, away, up=False)
+    elif how in SLOW_BYTES_PER_S:
+        await shape_link(lab, away, SLOW_BYTES_PER_S[how])
+    else:
+        # What leaves this host is dropped: no packet is so small.
+        enter = lab.host(home if how == "cut to the standby" else away).enter
+        drop = ["root", "tbf", "rate", "8bit", "burst", "1", "latency", "1ms"]
+        await run([*enter, tool("tc"), "qdisc", "replace", "dev", "mig0", *drop], lab.directory)
+    try:
+        await asyncio.sleep(CUT_S)
+        yield
+    finally:
+        await set_link(lab, away, up=True)
+        for host in (home, away):
+            await shape_link(lab, host, None)
+
+
+@contextmanager
+def small(made: World, case: Case, host: str) -> Iterator[None]:
+    """For the block the disk of a host that is to be full is a small one; the guest leaves it."""
+    if case.does != "disk":
+        yield
+        return
+    with ExitStack() as stack:
+        for directory in SMALL:
+            (made.state(host) / directory).mkdir(mode=0o700, exist_ok=True)
+            stack.enter_context(made.small(host, directory, 1 << 20))
+        try:
+            yield
+        finally:
+            for directory in SMALL:
+                (made.state(host) / directory / "filled").unlink(missing_ok=True)
+            made.vmckpt("replicate", "stop", NAME)
+            if where(made) == host:
+                made.ok("migrate", NAME, where(made, other=True))
+
+
+def pids(made: World, victim: str, home: str, away: str) -> list[int]:
+    def of(mark: str) -> list[int]:
+        return [process.pid for process in find_by_argument(mark)]
+
+    def qemus(host: str) -> list[int]:
+        return of(f"-pidfile\0{made.state(host)}")
+
+    roles = {role: of(f"replica\0{role}\0{made.state_dir}") for role in ("primary", "standby")}
+    return {
+        "qemu": qemus(home),
+        "waiting qemu": qemus(away),
+        **roles,
+        "guard": of(f"guard.py\0{made.state(home)}"),
+        "both services": [*roles["standby"], *roles["primary"]],
+        "all of primary": [*roles["primary"], *qemus(home)],
+    }[victim]
+
+
+def send(number: signal.Signals, which: list[int]) -> None:
+    for pid in which:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+class Counting:
+    """A client that counts over one connection, each answer one more than the last."""
+
+    def __init__(self, client: KvClient) -> None:
+        self._client, self.answers, self.longest_ms = client, 0, 0.0
+        self._key = f"count{random.getrandbits(32)}"
+        self._task = asyncio.ensure_future(self._count())
+
+    async def _count(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            asked_s = loop.time()
+            assert await self._client.incr(self._key) == self.answers + 1
+            self.longest_ms = max(self.longest_ms, (loop.time() - asked_s) * 1e3)
+            self.answers += 1
+
+    async def more_than(self, answers: int) -> None:
+        async with asyncio.timeout(ANSWER_S):
+            while self.answers <= answers:
+                if self._task.done():
+                    self._task.result()
+                await asyncio.sleep(0.02)
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        if not self._task.cancelled() and (error := self._task.exception()):
+            assert isinstance(error, VmckptError), error  # a guest that is lost
+        await self._client.close()
+
+
+async def command(made: World, *words: str) -> dict[str, Any]:
+    return await asyncio.to_thread(made.ok, *words)
+
+
+async def copying(made: World, home: str) -> None:
+    """Return when the primary's service has just begun its first copy."""
+    ear = made.state(home) / "replicas" / NAME / "control.sock"
+    async with asyncio.timeout(60):
+        while not ear.exists():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
+async def settled(made: World, case: Case, home: str) -> str:
+    """What came of it, when nothing is under way any more; and that both sides say why."""
+    async with asyncio.timeout(SETTLED_S):
+        while True:
+            done = await asyncio.to_thread(made.vmckpt, "replicate", "status", NAME)
+            sides = {side["role"]: side for side in done.result.get("sides", [])}
+            if outcome := outcome_of(made, sides):
+                if outcome != GOES_ON:
+                    assert any(side["why"] for side in sides.values()), sides
+                elif case.does != "link":
+                    await asyncio.sleep(1.0)
+                    again = await asyncio.to_thread(made.vmckpt, "replicate", "status", NAME)
+                    found = {side["role"]: side for side in again.result.get("sides", [])}
+                    if outcome_of(made, found) != GOES_ON:
+                        continue
+                return outcome
+            await asyncio.sleep(0.2)
+
+
+def outcome_of(made: World, sides: dict[str, Any]) -> str | None:
+    primary, standby = sides.get("primary", {}), sides.get("standby", {})
+    lives = bool(find_by_argument(f"replica\0primary\0{made.state_dir}"))
+    if standby.get("state") == "promoted":
+        return TOOK_OVER
+    if primary.get("state") == "ended" and not lives:
+        if not made.qemus(NAME):
+            return LOST
+        return ALONE if "alone" in primary["why"] or "stopped" in primary["why"] else None
+    if primary.get("state") == "protected" and primary.get("answers"):
+        return GOES_ON
+    if not sides and not lives:  # the beginning was undone
+        return ALONE if made.qemus(NAME) else LOST
+    return None
+
+
+async def judge(
+    made: World, case: Case, outcome: str, control: GuestControl, counting: Counting
+) -> None:
+    """It is as the case allows, and the guest lost nothing."""
+    guest_died = case.to in ("qemu", "all of primary") and case.does == "kill"
+    assert outcome != LOST or (case.step == FIRST and guest_died), outcome
+    MATRIX[(str(case), outcome)] += 1
+    GAPS_MS.setdefault(str(case), []).append(counting.longest_ms)
+    if outcome == LOST:
+        return
+    memory = await control.verify_memory()
+    assert memory.sound, memory
+    await counting.more_than(counting.answers)
+    where(made)
+
+
+def where(made: World, *, other: bool = False) -> str:
+    """The one host where the guest runs; or the other one."""
+    running = [vm for vm in made.ok("vm", "list")["vms"] if vm["state"] == "running"]
+    assert len(running) == 1, running
+    host = str(running[0]["host"])
+    return {"lab-a": "lab-b", "lab-b": "lab-a"}[host] if other else host

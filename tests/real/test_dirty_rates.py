@@ -1,0 +1,76 @@
+"""Dirty rates of VMs elsewhere and of libvirt's domains, and what metrics say of them."""
+
+import asyncio
+import subprocess
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.qemu.world import COMMAND, image
+from tests.real.domains import GUEST, remove_domain, run_domain
+from tests.real.machines import Machines
+from vmckpt.lab.labguest import LabGuest
+
+pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
+MIB = 1 << 20
+LOAD = "rate=20M set=32M pattern=sequential content=text"
+
+
+def test_they_are_measured_where_they_are_by_the_best_there_is(real_lab: Machines) -> None:
+    own = LabGuest("one", 1, image(), disk=None)
+    try:
+        real_lab.run_guest(own, "lab-a")
+        run_domain(real_lab, "lab-b")
+        for guest in (own, GUEST):
+            asyncio.run(load(real_lab, guest))
+
+        tracked = real_lab.ok("dirty-rate", "one", "--for", "3s")
+        assert tracked["source"] == "page-tracking"
+        assert 0.8 * 32 * MIB < tracked["working_set_bytes"] < 64 * MIB
+        assert tracked["dirtied"]["compressible"] > 0.5
+
+        sampled = real_lab.ok("dirty-rate", "dom", "--for", "2s")
+        assert sampled["source"] == "libvirt-page-sampling"
+        assert "512 pages" in sampled["why"]
+        (length_s, _, pages, _) = sampled["curve"]["points"][0]
+        assert length_s == 1
+        assert 2 * MIB < 4096 * pages < 100 * MIB
+
+        refused = real_lab.vmckpt("plan", "dom", "lab-a")
+        assert (refused.code, refused.error["what"]) == (4, "'dom' is a libvirt domain")
+        words = ("migrate", "dom", "lab-a", "--max-pause", "1s")
+        assert real_lab.vmckpt(*words).error["what"] == "'dom' is a libvirt domain"
+
+        real_lab.virsh("lab-b", "suspend", "dom")
+        stopped = real_lab.vmckpt("dirty-rate", "dom")
+        assert (stopped.code, stopped.error["why"]) == (4, "it is paused: it dirties nothing")
+
+        rates = {
+            sample.labels["vm"]: sample.value
+            for metric in text_string_to_metric_families(metrics(real_lab))
+            for sample in metric.samples
+            if sample.name == "vmckpt_vm_dirty_rate_bytes_per_second"
+        }
+        assert rates.keys() == {"one", "dom"}
+        assert 10 * MIB < rates["one"] < 40 * MIB
+    finally:
+        remove_domain(real_lab)
+
+
+async def load(machines: Machines, guest: LabGuest) -> None:
+    control = await guest.control(machines.lab)
+    await control.load_memory(LOAD)
+    await control.close()
+
+
+def metrics(machines: Machines) -> str:
+    done = subprocess.run(
+        [*COMMAND, "metrics"],
+        env=machines.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,139 @@
+"""vmckpt metrics."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vmckpt.cli.output import run, warn
+
+if TYPE_CHECKING:
+    from vmckpt.metrics.exposition import Family
+
+app = typer.Typer(
+    help="VMs, migrations, forecasts and replications for Prometheus.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+LISTEN = "127.0.0.1:9177"
+
+
+@app.callback()
+def metrics(
+    context: typer.Context,
+    textfile: Annotated[
+        Path | None,
+        typer.Option(help="Into this file, in one step, for node_exporter's textfile collector."),
+    ] = None,
+) -> None:
+    """Print all metrics once, as Prometheus reads them."""
+    if context.invoked_subcommand is not None:
+        return
+    text = run(collect())
+    if textfile is None:
+        print(text, end="")
+    else:
+        write(textfile, text)
+
+
+@app.command()
+def serve(
+    listen: Annotated[str, typer.Option(help="ADDR:PORT; port 0 is the kernel's choice.")] = LISTEN,
+) -> None:
+    """Serve them over HTTP at /metrics until Ctrl-C, collected anew for each request."""
+    import asyncio
+    from contextlib import suppress
+
+    address, port = _address(listen)
+    # Ctrl-C is its end, and undoes nothing.
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_serve(address, port))
+
+
+async def _serve(address: str, port: int) -> None:
+    import asyncio
+
+    from vmckpt.errors import OperationFailedError
+    from vmckpt.hosts.uri import in_uri
+    from vmckpt.metrics.serve import serving
+
+    try:
+        async with serving(address, port, collect) as got:
+            warn(f"serving http://{in_uri(address)}:{got}/metrics")
+            await asyncio.Event().wait()
+    except OSError as exc:
+        raise OperationFailedError(
+            f"cannot listen on {address}:{port}",
+            why=exc.strerror or str(exc),
+            remedy="choose another address or port with --listen",
+        ) from exc
+
+
+def _address(listen: str) -> tuple[str, int]:
+    from vmckpt.errors import UsageError
+
+    address, _, port = listen.rpartition(":")
+    if not address or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(
+            f"'{listen}' is no address to listen on",
+            why="it has to be ADDR:PORT",
+            remedy=f"write e.g. --listen {LISTEN}",
+        )
+    return address.strip("[]"), int(port)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file in one step, readable for everybody, as another user's exporter reads it."""
+    import os
+
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text)
+        part.chmod(0o644)
+        part.rename(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+async def collect() -> str:
+    """All metrics of now. Hosts that do not answer are `vmckpt_host_up 0`, and tell no more."""
+    from vmckpt.events.record import load_all
+    from vmckpt.metrics.exposition import render
+    from vmckpt.metrics.migrations import migrations
+    from vmckpt.migrate.recorded import runs_dir
+
+    return render([*await _of_hosts(), *migrations(load_all(runs_dir()))])
+
+
+async def _of_hosts() -> "list[Family]":
+    from vmckpt.cli.drivers.find import look_at_all
+    from vmckpt.hosts.every import ask_every
+    from vmckpt.hosts.host import Host
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.metrics.replications import replications
+    from vmckpt.metrics.vms import Measured, dirty_rates, hosts, vms
+    from vmckpt.replicate.sides import all_sides
+    from vmckpt.vm.last_measured import all_kept
+
+    async def is_up(host: Host) -> str:
+        await host.require_up()
+        return host.name
+
+    everywhere = all_hosts()
+    up = (await ask_every(everywhere, is_up)).given
+    rows = (await look_at_all()).given
+    sides = (await all_sides(everywhere)).given
+    statuses = [
+        side.status | {"host": side.host.name, "answers": side.answers}
+        for found in sides
+        for side in found
+    ]
+    known = {row.name for row in rows}
+    measured = [Measured(*kept) for kept in all_kept() if kept[0] in known]
+    return [
+        *hosts({host.name: host.name in up for host in everywhere}),
+        *vms(row.facts for row in rows),
+        *dirty_rates(measured),
+        *replications(statuses),
+    ]

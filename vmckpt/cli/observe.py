@@ -1,0 +1,31 @@
+"""vmckpt observe: what another vmckpt runs on the host of a VM whose dirty rate it measures."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt.cli.output import run
+
+
+def observe(
+    pid: Annotated[int, typer.Argument(help="The process of QEMU.")],
+    ram_file: Annotated[Path, typer.Argument(help="The guest's memory.")],
+    ram_bytes: Annotated[int, typer.Argument(help="How much of it there is.")],
+    for_s: Annotated[float, typer.Argument(help="Seconds.")],
+    lock: Annotated[Path, typer.Argument(help="Given way to whoever holds it.")],
+) -> None:
+    """Track the pages that a QEMU of this machine dirties; people have no use for it."""
+    import json
+
+    from vmckpt.hosts.lock import read_owner
+    from vmckpt.vm.dirty_rate import track
+
+    async def is_free() -> bool:
+        return read_owner(lock) is None
+
+    try:
+        found = run(track(pid, ram_file, ram_bytes, for_s, is_free))
+        print(json.dumps({"found": found.to_json() if found else None}))
+    except OSError as exc:
+        print(json.dumps({"errno": exc.errno, "why": exc.strerror or str(exc)}))

@@ -1,0 +1,1 @@
+"""What is known of VMs, migrations and replications, as Prometheus metrics."""

@@ -1,0 +1,142 @@
+"""Migrations that leave a host, or come to one, at the same time, and what each gets of the link.
+
+Each has a file on both hosts, `links/out/RUN.LIMIT` on its source and `links/in/RUN.LIMIT` on its
+target, locked by whoever carries it out: the lock dies with it. Everybody reads them once a second;
+nobody decides for the others.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import BusyError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.lock import Owner
+from vmckpt.migrate.learned import SHARED
+from vmckpt.plan.share import fair_share
+from vmckpt.sequence.steps import both
+from vmckpt.units import format_rate
+
+LOOK_S = 1.0
+OUT, IN = "out", "in"
+
+
+class Share(NamedTuple):
+    """How many other migrations there are on the link, and what this one gets (0: no limit)."""
+
+    others: int
+    bytes_per_s: int
+
+
+class SharedLink:
+    """One migration's part of the link between two hosts. `limit` 0: it is held to nothing."""
+
+    def __init__(
+        self,
+        source: Host,
+        target: Host,
+        run: str,
+        limit_bytes_per_s: int,
+        note: Callable[[str, str], None],
+    ) -> None:
+        self._source, self._target = source, target
+        self._run, self._limit = run, limit_bytes_per_s
+        self._note, self._noted = note, Share(0, limit_bytes_per_s)
+
+    async def look(self) -> Share:
+        """What it gets now. Raises HostDownError."""
+        out, in_ = await both(
+            _limits(self._source, OUT, self._run), _limits(self._target, IN, self._run)
+        )
+        others = len(out.keys() | in_.keys())
+        if not self._limit:
+            return Share(others, 0)
+        # An unlimited one takes what it gets, whatever the others do.
+        shares = [
+            fair_share(self._limit, [limit for limit in found.values() if limit])
+            for found in (out, in_)
+        ]
+        return Share(others, min(shares))
+
+    @asynccontextmanager
+    async def kept(self, hold_to: Callable[[int], Awaitable[None]]) -> AsyncIterator[None]:
+        """For the block: `hold_to` is told each new share, as soon as it is seen."""
+        task = asyncio.create_task(self._keep(hold_to))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+
+    async def _keep(self, hold_to: Callable[[int], Awaitable[None]]) -> None:
+        given = self._limit
+        while True:
+            # Who waits for a silent end learns of it elsewhere; what is given stays.
+            with suppress(VmckptError):
+                share = await self.look()
+                if share.bytes_per_s != given:
+                    await hold_to(share.bytes_per_s)
+                    given = share.bytes_per_s
+                self._tell(share)
+            await asyncio.sleep(LOOK_S)
+
+    def _tell(self, share: Share) -> None:
+        if share == self._noted:
+            return
+        self._noted = share
+        words = f"{share.others} other migrations use the link" if share.others else "alone again"
+        if share.others == 1:
+            words = "another migration uses the link"
+        speed = f", at {format_rate(share.bytes_per_s)}" if self._limit else ""
+        self._note(SHARED, f"{words}: going on{speed}")
+
+
+@asynccontextmanager
+async def on_the_link(
+    source: Host, target: Host, run: str, limit_bytes_per_s: int, note: Callable[[str, str], None]
+) -> AsyncIterator[SharedLink]:
+    """For the block this migration counts on both hosts."""
+    owner = Owner(run, "migrate", os.getpid(), time.time())
+    name = f"{run}.{limit_bytes_per_s}"
+    async with (
+        source.lock(_directory(source, OUT) / name, owner),
+        target.lock(_directory(target, IN) / name, owner),
+    ):
+        yield SharedLink(source, target, run, limit_bytes_per_s, note)
+
+
+async def others_on_the_link(source: Host, target: Host) -> int:
+    """How many migrations use the link between the two now. Raises HostDownError."""
+    out, in_ = await both(_limits(source, OUT), _limits(target, IN))
+    return len(out.keys() | in_.keys())
+
+
+async def _limits(host: Host, way: str, but: str = "") -> dict[str, int]:
+    """The limits of the runs that go that way from or to the host."""
+    directory, found = _directory(host, way), dict[str, int]()
+    for name in await host.list_dir(directory):
+        run, _, limit = name.partition(".")
+        if run == but or not limit.isdecimal():
+            continue
+        if await host.lock_owner(directory / name) is not None:
+            found[run] = int(limit)
+        else:
+            await _forget(host, directory / name)
+    return found
+
+
+async def _forget(host: Host, path: Path) -> None:
+    """A killed one's file goes, unless somebody has taken it meanwhile."""
+    with suppress(BusyError):
+        async with host.lock(path, Owner("", "tidy up", os.getpid(), time.time())):
+            pass
+
+
+def _directory(host: Host, way: str) -> Path:
+    return host.state_dir / "links" / way

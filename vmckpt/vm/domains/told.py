@@ -1,0 +1,48 @@
+"""What a libvirtd tells of domains, as values."""
+
+from typing import NamedTuple
+
+from vmckpt.vm.domains.flags import EventId, State
+from vmckpt.vm.domains.job import Job
+
+
+class Seen(NamedTuple):
+    """A domain as its libvirtd has it; `reason` is why it is in that state, in libvirt's numbers.
+
+    `xml` is that of the running domain, or of its definition.
+    """
+
+    uuid: str
+    name: str
+    state: State
+    reason: int
+    persistent: bool
+    xml: str
+
+
+class Condition(NamedTuple):
+    """What a domain does at this moment; `reason` is why, in libvirt's numbers."""
+
+    state: State
+    reason: int
+
+
+class DomainSnapshot(NamedTuple):
+    """A snapshot that libvirt keeps of a domain."""
+
+    name: str
+    xml: str
+
+
+class DiskSize(NamedTuple):
+    """What libvirt says of one disk's image."""
+
+    virtual_bytes: int
+    allocated_bytes: int
+
+
+class Event(NamedTuple):
+    """Something that libvirt told of a domain; `job` comes with the end of a job."""
+
+    id: EventId
+    job: Job | None = None

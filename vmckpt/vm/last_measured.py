@@ -1,0 +1,34 @@
+"""Each VM's last measured dirty rate, kept for `vmckpt metrics`: dirty-rates/VM.json."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.hosts.inventory import state_dir
+from vmckpt.vm.dirty_rate import DirtyRate
+
+
+def keep(name: str, measured: DirtyRate) -> None:
+    """Remember a measurement that ended now; that it cannot be written loses nothing else."""
+    directory = _directory()
+    part = directory / f".{name}.{os.getpid()}.part"
+    data = measured.to_json() | {"windows": [], "at_unix_s": time.time()}
+    with suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part.write_text(json.dumps(data))
+        part.rename(directory / f"{name}.json")
+
+
+def all_kept() -> Iterator[tuple[str, float, DirtyRate]]:
+    """The VM's name, when it was measured (Unix seconds), and what came of it."""
+    for path in sorted(_directory().glob("*.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            data = json.loads(path.read_text())
+            yield path.stem, float(data["at_unix_s"]), DirtyRate.from_json(data)
+
+
+def _directory() -> Path:
+    return state_dir() / "dirty-rates"

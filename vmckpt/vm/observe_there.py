@@ -1,0 +1,29 @@
+"""Page tracking on the host that has the VM: it runs `vmckpt observe` there, which answers once."""
+
+import errno
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vmckpt.hosts.host import Host
+
+# What the command may take besides: an interpreter's start, and reading samples of memory.
+BESIDES_S = 30.0
+
+
+async def observe_there(host: Host, words: Sequence[str], for_s: float) -> Mapping[str, Any] | None:
+    """What `vmckpt observe WORDS` found there; None once somebody held the VM's lock.
+
+    Raises OSError as `memory.observe` does, too (ENOTSUP) when the host's vmckpt knows no such
+    command; HostDownError.
+    """
+    done = await host.run([*await host.own_command(), "observe", *words], for_s + BESIDES_S)
+    try:
+        told = json.loads(done.stdout)
+        if "errno" in told:
+            raise OSError(told["errno"], told["why"])
+        found: Mapping[str, Any] | None = told["found"]
+    except (ValueError, KeyError, TypeError) as exc:
+        why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise OSError(errno.ENOTSUP, f"its vmckpt did not track pages: {why[0]}") from exc
+    return found
