@@ -1,0 +1,115 @@
+"""vmckpt store, as it is typed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.guest_like import Memory, dirtied, memory, require_same, save
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.open import create_store, open_store
+
+
+class Bench:
+    """A state directory whose store has two checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.place = folder / "state" / "checkpoints"
+        ram = memory(64, 1)
+        after, dirty = dirtied(ram, 50, 1)
+        with create_store(str(self.place)) as store:
+            first = save(store, ram, name="first")
+            second = save(store, after, parent=first, dirty=dirty, name="second")
+        self.states: list[tuple[Manifest, Memory]] = [(first, ram), (second, after)]
+
+    def run(self, *words: str, code: int = 0, key_command: str = "") -> dict[str, Any]:
+        """The command's answer."""
+        done = subprocess.run(
+            [sys.executable, "-m", "vmckpt.cli.entry", "store", *words, "--json"],
+            env={
+                **os.environ,
+                "VMCKPT_STATE_DIR": str(self.folder / "state"),
+                "VMCKPT_STORE_KEY_COMMAND": key_command,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_info_and_check_and_gc(bench: Bench) -> None:
+    facts = bench.run("info")
+    assert facts["checkpoints"] == 2
+    assert facts["vms"] == ["vm"]
+    assert facts["stored_bytes"] < facts["restored_bytes"]
+    assert bench.run("check")["whole"]
+    with open_store(str(bench.place)) as store:
+        store.remove([bench.states[0][0].id])
+    planned = bench.run("gc", "--dry-run")
+    assert planned["dry_run"]
+    assert planned["freed_bytes"] > 0
+    freed = bench.run("gc")
+    assert freed["rewritten"] == planned["rewritten"] != []
+    assert bench.run("gc")["freed_bytes"] == 0
+    [pack, *_] = (bench.place / "packs").iterdir()
+    data = pack.read_bytes()
+    pack.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    error = bench.run("check", code=11)["error"]
+    assert error["kind"] == "damaged"
+    assert pack.name in error["why"]
+    assert bench.states[1][0].id in error["remedy"]
+
+
+def test_checkpoints_are_carried_in_a_file(bench: Bench) -> None:
+    file = bench.folder / "carried"
+    first, second = (manifest.id for manifest, _ in bench.states)
+    assert bench.run("export", str(file))["copied"] == [first, second]
+    assert "there already" in bench.run("export", str(file), code=4)["error"]["what"]
+    assert bench.run("info", str(file))["checkpoints"] == 2
+    assert bench.run("check", str(file))["whole"]
+    other = str(bench.folder / "other")
+    bench.run("init", other)
+    assert bench.run("import", str(file), "second", "--store", other)["copied"] == [second]
+    taken = bench.run("import", str(file), "--store", other)
+    assert taken["copied"] == [first]
+    assert taken["there_already"] == [second]
+    with open_store(other) as store:
+        for manifest, ram in bench.states:
+            require_same(store, manifest, ram)
+
+
+def test_copies_go_to_an_encrypted_store(bench: Bench) -> None:
+    other, key = str(bench.folder / "other"), str(bench.folder / "key")
+    made = bench.run("init", other, "--key-file", key)
+    assert made["encrypted"] == "key"
+    assert made["made_key_file"] == key
+    assert bench.run("copy", other, "first", code=4)["error"]["why"] == "no key was given"
+    copied = bench.run("copy", other, "first", "--target-key-file", key)
+    assert copied["copied"] == [bench.states[0][0].id]
+    assert len(bench.run("copy", other, key_command=f"cat {key}")["copied"]) == 1
+    assert bench.run("check", other, "--key-file", key)["checkpoints"] == 2
+
+
+def test_what_cannot_be_meant_is_said(bench: Bench) -> None:
+    assert bench.run("init", code=4)["error"]["kind"] == "refused"
+    assert bench.run("info", "/nowhere", code=3)["error"]["kind"] == "not-found"
+    assert bench.run("export", "x", "third", code=3)["error"]["kind"] == "not-found"
+    both = ["--key-file", "a", "--key-command", "b"]
+    assert bench.run("info", *both, code=2)["error"]["kind"] == "usage"
+    # No key is left that opens nothing.
+    key = bench.folder / "key"
+    bench.run("init", "--key-file", str(key), code=4)
+    assert not key.exists()

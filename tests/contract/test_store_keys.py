@@ -1,0 +1,162 @@
+"""Who keeps an encrypted store's key: a file, a command, ssh-agent."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.guest_like import memory, require_same, save
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.store.check import check
+from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.open import create_store, new_archive, open_store
+from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+
+RAM = memory(64, 1)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> KeySource:
+    make_key_file(tmp_path / "key")
+    return KeySource(Keeper.FILE, str(tmp_path / "key"))
+
+
+def test_nothing_of_the_guest_is_in_the_files(tmp_path: Path, key: KeySource) -> None:
+    text = RAM[RAM.any(axis=1)][:, :60]
+    with create_store(str(tmp_path / "store"), key) as store:
+        manifest = save(store, RAM, vm="secret-name", name="secret-name")
+        require_same(store, manifest, RAM)
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file():
+            assert b"secret-name" not in path.read_bytes()
+            assert not any(row.tobytes() in path.read_bytes() for row in text)
+
+
+def test_the_key_opens_it_and_no_other(tmp_path: Path, key: KeySource) -> None:
+    place = str(tmp_path / "store")
+    with create_store(place, key) as store:
+        manifest = save(store, RAM)
+    with open_store(place, key) as store:
+        require_same(store, manifest, RAM)
+    make_key_file(tmp_path / "other")
+    with pytest.raises(RefusedError, match="does not open"):
+        open_store(place, KeySource(Keeper.FILE, str(tmp_path / "other")))
+    with pytest.raises(RefusedError, match="no key was given"):
+        open_store(place)
+
+
+def test_the_environment_names_the_key(
+    tmp_path: Path, key: KeySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = str(tmp_path / "store")
+    create_store(place, key).close()
+    monkeypatch.setenv("VMCKPT_STORE_KEY_FILE", key.where)
+    open_store(place).close()
+    monkeypatch.delenv("VMCKPT_STORE_KEY_FILE")
+    monkeypatch.setenv("VMCKPT_STORE_KEY_COMMAND", f"cat '{key.where}'")
+    open_store(place).close()
+
+
+def test_a_passphrase_will_do(tmp_path: Path) -> None:
+    place, asked = str(tmp_path / "store"), KeySource(Keeper.COMMAND, "echo 'correct horse'")
+    with create_store(place, asked) as store:
+        assert store.config.key["kind"] == "passphrase"
+    open_store(place, asked).close()
+    with pytest.raises(RefusedError, match="does not open"):
+        open_store(place, KeySource(Keeper.COMMAND, "echo 'wrong horse'"))
+
+
+def test_a_key_file_is_its_owners_alone(tmp_path: Path, key: KeySource) -> None:
+    path = Path(key.where)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    with pytest.raises(RefusedError, match="others than its owner"):
+        create_store(str(tmp_path / "store"), key)
+    with pytest.raises(StorageError, match="exists"):
+        make_key_file(path)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "why"),
+    [
+        (KeySource(Keeper.FILE, "/nowhere/key"), NotFoundError, "no key file"),
+        (KeySource(Keeper.COMMAND, "ls /nowhere"), RefusedError, "No such file"),
+        (KeySource(Keeper.COMMAND, "no-such-command"), RefusedError, "does not run"),
+        (KeySource(Keeper.COMMAND, "'"), RefusedError, "quotation"),
+        (KeySource(Keeper.COMMAND, "true"), UsageError, "is empty"),
+    ],
+)
+def test_keys_that_are_not_had(
+    source: KeySource, error: type[Exception], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=why):
+        create_store(str(tmp_path / "store"), source)
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_exported_file_is_encrypted_too_and_the_same_key_opens_it(
+    tmp_path: Path, key: KeySource
+) -> None:
+    path = tmp_path / "exported"
+    with create_store(str(tmp_path / "store"), key) as store:
+        manifest = save(store, RAM, vm="secret-name")
+        with new_archive(path, store) as archive:
+            copy_checkpoints(store, archive, [manifest])
+    assert b"secret-name" not in path.read_bytes()
+    with pytest.raises(RefusedError, match="no key"):
+        open_store(str(path))
+    with open_store(str(path), key) as archive:
+        require_same(archive, manifest, RAM)
+        assert check(archive).whole
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A real ssh-agent without keys; a folder for them."""
+    if shutil.which("ssh-agent") is None:
+        pytest.skip("there is no ssh-agent")
+    address = tmp_path / "agent"
+    process = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(address))
+    try:
+        yield tmp_path
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def add(folder: Path, name: str, kind: str) -> None:
+    path = folder / name
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(path)], check=True)
+    subprocess.run(["ssh-add", "-q", str(path)], check=True)
+
+
+def test_ssh_agent_opens_it(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, source = str(agent / "store"), KeySource(Keeper.AGENT)
+    with pytest.raises(NotFoundError, match="no Ed25519 key"):
+        create_store(place, source)
+    add(agent, "ecdsa", "ecdsa")
+    with pytest.raises(NotFoundError, match="no Ed25519 key"):
+        create_store(place, source)
+    add(agent, "one", "ed25519")
+    add(agent, "two", "ed25519")
+    with create_store(place, source) as store:
+        manifest = save(store, RAM)
+    # Nobody has to say that it is the agent, nor which key.
+    with open_store(place) as store:
+        require_same(store, manifest, RAM)
+    subprocess.run(["ssh-add", "-q", "-d", str(agent / "one")], check=True)
+    with pytest.raises(NotFoundError, match="does not have the key"):
+        open_store(place)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent / "nobody"))
+    with pytest.raises(RefusedError, match="does not answer"):
+        open_store(place)
+    monkeypatch.delenv("SSH_AUTH_SOCK")
+    with pytest.raises(RefusedError, match="no ssh-agent"):
+        open_store(place)
