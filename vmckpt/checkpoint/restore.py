@@ -47,7 +47,7 @@ from vmckpt.qemu.agent import GuestAgent
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
@@ -155,6 +155,7 @@ class _Restoring:
                 # Not `end` by whatever ends us later: from the commit on it serves the guest.
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
+            state = await in_thread(partial(self._point.blob, DEVICES))
             if helper is not None:
                 await helper.opened()
             self._began_s = time.monotonic()
@@ -162,11 +163,8 @@ class _Restoring:
             self._disks_ms = (time.monotonic() - self._began_s) * 1e3
             qemu, monitor = await self._start()
             try:
-                if helper is not None:
-                    await helper.attach(qemu, self._files.ram(vm.spec.ram_dir))
-                else:
-                    await in_thread(self._fill)
-                await self._load(monitor)
+                await both(self._require_same(monitor), self._have_memory(qemu, helper))
+                await both(load_devices(monitor, state), self._plug())
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -227,22 +225,29 @@ class _Restoring:
                     for number, disk in enumerate(spec.disks)
                 )
             )
-        qemu, monitor = await start_qemu(
-            self._host, spec, vm.qemu.platform, self._files, incoming=True
-        )
-        try:
-            here = machine_from_json(self._planned.facts.machine)
-            if found := differences(here, await describe(monitor)):
-                raise OperationFailedError(
-                    f"the QEMU on {self._host.name} is another machine",
-                    why="; ".join(found),
-                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
-                )
-            await commands.migrate_set_capabilities(monitor, SETTINGS)
-        except BaseException:
-            await finish(monitor.close())
-            raise
-        return qemu, monitor
+        return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
+
+    async def _require_same(self, monitor: Monitor) -> None:
+        """The QEMU is the machine that the guest was on."""
+        await commands.migrate_set_capabilities(monitor, SETTINGS)
+        here = machine_from_json(self._planned.facts.machine)
+        if found := differences(here, await describe(monitor)):
+            raise OperationFailedError(
+                f"the QEMU on {self._host.name} is another machine",
+                why="; ".join(found),
+                remedy="use the QEMU that the checkpoint was taken with, or one like it",
+            )
+
+    async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
+        """Its memory is there, or comes when it is looked at."""
+        if helper is not None:
+            await helper.attach(qemu, self._files.ram(self._planned.spec.ram_dir))
+        else:
+            await in_thread(self._fill)
+
+    async def _plug(self) -> None:
+        if self._wish.plugged:
+            await plug_taps(self._host, self._planned.spec, self._files)
 
     def _fill(self) -> None:
         """All of the memory, before the guest runs. Blocking."""
@@ -255,15 +260,7 @@ class _Restoring:
         finally:
             os.close(fd)
 
-    async def _load(self, monitor: Monitor) -> None:
-        state = await in_thread(partial(self._point.blob, DEVICES))
-        await load_devices(monitor, state)
-        await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
-
     async def _commit(self, qemu: Qemu, monitor: Monitor, helper: Pager | None) -> None:
-        vm = self._planned.vm
-        if self._wish.plugged:
-            await plug_taps(self._host, vm.spec, self._files)
         if helper is not None:
             await helper.go(self._host, self._files)
         await to_the_end(self._switch(qemu, monitor))
@@ -297,6 +294,8 @@ class _Restoring:
         if self._old is not None:
             await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
             await finish_in_place(vm)
+        # Left on, the next migration would leave its memory behind.
+        await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
         with suppress(VmckptError):  # it goes on without, as after a migration
             if self._wish.plugged:
                 await commands.announce_self(monitor)
