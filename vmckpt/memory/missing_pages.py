@@ -13,6 +13,7 @@ not be for user mode only, so QEMU has to be root's, or the kernel to allow it
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import select
 import struct
@@ -39,7 +40,8 @@ class MissingPages:
         self._uffd, self._mappings = uffd, tuple(mappings)
         # Of the descriptor, in the process that keeps it.
         self.number = number
-        self._staged = bytearray(MOST_BYTES)
+        # Where the kernel copies from: memory that never moves.
+        self._staged = mmap.mmap(-1, MOST_BYTES)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._staged))
         self._poll = select.poll()
         self._poll.register(uffd, select.POLLIN)
@@ -89,10 +91,13 @@ class MissingPages:
 
         Whoever waits for one of them goes on. Raises OSError: ENOMEM, ESRCH.
         """
-        length = len(data)
-        self._staged[:length] = data
-        for mapping, first, end in self._within(offset, offset + length):
-            self._copy(mapping.start - mapping.offset, first, end, self._address - offset)
+        view = memoryview(data)
+        for at in range(0, len(view), MOST_BYTES):
+            piece = view[at : at + MOST_BYTES]
+            self._staged[: len(piece)] = piece
+            start = offset + at
+            for mapping, first, end in self._within(start, start + len(piece)):
+                self._copy(mapping.start - mapping.offset, first, end, self._address - start)
 
     def _copy(self, shift: int, at: int, end: int, source: int) -> None:
         while at < end:
