@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.errors import VmckptError
+from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
 from vmckpt.memory.ram_file import PAGE_BYTES, extents
@@ -44,9 +44,9 @@ IDLE_MS = 1
 class Pager:
     """The pages of one guest, from one checkpoint."""
 
-    def __init__(self, area: Any, missing: MissingPages, pages: int, there: np.ndarray) -> None:
-        self._area, self._missing = area, missing
-        self._wanted = np.zeros(pages, bool)
+    def __init__(self, area: Any, missing: MissingPages, ram_file: Path, there: np.ndarray) -> None:
+        self._area, self._missing, self._ram_file = area, missing, ram_file
+        self._wanted = np.zeros(len(there), bool)
         self._wanted[area.numbers()] = True
         self._left = self._wanted & ~there
 
@@ -60,7 +60,19 @@ class Pager:
             rest = np.flatnonzero(self._left)
             self._give(rest, self._area.read(rest))
         self.answer()
+        self._require_all()
         self._missing.end()
+
+    def _require_all(self) -> None:
+        """Every page is really there. Raises OperationFailedError."""
+        there = np.zeros(len(self._wanted), bool)
+        mark_present(there, self._ram_file)
+        if missing := int(np.count_nonzero(self._wanted & ~there)):
+            raise OperationFailedError(
+                f"{missing} pages of the guest's memory could not be put there",
+                why="the kernel took them, and does not have them",
+                remedy="restore it with --eager",
+            )
 
     def _give(self, numbers: "np.ndarray", contents: Any) -> None:
         view = memoryview(contents)
@@ -127,9 +139,9 @@ def main() -> None:
                 missing = MissingPages.begin(vm["pid"], ram_file)
             else:
                 missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
-                _mark(there, ram_file)
+                mark_present(there, ram_file)
             _say(lines, {"missing": missing.number})
-            pager = Pager(area, missing, len(there), there)
+            pager = Pager(area, missing, ram_file, there)
             # The devices' state touches pages too: served from here on.
             marker = _until_go(told, pager)
             if marker is not None:
@@ -170,8 +182,8 @@ def _serve(pager: Pager, pid: int, marker: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def _mark(there: "np.ndarray", ram_file: Path) -> None:
-    """The pages that an earlier pager has given already."""
+def mark_present(there: "np.ndarray", ram_file: Path) -> None:
+    """The pages that have memory."""
     fd = os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)
     for start, end in extents(fd, len(there) * PAGE_BYTES):
         there[start // PAGE_BYTES : end // PAGE_BYTES] = True

@@ -178,12 +178,18 @@ class _Restoring:
                         warnings=warnings,
                     )
                 )
-                await to_the_end(self._afterwards(qemu, monitor))
+                try:
+                    await to_the_end(self._afterwards(qemu, monitor))
+                finally:
+                    if helper is not None:
+                        await self._all_pages(helper, qemu)
             finally:
                 await finish(monitor.close())
-        if helper is not None:
-            await helper.ended()
-            await see_to_pages(self._host, qemu)
+
+    async def _all_pages(self, helper: Pager, qemu: Qemu) -> None:
+        """Wait for the last page; should the pager die, another goes on."""
+        await helper.ended()
+        await see_to_pages(self._host, qemu)
 
     async def _preflight(self) -> tuple[str, ...]:
         """What it warns of. Raises RefusedError."""

@@ -104,11 +104,14 @@ class MissingPages:
             argument = bytearray(struct.pack("QQQQq", shift + at, source + at, end - at, 0, 0))
             try:
                 fcntl.ioctl(self._uffd, _COPY, argument)
-            except FileExistsError:
-                self._wake(shift + at)
-                at += PAGE_BYTES
-                continue
-            except BlockingIOError:  # EAGAIN: done in part
+            except OSError as exc:
+                if exc.errno == errno.EEXIST:
+                    self._wake(shift + at)
+                    at += PAGE_BYTES
+                    continue
+                if exc.errno != errno.EAGAIN:
+                    raise
+                # Done in part.
                 copied = struct.unpack_from("q", argument, 32)[0]
                 at += max(0, copied)
                 continue
