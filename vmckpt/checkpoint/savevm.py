@@ -6,6 +6,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from vmckpt.epoch.disks import forget_bitmaps
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
 from vmckpt.qemu import commands
@@ -89,6 +90,8 @@ async def delete(vm: Vm, name: str, emit: Emit) -> None:
 async def _load(vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit: Emit) -> None:
     # QEMU itself stops a VM that runs, and lets it run again when all is loaded: nobody who dies
     # meanwhile leaves it stopped.
+    # QEMU goes back on no disk whose changes are noted; the next checkpoint reads all of it.
+    await forget_bitmaps(monitor)
     job = _job_id("load")
     begin = commands.snapshot_load(monitor, job, name, nodes[0], nodes)
     try:

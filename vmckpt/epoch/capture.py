@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ VCPU_TRACE = "vm_state_notify"
 PIPE_BYTES = 1 << 20
 STATE_TIMEOUT_S, CONT_TIMEOUT_S, CONT_POLL_S = 10.0, 5.0, 0.0003
 _FD_NAME = "vmckpt-epoch"
+# What is asked of QEMU besides while the guest stands still, in order.
+InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 # What QEMU says to `cont` for a moment after a migration has ended.
 _NOT_YET = "not finalized"
 
@@ -154,13 +156,19 @@ class Capture:
             yield Pages(tuple(piece), self._ram.copy(piece))
 
     async def epoch(
-        self, number: int, *, resume_guest: bool = True, at_stop: Callable[[], None] | None = None
+        self,
+        number: int,
+        *,
+        resume_guest: bool = True,
+        at_stop: Callable[[], None] | None = None,
+        also: InPause | None = None,
     ) -> Epoch:
         """All that changed since the last pass, as of one moment; its output moves one buffer on.
 
-        `at_stop` is called in that moment, and what it raises is raised. Without `resume_guest` the
-        guest stands still afterwards. Raises RefusedError when it does
-        not run, OperationFailedError when QEMU does not give its devices' state.
+        `at_stop` is called in that moment, and what it raises is raised; `also` gives commands for
+        the same pause, for when the devices have been saved. Without `resume_guest` the guest
+        stands still afterwards. Raises RefusedError when it does not run, OperationFailedError when
+        QEMU does not give its devices' state.
         """
         with _received() as (writer, received):
             with open_fd(writer):
@@ -171,13 +179,17 @@ class Capture:
                 try:
                     pages, pause = await self._take(began_s, at_stop)
                     device_state = await self._end_of(received)
+                    if also:
+                        await self._require_completed(events)
+                        await _all_done([asyncio.ensure_future(step) for step in also()])
                 except BaseException:
                     await finish(self.resume())
                     raise
                 if resume_guest:
                     await to_the_end(self.resume())
                 paused_s = time.perf_counter() - began_s
-                await self._require_completed(events)
+                if not also:
+                    await self._require_completed(events)
         return Epoch(number, pages, device_state, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
@@ -265,3 +277,11 @@ class Capture:
                 why=f"its state is '{state.status}'",
                 remedy="let it run: see `vmckpt vm show`",
             )
+
+
+async def _all_done(steps: list[asyncio.Future[Any]]) -> None:
+    """All of them have ended when this returns or raises the first error."""
+    if steps:
+        await asyncio.wait(steps)
+    for step in steps:
+        step.result()

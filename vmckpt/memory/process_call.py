@@ -4,7 +4,8 @@
 
 Process PID makes system call NUMBER, which returns a descriptor; this program takes that over,
 closes it there, and sends it by the socket: b"0 " and the descriptor, or b"ERRNO why". See
-`memory/borrowed.py`, which starts it.
+`memory/borrowed.py`, which starts it. (`call_and_keep` is for a program that is as careful as
+this one, `checkpoint/pager.py`: the process keeps what it has made.)
 
 No code of PID is overwritten, which another of its threads could run into: its main thread is
 pointed at the `syscall` instruction of its vDSO, stepped over that, twice, and put back where it
@@ -61,9 +62,7 @@ class _Registers(ctypes.Structure):
 
 def main() -> None:
     """Do what the arguments say, answer, end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # how a stop of the process is told
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    gc.disable()
+    be_undisturbed()
     # Where it is allowed: on a busy machine the other process waits less long for us.
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -92,6 +91,36 @@ def _take(pid: int, number: int, arguments: list[int]) -> int:
         _call(pid, saved, gate, _NR_CLOSE, [there])
     if ours < 0:
         raise OSError(error, f"pidfd_getfd: {os.strerror(error)}")
+    return int(ours)
+
+
+def be_undisturbed() -> None:
+    """Let no signal in from here on: what `main` begins with, for a program that does the same."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # how a stop of the process is told
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    gc.disable()
+
+
+def call_and_keep(pid: int, number: int, *arguments: int) -> int:
+    """The number of the descriptor that the call made in `pid`, and that it keeps. Raises OSError.
+
+    Only for a process of its own session that is `be_undisturbed` and has one thread.
+    """
+    _require_unconfined(pid)
+    gate = _syscall_instruction(pid)
+    with _stopped(pid) as saved:
+        return _call(pid, saved, gate, number, list(arguments))
+
+
+def descriptor_of(pid: int, number: int) -> int:
+    """A descriptor of ours for the one that process `pid` has. Raises OSError."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        ours = _libc.syscall(_NR_PIDFD_GETFD, pidfd, number, 0)
+        if ours < 0:
+            raise OSError(error := ctypes.get_errno(), f"pidfd_getfd: {os.strerror(error)}")
+    finally:
+        os.close(pidfd)
     return int(ours)
 
 

@@ -1,7 +1,8 @@
 """QMP commands that copy disks between two QEMUs: NBD exports and mirrors (qapi/block*.json)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.qemu.commands import query_yank
@@ -132,3 +133,97 @@ async def yank_nodes(monitor: Monitor, prefix: str) -> None:
         if item["type"] == "block-node" and item["node-name"].startswith(prefix):
             with suppress(CommandRefusedError):  # it has closed meanwhile
                 await monitor.tell("yank", {"instances": [item]}, timeout_s=5.0, oob=True)
+
+
+class Drive(NamedTuple):
+    """A device that has a disk: its path in QEMU's object tree, and the disk's node."""
+
+    path: str
+    node: str
+
+
+async def query_drives(monitor: Monitor) -> list[Drive]:
+    """Every device with a disk in it."""
+    found = []
+    for item in await monitor.ask("query-block"):
+        device, inserted = item.get("qdev", ""), item.get("inserted", {})
+        if device and inserted.get("node-name"):
+            path = device if device.startswith("/") else f"/machine/peripheral/{device}"
+            found.append(Drive(path, inserted["node-name"]))
+    return found
+
+
+async def set_drive(monitor: Monitor, drive: Drive, node: str) -> None:
+    """Give a device another node for its disk, while it runs (QEMU >= 6.1)."""
+    await monitor.tell("qom-set", {"path": drive.path, "property": "drive", "value": node})
+
+
+async def file_of(monitor: Monitor, node: str) -> str:
+    """The node that a filter stands over."""
+    graph = await monitor.ask("x-debug-query-block-graph")
+    names = {item["id"]: item["name"] for item in graph["nodes"]}
+    return next(
+        str(names[edge["child"]])
+        for edge in graph["edges"]
+        if edge["name"] == "file" and names[edge["parent"]] == node
+    )
+
+
+async def query_bitmaps(monitor: Monitor) -> dict[str, tuple[str, ...]]:
+    """The usable dirty bitmaps of each named node."""
+    return {
+        item["node-name"]: tuple(
+            bitmap["name"]
+            for bitmap in item.get("dirty-bitmaps", ())
+            if bitmap.get("name") and not bitmap.get("inconsistent")
+        )
+        for item in await monitor.ask("query-named-block-nodes")
+    }
+
+
+def bitmap_add(node: str, name: str) -> dict[str, Any]:
+    """For a transaction: from now on note in a new bitmap what is written; 64 KiB a bit."""
+    data = {"node": node, "name": name, "granularity": 65536, "persistent": False}
+    return {"type": "block-dirty-bitmap-add", "data": data}
+
+
+def bitmap_disable(node: str, name: str) -> dict[str, Any]:
+    """For a transaction: note no more in a bitmap."""
+    return {"type": "block-dirty-bitmap-disable", "data": {"node": node, "name": name}}
+
+
+async def bitmap_remove(monitor: Monitor, node: str, name: str) -> None:
+    """Forget a bitmap that nothing uses."""
+    await monitor.tell("block-dirty-bitmap-remove", {"node": node, "name": name})
+
+
+async def transaction(monitor: Monitor, actions: Sequence[Mapping[str, Any]]) -> None:
+    """All of the actions at one moment, or none."""
+    await monitor.tell("transaction", {"actions": list(actions)})
+
+
+async def nbd_server_start_unix(monitor: Monitor, path: Path) -> None:
+    """Serve exports at a Unix socket. A QEMU has one server."""
+    address = {"type": "unix", "data": {"path": str(path)}}
+    await monitor.tell("nbd-server-start", {"addr": address})
+
+
+async def block_export_read(
+    monitor: Monitor, export: str, node: str, bitmap: tuple[str, str] | None
+) -> None:
+    """Let NBD clients read `node` as `export`; a bitmap of (node, name) says what is dirty."""
+    options: dict[str, Any] = {"type": "nbd", "id": export, "name": export, "node-name": node}
+    if bitmap:
+        options["bitmaps"] = [{"node": bitmap[0], "name": bitmap[1]}]
+    await monitor.tell("block-export-add", options)
+
+
+async def has_blockdev_set_active(monitor: Monitor) -> bool:
+    """Whether this QEMU knows `blockdev-set-active` (QEMU >= 10.0)."""
+    names = await monitor.ask("query-commands")
+    return any(item["name"] == "blockdev-set-active" for item in names)
+
+
+async def blockdev_set_active(monitor: Monitor) -> None:
+    """Take all disks back that were given up for a migration; `cont` would do it too."""
+    await monitor.tell("blockdev-set-active", {"active": True})

@@ -2,13 +2,12 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-from vmckpt.epoch import guard
 from vmckpt.epoch.capture import capturing
+from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import armed, attended
@@ -153,14 +152,8 @@ async def _entitled(request: Request) -> tuple[Lease, Holding | None]:
 @contextmanager
 def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
     """A guard beside the VM for the block; it is told by what this gives."""
-    with attended(guard_command(vm), files.guard_log) as tell:
+    with attended(guard_command(vm.qemu), files.guard_log) as tell:
         yield tell
-
-
-def guard_command(vm: Vm) -> list[str]:
-    """The command line of the guard of a VM's QEMU; nothing else has it."""
-    program, rescue = str(Path(guard.__file__)), str(vm.qemu.files.rescue)
-    return [sys.executable, "-I", "-S", program, rescue, str(vm.qemu.process.pid)]
 
 
 async def _connect(request: Request, term: int) -> Channel:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vmckpt.epoch.capture import VCPU_TRACE
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
+from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput, holds_output
 from vmckpt.errors import (
     BusyError,
@@ -31,7 +32,6 @@ from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
-from vmckpt.replicate.primary import guard_command
 from vmckpt.replicate.request import Files, Request, read_request
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
@@ -81,7 +81,7 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
         return  # the standby has taken over, or will
     if await _takes_term(request):
         if vm is not None:
-            for process in await vm.host.find_processes("\0".join(guard_command(vm))):
+            for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
                 await vm.host.kill(process)
             if await vm.is_alive():
                 await finish(_free(vm))

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vmckpt.store.index import Index
 from vmckpt.store.maps import Refs, make_refs
@@ -56,6 +57,15 @@ class ChunkSink:
                 word = self._add(name, contents[size * i : size * (i + 1)])
             refs[i] = word
         return refs
+
+    def lacks(self, contents: memoryview) -> NDArray[np.bool_]:
+        """Which of the chunks would be stored, were they taken now."""
+        names = self._opened.sealer.hashes(contents, self._chunk_bytes)
+        packs, _ = self._index.find(np.frombuffer(names, dtype="<u8").reshape(-1, 2))
+        missing = packs < 0
+        for i in np.flatnonzero(missing).tolist():
+            missing[i] = names[HASH_BYTES * i : HASH_BYTES * (i + 1)] not in self._new
+        return missing
 
     def publish(self) -> Iterator[str]:
         """The packs are there in the end; the name of each before it is. Raises StorageError."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vmckpt.errors import UsageError
 from vmckpt.store.backends.backend import Buffer
@@ -206,6 +207,18 @@ class AreaWriter:
         step = _BATCH_BYTES // size
         for at in range(0, len(numbers), step):
             self._put(numbers[at : at + step], view[at * size : (at + step) * size])
+
+    def lacks(self, data: Buffer) -> NDArray[np.bool_]:
+        """Which of these chunks the store has not yet: what `put` would write. Zeroes it has."""
+        view, size = memoryview(data).cast("B"), self.map.chunk_bytes
+        found = np.zeros(len(view) // size, bool)
+        step = _BATCH_BYTES // size
+        for at in range(0, len(found), step):
+            part = view[at * size : (at + step) * size]
+            words = np.frombuffer(part, dtype=np.uint64).reshape(len(part) // size, -1)
+            full = np.bitwise_or.reduce(words, axis=1) != 0
+            found[at : at + step] = full & self._sink.lacks(part)
+        return found
 
     def put_file(self, fd: int, spans: Iterable[tuple[int, int]]) -> None:
         """The area from a file of the same shape: spans of bytes, whole chunks or up to its end.

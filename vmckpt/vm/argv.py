@@ -22,7 +22,13 @@ class Platform(NamedTuple):
 
 
 def qemu_argv(
-    spec: Spec, platform: Platform, files: QemuDir, qemu: str, *, incoming: bool
+    spec: Spec,
+    platform: Platform,
+    files: QemuDir,
+    qemu: str,
+    *,
+    incoming: bool,
+    private_ram: bool = False,
 ) -> list[str]:
     """The command line. The VM waits for `cont`, or for a migration when `incoming`.
 
@@ -33,7 +39,11 @@ def qemu_argv(
         qemu,
         "-name",
         f"{spec.name},process=vmckpt-{spec.name}"[:64],
-        *(_described(spec, platform, files) if spec.adopted is None else _adopted(spec, files)),
+        *(
+            _described(spec, platform, files, private_ram=private_ram)
+            if spec.adopted is None
+            else _adopted(spec, files)
+        ),
         "-pidfile",
         str(files.pid),
         "-msg",
@@ -55,7 +65,7 @@ def _adopted(spec: Spec, files: QemuDir) -> list[str]:
     return fill(arguments, files, files.ram(spec.ram_dir), images, len(spec.nics))
 
 
-def _described(spec: Spec, platform: Platform, files: QemuDir) -> list[str]:
+def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: bool) -> list[str]:
     """The machine that the spec describes."""
     argv = [
         "-nodefaults",
@@ -75,7 +85,7 @@ def _described(spec: Spec, platform: Platform, files: QemuDir) -> list[str]:
         "-m",
         f"{spec.memory_bytes >> 20}M",
         "-object",
-        _json(_ram(spec, files)),
+        _json(_ram(spec, files, private=private_ram)),
         *_console(files),
         *_boot(spec),
     ]
@@ -136,14 +146,14 @@ def _plain(path: Path) -> str:
     return double_commas(str(path))
 
 
-def _ram(spec: Spec, files: QemuDir) -> dict[str, Any]:
+def _ram(spec: Spec, files: QemuDir, *, private: bool) -> dict[str, Any]:
     # A named, shared file: what captures and restores guest RAM from outside needs it so.
     return {
         "qom-type": "memory-backend-file",
         "id": "ram0",
         "size": spec.memory_bytes,
         "mem-path": str(files.ram(spec.ram_dir)),
-        "share": True,
+        "share": not private,
     }
 
 

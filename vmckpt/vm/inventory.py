@@ -46,7 +46,7 @@ class Vm:
         """Whether its memory is a file of vmckpt's, which is what captures it from outside."""
         adopted = self.spec.adopted
         has_own = adopted is not None and not any(RAM in word for word in adopted.arguments)
-        return not (self.qemu.is_foreign or has_own)
+        return not (self.qemu.is_foreign or self.qemu.private_ram or has_own)
 
     async def is_alive(self) -> bool:
         """Whether its QEMU process runs."""

@@ -99,7 +99,7 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
     A stopped VM stays as it is. Raises TimedOutError when the guest does not power off in
     `timeout_s`: it goes on running.
     """
-    async with held(vm, "vm stop") as now:
+    async with held(vm, "vm stop", whole=False) as now:
         if await now.is_alive() and force:
             await end_qemu(now.host, now.spec.ram_dir, now.qemu.files)
         elif await now.is_alive():
@@ -126,23 +126,25 @@ async def remove_vm(vm: Vm) -> int | None:
 
 
 @asynccontextmanager
-async def held(vm: Vm, action: str) -> AsyncIterator[Vm]:
+async def held(vm: Vm, action: str, *, whole: bool = True) -> AsyncIterator[Vm]:
     """The VM as it is now that its lock is held, without what killed commands left of it.
 
-    Raises BusyError when another operation holds it, or it has gone meanwhile.
+    Raises BusyError when another operation holds it, or it has gone meanwhile, or (`whole`) its
+    memory is not there yet.
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action)):
-        now = await read_again(vm)
+        now = await read_again(vm, whole=whole)
         await sweep(now.host, now.spec, now.directory, now.qemu.files)
         if not await now.is_alive():
             await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
         yield now
 
 
-async def read_again(vm: Vm) -> Vm:
+async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
     """The VM as it is at home now, for the holder of its lock.
 
-    Raises BusyError when it is not at home there any more, or a migration of it was cut off.
+    Raises BusyError when it is not at home there any more, a migration of it was cut off, or
+    (`whole`) pages of its memory are still to come from a checkpoint.
     """
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
@@ -157,7 +159,21 @@ async def read_again(vm: Vm) -> Vm:
             why="another command has moved or removed it meanwhile",
             remedy="ask again: vmckpt vm list",
         )
+    if whole and await now.host.exists(now.qemu.files.missing) and await now.is_alive():
+        raise BusyError(
+            f"the memory of '{vm.name}' is not there yet",
+            why="it was restored, and whoever brings the rest of its memory has died",
+            remedy=f"ask again, which brings the rest: vmckpt vm show {vm.name}",
+        )
     return now
+
+
+async def restore_is_cut_off(vm: Vm) -> bool:
+    """Whether a restore of the VM has begun and nobody works on it any more."""
+    begun = await vm.host.exists(vm.directory.restoring) or await vm.host.exists(
+        vm.qemu.files.missing
+    )
+    return begun and await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name)) is None
 
 
 async def _go_on(vm: Vm) -> Vm:

@@ -27,6 +27,16 @@ class VmDir:
         """The migration in progress or left behind (JSON)."""
         return self.path / "migration.json"
 
+    @property
+    def point(self) -> Path:
+        """The id of the checkpoint that it was last taken or restored as, here."""
+        return self.path / "checkpoint"
+
+    @property
+    def restoring(self) -> Path:
+        """A restore in place that is under way, or was cut off (JSON)."""
+        return self.path / "restore.json"
+
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""
         return QemuDir(self.path / f"{QEMU_PREFIX}{qemu_id}", self.path.name, qemu_id)
@@ -98,6 +108,13 @@ class QemuDir:
     def process(self) -> Path:
         """Which process it is (JSON): only of a QEMU that somebody else started has this file."""
         return self.path / "process.json"
+
+    @property
+    def missing(self) -> Path:
+        """There while pages of its memory are still to come from a checkpoint (JSON): who brings
+        them.
+        """
+        return self.path / "missing.json"
 
     def ram(self, ram_dir: Path) -> Path:
         """The file that is the guest's RAM."""

@@ -36,7 +36,9 @@ class Qemu:
     """A QEMU process: its files, which process it is, what it runs as.
 
     Of one that somebody else started (`is_foreign`) `nodes` are the names of its disks' nodes; in
-    vmckpt's own they are as the spec says. `replaces`: whom it took over from, dead or not.
+    vmckpt's own they are as the spec says. `private_ram`: it is a fork's, whose memory is a file
+    that it shares with others and does not write to.
+    `replaces`: whom it took over from, dead or not.
     """
 
     files: QemuDir
@@ -45,6 +47,7 @@ class Qemu:
     nodes: tuple[str, ...] = ()
     is_foreign: bool = False
     replaces: Replaced | None = None
+    private_ram: bool = False
 
     def to_json(self) -> str:
         """For vm.json."""
@@ -56,6 +59,7 @@ class Qemu:
                 "platform": self.platform._asdict(),
                 **({"nodes": self.nodes, "foreign": True} if self.is_foreign else {}),
                 **({"replaces": self.replaces._asdict()} if self.replaces else {}),
+                **({"private_ram": True} if self.private_ram else {}),
             }
         )
 
@@ -72,6 +76,7 @@ class Qemu:
                 tuple(data.get("nodes", ())),
                 data.get("foreign", False),
                 Replaced(**data["replaces"]) if "replaces" in data else None,
+                data.get("private_ram", False),
             )
         except (ValueError, KeyError, TypeError) as exc:
             raise UsageError(
@@ -87,18 +92,28 @@ def new_qemu_id() -> str:
 
 
 async def start_qemu(
-    host: Host, spec: Spec, platform: Platform, files: QemuDir, *, incoming: bool
+    host: Host,
+    spec: Spec,
+    platform: Platform,
+    files: QemuDir,
+    *,
+    incoming: bool,
+    private_ram: bool = False,
 ) -> tuple[Qemu, Monitor]:
     """A QEMU with the VM's devices, waiting for `cont` or (`incoming`) for a migration.
+
+    With `private_ram` its memory is the RAM file as it is; what it writes is its own.
 
     With it comes a session on its operator monitor, which is the caller's to close. Its taps are
     still to be plugged. On an error nothing of it is left. Raises RefusedError (no memory),
     OperationFailedError (QEMU's own words), HostDownError.
     """
-    await _check_room(host, spec, files)
+    await _check_room(host, spec, files, needs_all=not private_ram)
     await host.make_dir(files.path)
     try:
-        argv = qemu_argv(spec, platform, files, host.qemu, incoming=incoming)
+        argv = qemu_argv(
+            spec, platform, files, host.qemu, incoming=incoming, private_ram=private_ram
+        )
         await host.write_text(files.path / "argv.json", json.dumps(argv))
         # The proof that the guest ran will stand in this log: its first block is had beforehand, so
         # that a disk that fills up meanwhile has room for it.
@@ -114,7 +129,7 @@ async def start_qemu(
     except BaseException:
         await finish(end_qemu(host, spec.ram_dir, files))
         raise
-    return Qemu(files, process, platform), monitor
+    return Qemu(files, process, platform, private_ram=private_ram), monitor
 
 
 async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bool = True) -> None:
@@ -240,7 +255,7 @@ async def last_words(host: Host, stderr: Path) -> str:
     return "; ".join(telling[-3:])
 
 
-async def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
+async def _check_room(host: Host, spec: Spec, files: QemuDir, *, needs_all: bool) -> None:
     longest = max(len(str(path).encode()) for path in (files.rescue, files.console))
     if longest > SOCKET_PATH_BYTES:
         raise UsageError(
@@ -249,7 +264,7 @@ async def _check_room(host: Host, spec: Spec, files: QemuDir) -> None:
             remedy="choose a shorter state directory (VMCKPT_STATE_DIR) or VM name",
         )
     free = min(await host.free_bytes(spec.ram_dir), await host.available_memory_bytes())
-    if free < spec.memory_bytes:
+    if needs_all and free < spec.memory_bytes:
         raise RefusedError(
             f"{host.name} has no room for the VM's memory",
             why=f"it needs {format_size(spec.memory_bytes)} in {spec.ram_dir}, "

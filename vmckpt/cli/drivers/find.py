@@ -76,7 +76,7 @@ async def _settled(name: str) -> "Vm":
     if journal is None:
         await remove_dead_locks(name, all_hosts())
         try:
-            return found()
+            return await _restored(found())
         except OutcomeUnknownError:  # it is at home on two hosts: a standby may have taken over
             from vmckpt.replicate.operate import settle
 
@@ -104,6 +104,20 @@ async def _found_or_not(name: str) -> "Callable[[], Vm]":
 
         return fail
     return lambda: vm
+
+
+async def _restored(vm: "Vm") -> "Vm":
+    """The VM, after ending what a restore that was cut off left of it."""
+    from vmckpt.vm.inventory import find_vm
+    from vmckpt.vm.lifecycle import restore_is_cut_off
+
+    if not await restore_is_cut_off(vm):
+        return vm
+    from vmckpt.checkpoint.recover import recover
+
+    await recover(vm)
+    warn(f"a restore of {vm.name} was cut off: it was ended")
+    return await find_vm(vm.name)
 
 
 async def _domain(name: str, hosts: "list[Host]") -> Driver | None:

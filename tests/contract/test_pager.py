@@ -1,0 +1,190 @@
+"""Memory that comes while its user runs already: right, whoever dies, or none at all."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import numpy as np
+import pytest
+
+from vmckpt.checkpoint.paging import Pager, is_whole, see_to_pages
+from vmckpt.errors import VmLostError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import identify
+from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.open import create_store
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu
+
+PAGES = 4096
+# Maps a file, and says of the pages it is told what the first eight bytes are.
+READER = """
+import mmap, sys
+file = open(sys.argv[1], "r+b")
+ram = mmap.mmap(file.fileno(), 0)
+print("ready", flush=True)
+for line in sys.stdin:
+    what, *pages = line.split()
+    if what == "write":
+        ram[int(pages[0]) * 4096 : int(pages[0]) * 4096 + 8] = b"mine!!!!"
+        pages = []
+    print(" ".join(str(int.from_bytes(ram[p * 4096 : p * 4096 + 8], "little"))
+                   for p in map(int, pages)), flush=True)
+"""
+
+
+class Guest:
+    """A process in place of a QEMU, its host, and a checkpoint of its memory."""
+
+    def __init__(self, directory: Path, ram_file: Path) -> None:
+        self.host = LocalHost("here", directory, "127.0.0.1")
+        self.ram_file, self.place = ram_file, str(directory / "store")
+        self.content = np.zeros(PAGES, np.uint64)
+        self.content[::2] = np.arange(PAGES // 2, dtype=np.uint64) + 1_000_000
+        self.content[PAGES // 2 : PAGES // 2 + 100] = 0
+        self.checkpoint = self._store()
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", READER, str(ram_file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._line()
+        files = vm_dir(directory, "guest").qemu("0")
+        files.path.mkdir(parents=True)
+        itself = identify(self.child.pid)
+        assert itself
+        self.qemu = Qemu(files, itself, Platform("q35", "tcg", "qemu64"))
+        self.log = files.path / "pager.log"
+
+    def _store(self) -> str:
+        numbers = np.flatnonzero(self.content)
+        noise = np.random.default_rng(7).integers(0, 255, (len(numbers), PAGE_BYTES), np.uint8)
+        noise[:, :8] = self.content[numbers].view(np.uint8).reshape(-1, 8)
+        with create_store(self.place) as store, store.begin("guest") as new:
+            area = new.area("ram", size_bytes=PAGES * PAGE_BYTES, chunk_bytes=PAGE_CHUNK_BYTES)
+            area.put(numbers, noise.tobytes())
+            return new.commit({}).id
+
+    def _line(self) -> str:
+        assert self.child.stdout
+        return self.child.stdout.readline()
+
+    def ask(self, what: str, *pages: int) -> None:
+        assert self.child.stdin
+        self.child.stdin.write(f"{what} {' '.join(map(str, pages))}\n")
+        self.child.stdin.flush()
+
+    def reads(self, *pages: int) -> list[int]:
+        self.ask("read", *pages)
+        return [int(word) for word in self._line().split()]
+
+    def damage(self) -> None:
+        """Every pack of the store, in its middle."""
+        for pack in Path(self.place).rglob("packs/**/*"):
+            if pack.is_file():
+                data = bytearray(pack.read_bytes())
+                for at in range(len(data) // 8, len(data) * 7 // 8, 997):
+                    data[at] ^= 0xFF
+                pack.chmod(0o600)
+                pack.write_bytes(data)
+
+    async def paged(self) -> Pager:
+        pager = await Pager.start(self.place, self.checkpoint, self.log)
+        await pager.opened()
+        await pager.attach(self.qemu, self.ram_file)
+        return pager
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> Iterator[Guest]:
+    with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
+        file.truncate(PAGES * PAGE_BYTES)
+        made = Guest(tmp_path, Path(file.name))
+        try:
+            yield made
+        finally:
+            made.child.kill()
+            made.child.communicate()
+
+
+def test_pages_come_when_they_are_wanted_and_then_all_of_them(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        wanted = [0, 1, 4094, 4095, 2048, 2050, 7]
+        assert guest.reads(*wanted) == [int(guest.content[n]) for n in wanted]
+        guest.ask("write", 100)
+        guest._line()
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0
+        assert await is_whole(guest.host, guest.qemu)
+
+    asyncio.run(go())
+    expected = guest.content.copy()
+    expected[100] = int.from_bytes(b"mine!!!!", "little")
+    assert guest.reads(*range(PAGES)) == expected.tolist()
+    # What is empty has taken no memory, but for what was looked at by name.
+    assert guest.ram_file.stat().st_blocks * 512 >= np.count_nonzero(expected) * PAGE_BYTES
+
+
+def test_a_pager_that_is_killed_is_followed_by_another(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        assert guest.reads(10) == [int(guest.content[10])]
+        await pager.go(guest.host, guest.qemu.files)
+        pager._process.send_signal(signal.SIGKILL)
+        await pager.ended()
+        if not await is_whole(guest.host, guest.qemu):
+            # Nobody serves: whoever looks at a page that is missing waits, and reads no zeroes.
+            guest.ask("read", 4000)
+            await asyncio.sleep(0.1)
+            await see_to_pages(guest.host, guest.qemu)
+            assert guest._line().split() == [str(int(guest.content[4000]))]
+        assert guest.reads(*range(PAGES)) == guest.content.tolist()
+
+    asyncio.run(go())
+
+
+def test_signals_do_not_end_a_pager(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            pager._process.send_signal(number)
+        assert guest.reads(20) == [int(guest.content[20])]
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0
+
+    asyncio.run(go())
+
+
+def test_a_page_that_is_damaged_ends_the_guest_and_is_never_given(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        guest.damage()
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 1
+        assert guest.child.wait() == -signal.SIGKILL
+        assert "lost" in json.loads(guest.qemu.files.missing.read_text())
+        with pytest.raises(VmLostError):
+            await is_whole(guest.host, guest.qemu)
+
+    asyncio.run(go())
+
+
+def test_a_guest_that_ends_ends_its_pager(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        os.kill(guest.child.pid, signal.SIGKILL)
+        guest.child.wait()
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0
+
+    asyncio.run(go())

@@ -1,0 +1,79 @@
+"""What a checkpoint becomes: the VM itself as it was, or a copy with an identity of its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.unit.test_checkpoint_tree import facts
+from vmckpt.checkpoint.facts import DiskFacts, Facts
+from vmckpt.checkpoint.planned import plan_copy, plan_itself
+from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.spec import parse_spec
+
+SPEC = """
+base = "/specs"
+name = "web"
+memory = "64M"
+heartbeat_id = 3
+
+[firmware]
+code = "/usr/share/code.fd"
+vars = "web-vars.fd"
+
+[[disks]]
+path = "web.qcow2"
+
+[[disks]]
+path = "/data/shared.raw"
+format = "raw"
+read_only = true
+
+[[nics]]
+mac = "52:54:00:00:00:01"
+
+[[devices]]
+driver = "vmgenid"
+guid = "11111111-1111-1111-1111-111111111111"
+"""
+HOST = LocalHost("here", Path("/state"), "127.0.0.1")
+
+
+def taken() -> Facts:
+    disks = (
+        DiskFacts("/specs/web.qcow2", "qcow2", 1 << 30, False, "disk-0"),
+        DiskFacts("/data/shared.raw", "raw", 1 << 20, True, None),
+    )
+    return replace(facts("one"), spec=SPEC, disks=disks)
+
+
+def test_a_copy_shares_nothing_that_it_can_write() -> None:
+    copy = plan_copy(taken(), HOST, "web-2", keep_macs=False)
+    assert copy.spec.name == "web-2"
+    assert [disk.path for disk in copy.disks] == [Path("/state/images/web-2-0.qcow2")]
+    assert copy.spec.disks[1].path == Path("/data/shared.raw")
+    assert copy.spec.nics[0].mac is None
+    assert copy.spec.heartbeat_id is None
+    assert copy.spec.firmware
+    assert copy.spec.firmware.vars == Path("/state/images/web-2-vars.fd")
+    assert copy.variables == Path("/specs/web-vars.fd")
+    assert copy.spec.devices[0]["guid"] != "11111111-1111-1111-1111-111111111111"
+
+
+def test_a_copys_spec_says_what_it_is() -> None:
+    copy = plan_copy(taken(), HOST, "web-2", keep_macs=True).spec
+    again = parse_spec(copy.text, "its file", Path("/elsewhere"))
+    assert again._replace(text="") == copy._replace(text="")
+    assert again.nics[0].mac == "52:54:00:00:00:01"
+
+
+def test_the_vm_itself_keeps_all_but_its_generation() -> None:
+    itself = plan_itself(taken(), HOST)
+    assert itself.spec.name == "web"
+    assert [disk.path for disk in itself.disks] == [Path("/specs/web.qcow2")]
+    assert itself.spec.nics[0].mac == "52:54:00:00:00:01"
+    assert itself.spec.devices[0]["guid"] != "11111111-1111-1111-1111-111111111111"
+    assert itself.variables is None
+
+
+def test_without_a_generation_id_its_spec_is_its_own_to_the_letter() -> None:
+    plain = replace(taken(), spec=SPEC[: SPEC.index("[[devices]]")])
+    assert plan_itself(plain, HOST).spec.text == plain.spec

@@ -1,0 +1,79 @@
+"""Checkpoints as a tree, and what one says of itself."""
+
+from vmckpt.checkpoint.facts import Facts, UnknownFactsError, machine_from_json, machine_to_json
+from vmckpt.checkpoint.operate import Entry
+from vmckpt.checkpoint.tree import lines, rows
+from vmckpt.qemu.compare import Machine
+from vmckpt.store.manifest import AreaFacts, Manifest
+
+MACHINE = Machine(
+    "pc-q35-10.0-machine",
+    1,
+    "qemu64-x86_64-cpu",
+    frozenset({(("cpuid-input-eax", 1), ("cpuid-register", "EDX"), ("features", 7))}),
+    {"nic0": "virtio-net-pci"},
+)
+
+
+def facts(name: str) -> Facts:
+    return Facts(
+        name=name,
+        host="lab-a",
+        taken_unix_s=1.0,
+        trigger="operator",
+        tags={"by": "ci"},
+        spec='name = "web"\nmemory = "64M"',
+        platform={"machine": "pc-q35-10.0", "accel": "tcg", "cpu": "qemu64"},
+        qemu_version="10.0.2",
+        machine=machine_to_json(MACHINE),
+        firmware=None,
+        memory_bytes=64 << 20,
+        disks=(),
+        macs=("52:54:00:00:00:01",),
+        pause_ms=4.25,
+        passes=2,
+        took_s=1.5,
+        changed_pages=20,
+    )
+
+
+def entry(name: str, number: int, parent: str | None) -> Entry:
+    areas = (AreaFacts("ram", 64 << 20, 4096, 256, 256, 256),)
+    given = facts(name)
+    manifest = Manifest(
+        f"{name}{'0' * 31}", "web", parent and f"{parent}{'0' * 31}", number, 1 << 20, areas, (),
+        (), given.to_json(),
+    )  # fmt: skip
+    return Entry("/store", manifest, given)
+
+
+def test_a_line_stays_flat_and_a_branch_moves_in() -> None:
+    listed = [entry("a", 1, None), entry("b", 2, "a"), entry("c", 3, "b"), entry("d", 4, "a")]
+    assert [row[0] for row in rows(listed)] == ["a", "└ b", "  c", "└ d"]
+
+
+def test_a_checkpoint_whose_parent_was_removed_stands_first() -> None:
+    assert [row[0] for row in rows([entry("b", 2, "a"), entry("c", 3, "b")])] == ["b", "c"]
+
+
+def test_what_is_shown_names_machine_and_pause() -> None:
+    shown = dict(lines(entry("a", 1, None)))
+    assert shown["machine"] == "pc-q35-10.0, tcg"
+    assert shown["pause"] == "4.2 ms"
+    assert shown["ram"] == "1.00 MiB of 64.0 MiB are not zero"
+
+
+def test_facts_survive_the_manifest() -> None:
+    manifest = Manifest.decode("a" * 32, entry("a", 1, None).manifest.encode())
+    again = Facts.from_json(manifest.facts)
+    assert again == facts("a")
+    assert machine_from_json(again.machine) == MACHINE
+
+
+def test_facts_of_another_version_are_told_apart() -> None:
+    for broken in ({"format": 2}, {}, {"format": 1, "name": "x"}):
+        try:
+            Facts.from_json(broken)
+        except UnknownFactsError:
+            continue
+        raise AssertionError(broken)

@@ -1,0 +1,70 @@
+"""Images that are written whole. Whether QEMU takes them is tests/qemu's to say."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vmckpt.checkpoint.qcow2 import CLUSTER_BYTES, write_image, write_overlay
+
+COUNT = 20
+
+
+def chunks(numbers: list[int]) -> tuple["np.ndarray", bytes]:
+    return np.array(numbers), b"".join(bytes([n + 1]) * CLUSTER_BYTES for n in numbers)
+
+
+def read_qcow2(path: Path) -> bytes:
+    """The plain way: header, first table, second table, cluster."""
+    data = path.read_bytes()
+    size = struct.unpack_from(">Q", data, 24)[0]
+    entries, level1 = struct.unpack_from(">IQ", data, 36)
+    found = bytearray(size)
+    for table in range(entries):
+        level2 = struct.unpack_from(">Q", data, level1 + 8 * table)[0] & ~(1 << 63)
+        for slot in range(8192 if level2 else 0):
+            place = struct.unpack_from(">Q", data, level2 + 8 * slot)[0] & ~(1 << 63)
+            start = (table * 8192 + slot) * CLUSTER_BYTES
+            if place:
+                part = data[place : place + CLUSTER_BYTES]
+                found[start : start + CLUSTER_BYTES] = part[: size - start]
+    return bytes(found)
+
+
+@pytest.mark.parametrize("tail", [0, 512])
+def test_both_formats_hold_the_same(tmp_path: Path, tail: int) -> None:
+    size = COUNT * CLUSTER_BYTES - tail
+    pieces = [chunks([7, 8, 19]), chunks([0]), chunks([3])]
+    write_image(tmp_path / "a.raw", "raw", size, pieces)
+    write_image(tmp_path / "a.qcow2", "qcow2", size, pieces)
+    raw = (tmp_path / "a.raw").read_bytes()
+    assert len(raw) == size
+    assert [raw[n * CLUSTER_BYTES] for n in (0, 1, 3, 7, 8, 19)] == [1, 0, 4, 8, 9, 20]
+    assert read_qcow2(tmp_path / "a.qcow2") == raw
+
+
+def test_an_image_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_image(tmp_path / "a", "raw", 0, ())
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+def test_of_one_that_breaks_off_nothing_stays(tmp_path: Path) -> None:
+    def broken() -> Iterator[tuple["np.ndarray", bytes]]:
+        yield chunks([1])
+        raise OSError(28, "full")
+
+    with pytest.raises(OSError, match="full"):
+        write_image(tmp_path / "a", "qcow2", COUNT * CLUSTER_BYTES, broken())
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_overlay_names_what_is_below(tmp_path: Path) -> None:
+    write_overlay(tmp_path / "over", COUNT * CLUSTER_BYTES, Path("/images/below"), "raw")
+    data = (tmp_path / "over").read_bytes()
+    at, length = struct.unpack_from(">QI", data, 8)
+    assert data[at : at + length] == b"/images/below"
+    assert data[104:112] == struct.pack(">II", 0xE2792ACA, 3)

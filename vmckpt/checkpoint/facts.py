@@ -1,0 +1,93 @@
+"""What a checkpoint says of itself, besides what it holds: all that a restore has to know."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from vmckpt.errors import RefusedError
+from vmckpt.qemu.compare import Machine
+
+FORMAT = 1
+RAM, DEVICES = "ram", "device-state"
+
+
+class UnknownFactsError(ValueError):
+    """Written by another version of vmckpt."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFacts:
+    """One disk of the VM. Only of one that can be written (`area`) the content is kept."""
+
+    path: str
+    format: str
+    size_bytes: int
+    read_only: bool
+    area: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One checkpoint. Times are Unix seconds.
+
+    `machine` is what the guest found itself on (`qemu.compare.Machine`), `firmware` the SHA-256 of
+    its code. `macs` are those that its NICs had, in order.
+    """
+
+    name: str
+    host: str
+    taken_unix_s: float
+    trigger: str
+    tags: Mapping[str, str]
+    spec: str
+    platform: Mapping[str, str]
+    qemu_version: str
+    machine: Mapping[str, Any]
+    firmware: str | None
+    memory_bytes: int
+    disks: tuple[DiskFacts, ...]
+    macs: tuple[str, ...]
+    pause_ms: float
+    passes: int
+    took_s: float
+    changed_pages: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse. Raises UnknownFactsError."""
+        try:
+            if data["format"] != FORMAT:
+                raise UnknownFactsError("written by another version of vmckpt")
+            given = {name: value for name, value in data.items() if name != "format"}
+            disks = tuple(DiskFacts(**disk) for disk in given.pop("disks"))
+            return cls(disks=disks, macs=tuple(given.pop("macs")), **given)
+        except (KeyError, TypeError) as exc:
+            raise UnknownFactsError(f"{type(exc).__name__}: {exc}") from exc
+
+
+def known_facts(data: Mapping[str, Any]) -> Facts:
+    """The facts of a checkpoint that is to be used. Raises RefusedError."""
+    try:
+        return Facts.from_json(data)
+    except UnknownFactsError as exc:
+        raise RefusedError(
+            "this vmckpt does not know what the checkpoint is of",
+            why=str(exc),
+            remedy="use the vmckpt that took it, or a newer one",
+        ) from exc
+
+
+def machine_to_json(machine: Machine) -> dict[str, Any]:
+    """For `Facts.machine`."""
+    features = sorted([list(map(list, word)) for word in machine.features])
+    return {**machine._asdict(), "features": features, "devices": dict(machine.devices)}
+
+
+def machine_from_json(data: Mapping[str, Any]) -> Machine:
+    """The inverse."""
+    words = (tuple((name, value) for name, value in word) for word in data["features"])
+    return Machine(**{**data, "features": frozenset(words)})

@@ -1,0 +1,178 @@
+"""Many running VMs from one checkpoint: their memory and disks are shared until they write.
+
+The checkpoint's memory is put into one file in memory, and each fork's QEMU maps it privately,
+under a name of its own (a hard link): pages are copied by the kernel where a fork writes. The file
+goes with its last fork. Disks are qcow2 overlays over one image each, which stays in the host's
+`images/`. Forks are cut off from every network unless asked otherwise.
+"""
+
+import os
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.place import reading
+from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
+from vmckpt.checkpoint.qcow2 import write_image, write_overlay
+from vmckpt.epoch.load import SETTINGS, load_devices
+from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.hosts.inventory import check_name
+from vmckpt.hosts.local import LocalHost
+from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.qemu import commands
+from vmckpt.qemu.compare import describe, differences
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.store.store import Checkpoint
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import IMAGES, lock_path
+from vmckpt.vm.start import end_qemu, plug_taps, start_qemu, sweep
+
+
+class Wish(NamedTuple):
+    """What is asked: so many forks of `checkpoint`, named `name`-1, `name`-2, ..."""
+
+    checkpoint: str
+    name: str
+    number: int
+    plugged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """One fork: it runs, or why it does not."""
+
+    name: str
+    took_ms: float
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the one who asked."""
+        return asdict(self)
+
+
+async def fork(host: LocalHost, place: str, wish: Wish) -> list[Forked]:
+    """Make them, one after the other; one that fails leaves nothing, and the others run.
+
+    Raises RefusedError, NotFoundError, StorageError when none can be.
+    """
+    async with reading(place, wish.checkpoint) as point:
+        return await _Forking(host, point, wish).run()
+
+
+class _Forking:
+    """All forks of one request."""
+
+    def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish) -> None:
+        self._host, self._point, self._wish = host, point, wish
+        self._facts = known_facts(point.manifest.facts)
+        self._ram: Path | None = None
+        self._disks: dict[int, Path] = {}
+
+    async def run(self) -> list[Forked]:
+        names = [
+            check_name(f"{self._wish.name}-{number + 1}", "VM")
+            for number in range(self._wish.number)
+        ]
+        planned = [plan_copy(self._facts, self._host, name, keep_macs=False) for name in names]
+        found = await checks(planned[0], in_place=False, lazy=False, plugged=self._wish.plugged)
+        require(found, names[0], self._host.name)
+        try:
+            await self._make_base(planned[0])
+            state = await in_thread(partial(self._point.blob, DEVICES))
+            return [await self._one(plan, state) for plan in planned]
+        finally:
+            if self._ram is not None:
+                await self._host.remove(self._ram)
+
+    async def _make_base(self, planned: Planned) -> None:
+        self._ram = planned.spec.ram_dir / f"vmckpt-fork-{secrets.token_hex(4)}.base"
+        await in_thread(partial(self._fill, self._ram))
+        for disk in planned.disks:
+            facts = self._facts.disks[disk.number]
+            name = f"{self._point.manifest.id}-{disk.number}.{facts.format}"
+            path = self._host.state_dir / IMAGES / name
+            await self._host.make_dir(path.parent)
+            self._disks[disk.number] = path
+            if facts.area and not path.exists():
+                part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+                chunks = self._point.area(facts.area).stream()
+                write = partial(write_image, part, facts.format, facts.size_bytes, chunks)
+                await in_thread(write)
+                part.rename(path)
+
+    def _fill(self, path: Path) -> None:
+        """The checkpoint's memory as a file with holes. Blocking."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.truncate(fd, self._facts.memory_bytes)
+            for numbers, contents in self._point.area(RAM).stream():
+                for place, number in enumerate(numbers.tolist()):
+                    page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
+                    os.pwrite(fd, page, number * PAGE_BYTES)
+        finally:
+            os.close(fd)
+
+    async def _one(self, planned: Planned, state: bytes) -> Forked:
+        began_s = time.monotonic()
+
+        def took_ms() -> float:
+            return round((time.monotonic() - began_s) * 1e3, 1)
+
+        try:
+            lock = lock_path(self._host.state_dir, planned.vm.name)
+            async with self._host.lock(lock, owner("fork")):
+                await self._start(planned, state)
+        except (VmckptError, OSError) as exc:
+            return Forked(planned.vm.name, took_ms(), str(exc))
+        return Forked(planned.vm.name, took_ms())
+
+    async def _start(self, planned: Planned, state: bytes) -> None:
+        vm, host = planned.vm, self._host
+        files, spec = vm.qemu.files, vm.spec
+        await sweep(host, spec, vm.directory, None)
+        made: list[Path] = []
+        try:
+            await host.make_dir(files.path)
+            if variables := await in_thread(partial(copy_variables, planned)):
+                made.append(variables)
+            for disk in planned.disks:
+                facts = self._facts.disks[disk.number]
+                write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
+                made.append(disk.path)
+            if self._ram is not None:
+                files.ram(spec.ram_dir).hardlink_to(self._ram)
+            qemu, monitor = await start_qemu(
+                host, spec, vm.qemu.platform, files, incoming=True, private_ram=True
+            )
+            try:
+                here = machine_from_json(self._facts.machine)
+                if found := differences(here, await describe(monitor)):
+                    raise OperationFailedError(
+                        f"the QEMU on {host.name} is another machine",
+                        why="; ".join(found),
+                        remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                    )
+                await commands.migrate_set_capabilities(monitor, SETTINGS)
+                await load_devices(monitor, state)
+                await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+                if self._wish.plugged:
+                    await plug_taps(host, spec, files)
+                await host.write_text(vm.directory.spec, spec.text)
+                await host.write_text(vm.directory.point, self._point.manifest.id)
+                await host.write_text(vm.directory.current, qemu.to_json())
+                await to_the_end(commands.cont(monitor))
+            finally:
+                await finish(monitor.close())
+        except BaseException:
+            await finish(self._undo(planned, made))
+            raise
+
+    async def _undo(self, planned: Planned, made: list[Path]) -> None:
+        await end_qemu(self._host, planned.spec.ram_dir, planned.vm.qemu.files)
+        for path in (*made, planned.vm.directory.path):
+            await self._host.remove(path)

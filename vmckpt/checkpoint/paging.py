@@ -1,0 +1,157 @@
+"""Memory that comes while the guest runs: the pager's process, seen from whoever starts it."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.errors import OperationFailedError, VmLostError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.start import Qemu
+
+ANSWER_S, POLL_S = 30.0, 0.02
+
+
+class Pager:
+    """A pager's process, and what it is told."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        log: Path,
+    ) -> None:
+        self._process, (self._reader, self._writer), self._log = process, streams, log
+        self._told: dict[str, Any] = {}
+
+    @classmethod
+    async def start(cls, place: str, checkpoint_id: str, log: Path) -> Self:
+        """A pager that opens the checkpoint meanwhile; `opened` waits for that. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("ab") as words, _signals_blocked():
+            process = subprocess.Popen(  # noqa: ASYNC220 - it does not wait for anything
+                [sys.executable, "-I", "-m", "vmckpt.checkpoint.pager"],
+                stdin=theirs.fileno(),
+                stdout=words,
+                stderr=words,
+                start_new_session=True,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+        ours.setblocking(False)
+        pager = cls(process, await asyncio.open_connection(sock=ours), log)
+        pager._told = {"store": place, "checkpoint": checkpoint_id}
+        pager._tell(pager._told)
+        return pager
+
+    async def opened(self) -> None:
+        """Wait until it has opened the checkpoint. Raises OperationFailedError."""
+        await self._answer()
+
+    async def attach(self, qemu: Qemu, ram_file: Path, again: int | None = None) -> None:
+        """From here on the QEMU waits at missing pages, and is given them.
+
+        Raises OperationFailedError.
+        """
+        self._tell({"pid": qemu.process.pid, "ram_file": str(ram_file), "again": again})
+        answer = await self._answer()
+        itself = identify(self._process.pid)
+        self._told |= {
+            "descriptor": answer["missing"],
+            "pager": asdict(itself) if itself else None,
+            "ram_file": str(ram_file),
+        }
+
+    async def go(self, host: Host, files: QemuDir) -> None:
+        """Fetch all other pages too, whatever becomes of us. Raises StorageError."""
+        await host.write_text(files.missing, json.dumps(self._told))
+        self._tell({"go": str(files.missing)})
+
+    async def ended(self) -> int:
+        """Return when it has ended: its exit status."""
+        status = await asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+        self._writer.close()
+        return status
+
+    async def end(self) -> None:
+        """End one that serves nobody yet, or whose VM is to be ended."""
+        self._writer.close()
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self.ended()
+
+    def _tell(self, words: dict[str, Any]) -> None:
+        self._writer.write(json.dumps(words).encode() + b"\n")
+
+    async def _answer(self) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                line = await self._reader.readline()
+            answer: dict[str, Any] = json.loads(line)
+        except (OSError, TimeoutError, ValueError) as exc:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            raise OperationFailedError(
+                "the pager did not begin",
+                why=lines[-1] if lines else str(exc) or "it gave no answer",
+                remedy="restore with --eager, or verify the checkpoint: vmckpt checkpoint verify",
+            ) from exc
+        return answer
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """What is started in the block lets no signal in from its first moment, in none of its threads.
+
+    Libraries that it imports start some.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+async def is_whole(host: Host, qemu: Qemu) -> bool:
+    """Whether all of a QEMU's memory is there. Raises VmLostError: a page could not be had."""
+    text = await host.read_text(qemu.files.missing)
+    if text is None:
+        return True
+    told = json.loads(text)
+    if "lost" in told:
+        raise VmLostError(
+            f"'{qemu.files.vm_name}' was ended: a page of its memory could not be had",
+            why=told["lost"],
+            remedy="restore another checkpoint; `vmckpt checkpoint verify` says which are whole",
+        )
+    return False
+
+
+async def see_to_pages(host: Host, qemu: Qemu) -> None:
+    """Wait until the memory of a QEMU is whole; a pager that died gets a successor.
+
+    Raises VmLostError, OperationFailedError.
+    """
+    while not await is_whole(host, qemu) and await host.is_alive(qemu.process):
+        told = json.loads(await host.read_text(qemu.files.missing) or "{}")
+        if told and not (told["pager"] and await host.is_alive(ProcessId(**told["pager"]))):
+            log = qemu.files.path / "pager.log"
+            successor = await Pager.start(told["store"], told["checkpoint"], log)
+            try:
+                await successor.opened()
+                await successor.attach(qemu, Path(told["ram_file"]), told["descriptor"])
+                await successor.go(host, qemu.files)
+            except BaseException:
+                await finish(successor.end())
+                raise
+            await successor.ended()
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,187 @@
+"""What a restore or a fork makes of a checkpoint: a VM's spec and files, and who refuses it."""
+
+import secrets
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vmckpt.checkpoint.facts import Facts
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.vm import target_checks
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.check import OK, REFUSE, WARN, Check
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import IMAGES, vm_dir
+from vmckpt.vm.probe import abilities
+from vmckpt.vm.spec import Disk, Firmware, Spec, parse_spec
+from vmckpt.vm.spec_text import written
+from vmckpt.vm.start import Qemu, new_qemu_id
+
+
+@dataclass(frozen=True, slots=True)
+class NewDisk:
+    """An image to be made: of the checkpoint's disk `number`, for `path`; on the host."""
+
+    number: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A VM that is to be there; its QEMU is not started yet."""
+
+    vm: Vm
+    facts: Facts
+    disks: tuple[NewDisk, ...]
+    # Of a copy with UEFI: the variable store to copy, so that there is one. The firmware's own
+    # state, which has the variables, is written into it when the guest runs.
+    variables: Path | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """What it is."""
+        return self.vm.spec
+
+
+def plan_itself(facts: Facts, host: Host) -> Planned:
+    """The VM itself, as it was: its name, its disks' paths, its MACs. Its generation is another."""
+    base = vm_dir(host.state_dir, "-").path
+    spec = parse_spec(facts.spec, "the checkpoint's spec", base)
+    if any(device["driver"] == "vmgenid" for device in spec.devices):
+        spec = _renewed(spec)
+    disks = [
+        NewDisk(number, disk.on(host.state_dir))
+        for number, disk in enumerate(spec.disks)
+        if not disk.read_only
+    ]
+    return _planned(spec, facts, host, disks)
+
+
+def plan_copy(facts: Facts, host: Host, name: str, *, keep_macs: bool) -> Planned:
+    """Another VM: its own name, disks in the host's `images/`, MACs and generation."""
+    base = vm_dir(host.state_dir, "-").path
+    spec = parse_spec(facts.spec, "the checkpoint's spec", base)
+    nics = tuple(
+        nic._replace(mac=facts.macs[number] if keep_macs else None)
+        for number, nic in enumerate(spec.nics)
+    )
+    disks = tuple(
+        disk if disk.read_only else _own(disk, name, number, facts)
+        for number, disk in enumerate(spec.disks)
+    )
+    firmware = spec.firmware
+    if firmware:
+        firmware = Firmware(firmware.code, host.state_dir / IMAGES / f"{name}-vars.fd")
+    copy = spec._replace(name=name, nics=nics, disks=disks, firmware=firmware, heartbeat_id=None)
+    new = [
+        NewDisk(number, disk.on(host.state_dir))
+        for number, disk in enumerate(disks)
+        if not disk.read_only
+    ]
+    planned = _planned(_renewed(copy), facts, host, new)
+    return replace(planned, variables=spec.firmware.vars if spec.firmware else None)
+
+
+def _own(disk: Disk, name: str, number: int, facts: Facts) -> Disk:
+    image = Path(IMAGES) / f"{name}-{number}.{disk.format}"
+    return disk._replace(path=image, size_bytes=facts.disks[number].size_bytes)
+
+
+def _renewed(spec: Spec) -> Spec:
+    """With another VM generation ID, by which a guest knows that time was turned back."""
+    devices = tuple(
+        {**device, "guid": str(uuid.uuid4())} if device["driver"] == "vmgenid" else device
+        for device in spec.devices
+    )
+    spec = spec._replace(devices=devices)
+    return spec._replace(text=written(spec))
+
+
+def _planned(spec: Spec, facts: Facts, host: Host, disks: Sequence[NewDisk]) -> Planned:
+    directory = vm_dir(host.state_dir, spec.name)
+    platform = Platform(**facts.platform)
+    qemu = Qemu(directory.qemu(new_qemu_id()), ProcessId(0, 0), platform)
+    return Planned(Vm(spec, host, directory, qemu), facts, tuple(disks))
+
+
+def copy_variables(planned: Planned) -> Path | None:
+    """Make a copy's UEFI variable store; where it is. Blocking. Raises OSError."""
+    firmware = planned.spec.firmware
+    if planned.variables is None or firmware is None:
+        return None
+    firmware.vars.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shutil.copyfile(planned.variables, firmware.vars)
+    return firmware.vars
+
+
+def aside_path(path: Path) -> Path:
+    """Where a disk's content is made ready that takes the place of the one at `path`."""
+    return path.with_name(f"{path.name}.vmckpt-{secrets.token_hex(4)}")
+
+
+async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool) -> list[Check]:
+    """All that is for and against making it; changes nothing. Raises HostDownError."""
+    vm, host = planned.vm, planned.vm.host
+    theirs = await abilities(host)
+    found = [] if in_place else [check async for check in target_checks.name(vm, host)]
+    found += target_checks.machine(vm, host, theirs)
+    found += await target_checks.accel(vm, host)
+    found.append(await target_checks.permissions(vm, host))
+    found += [check async for check in target_checks.room(vm, host)]
+    read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
+    found += [check async for check in _files(planned, read_only)]
+    found += [check async for check in _disks(planned, in_place=in_place)]
+    if plugged:
+        found += [c for c in await target_checks.network(vm, host) if c.code == "bridge"]
+    if lazy:
+        found.append(await target_checks.userfaults(host))
+    return found
+
+
+def require(found: Sequence[Check], name: str, host: str) -> None:
+    """Raises RefusedError with every reason."""
+    if refused := [check for check in found if check.verdict == REFUSE]:
+        raise RefusedError(
+            f"the checkpoint cannot become '{name}' on {host}",
+            why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
+            remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
+        )
+
+
+async def _files(planned: Planned, read_only: Sequence[Path]) -> AsyncIterator[Check]:
+    spec, host, facts = planned.spec, planned.vm.host, planned.facts
+    first = [planned.variables] if planned.variables else []
+    wanted = [*read_only, *first, *(path for path in spec.files if not _is_vars(spec, path))]
+    if missing := [str(path) for path in wanted if not await host.readable(path)]:
+        reason = f"{host.name} cannot read {', '.join(missing)}"
+        yield Check("files", REFUSE, reason, "put there what the VM was started with")
+        return
+    yield Check("files", OK, f"{len(wanted)} files of the VM are readable on {host.name}")
+    if spec.firmware and facts.firmware:
+        code = await host.fingerprint(spec.firmware.code)
+        if code is None or code.sha256 != facts.firmware:
+            reason = f"{spec.firmware.code} is another build than when the checkpoint was taken"
+            yield Check("firmware", WARN, reason, "the guest meets it when it next boots")
+
+
+def _is_vars(spec: Spec, path: Path) -> bool:
+    return spec.firmware is not None and path == spec.firmware.vars
+
+
+async def _disks(planned: Planned, *, in_place: bool) -> AsyncIterator[Check]:
+    host = planned.vm.host
+    for disk in planned.disks:
+        size = planned.facts.disks[disk.number].size_bytes
+        if not in_place and await host.exists(disk.path):
+            reason = f"{disk.path} is there already"
+            yield Check("disk-target", REFUSE, reason, "remove it, or choose another name")
+            continue
+        if not await host.may_write_below(disk.path.parent):
+            reason = f"nothing can be written to {disk.path.parent}"
+            yield Check("disk-target", REFUSE, reason, "mend its rights, or take another host")
+            continue
+        yield Check("disk-target", OK, f"{disk.path} can be made ({size} bytes at most)")

@@ -1,0 +1,370 @@
+"""Make a running VM of a checkpoint: the VM itself as it was, or a copy of it.
+
+Runs on the host where the VM is to be. Its memory comes while it runs already (`pager.py`), or
+before. Until the commit, the moment when `vm.json` names the new QEMU, everything is undone;
+afterwards only forward. In place the disks' new contents stand beside the old ones until then, and
+`restore.json` says what is to be renamed.
+"""
+
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.paging import Pager, see_to_pages
+from vmckpt.checkpoint.place import reading
+from vmckpt.checkpoint.planned import (
+    Planned,
+    aside_path,
+    checks,
+    copy_variables,
+    plan_copy,
+    plan_itself,
+    require,
+)
+from vmckpt.checkpoint.qcow2 import write_image
+from vmckpt.epoch.load import SETTINGS, load_devices
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    VmckptError,
+)
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import local_host, state_dir
+from vmckpt.hosts.local import LocalHost
+from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.qemu import commands
+from vmckpt.qemu.agent import GuestAgent
+from vmckpt.qemu.compare import describe, differences
+from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import both, finish, to_the_end
+from vmckpt.store.store import Checkpoint
+from vmckpt.vm.inventory import Vm, homes, read_vm
+from vmckpt.vm.lifecycle import held, owner
+from vmckpt.vm.paths import lock_path
+from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
+
+
+class Wish(NamedTuple):
+    """What is asked of a restore. `name` of None: the VM itself."""
+
+    name: str | None
+    in_place: bool
+    eager: bool
+    plugged: bool
+    keep_macs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A VM that runs from a checkpoint. Times count from when all checks had been made."""
+
+    vm: str
+    host: str
+    checkpoint: str
+    disks_ms: float
+    running_ms: float
+    warnings: tuple[str, ...]
+
+
+Tell = Callable[[str], None]
+
+
+async def restore(
+    host: LocalHost, place: str, checkpoint_id: str, wish: Wish, running: Callable[[Restored], None]
+) -> None:
+    """Restore it; `running` is told as soon as the guest runs, before all of its memory is there.
+
+    Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
+    VmLostError: a page could not be had later.
+    """
+    async with reading(place, checkpoint_id) as point:
+        facts = known_facts(point.manifest.facts)
+        if wish.name is None:
+            planned = plan_itself(facts, host)
+        else:
+            planned = plan_copy(facts, host, wish.name, keep_macs=wish.keep_macs)
+        async with _entitled(planned, wish) as old:
+            work = _Restoring(planned, point, place, wish, old)
+            await work.run(running)
+
+
+@asynccontextmanager
+async def _entitled(planned: Planned, wish: Wish) -> AsyncIterator[Vm | None]:
+    """Hold the VM's lock for the block; gives the VM whose place is taken, if it is."""
+    vm, host = planned.vm, planned.vm.host
+    found = await read_vm(host, vm.name)
+    if wish.in_place:
+        if found is None:
+            raise NotFoundError(
+                f"there is no VM '{vm.name}' on {host.name} whose place could be taken",
+                why="a checkpoint is restored in place where its VM is",
+                remedy="leave out --in-place, or name the host that has it: --host",
+            )
+        async with held(found, "checkpoint restore") as now:
+            yield now
+        return
+    lock = lock_path(host.state_dir, vm.name)
+    name_lock = local_host().lock(state_dir() / "names" / vm.name, owner("checkpoint restore"))
+    async with name_lock, host.lock(lock, owner("checkpoint restore")):
+        if taken := await homes(vm.name, [host]):
+            raise RefusedError(
+                f"there is a VM '{vm.name}' already",
+                why=f"on host {taken[0].host.name}",
+                remedy="restore it --in-place, or make a copy: --as NAME",
+            )
+        await sweep(host, vm.spec, vm.directory, None)
+        yield None
+
+
+class _Restoring:
+    """One restore."""
+
+    def __init__(
+        self, planned: Planned, point: Checkpoint, place: str, wish: Wish, old: Vm | None
+    ) -> None:
+        self._planned, self._point, self._place = planned, point, place
+        self._wish, self._old = wish, old
+        self._host, self._files = planned.vm.host, planned.vm.qemu.files
+        self._made: dict[int, Path] = {}
+        self._made_besides: list[Path] = []
+        self._began_s = 0.0
+        self._disks_ms = 0.0
+
+    async def run(self, running: Callable[[Restored], None]) -> None:
+        """All of it."""
+        wish, vm = self._wish, self._planned.vm
+        async with AsyncExitStack() as undone:
+            undone.push_async_exit(self._undo)
+            await self._host.make_dir(self._files.path)
+            helper = None
+            if not wish.eager:
+                # It takes its time to begin: meanwhile all is checked.
+                log = self._files.path / "pager.log"
+                helper = await Pager.start(self._place, self._point.manifest.id, log)
+                # Not `end` by whatever ends us later: from the commit on it serves the guest.
+                undone.push_async_callback(helper.end)
+            warnings = await self._preflight()
+            state = await in_thread(partial(self._point.blob, DEVICES))
+            if helper is not None:
+                await helper.opened()
+            self._began_s = time.monotonic()
+            await self._make_disks()
+            self._disks_ms = (time.monotonic() - self._began_s) * 1e3
+            qemu, monitor = await self._start()
+            try:
+                await both(self._require_same(monitor), self._have_memory(qemu, helper))
+                await both(load_devices(monitor, state), self._plug())
+                await self._commit(qemu, monitor, helper)
+                undone.pop_all()
+                took_ms = (time.monotonic() - self._began_s) * 1e3
+                running(
+                    Restored(
+                        vm=vm.name,
+                        host=self._host.name,
+                        checkpoint=self._point.manifest.id,
+                        disks_ms=round(self._disks_ms, 1),
+                        running_ms=round(took_ms, 1),
+                        warnings=warnings,
+                    )
+                )
+                try:
+                    await to_the_end(self._afterwards(qemu, monitor))
+                finally:
+                    if helper is not None:
+                        await self._all_pages(helper, qemu)
+            finally:
+                await finish(monitor.close())
+
+    async def _all_pages(self, helper: Pager, qemu: Qemu) -> None:
+        """Wait for the last page; should the pager die, another goes on."""
+        await helper.ended()
+        await see_to_pages(self._host, qemu)
+
+    async def _preflight(self) -> tuple[str, ...]:
+        """What it warns of. Raises RefusedError."""
+        wish = self._wish
+        found = await checks(
+            self._planned, in_place=wish.in_place, lazy=not wish.eager, plugged=wish.plugged
+        )
+        require(found, self._planned.vm.name, self._host.name)
+        return tuple(check.reason for check in found if check.verdict == "warn")
+
+    async def _make_disks(self) -> None:
+        if path := await in_thread(partial(copy_variables, self._planned)):
+            self._made_besides.append(path)
+        for disk in self._planned.disks:
+            facts = self._planned.facts.disks[disk.number]
+            path = aside_path(disk.path) if self._wish.in_place else disk.path
+            await self._host.make_dir(path.parent)
+            self._made[disk.number] = path
+            if facts.area is None:
+                raise NotFoundError(
+                    f"the checkpoint has no content for disk {disk.path}",
+                    why="it could only be read when it was taken",
+                    remedy="restore another checkpoint",
+                )
+            area = self._point.area(facts.area)
+            await in_thread(
+                partial(write_image, path, facts.format, facts.size_bytes, area.stream())
+            )
+
+    async def _start(self) -> tuple[Qemu, Monitor]:
+        """A QEMU that waits for the guest, the same machine as it was."""
+        vm = self._planned.vm
+        spec = vm.spec
+        if self._wish.in_place:
+            # Until the commit the old disks keep their names.
+            spec = spec._replace(
+                disks=tuple(
+                    disk._replace(path=self._made.get(number, disk.path))
+                    for number, disk in enumerate(spec.disks)
+                )
+            )
+        return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
+
+    async def _require_same(self, monitor: Monitor) -> None:
+        """The QEMU is the machine that the guest was on."""
+        await commands.migrate_set_capabilities(monitor, SETTINGS)
+        here = machine_from_json(self._planned.facts.machine)
+        if found := differences(here, await describe(monitor)):
+            raise OperationFailedError(
+                f"the QEMU on {self._host.name} is another machine",
+                why="; ".join(found),
+                remedy="use the QEMU that the checkpoint was taken with, or one like it",
+            )
+
+    async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
+        """Its memory is there, or comes when it is looked at."""
+        if helper is not None:
+            await helper.attach(qemu, self._files.ram(self._planned.spec.ram_dir))
+        else:
+            await in_thread(self._fill)
+
+    async def _plug(self) -> None:
+        if self._wish.plugged:
+            await plug_taps(self._host, self._planned.spec, self._files)
+
+    def _fill(self) -> None:
+        """All of the memory, before the guest runs. Blocking."""
+        fd = os.open(self._files.ram(self._planned.spec.ram_dir), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for numbers, contents in self._point.area(RAM).stream():
+                for place, number in enumerate(numbers.tolist()):
+                    page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
+                    os.pwrite(fd, page, number * PAGE_BYTES)
+        finally:
+            os.close(fd)
+
+    async def _commit(self, qemu: Qemu, monitor: Monitor, helper: Pager | None) -> None:
+        if helper is not None:
+            await helper.go(self._host, self._files)
+        await to_the_end(self._switch(qemu, monitor))
+
+    async def _switch(self, qemu: Qemu, monitor: Monitor) -> None:
+        """The old guest stops, the new one runs; between the two stands the commit."""
+        vm, old = self._planned.vm, self._old
+        if old is None:
+            await self._host.write_text(vm.directory.spec, vm.spec.text)
+            await self._host.write_text(vm.directory.current, qemu.to_json())
+            await commands.cont(monitor)
+            return
+        renames = [[str(self._made[d.number]), str(d.path)] for d in self._planned.disks]
+        journal = {"qemu_id": self._files.qemu_id, "renames": renames, "spec": vm.spec.text}
+        await self._host.write_text(vm.directory.restoring, json.dumps(journal))
+        try:
+            await stand_still(old)
+            await self._host.write_text(vm.directory.current, qemu.to_json())
+            await commands.cont(monitor)
+        except BaseException:
+            # The new one is ended first: whatever became of `cont`, the guest runs once.
+            await end_qemu(self._host, vm.spec.ram_dir, self._files)
+            await self._host.write_text(vm.directory.current, old.qemu.to_json())
+            await let_run(old)
+            raise
+
+    async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> None:
+        """Only forward: the guest runs."""
+        vm = self._planned.vm
+        await self._host.write_text(vm.directory.point, self._point.manifest.id)
+        if self._old is not None:
+            await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
+            await finish_in_place(vm)
+        # Left on, the next migration would leave its memory behind.
+        await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+        with suppress(VmckptError):  # it goes on without, as after a migration
+            if self._wish.plugged:
+                await commands.announce_self(monitor)
+            if vm.spec.guest_agent:
+                await _set_clock(self._host, qemu)
+
+    async def _undo(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            return
+        await finish(self._remove())
+
+    async def _remove(self) -> None:
+        vm = self._planned.vm
+        await end_qemu(self._host, vm.spec.ram_dir, self._files)
+        for path in (*self._made.values(), *self._made_besides):
+            await self._host.remove(path)
+        if self._old is None:
+            await self._host.remove(vm.directory.path)
+        else:
+            await self._host.remove(vm.directory.restoring)
+
+
+async def finish_in_place(vm: Vm) -> None:
+    """The disks of a VM that was restored in place get their names, if it came to that.
+
+    For the lock's holder.
+    """
+    text = await vm.host.read_text(vm.directory.restoring)
+    if text is None:
+        return
+    journal: Mapping[str, Any] = json.loads(text)
+    now = await read_vm(vm.host, vm.name)
+    committed = now is not None and now.qemu.files.qemu_id == journal["qemu_id"]
+    for made, path in journal["renames"]:
+        if not committed:
+            await vm.host.remove(Path(made))
+        elif Path(made).exists():
+            Path(made).rename(path)
+    if committed:
+        await vm.host.write_text(vm.directory.spec, journal["spec"])
+    await vm.host.remove(vm.directory.restoring)
+
+
+async def stand_still(vm: Vm) -> None:
+    """Stop the guest, whose QEMU stays; one that does not answer is killed."""
+    try:
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            await commands.stop(monitor)
+    except (HostDownError, OutcomeUnknownError):
+        await vm.host.stop_for_good(vm.qemu.process)
+
+
+async def let_run(vm: Vm) -> None:
+    """Let a guest run on that stands still for a restore."""
+    with suppress(VmckptError):
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            if (await commands.query_status(monitor)).status == "paused":
+                await commands.cont(monitor)
+
+
+async def _set_clock(host: Host, qemu: Qemu) -> None:
+    agent = await GuestAgent.connect(await host.connect(qemu.files.agent))
+    try:
+        await agent.set_time()
+    finally:
+        await agent.close()

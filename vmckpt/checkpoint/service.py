@@ -1,0 +1,166 @@
+"""What runs on a VM's host for a checkpoint, a restore or forks: told by a file, telling by one.
+
+STATE/checkpointing/RUN has request.json, status.json (replaced whenever something is new) and
+service.log. The process lives until all is done: after a restore, until all of the memory is there.
+"""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.checkpoint import fork, recover, restore, take
+from vmckpt.errors import NotFoundError, VmckptError
+from vmckpt.hosts.deadman import armed
+from vmckpt.hosts.entries import fields_to_json, parse_fields
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote.values import pack_error
+from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.lifecycle import restore_is_cut_off
+
+DIRECTORY = "checkpointing"
+CREATE, RESTORE, FORK = "create", "restore", "fork"
+# What a run told can be read for so long after its end.
+KEPT_S = 86_400.0
+WORKING, RUNNING, DONE, FAILED = "working", "running", "done", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of one run, below a host's state directory."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, host: Host, run: str) -> Self:
+        """Those of a run on a host."""
+        return cls(host.state_dir / DIRECTORY / run)
+
+    @property
+    def request(self) -> Path:
+        """What is to be done."""
+        return self.path / "request.json"
+
+    @property
+    def status(self) -> Path:
+        """How it is."""
+        return self.path / "status.json"
+
+    @property
+    def log(self) -> Path:
+        """What the process says besides."""
+        return self.path / "service.log"
+
+    @property
+    def recovery_log(self) -> Path:
+        """What was done after its death."""
+        return self.path / "recovery.log"
+
+
+def request_for(host: Host, verb: str, what: tuple[str, str], wish: Mapping[str, Any]) -> str:
+    """The text of a request. `what` is the VM and the store, `wish` the verb's own."""
+    vm, place = what
+    where = {"name": host.name, **fields_to_json(host)}
+    return json.dumps({"host": where, "verb": verb, "vm": vm, "store": place, "wish": dict(wish)})
+
+
+async def serve(directory: Path, own_command: list[str]) -> None:
+    """Do what the request says; errors are told, not raised."""
+    files = Files(directory)
+    service = _Service(files, _read(files))
+    forget_old(directory.parent, time.time())
+    with ExitStack() as stack:
+        recovery = [*own_command, "checkpointing", str(directory), "--recover"]
+        stack.enter_context(armed(recovery, files.recovery_log))
+        await service.work()
+
+
+def forget_old(directory: Path, now_unix_s: float) -> None:
+    """Remove the files of runs in which nothing was written for a day."""
+    for path in directory.glob("*/"):
+        with suppress(FileNotFoundError):  # another removes it too
+            last_unix_s = max(one.stat().st_mtime for one in (path, *path.iterdir()))
+            if now_unix_s - last_unix_s > KEPT_S:
+                shutil.rmtree(path)
+
+
+async def recover_from(directory: Path) -> None:
+    """After the death of a service: pages that are still to come do come."""
+    asked = _read(Files(directory))
+    vm = await read_vm(_host(asked), asked["vm"])
+    if vm is not None and await restore_is_cut_off(vm):
+        await recover.recover(vm)
+
+
+class _Service:
+    """One request."""
+
+    def __init__(self, files: Files, asked: Mapping[str, Any]) -> None:
+        self._files, self._asked = files, asked
+        self._host = _host(asked)
+        self._told: dict[str, Any] = {}
+
+    async def work(self) -> None:
+        """To its end."""
+        try:
+            await self._do()
+        except (VmckptError, OSError) as exc:
+            self._say(FAILED, error=pack_error(exc, self._host.name))
+        except asyncio.CancelledError:
+            self._say(FAILED, error=["CancelledByUserError", "cancelled", "asked to stop", "-"])
+            raise
+
+    async def _do(self) -> None:
+        verb, place, wish = self._asked["verb"], self._asked["store"], self._asked["wish"]
+        if verb == CREATE:
+            vm = await read_vm(self._host, self._asked["vm"])
+            if vm is None:
+                raise NotFoundError(
+                    f"'{self._asked['vm']}' is not on {self._host.name} any more",
+                    why="it was moved or removed meanwhile",
+                    remedy="see `vmckpt vm list`",
+                )
+            taken = await take.take(
+                vm, place, take.Wish(**wish), lambda step: self._say(WORKING, step=step)
+            )
+            self._say(
+                DONE, result={"id": taken.id, "stored": taken.stored_bytes, **asdict(taken.facts)}
+            )
+        elif verb == RESTORE:
+            given = restore.Wish(**{k: v for k, v in wish.items() if k != "checkpoint"})
+            await restore.restore(self._host, place, wish["checkpoint"], given, self._is_running)
+            self._say(DONE, **self._told)
+        else:
+            forks = await fork.fork(self._host, place, fork.Wish(**wish))
+            self._say(DONE, result={"forks": [one.to_json() for one in forks]})
+
+    def _is_running(self, restored: restore.Restored) -> None:
+        self._told = {"result": asdict(restored)}
+        self._say(RUNNING, **self._told)
+
+    def _say(self, state: str, **more: Any) -> None:
+        part = self._files.status.with_name(".status.part")
+        part.write_text(json.dumps({"state": state, **more}))
+        part.rename(self._files.status)
+
+
+def _read(files: Files) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(files.request.read_text())
+    except (OSError, ValueError) as exc:
+        raise NotFoundError(
+            "nothing is to be done here",
+            why=f"{files.request}: {exc}",
+            remedy="see `vmckpt checkpoint --help`",
+        ) from exc
+    return found
+
+
+def _host(asked: Mapping[str, Any]) -> LocalHost:
+    return LocalHost(asked["host"]["name"], **parse_fields(asked["host"]))

@@ -1,0 +1,333 @@
+"""Take a checkpoint: memory, devices and disks of a running VM as of one moment.
+
+Runs on the VM's host. While the guest runs all of its memory is read, then what it wrote meanwhile,
+in passes, until the rest fits the pause (`epoch.capture`). Nothing has to be kept running between
+two checkpoints: pages that did not change are known by their content.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.checkpoint.facts import DEVICES, RAM, DiskFacts, Facts, machine_to_json
+from vmckpt.checkpoint.place import open_or_create
+from vmckpt.epoch.budget import Budget
+from vmckpt.epoch.capture import Capture, capturing
+from vmckpt.epoch.disks import DisksAtOnce
+from vmckpt.epoch.epoch import Epoch, Pages
+from vmckpt.epoch.guarding import guard_command
+from vmckpt.epoch.output import HeldOutput
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.deadman import attended
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.qemu import commands
+from vmckpt.qemu.compare import describe
+from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
+from vmckpt.sequence.steps import finish
+from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
+from vmckpt.store.pack import Numbers
+from vmckpt.store.store import Store
+from vmckpt.store.transaction import AreaWriter, Transaction
+from vmckpt.vm import capture_checks
+from vmckpt.vm.argv import default_mac
+from vmckpt.vm.check import REFUSE, Check
+from vmckpt.vm.inventory import Vm, require_alive
+from vmckpt.vm.lifecycle import held
+
+T = TypeVar("T")
+COPY_BYTES = 8 << 20
+# Copied and not yet stored, at most: beyond it the passes wait for the store.
+MOST_WAITING_BYTES = 512 << 20
+# New pages are stored only when they have been read once more, if there are no more than this.
+MOST_LATER_BYTES = 256 << 20
+# Of the pause that is allowed this much is left for what is not copying.
+COPY_SHARE = 0.6
+
+
+class Wish(NamedTuple):
+    """What is asked of a checkpoint."""
+
+    name: str
+    tags: Mapping[str, str]
+    trigger: str
+    max_pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A checkpoint that is there now."""
+
+    id: str
+    facts: Facts
+    stored_bytes: int
+
+
+async def require_capturable(vm: Vm) -> None:
+    """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
+    checks: list[Check] = list(capture_checks.memory(vm))
+    await require_alive(vm)
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        checks += [found async for found in capture_checks.devices(monitor)]
+    checks.append(await capture_checks.tracking(vm))
+    if refused := [check for check in checks if check.verdict == REFUSE]:
+        raise RefusedError(
+            f"'{vm.name}' cannot have checkpoints while it runs",
+            why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
+            remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
+        )
+
+
+async def take(vm: Vm, place: str, wish: Wish, tell: Callable[[str], None]) -> Taken:
+    """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
+    OperationFailedError: then nothing of it is there.
+    """
+    async with held(vm, "checkpoint create") as now:
+        await require_capturable(now)
+        with attended(guard_command(now.qemu), now.qemu.files.path / "guard.log"):
+            connected = await now.host.connect(now.qemu.files.operator)
+            async with session(connected, now.name) as monitor, _aside() as aside:
+                return await _Taking(now, monitor, wish, aside, tell).take(place)
+
+
+class Aside:
+    """The store's calls, which block, in one thread of their own, in order."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+
+    async def __call__(self, call: Callable[[], T]) -> T:
+        """What `call` gives."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+
+@asynccontextmanager
+async def _aside() -> AsyncIterator[Aside]:
+    with ThreadPoolExecutor(1, "store") as pool:
+        yield Aside(pool)
+
+
+class _Taking:
+    """One checkpoint in the making."""
+
+    def __init__(
+        self, vm: Vm, monitor: Monitor, wish: Wish, aside: Aside, tell: Callable[[str], None]
+    ) -> None:
+        self._vm, self._monitor, self._wish, self._aside = vm, monitor, wish, aside
+        self._tell = tell
+        self._began_s = time.monotonic()
+        self._disks = DisksAtOnce(monitor, vm.qemu.files.path)
+        self._passes = 0
+
+    async def take(self, place: str) -> Taken:
+        store = await self._aside(partial(open_or_create, place))
+        try:
+            return await self._take(store)
+        finally:
+            await finish(self._aside(store.close))
+
+    async def _take(self, store: Store) -> Taken:
+        parent = await self._parent(store)
+        new = await self._aside(partial(store.begin, self._vm.name, parent=parent))
+        keeps = False
+        try:
+            await self._disks.prepare(self._written_disks(), new.id, parent)
+            epoch = await self._memory(new)
+            await self._aside(partial(new.blob, DEVICES, epoch.device_state))
+            await self._store_disks(new)
+            facts = await self._facts(epoch)
+            manifest = await self._aside(partial(new.commit, facts.to_json()))
+            keeps = True
+            await self._vm.host.write_text(self._vm.directory.point, manifest.id)
+            return Taken(manifest.id, facts, manifest.added_bytes)
+        finally:
+            await finish(self._end(new, keeps=keeps))
+
+    async def _parent(self, store: Store) -> str | None:
+        """What it was last taken or restored as, else the VM's newest checkpoint."""
+        last = await self._vm.host.read_text(self._vm.directory.point)
+        if last is not None and last in await self._aside(store.ids):
+            return last
+        mine = await self._aside(partial(store.manifests, self._vm.name))
+        return mine[-1].id if mine else None
+
+    async def _end(self, new: Transaction, *, keeps: bool) -> None:
+        try:
+            await self._aside(new.abort)
+        finally:
+            await self._disks.end(keep_bitmap=keeps)
+
+    def _written_disks(self) -> list[str]:
+        disks = self._vm.spec.disks
+        return [self._vm.nodes[n] for n, disk in enumerate(disks) if not disk.read_only]
+
+    async def _memory(self, new: Transaction) -> Epoch:
+        """All of the guest's memory into the new checkpoint, as of the epoch that this gives."""
+        ram = await self._aside(self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES))
+        ram_file = self._vm.qemu.files.ram(self._vm.spec.ram_dir)
+        output = HeldOutput(self._monitor, [])
+        async with capturing(self._vm.qemu.process.pid, ram_file, self._monitor, output) as capture:
+            self._tell("reading memory")
+            new_pages = await self._everything(capture, ram)
+            waiting = await self._passes_until_it_fits(capture, ram, new_pages)
+            self._tell("the moment")
+            epoch = await capture.epoch(0, also=self._disks.in_pause)
+        self._tell("storing")
+        await self._put_newest([*waiting, epoch.pages], ram)
+        return epoch
+
+    @staticmethod
+    def _area(new: Transaction, name: str, size_bytes: int, chunk_bytes: int) -> Any:
+        return partial(new.area, name, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
+
+    async def _everything(self, capture: Capture, ram: AreaWriter) -> list[Span]:
+        """All of memory; what of it is not stored yet, since the guest may write it once more."""
+        seen: list[Numbers] = []
+        later: list[Numbers] = []
+
+        async def take(pages: Pages) -> None:
+            numbers = page_numbers(pages)
+            seen.append(numbers)
+            if sum(map(len, later)) * PAGE_BYTES < MOST_LATER_BYTES:
+                lacking = await self._aside(partial(ram.lacks, pages.data))
+                later.append(numbers[lacking])
+                await self._put_chosen(ram, pages, numbers, ~lacking)
+            else:
+                await self._aside(partial(ram.put, numbers, pages.data))
+
+        await capture.everything(take, COPY_BYTES)
+        present = np.concatenate(seen) if seen else np.empty(0, np.int64)
+        empty = np.ones(self._vm.spec.memory_bytes // PAGE_BYTES, bool)
+        empty[present] = False
+        await self._aside(partial(ram.put_zero, np.flatnonzero(empty)))
+        return spans_of(np.concatenate(later) if later else np.empty(0, np.int64))
+
+    async def _passes_until_it_fits(
+        self, capture: Capture, ram: AreaWriter, new_pages: Sequence[Span]
+    ) -> list[Pages]:
+        """New pages, and what was written since, copied while the guest runs; oldest first."""
+        budget, waiting = Budget(self._wish.max_pause_s * COPY_SHARE), list[Pages]()
+        spans: Sequence[Span] = new_pages
+        while spans or budget.wants_pass(capture.dirty_pages()):
+            written, _ = await capture.early()
+            self._passes += 1
+            waiting += capture.copies([*spans, *written], COPY_BYTES)
+            spans = ()
+            if sum(len(one.data) for one in waiting) > MOST_WAITING_BYTES:
+                await self._put_newest(waiting, ram)
+                waiting = []
+        return waiting
+
+    async def _put_newest(self, waiting: Sequence[Pages], ram: AreaWriter) -> None:
+        """Of each page only what was copied last."""
+        done = np.zeros(self._vm.spec.memory_bytes // PAGE_BYTES, bool)
+        for pages in reversed(waiting):
+            numbers = page_numbers(pages)
+            fresh = ~done[numbers]
+            done[numbers] = True
+            await self._put_chosen(ram, pages, numbers, fresh)
+
+    async def _put_chosen(
+        self, ram: AreaWriter, pages: Pages, numbers: Numbers, chosen: NDArray[np.bool_]
+    ) -> None:
+        if chosen.all():
+            await self._aside(partial(ram.put, numbers, pages.data))
+        elif chosen.any():
+            rows = np.frombuffer(pages.data, np.uint8).reshape(-1, PAGE_BYTES)
+            await self._aside(partial(ram.put, numbers[chosen], rows[chosen].tobytes()))
+
+    async def _store_disks(self, new: Transaction) -> None:
+        if not self._disks.nodes:
+            return
+        self._tell("storing disks")
+        async with self._disks.served() as path:
+            for number, node in enumerate(self._disks.nodes):
+                size = -(-self._disks.size_bytes(node) // BLOCK_CHUNK_BYTES) * BLOCK_CHUNK_BYTES
+                make = self._area(new, f"disk-{number}", size, BLOCK_CHUNK_BYTES)
+                area, sock = await self._aside(make), await self._vm.host.connect(path)
+                await self._aside(partial(self._store_disk, area, sock, node))
+
+    def _store_disk(self, area: AreaWriter, sock: socket.socket, node: str) -> None:
+        names = self._disks.contexts(node)
+        export = NbdExport(sock, node, names)
+        try:
+            for read in self._disks.read(export, node, MOST_READ_BYTES, BLOCK_CHUNK_BYTES):
+                first = read.start // BLOCK_CHUNK_BYTES
+                count = -(-read.length // BLOCK_CHUNK_BYTES)
+                numbers = np.arange(first, first + count, dtype=np.int64)
+                if read.data is None:
+                    area.put_zero(numbers)
+                    continue
+                read.data.extend(bytes(count * BLOCK_CHUNK_BYTES - len(read.data)))
+                area.put(numbers, bytes(read.data))
+        finally:
+            export.close()
+
+    async def _facts(self, epoch: Epoch) -> Facts:
+        vm, spec = self._vm, self._vm.spec
+        written = self._disks.nodes
+        code = await vm.host.fingerprint(spec.firmware.code) if spec.firmware else None
+        images = await _sizes(self._monitor, vm)
+        return Facts(
+            name=self._wish.name,
+            host=vm.host.name,
+            taken_unix_s=time.time(),
+            trigger=self._wish.trigger,
+            tags=dict(self._wish.tags),
+            spec=spec.text,
+            platform=vm.qemu.platform._asdict(),
+            qemu_version=str(await commands.query_version(self._monitor)),
+            machine=machine_to_json(await describe(self._monitor)),
+            firmware=code.sha256 if code else None,
+            memory_bytes=spec.memory_bytes,
+            disks=tuple(
+                DiskFacts(
+                    str(disk.path),
+                    disk.format,
+                    images[vm.nodes[n]],
+                    disk.read_only,
+                    f"disk-{written.index(vm.nodes[n])}" if vm.nodes[n] in written else None,
+                )
+                for n, disk in enumerate(spec.disks)
+            ),
+            macs=tuple(nic.mac or default_mac(spec.name, n) for n, nic in enumerate(spec.nics)),
+            pause_ms=round(epoch.pause.total_s * 1e3, 3),
+            passes=self._passes,
+            took_s=round(time.monotonic() - self._began_s, 3),
+            changed_pages=epoch.pages.count,
+        )
+
+
+async def _sizes(monitor: Monitor, vm: Vm) -> dict[str, int]:
+    from vmckpt.qemu.block import query_disk_images
+
+    images = await query_disk_images(monitor)
+    return {node: images[node].virtual_size_bytes for node in vm.nodes}
+
+
+def spans_of(numbers: Numbers) -> list[Span]:
+    """The bytes of pages, ascending by number; neighbours are joined."""
+    if not len(numbers):
+        return []
+    ends = np.flatnonzero(np.diff(numbers) != 1) + 1
+    firsts = numbers[np.concatenate([[0], ends])] * PAGE_BYTES
+    lasts = (numbers[np.concatenate([ends, [len(numbers)]]) - 1] + 1) * PAGE_BYTES
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def page_numbers(pages: Pages) -> Numbers:
+    """The numbers of the pages, in the order of their contents."""
+    parts = [
+        np.arange(start // PAGE_BYTES, end // PAGE_BYTES, dtype=np.int64)
+        for start, end in pages.spans
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -1,0 +1,82 @@
+"""Checkpoints as people see them: a tree, and all that one says of itself. Pure."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from vmckpt.checkpoint.operate import Entry
+from vmckpt.units import format_size
+
+
+def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+    """A row each, below its parent where that is still there."""
+    present = {one.id for one in entries}
+    children: dict[str | None, list[Entry]] = {}
+    for one in entries:
+        parent = one.manifest.parent if one.manifest.parent in present else None
+        children.setdefault(parent, []).append(one)
+    found: list[tuple[str, ...]] = []
+
+    def add(parent: str | None, depth: int) -> None:
+        below = children.get(parent, [])
+        for one in below:
+            # A line of descent stands one below the other; only a branch is moved in.
+            mark = "  " * depth + ("└ " if parent and len(below) > 1 else "")
+            found.append(_row(one, mark))
+            add(one.id, depth + (1 if parent and len(below) > 1 else 0))
+
+    add(None, 0)
+    return found
+
+
+def _row(entry: Entry, mark: str) -> tuple[str, ...]:
+    facts, manifest = entry.facts, entry.manifest
+    return (
+        f"{mark}{entry.name}",
+        manifest.id[:12],
+        manifest.vm,
+        f"{_when(manifest.created_unix_s)}",
+        format_size(manifest.added_bytes),
+        f"{facts.pause_ms:.1f} ms" if facts else "?",
+        facts.trigger if facts else "?",
+        " ".join(f"{key}={value}" for key, value in facts.tags.items()) if facts else "",
+    )
+
+
+def lines(entry: Entry) -> list[tuple[str, str]]:
+    """What `show` prints."""
+    manifest, facts = entry.manifest, entry.facts
+    found = [
+        ("id", manifest.id),
+        ("vm", manifest.vm),
+        ("taken", _when(manifest.created_unix_s)),
+        ("parent", manifest.parent or "-"),
+        ("store", entry.place),
+        ("added", format_size(manifest.added_bytes)),
+    ]
+    found += [
+        (area.name, f"{format_size(area.chunks * area.chunk_bytes)} of "
+         f"{format_size(area.size_bytes)} are not zero")
+        for area in manifest.areas
+    ]  # fmt: skip
+    if facts is None:
+        return [*found, ("facts", "written by another version of vmckpt")]
+    return [
+        ("name", facts.name),
+        *found,
+        ("host", facts.host),
+        ("trigger", facts.trigger),
+        ("tags", " ".join(f"{key}={value}" for key, value in facts.tags.items()) or "-"),
+        ("pause", f"{facts.pause_ms:.1f} ms"),
+        ("passes", str(facts.passes)),
+        ("took", f"{facts.took_s:.2f} s"),
+        ("qemu", facts.qemu_version),
+        ("machine", f"{facts.platform['machine']}, {facts.platform['accel']}"),
+        ("cpu", f"{facts.platform['cpu']}, {facts.machine['vcpus']} vCPUs"),
+        ("firmware", facts.firmware or "-"),
+        *(("disk", f"{disk.path} ({disk.format}, {format_size(disk.size_bytes)})")
+          for disk in facts.disks),
+    ]  # fmt: skip
+
+
+def _when(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,46 @@
+"""vmckpt fork: many running VMs from one instant."""
+
+from typing import Annotated
+
+import typer
+
+from vmckpt.cli.checkpoint import StorePlace
+from vmckpt.cli.output import Json, run, show, warn
+
+MOST_FORKS = 1000
+
+
+def fork(
+    what: Annotated[str, typer.Argument(help="A checkpoint (name or id), or a running VM.")],
+    count: Annotated[int, typer.Option("--count", help="How many.", min=1, max=MOST_FORKS)] = 1,
+    name: Annotated[
+        str | None, typer.Option("--name", help="They are called NAME-1, NAME-2, ...")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Where; else where it was.")] = None,
+    plugged: Annotated[
+        bool,
+        typer.Option("--network-plugged", help="Into the host's bridge, all with one address."),
+    ] = False,
+    store: StorePlace = None,
+    json: Json = False,
+) -> None:
+    """Make running VMs of one instant, which share memory and disks until they write."""
+    from vmckpt.checkpoint.fork import Wish
+    from vmckpt.checkpoint.operate import fork_on
+    from vmckpt.cli.fork_source import instant
+    from vmckpt.hosts.inventory import check_name, find_host
+    from vmckpt.ui.tables import table
+
+    entry = instant(what, store)
+    where = host or (entry.facts.host if entry.facts else "local")
+    called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
+    wish = Wish(entry.id, called, count, plugged)
+    result = run(fork_on(find_host(where), entry, wish, lambda _: None))
+    failed = [one for one in result["forks"] if one["error"]]
+    rows = [
+        (one["name"], f"{one['took_ms']:.0f} ms", one["error"] or "runs") for one in result["forks"]
+    ]
+    show({"checkpoint": entry.id, **result}, table(("fork", "took", "state"), rows), as_json=json)
+    if failed:
+        warn(f"{len(failed)} of {count} forks did not start")
+        raise typer.Exit(7)

@@ -1,0 +1,283 @@
+"""The disks of a running VM as of the moment of an epoch, read after the guest goes on.
+
+In the pause each device is given a filter for its disk (`copy-before-write`): from then on a block
+is copied away, into a sparse file, before it is overwritten. Afterwards a node that shows the disk
+without what was written later (`snapshot-access`) is read over NBD while the guest writes. A
+guest's write never fails over it: should the file have no room, the snapshot breaks, and whoever
+reads it is told.
+
+A dirty bitmap, begun in the same pause, says at the next epoch which blocks changed since. It is
+in QEMU's memory alone: without it the next one reads all of the disk.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.qemu import block
+from vmckpt.qemu.block import Drive
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.nbd import ALLOCATION, NbdExport, bitmap_context
+from vmckpt.sequence.steps import finish
+
+_OLD, _FILTER, _SNAPSHOT = "vmckpt-old-", "vmckpt-cbw-", "vmckpt-instant-"
+BITMAP = "vmckpt-"
+_BUSY_S, _POLL_S = 5.0, 0.01
+
+
+class Read(NamedTuple):
+    """A piece of a disk as of that moment; None: it is zeroes."""
+
+    start: int
+    length: int
+    data: bytearray | None
+
+
+@dataclass(slots=True)
+class _Disk:
+    drive: Drive
+    size_bytes: int
+    # The bitmap of what was written since an earlier epoch; None: all has to be read.
+    since: str | None
+
+
+class DisksAtOnce:
+    """The writable disks of one VM around one epoch. Node names are as in the VM's QEMU."""
+
+    def __init__(self, monitor: Monitor, directory: Path) -> None:
+        self._monitor, self._directory = monitor, directory
+        self._disks: list[_Disk] = []
+        self._bitmap = ""
+        self._may_be_inactive = False
+
+    @property
+    def nodes(self) -> list[str]:
+        """The disks' nodes, in order."""
+        return [disk.drive.node for disk in self._disks]
+
+    def size_bytes(self, node: str) -> int:
+        """How large a disk is."""
+        return self._disk(node).size_bytes
+
+    def knows_changes(self, node: str) -> bool:
+        """Whether what changed on it since the epoch `since` is known."""
+        return self._disk(node).since is not None
+
+    async def prepare(self, nodes: Sequence[str], bitmap: str, since: str | None) -> None:
+        """Before the pause: what takes time. What a killed predecessor left goes first.
+
+        `bitmap` names what is written from that moment on, for a later epoch's `since`. Raises
+        RefusedError, CommandRefusedError.
+        """
+        self._bitmap = BITMAP + bitmap
+        await remove_leftovers(self._monitor)
+        if not nodes:
+            return
+        # Since 10.0 what was inactivated for a migration, as by saving the devices, says so.
+        self._may_be_inactive = await block.has_blockdev_set_active(self._monitor)
+        drives = {drive.node: drive for drive in await block.query_drives(self._monitor)}
+        images = await block.query_disk_images(self._monitor)
+        bitmaps = await block.query_bitmaps(self._monitor)
+        for number, node in enumerate(nodes):
+            if node not in drives:
+                raise RefusedError(
+                    f"{self._monitor.label}: its disk '{node}' belongs to no device",
+                    why="QEMU names none that it is inserted in",
+                    remedy="look at it with query-block",
+                )
+            size_bytes = images[node].virtual_size_bytes
+            known = since is not None and BITMAP + since in bitmaps.get(node, ())
+            disk = _Disk(drives[node], size_bytes, BITMAP + since if known and since else None)
+            self._disks.append(disk)
+            self._make_file(number, disk)
+            if self._may_be_inactive:
+                await self._add_target(number)
+
+    def _file(self, number: int) -> Path:
+        return self._directory / f"old-blocks-{number}"
+
+    def _make_file(self, number: int, disk: _Disk) -> None:
+        with self._file(number).open("wb") as file:
+            os.truncate(file.fileno(), disk.size_bytes)
+
+    async def _add_target(self, number: int) -> None:
+        inner = {"driver": "file", "filename": str(self._file(number)), "discard": "unmap"}
+        options = {"driver": "raw", "node-name": f"{_OLD}{number}", "discard": "unmap"}
+        await block.blockdev_add(self._monitor, {**options, "file": inner})
+
+    async def _add_filter(self, number: int, disk: _Disk) -> None:
+        await block.blockdev_add(
+            self._monitor,
+            {
+                "driver": "copy-before-write",
+                "node-name": f"{_FILTER}{number}",
+                "file": disk.drive.node,
+                "target": f"{_OLD}{number}",
+                "on-cbw-error": "break-snapshot",
+            },
+        )
+
+    def in_pause(self) -> list[Coroutine[Any, Any, Any]]:
+        """Commands for the pause, in order: from then on the disks are held to that moment.
+
+        For when the devices have been saved: QEMU does not save them while there is a filter.
+        """
+        steps: list[Coroutine[Any, Any, Any]] = []
+        if self._disks and self._may_be_inactive:
+            steps.append(block.blockdev_set_active(self._monitor))
+        for number, disk in enumerate(self._disks):
+            if not self._may_be_inactive:  # one that was there before could not be written to
+                steps.append(self._add_target(number))
+            steps.append(self._add_filter(number, disk))
+            steps.append(block.set_drive(self._monitor, disk.drive, f"{_FILTER}{number}"))
+        actions = [block.bitmap_add(disk.drive.node, self._bitmap) for disk in self._disks]
+        actions += [
+            block.bitmap_disable(disk.drive.node, disk.since) for disk in self._disks if disk.since
+        ]
+        if actions:
+            steps.append(block.transaction(self._monitor, actions))
+        return steps
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Path]:
+        """For the block the disks can be read at the socket that this gives."""
+        path = self._directory / "disks.sock"
+        path.unlink(missing_ok=True)
+        await block.nbd_server_start_unix(self._monitor, path)
+        try:
+            for number, disk in enumerate(self._disks):
+                # Refused while the filter has no other user.
+                instant = {"driver": "snapshot-access", "file": f"{_FILTER}{number}"}
+                name = f"{_SNAPSHOT}{number}"
+                await block.blockdev_add(self._monitor, instant | {"node-name": name})
+                await block.block_export_read(
+                    self._monitor,
+                    disk.drive.node,
+                    name,
+                    (disk.drive.node, disk.since) if disk.since else None,
+                )
+            yield path
+        finally:
+            await finish(self._stop_serving(path))
+
+    async def _stop_serving(self, path: Path) -> None:
+        if self._monitor.is_open:
+            await block.nbd_server_stop(self._monitor)
+        path.unlink(missing_ok=True)
+
+    def contexts(self, node: str) -> tuple[str, ...]:
+        """What can be asked of the export of a disk."""
+        since = self._disk(node).since
+        return (ALLOCATION, bitmap_context(since)) if since else (ALLOCATION,)
+
+    def read(
+        self, export: NbdExport, node: str, most_bytes: int, block_bytes: int
+    ) -> Iterator[Read]:
+        """The disk, or what of it has changed, piece by piece, whole blocks. Blocking."""
+        since = self._disk(node).since
+        for start, end in self._spans(export, since, block_bytes):
+            at = start
+            for first, last in filled(export, start, end, block_bytes):
+                if at < first:
+                    yield Read(at, first - at, None)
+                for place in range(first, last, most_bytes):
+                    length = min(most_bytes, last - place)
+                    yield Read(place, length, export.read(place, length))
+                at = last
+            if at < end:
+                yield Read(at, end - at, None)
+
+    def _spans(
+        self, export: NbdExport, since: str | None, block_bytes: int
+    ) -> Iterator[tuple[int, int]]:
+        size = export.size_bytes
+        if since is None:
+            yield 0, size
+            return
+        last = 0
+        for extent in export.extents(bitmap_context(since), 0, size):
+            if not extent.flagged:
+                continue
+            start = max(last, extent.start // block_bytes * block_bytes)
+            last = min(size, -(-(extent.start + extent.length) // block_bytes) * block_bytes)
+            if start < last:
+                yield start, last
+
+    async def end(self, *, keep_bitmap: bool) -> None:
+        """Take all of it away, but, if the epoch counts, for the new bitmap. The guest runs on."""
+        if self._monitor.is_open:
+            await remove_leftovers(self._monitor)
+            await forget_bitmaps(self._monitor, self._bitmap if keep_bitmap else None)
+        for path in self._directory.glob("old-blocks-*"):
+            path.unlink(missing_ok=True)
+
+    def _disk(self, node: str) -> _Disk:
+        return next(disk for disk in self._disks if disk.drive.node == node)
+
+
+def filled(export: NbdExport, start: int, end: int, block_bytes: int) -> Iterator[tuple[int, int]]:
+    """The whole blocks of a part of the disk that hold anything, joined."""
+    first = last = start
+    for extent in export.extents(ALLOCATION, start, end):
+        if extent.flagged:
+            continue
+        at = extent.start // block_bytes * block_bytes
+        if at > last:
+            if first < last:
+                yield first, last
+            first = at
+        last = min(end, -(-(extent.start + extent.length) // block_bytes) * block_bytes)
+    if first < last:
+        yield first, last
+
+
+async def remove_leftovers(monitor: Monitor) -> None:
+    """Whatever of all this a QEMU still has: devices get their disks back, nodes go."""
+    images = await block.query_disk_images(monitor)
+    if not any(name.startswith((_OLD, _FILTER, _SNAPSHOT)) for name in images):
+        return
+    with suppress(CommandRefusedError):  # none runs
+        await block.nbd_server_stop(monitor)
+    await _delete_all(monitor, images, _SNAPSHOT)
+    for drive in await block.query_drives(monitor):
+        if drive.node.startswith(_FILTER):
+            below = await block.file_of(monitor, drive.node)
+            await block.set_drive(monitor, drive, below)
+    await _delete_all(monitor, images, _FILTER)
+    await _delete_all(monitor, images, _OLD)
+
+
+async def forget_bitmaps(monitor: Monitor, but: str | None = None) -> None:
+    """Remove the bitmaps of earlier epochs, all but one."""
+    for node, names in (await block.query_bitmaps(monitor)).items():
+        for name in names:
+            if name.startswith(BITMAP) and name != but:
+                await block.bitmap_remove(monitor, node, name)
+
+
+async def _delete_all(monitor: Monitor, nodes: Iterable[str], prefix: str) -> None:
+    for node in nodes:
+        if node.startswith(prefix):
+            await _delete(monitor, node)
+
+
+async def _delete(monitor: Monitor, node: str) -> None:
+    """Close a node; its users may take a moment to let go of it."""
+    deadline_s = asyncio.get_running_loop().time() + _BUSY_S
+    while True:
+        try:
+            await block.blockdev_del(monitor, node)
+            return
+        except CommandRefusedError as exc:
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise OperationFailedError(
+                    f"{monitor.label} does not let go of '{node}'",
+                    why=exc.description,
+                    remedy="take the checkpoint again, which tries again",
+                ) from exc
+        await asyncio.sleep(_POLL_S)

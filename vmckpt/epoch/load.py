@@ -1,0 +1,51 @@
+"""The state of a VM's devices, given to a QEMU that has its memory and waits."""
+
+import asyncio
+import os
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.memory.ram_file import open_fd
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.sequence.in_thread import in_thread
+
+LOAD_TIMEOUT_S = 10.0
+_FD_NAME = "vmckpt-state"
+# For a QEMU that waits: its memory does not come with the devices.
+SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
+
+
+async def load_devices(monitor: Monitor, device_state: bytes) -> None:
+    """The guest then stands still there, ready to run. `SETTINGS` have been set.
+
+    Raises OperationFailedError; then this QEMU is of no use any more.
+    """
+    reader, writer = os.pipe()
+    feeding = asyncio.ensure_future(in_thread(partial(_feed, writer, device_state)))
+    with open_fd(reader):
+        await monitor.give_fd(_FD_NAME, reader)
+    with monitor.events("MIGRATION") as events:
+        await commands.migrate_incoming(monitor, f"fd:{_FD_NAME}")
+        while event := await events.next(LOAD_TIMEOUT_S):
+            data: Any = event["data"]
+            if data["status"] == "completed":
+                await feeding
+                return
+            if data["status"] == "failed":
+                break
+    raise OperationFailedError(
+        f"{monitor.label} does not take the guest",
+        why="it cannot load the state of its devices: see its stderr.log",
+        remedy="use the QEMU and the machine type that saved it",
+    )
+
+
+def _feed(writer: int, data: bytes) -> None:
+    """Write it all into a pipe, as far as somebody reads, and close it."""
+    with open_fd(writer), suppress(BrokenPipeError):  # who reads says why it stopped
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(writer, rest) :]

@@ -1,0 +1,151 @@
+"""A guest's RAM file that has holes where pages are still to come: userfaultfd, missing mode.
+
+QEMU keeps a copy of the userfaultfd: were the last one closed, the kernel would forget that pages
+are missing and give the guest zeroes. So a guest whose pager has died waits at the next missing
+page, unharmed, until another pager takes the descriptor out of QEMU again. See the kernel's
+admin-guide/mm/userfaultfd.rst.
+
+Faults of system calls that write guest memory (a disk that is read) come too: the userfaultfd must
+not be for user mode only, so QEMU has to be root's, or the kernel to allow it
+(vm.unprivileged_userfaultfd).
+"""
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import select
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from vmckpt.memory.dirty_pages import Mapping, find_mappings
+from vmckpt.memory.process_call import call_and_keep, descriptor_of
+from vmckpt.memory.ram_file import PAGE_BYTES
+
+_NR_USERFAULTFD = 323
+_API, _REGISTER, _UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
+_COPY, _ZEROPAGE, _WAKE = 0xC028AA03, 0xC020AA04, 0x8010AA02
+_MISSING_SHMEM, _MODE_MISSING = 1 << 5, 1
+_EVENT_PAGEFAULT, _MESSAGE_BYTES = 0x12, 32
+# Filled at once at most.
+MOST_BYTES = 1 << 20
+
+
+class MissingPages:
+    """The pages of a RAM file that a process finds missing; offsets are the file's."""
+
+    def __init__(self, pid: int, uffd: int, mappings: Sequence[Mapping], number: int) -> None:
+        self._uffd, self._mappings = uffd, tuple(mappings)
+        # Of the descriptor, in the process that keeps it.
+        self.number = number
+        # Where the kernel copies from: memory that never moves.
+        self._staged = mmap.mmap(-1, MOST_BYTES)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._staged))
+        self._poll = select.poll()
+        self._poll.register(uffd, select.POLLIN)
+        self._poll.register(os.pidfd_open(pid), select.POLLIN)
+
+    @classmethod
+    def begin(cls, pid: int, ram_file: Path) -> "MissingPages":
+        """From here on process `pid` waits at each page of `ram_file` that has no memory.
+
+        For a process that is as `call_and_keep` wants it. Raises OSError.
+        """
+        mappings = find_mappings(pid, ram_file)
+        if not mappings:
+            raise FileNotFoundError(2, f"process {pid} does not map {ram_file}")
+        number = call_and_keep(pid, _NR_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
+        uffd = descriptor_of(pid, number)
+        fcntl.ioctl(uffd, _API, bytearray(struct.pack("QQQ", 0xAA, _MISSING_SHMEM, 0)))
+        for start, end, _ in mappings:
+            argument = struct.pack("QQQQ", start, end - start, _MODE_MISSING, 0)
+            fcntl.ioctl(uffd, _REGISTER, bytearray(argument))
+        return cls(pid, uffd, mappings, number)
+
+    @classmethod
+    def again(cls, pid: int, ram_file: Path, number: int) -> "MissingPages":
+        """Go on after the death of another pager, with the descriptor that `pid` has kept."""
+        return cls(pid, descriptor_of(pid, number), find_mappings(pid, ram_file), number)
+
+    def faults(self, timeout_ms: int) -> list[int]:
+        """The pages that are waited for, once there are any. Raises OSError: the process ended."""
+        events = self._poll.poll(timeout_ms)
+        if not events:
+            return []
+        if any(fd != self._uffd or said & select.POLLERR for fd, said in events):
+            raise ProcessLookupError(errno.ESRCH, "the process has ended")
+        try:
+            said = os.read(self._uffd, _MESSAGE_BYTES * 64)
+        except BlockingIOError:
+            return []
+        return [
+            self._offset(struct.unpack_from("QQ", said, at + 8)[1])
+            for at in range(0, len(said), _MESSAGE_BYTES)
+            if said[at] == _EVENT_PAGEFAULT
+        ]
+
+    def fill(self, offset: int, data: bytes | memoryview) -> None:
+        """Whole pages from `offset` on; those that are there already stay as they are.
+
+        Whoever waits for one of them goes on. Raises OSError: ENOMEM, ESRCH.
+        """
+        view = memoryview(data)
+        for at in range(0, len(view), MOST_BYTES):
+            piece = view[at : at + MOST_BYTES]
+            self._staged[: len(piece)] = piece
+            start = offset + at
+            for mapping, first, end in self._within(start, start + len(piece)):
+                self._copy(mapping.start - mapping.offset, first, end, self._address - start)
+
+    def _copy(self, shift: int, at: int, end: int, source: int) -> None:
+        while at < end:
+            argument = bytearray(struct.pack("QQQQq", shift + at, source + at, end - at, 0, 0))
+            try:
+                fcntl.ioctl(self._uffd, _COPY, argument)
+            except OSError as exc:
+                if exc.errno == errno.EEXIST:
+                    self._wake(shift + at)
+                    at += PAGE_BYTES
+                    continue
+                if exc.errno != errno.EAGAIN:
+                    raise
+                # Done in part.
+                copied = struct.unpack_from("q", argument, 32)[0]
+                at += max(0, copied)
+                continue
+            return
+
+    def zero(self, offset: int) -> None:
+        """One page of zeroes."""
+        for mapping, first, _ in self._within(offset, offset + PAGE_BYTES):
+            address = mapping.start - mapping.offset + first
+            argument = bytearray(struct.pack("QQQq", address, PAGE_BYTES, 0, 0))
+            try:
+                fcntl.ioctl(self._uffd, _ZEROPAGE, argument)
+            except FileExistsError:
+                self._wake(address)
+
+    def end(self) -> None:
+        """What has no memory now holds zeroes, and nobody waits any more. Raises OSError."""
+        for start, end, _ in self._mappings:
+            fcntl.ioctl(self._uffd, _UNREGISTER, bytearray(struct.pack("QQ", start, end - start)))
+
+    def _wake(self, address: int) -> None:
+        fcntl.ioctl(self._uffd, _WAKE, bytearray(struct.pack("QQ", address, PAGE_BYTES)))
+
+    def _offset(self, address: int) -> int:
+        for start, end, offset in self._mappings:
+            if start <= address < end:
+                return (address - start + offset) & -PAGE_BYTES
+        raise ValueError(f"a fault at {address:#x}, which is none of the RAM's")
+
+    def _within(self, first: int, end: int) -> list[tuple[Mapping, int, int]]:
+        found = []
+        for mapping in self._mappings:
+            last = mapping.offset + mapping.end - mapping.start
+            a, b = max(first, mapping.offset), min(end, last)
+            if a < b:
+                found.append((mapping, a, b))
+        return found

@@ -1,0 +1,60 @@
+"""Whether a VM's state can be captured from outside its QEMU while it runs."""
+
+from collections.abc import AsyncIterator, Iterator
+
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.vm.blockers import device_checks
+from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.vm.inventory import Vm
+
+# Devices that write the guest's memory, or send for it, past QEMU: types begin so.
+BYPASSES = {
+    "vfio": "a device passed through (VFIO)",
+    "vhost-": "a device whose back end is another process or the kernel (vhost)",
+    "ivshmem": "memory shared with others (ivshmem)",
+    "usb-host": "a device passed through (USB)",
+}
+
+
+def memory(vm: Vm) -> Iterator[Check]:
+    """Its memory is a named file of vmckpt's."""
+    if vm.spec.adopted is not None:
+        reason = "its command line is not vmckpt's: where its memory and its network are is unknown"
+        yield Check("spec", REFUSE, reason, _from_a_spec(vm))
+    elif vm.ram_is_shared:
+        yield Check("memory-file", OK, "its memory is a named file")
+    else:
+        reason = "its memory is no named file of its own"
+        yield Check("memory-file", REFUSE, reason, _from_a_spec(vm))
+
+
+def _from_a_spec(vm: Vm) -> str:
+    return (
+        f"shut it down, forget it (vmckpt vm rm {vm.name}), and run the same disks from a spec of "
+        "its own: vmckpt vm run SPEC.toml; README says what a spec has"
+    )
+
+
+async def devices(monitor: Monitor) -> AsyncIterator[Check]:
+    """Whether QEMU can save all devices, and none writes or sends past it."""
+    blockers = (await commands.query_migrate(monitor)).blockers
+    pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
+    for found in device_checks(blockers, pci_ids):
+        yield found
+    for place in ("peripheral", "peripheral-anon"):
+        children = await commands.qom_children(monitor, f"/machine/{place}")
+        for name, kind in children.items():
+            for prefix, what in BYPASSES.items():
+                if kind.startswith(prefix):
+                    reason = f"'{name}' ({kind}) is {what}: what it writes is not seen"
+                    remedy = f"shut it down, vmckpt vm rm, and run its spec without '{name}'"
+                    yield Check("bypass", REFUSE, reason, remedy)
+
+
+async def tracking(vm: Vm) -> Check:
+    """Its host's kernel finds what was written."""
+    if await vm.host.scans_pagemaps():
+        return Check("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")
+    reason = f"the kernel of {vm.host.name} has no PAGEMAP_SCAN: what was written cannot be found"
+    return Check("page-tracking", REFUSE, reason, "boot a kernel of 6.7 or newer there")
