@@ -358,18 +358,18 @@ def test_silence_is_nothing_to_act_on_before_there_is_anything_to_take_over() ->
 def test_whatever_is_noticed_first_of_a_killed_qemu_its_end_is_known_for_that() -> None:
     """Its memory is gone before its sockets are: a scan fails while it still counts as alive."""
 
-    async def main() -> None:
-        with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
-            held = Protection.__new__(Protection)
-            held._grip = SimpleNamespace(pidfd=pidfd)  # type: ignore[assignment]
-            gone = ProcessLookupError(3, "No such process")
-            why = {"why": "-", "remedy": "-"}
-            noticing = asyncio.ensure_future(held._is_qemus_end(gone))
-            await asyncio.sleep(0.2)
-            qemu.kill()
-            assert await noticing
-            assert await held._is_qemus_end(OperationFailedError("a mirror is lost", **why))
-            assert await held._is_qemus_end(MonitorLostError("no answer", **why))
-            assert not await held._is_qemus_end(HostDownError("the standby is silent", **why))
+    async def main(qemu: "subprocess.Popen[bytes]", pidfd: int) -> None:
+        held = Protection.__new__(Protection)
+        held._grip = SimpleNamespace(pidfd=pidfd)  # type: ignore[assignment]
+        gone = ProcessLookupError(3, "No such process")
+        why = {"why": "-", "remedy": "-"}
+        noticing = asyncio.ensure_future(held._is_qemus_end(gone))
+        await asyncio.sleep(0.2)
+        qemu.kill()
+        assert await noticing
+        assert await held._is_qemus_end(OperationFailedError("a mirror is lost", **why))
+        assert await held._is_qemus_end(MonitorLostError("no answer", **why))
+        assert not await held._is_qemus_end(HostDownError("the standby is silent", **why))
 
-    asyncio.run(main())
+    with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
+        asyncio.run(main(qemu, pidfd))
