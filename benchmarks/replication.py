@@ -1,7 +1,7 @@
 """What protecting a guest costs, beside what a stock QEMU offers otherwise.
 
-Run: python -m benchmarks.replication [--seconds 20] [--big]. All in one run, on one
-guest of 256 MiB under TCG (with --big also one of 6 GiB):
+Run: python -m benchmarks.replication [--seconds 20]. All in one run, on one
+guest of 256 MiB under TCG (`replication_sizes` has larger ones):
 
 - Pauses, epochs a second and bytes: a guest that dirties 20 MB/s of text, as `status` tells it.
 - Work lost: touches of memory a second by a guest that does nothing else, in 4 MiB, protected and
@@ -34,15 +34,12 @@ NOTHING_ELSE = "rate=8G set=4M pattern=uniform content=random touch=line"
 PACES = {"25 ms": "25ms", "5 a second": "195ms"}
 
 
-def main(seconds: float, *, big: bool) -> None:
+def main(seconds: float) -> None:
     """Everything, printed and written to results/replication.json."""
     busy = asyncio.run(await_quiet(10.0, PATIENCE_S))
     found: dict[str, Any] = {"machine": machine(), "others_use_percent": round(busy, 1)}
     with world(qemu("10.0"), qemu("10.0")) as made:
         found |= asyncio.run(small(made, seconds))
-    if big:
-        with world(qemu("10.0"), qemu("10.0")) as made:
-            found["big"] = asyncio.run(large(made, seconds))
     found["verdicts"] = verdicts_as_json(verdicts(found))
     path = write_result("replication", found)
     draw(found, path.with_suffix(".png"))
@@ -134,20 +131,6 @@ async def told(made: World) -> dict[str, Any]:
     return dict(primary)
 
 
-async def large(made: World, seconds: float) -> dict[str, Any]:
-    """The same dirty rate in a guest of 6 GiB."""
-    guest = LabGuest(NAME, 1, image(), memory="6G", disk=None)
-    await asyncio.to_thread(made.run_guest, guest, "lab-a")
-    control = await guest.control(made.lab)
-    await control.load_memory(TEXT)
-    await asyncio.to_thread(made.ok, "replicate", "start", NAME, "lab-b")
-    await asyncio.sleep(seconds)
-    found = await told(made)
-    await asyncio.to_thread(made.ok, "replicate", "stop", NAME)
-    await control.close()
-    return {key: found[key] for key in FIGURES}
-
-
 def verdicts(found: dict[str, Any]) -> list[Verdict]:
     """What was promised, and what came of it; turned round where more would be better."""
     fast, slow = found["paces"]["25 ms"], found["paces"]["5 a second"]
@@ -169,15 +152,11 @@ def verdicts(found: dict[str, Any]) -> list[Verdict]:
     if found["kills"]["took_over_ms"]:
         worst_ms = max(found["kills"]["took_over_ms"])
         listed.append(Verdict("resume alone, worst, ms", worst_ms, 20))
-    if "big" in found:
-        growth = found["big"]["pause_p50_ms"] / pause_ms
-        listed.append(Verdict("pause of a 6 GiB guest, times as long", growth, 2))
     return listed
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--big", action="store_true")
     given = parser.parse_args()
-    main(given.seconds, big=given.big)
+    main(given.seconds)

@@ -3,26 +3,51 @@
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 START_TIMEOUT_S = 60.0
+LOOPBACK = "127.0.0.1"
 
 
 def etcd() -> Path:
     return Path(os.environ["VMCKPT_TEST_ETCD"])
 
 
-class Member:
-    """One member; its data outlive it."""
+@dataclass(frozen=True, slots=True)
+class Papers:
+    """Files (PEM) by which a member and its clients know one another."""
 
-    def __init__(self, name: str, folder: Path, client_port: int, peer_port: int) -> None:
-        self.name, self._folder = name, folder
-        self.url = f"http://127.0.0.1:{client_port}"
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.authority)
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+class Member:
+    """One member; its data outlive it. Clients have to show `papers` of its authority, if any."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        ports: Sequence[int],
+        papers: Papers | None = None,
+        address: str = LOOPBACK,
+    ) -> None:
+        client_port, peer_port = ports
+        self.name, self._folder, self._papers = name, folder, papers
+        self.url = f"{'https' if papers else 'http'}://{address}:{client_port}"
         self.port, self.peer_url = client_port, f"http://127.0.0.1:{peer_port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,6 +59,9 @@ class Member:
             "--initial-cluster", peers, "--initial-cluster-token", self._folder.name,
             "--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "error",
         ]  # fmt: skip
+        if (papers := self._papers) is not None:
+            argv += ["--cert-file", str(papers.certificate), "--key-file", str(papers.key)]
+            argv += ["--client-cert-auth", "--trusted-ca-file", str(papers.authority)]
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log)
 
@@ -54,19 +82,21 @@ class Member:
     def is_healthy(self) -> bool:
         """Whether it takes part in a majority."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=1.0) as answer:
+            tls = self._papers.context() if self._papers else None
+            health = f"{self.url}/health"
+            with urllib.request.urlopen(health, timeout=1.0, context=tls) as answer:
                 return b'"true"' in answer.read()
         except OSError:
             return False
 
 
 class Cluster:
-    """Three members."""
+    """Some members."""
 
-    def __init__(self, folder: Path) -> None:
-        ports = free_ports(6)
+    def __init__(self, folder: Path, size: int, papers: Papers | None, address: str) -> None:
+        ports = free_ports(2 * size, address)
         self.members = [
-            Member(f"m{n}", folder, ports[2 * n], ports[2 * n + 1]) for n in range(len(ports) // 2)
+            Member(f"m{n}", folder, ports[2 * n : 2 * n + 2], papers, address) for n in range(size)
         ]
         self._peers = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
 
@@ -123,8 +153,11 @@ class Cluster:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
-    cluster = Cluster(folder)
+def running(
+    folder: Path, size: int = 3, papers: Papers | None = None, address: str = LOOPBACK
+) -> Iterator[Cluster]:
+    """A cluster whose clients reach it at an address of this machine."""
+    cluster = Cluster(folder, size, papers, address)
     with ExitStack() as undo:
         for member in cluster.members:
             undo.callback(member.kill)
@@ -132,7 +165,7 @@ def running(folder: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        sockets = [held.enter_context(socket.create_server((address, 0))) for _ in range(count)]
         return [sock.getsockname()[1] for sock in sockets]

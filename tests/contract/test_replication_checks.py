@@ -23,6 +23,7 @@ from vmckpt.vm.start import Qemu
         ("vhost-user-fs-pci", "vhost"),
         ("vhost-vsock-pci", "vhost"),
         ("ivshmem-plain", "ivshmem"),
+        ("usb-host", "USB"),
     ],
 )
 def test_a_device_that_bypasses_qemu_is_refused_by_name(kind: str, reason: str) -> None:

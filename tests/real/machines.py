@@ -70,6 +70,10 @@ class Machines(World):
         libraries = packages() / "usr/lib/x86_64-linux-gnu"
         return ["env", f"LD_LIBRARY_PATH={libraries}", str(packages() / "usr/bin" / name)]
 
+    def operator_address(self) -> str:
+        """Where hosts reach this machine."""
+        return f"{str(self.lab.hosts[0].ssh_address).rpartition('.')[0]}.254"
+
     def operator_link(self, *, up: bool, host: str | None = None) -> None:
         """Plug in or pull the operator's cable, or only that to one host."""
         asyncio.run(set_operator_link(self.lab, up=up, host=host))
@@ -114,7 +118,7 @@ class Machines(World):
             used += [*domains.glob("*.xml"), *self.folder(name).glob("libvirt/images/*")]
             used += [
                 p
-                for part in ("vms", "images", "pki")
+                for part in ("vms", "images", "pki", "replicas")
                 for p in self.folder(name).glob(f"state/{part}/*")
             ]
         served = all(running.count(service) >= len(names) for service in ("sshd", "libvirtd"))

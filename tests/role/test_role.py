@@ -28,6 +28,7 @@ VARIABLES: dict[str, dict[str, Any]] = {
         "vmckpt_hugepages": 4,
         "vmckpt_shm_size": "80%",
         "vmckpt_migration_peers": ["10.77.1.0/24"],
+        "vmckpt_protected": {"web": {"hosts": ["alpha", "beta"], "options": "--lease /shared"}},
     },
     "beta": {},
 }
@@ -139,6 +140,15 @@ def test_there_is_a_bridge_now_and_at_boot(ready: Operator) -> None:
     wanted = "/etc/systemd/system/multi-user.target.wants/vmckpt-bridge.service"
     assert ready.on("alpha", "readlink", "--canonicalize-existing", wanted)
     assert ready.on("alpha", "systemd-analyze", "verify", wanted) == ""
+
+
+def test_a_vm_is_kept_protected_from_the_host_that_was_told_to(ready: Operator) -> None:
+    wanted = "/etc/systemd/system/multi-user.target.wants/vmckpt-replicate@web.service"
+    assert ready.on("alpha", "readlink", "--canonicalize-existing", wanted)
+    assert ready.on("alpha", "systemd-analyze", "verify", wanted) == ""
+    told = ready.on("alpha", "cat", "/etc/vmckpt/replicate/web.conf").splitlines()
+    assert told[1:] == ["HOSTS=alpha beta", "OPTIONS=--lease /shared"]
+    assert ready.on("beta", "ls", "/etc/vmckpt/replicate") == ""
 
 
 def test_ports_of_migrations_are_open_and_no_others(ready: Operator) -> None:

@@ -1,6 +1,7 @@
 """What both services of a replication are told, and what they tell."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from vmckpt.hosts.remote.tls import Place
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.arbiter import open_arbiter, require_place
+from vmckpt.replicate.begin import last_error
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.request import Files, Options, Request, read_request
@@ -48,11 +50,18 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_arbiter_is_a_directory_or_a_cluster() -> None:
-    assert isinstance(open_arbiter("/leases"), FileStore)
-    assert isinstance(open_arbiter("etcd:http://192.0.2.1:2379,http://192.0.2.2:2379"), EtcdStore)
+    cluster = Options("etcd:http://192.0.2.1:2379,http://192.0.2.2:2379")
+    assert isinstance(open_arbiter(Options("/leases")), FileStore)
+    assert isinstance(open_arbiter(cluster), EtcdStore)
     for place in ("leases", "etcd:", "etcd:ftp://192.0.2.1"):
         with pytest.raises(UsageError):
-            open_arbiter(place)
+            open_arbiter(Options(place))
+
+
+@pytest.mark.parametrize("place", ["/leases", "etcd:http://192.0.2.1", "etcd:https://a,http://b"])
+def test_credentials_go_to_no_place_where_others_read_them(place: str) -> None:
+    with pytest.raises(UsageError, match="do not go with"):
+        require_place(Options(place, credentials="/etc/vmckpt/etcd.toml"))
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 20)), min_size=1))
@@ -74,3 +83,22 @@ def test_figures_are_of_the_pauses_and_epochs_so_far() -> None:
     assert (told["epochs"], told["dirty_pages"], told["acknowledged_epoch"]) == (100, 100, 99)
     assert (told["pause_p50_ms"], told["pause_p99_ms"], told["pause_worst_ms"]) == (51, 100, 100)
     assert told["lag_ms"] >= 0
+
+
+def test_what_a_failover_would_lose_now_is_as_old_as_the_last_safe_epoch() -> None:
+    figures, began_s = Figures(), time.monotonic()
+    assert figures.to_json()["rpo_now_ms"] is None
+    figures.safe(1, began_s - 0.5)
+    assert figures.to_json()["output_latency_p50_ms"] is None  # since when it was sent is unknown
+    figures.safe(2, began_s - 0.3)
+    told = figures.to_json()
+    late_ms = (time.monotonic() - began_s) * 1e3
+    assert 300 <= told["rpo_now_ms"] <= 300.1 + late_ms
+    assert 400 <= told["output_latency_p50_ms"] <= 400.1 + late_ms
+
+
+def test_what_a_service_said_last_is_told_as_an_error() -> None:
+    log = "noise\nerror: the disk is full\n  why: ENOSPC\n  do:  free space\n"
+    assert last_error(log) == ("the disk is full: ENOSPC", "free space")
+    assert last_error("killed\nby somebody") == ("killed; by somebody", "")
+    assert last_error("") == ("", "")

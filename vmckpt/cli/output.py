@@ -17,7 +17,7 @@ Json = Annotated[
 
 def show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
     """Print the result one way or the other."""
-    print(json.dumps(result) if as_json else text)
+    print(json.dumps(result) if as_json else text, flush=True)
 
 
 def print_error(error: VmckptError, *, as_json: bool) -> int:

@@ -1,14 +1,25 @@
-"""vmckpt replicate: start, status, failover, stop."""
+"""vmckpt replicate: start, keep, failover, failback, stop; status and events stand beside it."""
 
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli.output import Json, run, show
+from vmckpt.cli import replicate_status
+from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.replicate_options import (
+    Epoch,
+    Fence,
+    Lease,
+    LeaseCredentials,
+    MaxPause,
+    UnsafeNoOutputCommit,
+    Wishes,
+)
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
+    from vmckpt.replicate.request import Options
+    from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(
     help="A standby that goes on with a VM within milliseconds.",
@@ -16,74 +27,67 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Name = Annotated[str, typer.Argument(help="The VM's name.")]
-AUTO = "auto"
-SHORTEST_EPOCH_S, LONGEST_EPOCH_S, LONGEST_PAUSE_S = 0.001, 3600.0, 10.0
 
 
 @app.command()
 def start(
     name: Name,
     standby: Annotated[str, typer.Argument(help="The host that is to go on with it.")],
-    epoch: Annotated[
-        str, typer.Option(help="How long the guest runs between two epochs, or 'auto'.")
-    ] = "25ms",
-    max_pause: Annotated[
-        str, typer.Option("--max-pause", help="What is copied in a pause may take so long.")
-    ] = "10ms",
-    lease: Annotated[
-        str | None,
-        typer.Option(
-            help="Where it is written who may run the VM: a directory that both hosts share, or "
-            "etcd:URL,URL..."
-        ),
-    ] = None,
-    fence: Annotated[
-        str | None,
-        typer.Option(help="A fencing agent and its arguments, e.g. 'vmckpt-fence-by-kill ssh a'."),
-    ] = None,
-    unsafe_no_output_commit: Annotated[
-        bool,
-        typer.Option(
-            "--unsafe-no-output-commit",
-            help="Let out at once what the guest sends: a failover may take back what was said.",
-        ),
-    ] = False,
+    epoch: Epoch = None,
+    max_pause: MaxPause = None,
+    lease: Lease = None,
+    lease_credentials: LeaseCredentials = None,
+    fence: Fence = None,
+    unsafe_no_output_commit: UnsafeNoOutputCommit = False,
     json: Json = False,
 ) -> None:
     """Protect a running VM; returns when the standby could go on with it."""
     from vmckpt.cli.drivers.find import find_own
     from vmckpt.hosts.inventory import find_host
     from vmckpt.replicate.begin import start as start_
-    from vmckpt.replicate.request import Options
 
-    epoch_s = None if epoch == AUTO else _duration_s("--epoch", epoch, LONGEST_EPOCH_S)
+    wishes = Wishes(epoch, max_pause, lease, lease_credentials, fence, unsafe_no_output_commit)
     vm, there = run(find_own(name)), find_host(standby)
-    options = Options(
-        arbiter=_arbiter(lease, vm.host, there),
-        fence=tuple(shlex.split(fence)) if fence else (),
-        epoch_s=epoch_s,
-        max_pause_s=_duration_s("--max-pause", max_pause, LONGEST_PAUSE_S),
-        holds_output=not unsafe_no_output_commit,
-    )
-    status = run(start_(vm, there, options, _new_run()))
+    status = run(start_(vm, there, wishes.options(vm.host, there), _new_run()))
+    _warn_of(status)
     show(status, f"{name} on {vm.host.name} is protected by {standby}", as_json=json)
 
 
 @app.command()
-def status(
+def keep(
     name: Name,
-    watch: Annotated[bool, typer.Option("--watch", help="Again each second.")] = False,
+    hosts: Annotated[
+        list[str], typer.Argument(help="The hosts that may run it, preferred standbys first.")
+    ],
+    window: Annotated[
+        str | None,
+        typer.Option(help="Protect it in this part of each day only, e.g. 22:00-06:00."),
+    ] = None,
+    epoch: Epoch = None,
+    max_pause: MaxPause = None,
+    lease: Lease = None,
+    lease_credentials: LeaseCredentials = None,
+    fence: Fence = None,
+    unsafe_no_output_commit: UnsafeNoOutputCommit = False,
     json: Json = False,
 ) -> None:
-    """Show how the VM's replication is, as both sides tell it."""
-    from time import sleep
+    """Keep a VM protected for ever: again whenever its protection has ended. For a service."""
+    from vmckpt.hosts.inventory import find_host
+    from vmckpt.replicate.keep import keep as keep_
+    from vmckpt.replicate.keeping import Window
 
-    while True:
-        sides = run(_facts(name))
-        show({"vm": name, "sides": sides}, _lines(sides), as_json=json)
-        if not watch:
-            return
-        sleep(1.0)
+    wishes = Wishes(epoch, max_pause, lease, lease_credentials, fence, unsafe_no_output_commit)
+    known = [find_host(host) for host in dict.fromkeys(hosts)]
+    _require_two(hosts)
+
+    def options_of(vm: "Vm", standby: "Host") -> "Options":
+        return wishes.options(vm.host, standby)
+
+    def tell(event: str, text: str) -> None:
+        show({"vm": name, "event": event, "text": text}, text, as_json=json)
+
+    part = Window.parse(window) if window else None
+    run(keep_(name, known, options_of, new_run=_new_run, tell=tell, window=part))
 
 
 @app.command()
@@ -93,8 +97,42 @@ def failover(name: Name, json: Json = False) -> None:
     from vmckpt.replicate.operate import failover as failover_
 
     status = run(failover_(name, all_hosts()))
+    _warn_of(status)
     text = f"{name} runs on {status['standby']}, unprotected: {status['why']}"
     show(status, text, as_json=json)
+
+
+@app.command()
+def failback(
+    name: Name,
+    host: Annotated[
+        str | None,
+        typer.Argument(help="Where it is to go; without it the host that it was taken over from."),
+    ] = None,
+    epoch: Epoch = None,
+    max_pause: MaxPause = None,
+    lease: Lease = None,
+    lease_credentials: LeaseCredentials = None,
+    fence: Fence = None,
+    unsafe_no_output_commit: UnsafeNoOutputCommit = False,
+    json: Json = False,
+) -> None:
+    """Have a host protect the VM, and when both are the same, go on with it."""
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.replicate.failback import came_from, last_options
+    from vmckpt.replicate.failback import failback as failback_
+
+    wishes = Wishes(epoch, max_pause, lease, lease_credentials, fence, unsafe_no_output_commit)
+    vm = run(find_own(name))
+    target = find_host(host or came_from(vm))
+    options = wishes.options(vm.host, target, run(last_options(vm)))
+    status = run(failback_(vm, target, options, _new_run(), all_hosts()))
+    _warn_of(status)
+    downtime_ms = status["guest_downtime_ms"]
+    felt = "" if downtime_ms is None else f"; its heartbeats were silent for {downtime_ms:g} ms"
+    text = f"{name} runs on {target.name}, unprotected{felt}\n  protect it again: "
+    show(status, f"{text}vmckpt replicate start {name} {vm.host.name}", as_json=json)
 
 
 @app.command()
@@ -107,59 +145,24 @@ def stop(name: Name, json: Json = False) -> None:
     show(status, f"{name} is not replicated any more: {status['why']}", as_json=json)
 
 
-async def _facts(name: str) -> list[dict[str, Any]]:
-    from vmckpt.errors import NotFoundError
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.replicate.sides import sides
-
-    found = await sides(name, all_hosts())
-    if not found:
-        raise NotFoundError(
-            f"'{name}' is not replicated",
-            why="no host has a service for it",
-            remedy=f"vmckpt replicate start {name} STANDBY",
-        )
-    return [side.status | {"host": side.host.name, "answers": side.answers} for side in found]
+app.command()(replicate_status.status)
+app.command()(replicate_status.events)
 
 
-def _lines(sides: list[dict[str, Any]]) -> str:
-    from vmckpt.ui.tables import fields
-
-    return "\n\n".join(
-        fields([(key.replace("_", " "), str(value)) for key, value in side.items()])
-        for side in sides
-    )
+def _warn_of(status: dict[str, Any]) -> None:
+    for warning in status["warnings"]:
+        warn(f"warning: {warning}")
 
 
-def _duration_s(option: str, text: str, most_s: float) -> float:
+def _require_two(hosts: list[str]) -> None:
     from vmckpt.errors import UsageError
-    from vmckpt.units import parse_duration_s
 
-    duration_s = parse_duration_s(text)
-    if not SHORTEST_EPOCH_S <= duration_s <= most_s:
+    if len(set(hosts)) < 2:
         raise UsageError(
-            f"{option} {text} cannot be kept",
-            why=f"it is from 1 ms to {most_s:g} s",
-            remedy=f"write e.g. {option} 25ms",
+            "a VM is not protected by the host that it runs on",
+            why=f"only {hosts[0]} is named",
+            remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
         )
-    return duration_s
-
-
-def _arbiter(given: str | None, primary: "Host", standby: "Host") -> str:
-    from vmckpt.errors import RefusedError
-    from vmckpt.hosts.inventory import state_dir
-    from vmckpt.replicate.arbiter import open_arbiter
-
-    if given is not None:
-        open_arbiter(given)
-        return given
-    if primary.is_this_machine and standby.is_this_machine:
-        return str(state_dir() / "leases")
-    raise RefusedError(
-        "there is no arbiter",
-        why="who may run the VM has to be written where both hosts read it",
-        remedy="name a directory that both share, or an etcd cluster: --lease etcd:URL,URL...",
-    )
 
 
 def _new_run() -> str:

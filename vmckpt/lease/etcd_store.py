@@ -99,12 +99,15 @@ class EtcdStore:
     ) -> dict[str, Any]:
         """An endpoint's answer, however often it takes: a new leader is there in a moment."""
         doubt: Exception | None = None
+        before = ""
         while True:
-            failures[gateway.url] = doubt or UnansweredError(f"no answer in {self._timeout_s:g} s")
+            late = UnansweredError(f"no answer in {self._timeout_s:g} s{before}")
+            failures[gateway.url] = doubt or late
             try:
                 return await gateway.ask(path, question)
             except NotTakenError as exc:
                 failures[gateway.url] = doubt or exc
+                before = f"; before that: {exc}"
             except UnansweredError as exc:
                 failures[gateway.url] = doubt = exc
             await asyncio.sleep(RETRY_S)

@@ -6,18 +6,18 @@ Each question has a connection of its own, so that what was sent is known, and s
 import asyncio
 import io
 import json
-import ssl
-from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from vmckpt.errors import UsageError
+from vmckpt.lease.credentials import Credentials
 
 DEFAULT_PORT = 2379
 # No answer of ours comes near.
 _MOST_BYTES = 1 << 20
+# What etcd says of a token that is too old, or was given by a member that has started anew since.
+_STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
 # A member that has no leader says so at once instead of waiting for one.
 _HEADERS = (
     "Content-Type: application/json\r\nGrpc-Metadata-hasleader: true\r\nConnection: close\r\n"
@@ -32,19 +32,11 @@ class UnansweredError(Exception):
     """It was sent, and nobody knows what became of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Files (PEM) for TLS: whose certificates are believed, and who we are."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-
-
 class Gateway:
     """An endpoint of etcd >= 3.4, `url` being http://HOST:PORT or https://HOST:PORT.
 
-    Raises UsageError: the URL is none, or the credentials cannot be used.
+    A password goes over https alone. Raises UsageError: the URL is none, or the credentials cannot
+    be used.
     """
 
     def __init__(self, url: str, credentials: Credentials | None = None) -> None:
@@ -56,15 +48,31 @@ class Gateway:
             raise _no_endpoint(url, str(exc)) from exc
         if host is None or parts.scheme not in ("http", "https") or parts.path.strip("/"):
             raise _no_endpoint(url, "an endpoint is a scheme, a host and a port")
-        if (parts.scheme == "https") != (credentials is not None):
-            raise _no_endpoint(url, "https takes credentials, and credentials take https")
+        if credentials is not None and parts.scheme != "https":
+            raise _no_endpoint(url, "credentials take https: else everybody on the way reads them")
         self._host, self._port = host, port
-        self._tls = _context(credentials) if credentials else None
+        given = credentials or Credentials()
+        self._tls = given.tls() if parts.scheme == "https" else None
+        self._user, self._password = given.user, given.password()
+        self._token: str | None = None
 
     async def ask(self, path: str, question: object) -> dict[str, Any]:
         """What the endpoint answers. Raises NotTakenError, UnansweredError. Has no time limit."""
+        if self._user and self._token is None:
+            who = {"name": self._user, "password": self._password}
+            self._token = str((await self._post("/v3/auth/authenticate", who))["token"])
+        try:
+            return await self._post(path, question)
+        except NotTakenError as exc:
+            if any(words in str(exc) for words in _STALE_TOKEN):
+                self._token = None  # whoever asks again gets another
+            raise
+
+    async def _post(self, path: str, question: object) -> dict[str, Any]:
         body = json.dumps(question).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n{_HEADERS}"
+        if self._token is not None:
+            head += f"Authorization: {self._token}\r\n"
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
         except OSError as exc:
@@ -97,8 +105,16 @@ def _parsed(answer: bytes) -> dict[str, Any]:
     try:
         response = HTTPResponse(_Replay(answer))  # type: ignore[arg-type]
         response.begin()
-        value = json.loads(response.read())
+        body = response.read()
     except (HTTPException, ValueError) as exc:
+        raise UnansweredError(f"its answer makes no sense: {type(exc).__name__}: {exc}") from exc
+    # 408 is gRPC's "cancelled", on its way.
+    is_refused = 400 <= response.status < 500 and response.status != 408
+    try:
+        value = json.loads(body)
+    except ValueError as exc:
+        if is_refused:
+            raise NotTakenError(body.decode(errors="replace").strip()) from exc
         raise UnansweredError(f"its answer makes no sense: {type(exc).__name__}: {exc}") from exc
     if not isinstance(value, dict):
         raise UnansweredError("its answer makes no sense: it is no object")
@@ -108,29 +124,14 @@ def _parsed(answer: bytes) -> dict[str, Any]:
             raise UnansweredError("its answer makes no sense: it is none of etcd's")
         return value
     why = str(value.get("error") or value.get("message") or f"status {response.status}")
-    # 408 is gRPC's "cancelled", on its way.
-    refused = 400 <= response.status < 500 and response.status != 408
-    if refused or "no leader" in why:
+    if is_refused or "no leader" in why:
         raise NotTakenError(why)
     raise UnansweredError(why)
-
-
-def _context(credentials: Credentials) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=credentials.authority)
-        context.load_cert_chain(credentials.certificate, credentials.key)
-    except OSError as exc:  # ssl.SSLError is one
-        raise UsageError(
-            "the credentials for etcd cannot be used",
-            why=str(exc),
-            remedy="give files in PEM: the authority's certificate, a client's, and its key",
-        ) from exc
-    return context
 
 
 def _no_endpoint(url: str, why: str) -> UsageError:
     return UsageError(
         f"'{url}' is no endpoint of etcd",
         why=why,
-        remedy="write e.g. http://127.0.0.1:2379, or https://etcd-1:2379 with credentials",
+        remedy="write e.g. http://127.0.0.1:2379, or https://etcd-1:2379",
     )

@@ -17,6 +17,7 @@ from vmckpt.errors import (
     VmLostError,
 )
 from vmckpt.events.types import Emit, Note, PhaseBegan
+from vmckpt.hosts.hearing import heard
 from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.arrival import announce, prove_alive, set_clock
@@ -26,7 +27,6 @@ from vmckpt.migrate.drain import drain
 from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.handover import release, settle_on_target
-from vmckpt.migrate.hearing import heard
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method

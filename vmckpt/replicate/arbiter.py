@@ -3,25 +3,51 @@
 from pathlib import Path
 
 from vmckpt.errors import UsageError
+from vmckpt.lease.credentials import read_credentials
 from vmckpt.lease.etcd_store import EtcdStore
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.gateway import Gateway
 from vmckpt.lease.store import Store
+from vmckpt.replicate.request import Options
 
 ETCD = "etcd:"
 
 
-def open_arbiter(place: str) -> Store:
-    """The store at `place`: the path of a directory, or `etcd:URL,URL...` of a cluster's members.
+def open_arbiter(options: Options) -> Store:
+    """The store that they name: a directory, or `etcd:URL,URL...` of a cluster's members.
 
-    Raises UsageError.
+    Reads the file of credentials on this host. Raises UsageError.
     """
+    require_place(options)
+    place = options.arbiter
+    if not place.startswith(ETCD):
+        return FileStore(Path(place))
+    known = read_credentials(Path(options.credentials)) if options.credentials else None
+    return EtcdStore([Gateway(url, known) for url in place.removeprefix(ETCD).split(",")])
+
+
+def require_place(options: Options) -> None:
+    """Raises UsageError unless a host could open it; none of the host's files is looked at."""
+    place, credentials = options.arbiter, options.credentials
     if place.startswith(ETCD):
-        return EtcdStore([Gateway(url) for url in place.removeprefix(ETCD).split(",")])
+        for url in place.removeprefix(ETCD).split(","):
+            Gateway(url)
+            if credentials and not url.startswith("https://"):
+                raise UsageError(
+                    f"credentials do not go with {url}",
+                    why="everybody on the way could read them",
+                    remedy="have etcd listen by https, and write https:// for every member",
+                )
+        return
     if not Path(place).is_absolute():
         raise UsageError(
             f"'{place}' is no place for leases",
             why="it is the absolute path of a directory, or etcd:URL,URL...",
             remedy="name a directory that both hosts share, or etcd's client addresses",
         )
-    return FileStore(Path(place))
+    if credentials:
+        raise UsageError(
+            f"credentials do not go with {place}",
+            why="a directory takes none",
+            remedy="leave out --lease-credentials",
+        )

@@ -18,7 +18,7 @@ from vmckpt.replicate.disks.checks import copied_disks
 from vmckpt.replicate.leftover_copies import discard_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
-from vmckpt.replicate.sides import POLL_S, last_word, sides, until_gone
+from vmckpt.replicate.sides import DEAD, POLL_S, last_word, sides, until_gone
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.check import REFUSE, WARN, refusal
 from vmckpt.vm.inventory import Vm
@@ -69,10 +69,14 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
 async def _require_new(vm: Vm, standby: Host) -> None:
     """Another replication of it that has not ended is not pushed aside.
 
-    Of one whose services were killed the arbiter has a standby that may take over.
+    Of one whose services were killed the arbiter has a standby that may take over; but not of the
+    primary from which this VM was taken over, however that one ended.
     """
+    old = vm.qemu.replaces.host if vm.qemu.replaces is not None else None
     for side in await sides(vm.name, (vm.host, standby)):
-        if side.answers or side.status["state"] not in ENDED:
+        told = side.status
+        was_replaced = (told["role"], told["state"], side.host.name) == ("primary", DEAD, old)
+        if side.answers or not (was_replaced or told["state"] in ENDED):
             why = "answers" if side.answers else f"is {side.status['state']}, not ended"
             raise OperationFailedError(
                 f"'{vm.name}' is being replicated",
@@ -117,13 +121,23 @@ async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str
                 return status
         if not await vm.host.is_alive(service):
             ended = await last_word(vm.host, files)
-            words = (await vm.host.read_text(files.log) or "").strip().splitlines()
+            why, remedy = last_error(await vm.host.read_text(files.log) or "")
             raise OperationFailedError(
                 f"'{vm.name}' could not be protected",
-                why=ended["why"] if ended else "; ".join(words[-3:]) or "its service ended",
-                remedy="the VM runs on where it was, unprotected; mend that, and start again",
+                why=ended["why"] if ended else why or "its service ended",
+                remedy=f"{remedy or 'mend that'}; the VM runs on where it was, unprotected",
             )
         await asyncio.sleep(POLL_S)
+
+
+def last_error(log: str) -> tuple[str, str]:
+    """Why a service ended, by its log, and what to do; of another end its last words."""
+    lines = [line.strip() for line in log.strip().splitlines()][-3:]
+    labels = ("error: ", "why: ", "do: ")
+    if [line[: len(label)] for line, label in zip(lines, labels, strict=False)] != [*labels]:
+        return "; ".join(lines), ""
+    what, why, do = (line[len(label) :].strip() for line, label in zip(lines, labels, strict=True))
+    return f"{what}: {why}", do
 
 
 async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> None:

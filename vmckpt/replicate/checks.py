@@ -18,6 +18,7 @@ BYPASSES = {
     "vfio": "a device passed through (VFIO)",
     "vhost-": "a device whose back end is another process or the kernel (vhost)",
     "ivshmem": "memory shared with others (ivshmem)",
+    "usb-host": "a device passed through (USB)",
 }
 
 
@@ -52,12 +53,19 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
 def _memory(vm: Vm) -> Iterator[Check]:
     if vm.spec.adopted is not None:
         reason = "its command line is not vmckpt's: where its memory and its network are is unknown"
-        yield Check("spec", REFUSE, reason, "run it from a spec: see README, vmckpt vm run")
+        yield Check("spec", REFUSE, reason, _from_a_spec(vm))
     elif vm.ram_is_shared:
         yield Check("memory-file", OK, "its memory is a named file")
     else:
         reason = "its memory is no named file of its own"
-        yield Check("memory-file", REFUSE, reason, "run it from a spec: see README, vmckpt vm run")
+        yield Check("memory-file", REFUSE, reason, _from_a_spec(vm))
+
+
+def _from_a_spec(vm: Vm) -> str:
+    return (
+        f"shut it down, forget it (vmckpt vm rm {vm.name}), and run the same disks from a spec of "
+        "its own: vmckpt vm run SPEC.toml; README says what a spec has"
+    )
 
 
 def _firmware(vm: Vm) -> Iterator[Check]:
@@ -82,7 +90,8 @@ async def devices(monitor: Monitor) -> AsyncIterator[Check]:
             for prefix, what in BYPASSES.items():
                 if kind.startswith(prefix):
                     reason = f"'{name}' ({kind}) is {what}: what it writes is not seen"
-                    yield Check("bypass", REFUSE, reason, f"take '{name}' out of the spec")
+                    remedy = f"shut it down, vmckpt vm rm, and run its spec without '{name}'"
+                    yield Check("bypass", REFUSE, reason, remedy)
 
 
 async def _tracking(vm: Vm) -> Check:

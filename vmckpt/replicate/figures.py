@@ -19,9 +19,11 @@ class Figures:
     raw_bytes: int = 0
     acknowledged: int = 0
     acknowledged_s: float = 0.0
+    safe_until_s: float | None = None
     _ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _pauses_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _held_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _output_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def taken(self, epoch: Epoch) -> None:
         """An epoch has been captured."""
@@ -37,12 +39,18 @@ class Figures:
         now_s = time.monotonic()
         self.acknowledged, self.acknowledged_s = number, now_s
         self._held_s.append(now_s - captured_s)
+        if self.safe_until_s is not None:
+            # What is sent waits for the epoch's end, on average half of it, and then to be safe.
+            self._output_s.append(now_s - (self.safe_until_s + captured_s) / 2)
+        self.safe_until_s = captured_s
 
     def to_json(self) -> dict[str, Any]:
         """For the status."""
+        now_s = time.monotonic()
         pauses = sorted(self._pauses_s)
         spread_s = self._ends_s[-1] - self._ends_s[0] if len(self._ends_s) > 1 else 0.0
-        held = sorted(self._held_s)
+        held, output = sorted(self._held_s), sorted(self._output_s)
+        safe_until_s = self.safe_until_s
         return {
             "epochs": self.epochs,
             "epochs_per_s": round((len(self._ends_s) - 1) / spread_s, 1) if spread_s else 0.0,
@@ -50,12 +58,13 @@ class Figures:
             "pause_p99_ms": _ms(pauses, 0.99),
             "pause_worst_ms": _ms(pauses, 1.0),
             "safe_after_p50_ms": _ms(held, 0.50),
+            "output_latency_p50_ms": _ms(output, 0.50),
+            "output_latency_p99_ms": _ms(output, 0.99),
             "dirty_pages": self.pages,
             "raw_bytes": self.raw_bytes,
             "acknowledged_epoch": self.acknowledged,
-            "lag_ms": round((time.monotonic() - self.acknowledged_s) * 1e3, 1)
-            if self.acknowledged
-            else None,
+            "lag_ms": round((now_s - self.acknowledged_s) * 1e3, 1) if self.acknowledged else None,
+            "rpo_now_ms": None if safe_until_s is None else round((now_s - safe_until_s) * 1e3, 1),
         }
 
 

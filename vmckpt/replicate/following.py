@@ -1,6 +1,7 @@
 """What the standby hears of its primary: epochs, which it applies and acknowledges, and its end."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from vmckpt.errors import HostDownError, StorageError, VmckptError
@@ -20,15 +21,18 @@ from vmckpt.replicate.wire.messages import (
 )
 from vmckpt.replicate.wire.sections import Packer
 
+# Raises when this standby could not take over from a primary, which has a term.
+Try = Callable[[Hello, int], Awaitable[None]]
 # The connection ended without a word.
 LOST = "lost"
+TRIED_S = 0.5
 
 
 class Following:
     """One primary, as it is heard over `channel`. `why` is how it ended."""
 
-    def __init__(self, name: str, replica: Replica) -> None:
-        self._name, self._replica = name, replica
+    def __init__(self, name: str, replica: Replica, try_means: Try) -> None:
+        self._name, self._replica, self._try_means = name, replica, try_means
         self._assembler: Assembler | None = None
         self._channel: Channel | None = None
         self._began_s = boottime_s()
@@ -83,6 +87,17 @@ class Following:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
             return ALONE
 
+    async def _try(self, channel: Channel, hello: Hello) -> None:
+        """The primary waits meanwhile, and is not silent."""
+        trying = asyncio.ensure_future(self._try_means(hello, self.term))
+        try:
+            while not trying.done():
+                channel.heard_s = boottime_s()
+                await asyncio.wait({trying}, timeout=TRIED_S)
+            trying.result()
+        finally:
+            trying.cancel()
+
     async def _tell(self, channel: Channel) -> None:
         """Tell what the copies of the disks hold, while heartbeats go on."""
         packer = Packer()
@@ -116,6 +131,7 @@ class Following:
     async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
         if head.kind is Kind.HELLO:
             self.hello = decode_hello(payload)
+            await self._try(channel, self.hello)
             pages = ram_pages(self.hello.ram_bytes)
             self._replica.disks.require_same(self.hello.disks)
             self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)

@@ -92,7 +92,7 @@ async def _released(host: Host, name: str) -> dict[str, Any]:
 
 
 async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
-    """Have the standby go on with the guest; its status then.
+    """Have the standby go on with the guest; its status then, with `warnings`.
 
     A primary that answers hands the guest over, and nothing is lost. Raises NotFoundError,
     OperationFailedError when the standby did not take over (the error says why), TimedOutError when
@@ -105,7 +105,7 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
         raise not_replicated(name)
     standby = standbys[0]
     if standby.status["state"] == PROMOTED:
-        return standby.status
+        return standby.status | {"warnings": await _left(name, standby.status, hosts)}
     for side in found:
         if side.answers and side.status["role"] == "primary":
             with suppress(HostDownError):  # it died over it: the standby sees to that
@@ -121,8 +121,20 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
             why=str(status["why"]) or "its service has ended without a word",
             remedy="see `vmckpt replicate status` and `vmckpt vm list`",
         )
-    await settle(name, hosts)
-    return status
+    return status | {"warnings": await _left(name, status, hosts)}
+
+
+async def _left(name: str, status: dict[str, Any], hosts: Iterable[Host]) -> list[str]:
+    """Remove what the old primary has; what is to be said of one that does not answer."""
+    try:
+        await settle(name, hosts)
+    except HostDownError as exc:
+        old = status["primary"]
+        return [
+            f"{old} gives no answer ({exc.why}): what it still has of '{name}' is removed by the "
+            "next command that finds it there, and never run"
+        ]
+    return []
 
 
 async def settle(name: str, hosts: Iterable[Host]) -> bool:

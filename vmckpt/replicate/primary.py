@@ -27,6 +27,7 @@ from vmckpt.replicate.disks.mirrors import Source, mirrored
 from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.request import Files, Request, read_request, stop_command
 from vmckpt.replicate.wire.frames import Kind
@@ -96,6 +97,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
             request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
             keeper=keeper, channel=channel, replica=welcome.replica,
         )  # fmt: skip
+        await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))
         await protection.run()
 
@@ -132,7 +134,7 @@ async def _entitled(request: Request) -> tuple[Lease, Holding | None]:
     Whoever holds the VM's lock where it is at home goes on from whoever held it before, whose
     process is dead: unless a replica of that one may take over. Raises RefusedError.
     """
-    store, name = open_arbiter(request.options.arbiter), f"{request.primary.name}/{request.run}"
+    store, name = open_arbiter(request.options), f"{request.primary.name}/{request.run}"
     found = await store.read(request.vm)
     span = Span(request.options.lease_s)
     if found is None:

@@ -237,6 +237,7 @@ class Protection:
             "ending": self._ending.name.lower() if self._ending else None,
             "why": self._why,
             "term": self._keeper.term,
+            "may_run": self._ending is not None or self._keeper.may_run(),
             "output_commit": options.holds_output,
             "epoch_ms": round(self._epochs.pace.run_s * 1e3, 1),
             "epoch_is_auto": options.epoch_s is None,

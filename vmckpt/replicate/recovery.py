@@ -30,6 +30,7 @@ from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
+from vmckpt.replicate.narration import tell_event
 from vmckpt.replicate.primary import guard_command
 from vmckpt.replicate.request import Files, Request, read_request
 from vmckpt.sequence.steps import finish
@@ -91,6 +92,7 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
     status = json.loads(files.status.read_text()) if files.status.exists() else {}
     about = {"role": "primary", "vm": request.vm, "run": request.run, "state": "ended", "why": said}
     await write_last_word(request.primary, files, status | about)
+    tell_event(request.primary, about)
 
 
 async def _takes_term(request: Request) -> bool:
@@ -100,7 +102,7 @@ async def _takes_term(request: Request) -> bool:
     """
     us, standby = f"{request.primary.name}/", f"{request.standby.name}/{request.run}"
     claimant = f"{us}{request.run}/recovery"
-    store, span = open_arbiter(request.options.arbiter), Span(request.options.lease_s)
+    store, span = open_arbiter(request.options), Span(request.options.lease_s)
     lease: Lease | None = None
     while True:
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):

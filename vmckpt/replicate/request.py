@@ -29,7 +29,8 @@ ENDED = ("ended", PROMOTED)
 class Options:
     """What the operator wishes. `epoch_s` of None adapts itself.
 
-    `arbiter` is where the leases are (`arbiter.py`), `fence` the command line of a fencing agent
+    `arbiter` is where the leases are (`arbiter.py`), `credentials` the path of a file with what it
+    wants to know us by, on each of both hosts ("": nothing); `fence` the command line of an agent
     (`fencing/agent.py`), empty where the standby kills by itself, or waits. `holds_output`: nothing
     that the guest sends leaves before the standby has the state that sent it. `lease_s`: how long a
     silent primary is waited for where it is not fenced.
@@ -41,6 +42,7 @@ class Options:
     max_pause_s: float = 0.010
     holds_output: bool = True
     lease_s: float = 3.0
+    credentials: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,11 @@ class Request:
         }
 
     @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Of its file. Raises ValueError, KeyError or TypeError."""
+        return cls.from_json(json.loads(text))
+
+    @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse. Raises ValueError, KeyError or TypeError."""
         if data["format"] != FORMAT:
@@ -157,7 +164,7 @@ def read_request(directory: Path) -> Request:
     """The request below a service's directory. Raises NotFoundError."""
     path = Files(directory).request
     try:
-        return Request.from_json(json.loads(path.read_text()))
+        return Request.from_text(path.read_text())
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise NotFoundError(
             "nothing is to be replicated here",

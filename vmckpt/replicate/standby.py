@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from vmckpt.replicate.disks.copies import discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
 from vmckpt.replicate.leftovers import remove_stale_home
+from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.replica import Replica, replica_in
 from vmckpt.replicate.request import PROMOTED, Files, Request, read_request, stop_command
 from vmckpt.replicate.takeover import TICK_S, TakeOver
+from vmckpt.replicate.trial import try_means
 from vmckpt.replicate.warm import Warm
 from vmckpt.replicate.wire.messages import Failure
 from vmckpt.sequence.in_thread import in_thread
@@ -73,6 +76,7 @@ async def serve_standby(directory: Path) -> None:
         replaced = Replaced(request.primary.name, request.qemu_id)
         warm = await Warm.start(host, spec, Platform(**request.platform), replaced)
         standby = Standby(request, files, warm, paths)
+        await stack.enter_async_context(narrated(standby.status, host))
         try:
             async with journal_of(paths) as disks:
                 with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
@@ -91,7 +95,7 @@ class Standby:
         self.name = f"{request.standby.name}/{request.run}"
         span = Span(request.options.lease_s)
         claimant = Claimant(self.name, replica=self.name)
-        self._lease = Lease(open_arbiter(request.options.arbiter), request.vm, claimant, span)
+        self._lease = Lease(open_arbiter(request.options), request.vm, claimant, span)
         self._ended, self._why = "", ""
         self._may_have_run = self._was_dismissed = False
         self._noticed_s = self._entitled_s = 0.0
@@ -176,7 +180,8 @@ class Standby:
 
     async def _follow(self, channel: Channel, replica: Replica) -> None:
         """Receive until the primary has gone, then see what is to be done."""
-        self._replica, self._following = replica, (primary := Following(self.name, replica))
+        primary = Following(self.name, replica, partial(try_means, self._request.options))
+        self._replica, self._following = replica, primary
         taking = TakeOver(self._request, self._lease, replica, primary, self._asked)
         receiving = asyncio.ensure_future(primary.receive(channel))
         ended = asyncio.ensure_future(self._warm.ended())

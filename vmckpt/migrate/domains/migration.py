@@ -9,6 +9,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.types import Emit, PhaseBegan
+from vmckpt.hosts.hearing import heard
 from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk, create_files
@@ -20,7 +21,6 @@ from vmckpt.migrate.domains.settle import lost, settle, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place
-from vmckpt.migrate.hearing import heard
 from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked

@@ -5,7 +5,7 @@ The contract, for whoever writes one:
     AGENT [its own arguments] check     can it do its work? changes nothing
     AGENT [its own arguments] fence     do it
 
-In the environment:
+{host} in its arguments is the primary's host, by its name in the inventory. In the environment:
 
     VMCKPT_FENCE_VM, _HOST    the VM, and the primary's host by its name in the inventory
     VMCKPT_FENCE_HOLDER, _TERM    the primary by its name with the arbiter, and its term
@@ -72,9 +72,10 @@ class Agent:
 
     async def _run(self, action: str, target: Target) -> str:
         pipe = asyncio.subprocess.PIPE
+        argv = [word.replace("{host}", target.host) for word in self.argv]
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.argv, action, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+                *argv, action, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
                 env=os.environ | _environment(target, self.timeout_s), start_new_session=True,
             )  # fmt: skip
         except OSError as exc:

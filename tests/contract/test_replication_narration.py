@@ -1,0 +1,72 @@
+"""What services of a replication leave to read: changes only, bounded, and readable ever after."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.hosts.local import LocalHost
+from vmckpt.replicate.narration import (
+    LOOK_S,
+    MOST_BYTES,
+    events_file,
+    narrated,
+    read_events,
+    tell_event,
+)
+
+
+def test_each_change_is_told_once_and_the_last_one_too(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    said = {"vm": "web", "role": "primary", "state": "copying", "pause_p50_ms": 1.0}
+
+    async def main() -> list[dict[str, Any]]:
+        async with narrated(lambda: said, host):
+            await asyncio.sleep(3 * LOOK_S)
+            said.update(state="protected", pause_p50_ms=2.0)
+            while len(await read_events("web", [host])) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+            said.update(state="ended", why="alone")
+        return await read_events("web", [host])
+
+    events = asyncio.run(main())
+    assert [event["state"] for event in events] == ["copying", "protected", "ended"]
+    assert events[-1]["why"] == "alone"
+    assert all(event["host"] == "a" and event["time"].endswith("Z") for event in events)
+    assert "pause_p50_ms" not in events[0]
+    assert events_file(host, "web").stat().st_mode & 0o777 == 0o600
+
+
+def test_there_is_never_more_than_two_files_of_it(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    told = {"vm": "web", "state": "x", "why": "y" * (MOST_BYTES // 3)}
+    for number in range(10):
+        tell_event(host, told | {"term": number})
+    files = list(events_file(host, "web").parent.iterdir())
+    assert sum(path.stat().st_size for path in files) < 2.7 * MOST_BYTES
+    kept = [event["term"] for event in asyncio.run(read_events("web", [host]))]
+    assert kept == list(range(kept[0], 10))
+    assert len(kept) >= 3
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    events_file(host, "web").mkdir(parents=True)
+    tell_event(host, {"vm": "web", "state": "protected"})
+    (said,) = capfd.readouterr().err.splitlines()
+    assert json.loads(said[said.index("{") :])["state"] == "protected"
+
+
+def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    tell_event(host, {"vm": "web", "state": "protected"})
+    with events_file(host, "web").open("a") as file:
+        file.write('{"time": "2026')
+    tell_event(host, {"vm": "web", "state": "ended"})
+    tell_event(host, {"vm": "web", "state": "copying"})
+    found = [event["state"] for event in asyncio.run(read_events("web", [host]))]
+    assert found == ["protected", "copying"]

@@ -1,0 +1,209 @@
+"""Replication between hosts that look like machines: leases in etcd, agents over SSH, and back."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.etcd_cluster import Cluster, running
+from tests.qemu.world import eventually, image
+from tests.real.machines import Machines
+from vmckpt.hosts.process import find_by_argument, identify
+from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.processes import find
+
+NAME = "web"
+BY_KILL = f"{sys.prefix}/bin/vmckpt-fence-by-kill"
+
+
+@pytest.fixture
+def cluster(real_lab: Machines, tmp_path: Path) -> Iterator[Cluster]:
+    with running(tmp_path, address=real_lab.operator_address()) as made:
+        yield made
+
+
+@contextmanager
+def a_guest(made: Machines) -> Iterator[LabGuest]:
+    """On lab-a; nothing of it stays."""
+    guest = LabGuest(NAME, 1, image(), memory="96M", disk=None)
+    made.run_guest(guest, "lab-a")
+    try:
+        asyncio.run(_ready(made, guest))
+        yield guest
+    finally:
+        made.vmckpt("replicate", "stop", NAME)
+        made.vmckpt("vm", "stop", NAME, "--force")
+        made.vmckpt("vm", "rm", NAME)
+        for left in made.shared.iterdir():
+            left.unlink()
+
+
+async def _ready(made: Machines, guest: LabGuest) -> None:
+    control = await guest.control(made.lab)
+    await control.close()
+
+
+def agent(made: Machines) -> str:
+    """By which a host reaches another's root: the operator's key, where both read it."""
+    keys = made.lab.directory / "ssh"
+    for name in ("id", "known_hosts", "config"):
+        text = (keys / name).read_text().replace(str(keys), str(made.shared))
+        (made.shared / name).write_text(text)
+        (made.shared / name).chmod(0o600)
+    return f"{BY_KILL} ssh -F {made.shared}/config {{host}}"
+
+
+def services(made: Machines, role: str) -> list[int]:
+    ours = {process.pid for process in find(made.lab.directory)}
+    found = find_by_argument(f"replica\0{role}\0/var/lib/vmckpt/replicas/{NAME}")
+    return [process.pid for process in found if process.pid in ours]
+
+
+def qemus(made: Machines, host: str) -> list[int]:
+    """Those of one host."""
+    root = made.here(host, Path("/"))
+    return [one.pid for one in made.qemus(NAME) if Path(f"/proc/{one.pid}/root").samefile(root)]
+
+
+def sides(made: Machines) -> dict[str, dict[str, Any]]:
+    return {side["role"]: side for side in made.ok("replicate", "status", NAME)["sides"]}
+
+
+def is_promoted(made: Machines) -> bool:
+    return bool(sides(made).get("standby", {}).get("state") == "promoted")
+
+
+def homes(made: Machines) -> list[tuple[str, str]]:
+    return [(vm["host"], vm["state"]) for vm in made.ok("vm", "list")["vms"]]
+
+
+def events(made: Machines) -> list[tuple[str, str, str]]:
+    """What was told, by host: state and ending."""
+    command = made.begin("replicate", "events", NAME)
+    out, _ = command.communicate(timeout=60)
+    told = [json.loads(line) for line in out.splitlines()]
+    return [(one["host"], one["state"], one.get("ending", "")) for one in told]
+
+
+def test_what_a_failover_needs_is_tried_at_the_start(real_lab: Machines) -> None:
+    with a_guest(real_lab):
+        apart = "/var/lib/vmckpt/leases"  # each host has its own
+        failed = real_lab.vmckpt("replicate", "start", NAME, "lab-b", "--lease", apart)
+        assert failed.code == 7
+        assert "reads other leases than the primary" in failed.error["why"]
+        shared = ["--lease", str(real_lab.shared)]
+        failed = real_lab.vmckpt(
+            "replicate", "start", NAME, "lab-b", *shared, "--fence", "/bin/false {host}"
+        )
+        assert "fencing agent /bin/false failed to check lab-a" in failed.error["why"]
+        assert homes(real_lab) == [("lab-a", "running")]
+        assert not services(real_lab, "primary") + services(real_lab, "standby")
+        assert len(real_lab.qemus(NAME)) == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_primary_that_stands_still_is_fenced_and_the_guest_comes_back(
+    real_lab: Machines, cluster: Cluster
+) -> None:
+    lease = ["--lease", f"etcd:{','.join(cluster.urls)}", "--fence", agent(real_lab)]
+    with a_guest(real_lab) as guest:
+        real_lab.ok("replicate", "start", NAME, "lab-b", *lease)
+        frozen = [*services(real_lab, "primary"), *qemus(real_lab, "lab-a")]
+        with cluster.without(cluster.leader()):
+            os.kill(frozen[0], signal.SIGSTOP)
+            eventually(lambda: is_promoted(real_lab), 60, "lab-b goes on")
+        assert [identify(pid) for pid in frozen] == [None, None]
+        asyncio.run(_ready(real_lab, guest))
+        back = real_lab.ok("replicate", "failback", NAME)
+        assert (back["standby"], back["state"]) == ("lab-a", "promoted")
+        assert 0 < back["guest_downtime_ms"] < 20_000
+        assert homes(real_lab) == [("lab-a", "running")]
+        told = events(real_lab)
+        assert ("lab-b", "promoted", "") in told
+        assert ("lab-b", "ended", "yours") in told
+        assert told[-1][0] == "lab-a"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_without_a_majority_nobody_takes_over_and_the_guest_stands_still(
+    real_lab: Machines, cluster: Cluster
+) -> None:
+    with a_guest(real_lab):
+        real_lab.ok(
+            "replicate", "start", NAME, "lab-b", "--lease", f"etcd:{','.join(cluster.urls)}"
+        )
+        with cluster.without(cluster.members[0]):
+            assert sides(real_lab)["primary"]["state"] == "protected"
+        with cluster.without(*cluster.members[1:]):
+            stands = "the guest stands still"
+            eventually(lambda: not sides(real_lab)["primary"]["may_run"], 30, stands)
+            eventually(lambda: homes(real_lab) == [("lab-a", "paused")], 30, stands)
+            assert sides(real_lab)["standby"]["state"] == "following"
+        eventually(lambda: sides(real_lab)["primary"]["may_run"], 30, "it goes on")
+        eventually(lambda: homes(real_lab) == [("lab-a", "running")], 30, "it goes on")
+        with cluster.without(*cluster.members[1:]):
+            for pid in [*services(real_lab, "primary"), *qemus(real_lab, "lab-a")]:
+                os.kill(pid, signal.SIGKILL)
+            asyncio.run(asyncio.sleep(8.0))  # longer than a lease, and than anybody's patience
+            assert not is_promoted(real_lab)
+        eventually(lambda: is_promoted(real_lab), 60, "lab-b goes on, now that it may")
+        assert homes(real_lab) == [("lab-b", "running")]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+def test_an_agent_that_proves_nothing_is_waited_out(real_lab: Machines, how: str) -> None:
+    path = real_lab.shared / "agent"
+    with a_guest(real_lab):
+        late = "sleep 100" if how == "hangs" else "exit 1"
+        path.write_text(f'#!/bin/sh\n[ "$1" = check ] && echo fine && exit 0\n{late}\n')
+        path.chmod(0o755)
+        lease = ["--lease", str(real_lab.shared), "--fence", str(path)]
+        real_lab.ok("replicate", "start", NAME, "lab-b", *lease)
+        (primary,) = services(real_lab, "primary")
+        os.kill(primary, signal.SIGSTOP)
+        try:
+            # The guard has stopped the guest by then: its lease has ended.
+            eventually(lambda: is_promoted(real_lab), 60, "lab-b goes on after the lease")
+        finally:
+            os.kill(primary, signal.SIGCONT)
+        eventually(lambda: homes(real_lab) == [("lab-b", "running")], 60, "only lab-b has it")
+        eventually(lambda: len(real_lab.qemus(NAME)) == 1, 20, "one QEMU")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_vm_is_kept_protected_whatever_ends_it(real_lab: Machines) -> None:
+    with a_guest(real_lab):
+        words = ("keep", NAME, "lab-a", "lab-b", "--lease", str(real_lab.shared))
+        keeper = real_lab.begin("replicate", *words)
+        try:
+            eventually(lambda: is_protected_by(real_lab, "lab-b"), 60, "it is protected")
+            for pid in services(real_lab, "standby"):
+                os.kill(pid, signal.SIGKILL)
+            eventually(lambda: not is_protected_by(real_lab, "lab-b"), 60, "the standby is lost")
+            eventually(lambda: is_protected_by(real_lab, "lab-b"), 90, "it is protected again")
+            real_lab.ok("replicate", "failover", NAME)
+            eventually(lambda: is_protected_by(real_lab, "lab-a"), 90, "by the old host")
+        finally:
+            keeper.send_signal(signal.SIGTERM)
+            _, said = keeper.communicate(timeout=60)
+        assert is_protected_by(real_lab, "lab-a")  # without its keeper
+        assert "Traceback" not in said
+
+
+def is_protected_by(made: Machines, standby: str) -> bool:
+    done = made.vmckpt("replicate", "status", NAME)
+    told = [side for side in done.result.get("sides", []) if side["role"] == "primary"]
+    return any(
+        one["answers"] and one["state"] == "protected" and one["standby"] == standby for one in told
+    )

@@ -1,0 +1,74 @@
+"""What `replicate start` is asked, and what it makes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vmckpt.cli.replicate_options import Wishes
+from vmckpt.errors import RefusedError, UsageError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.replicate.request import Options
+
+NOTHING = Wishes(None, None, None, None, None, is_unsafe=False)
+
+
+class Far(LocalHost):
+    """A host of another machine, which nobody asks."""
+
+    is_this_machine = False
+
+
+HERE, THERE = (LocalHost(name, Path("/s"), "127.0.0.1") for name in "ab")
+FAR = Far("c", Path("/s"), "192.0.2.1")
+
+
+def test_on_one_machine_all_has_a_default() -> None:
+    options = NOTHING.options(HERE, THERE)
+    assert options == Options(options.arbiter)
+    assert options.arbiter.endswith("/leases")
+
+
+def test_between_machines_somebody_has_to_say_where_leases_are() -> None:
+    with pytest.raises(RefusedError, match="no arbiter"):
+        NOTHING.options(HERE, FAR)
+    assert replace(NOTHING, lease="/shared").options(HERE, FAR).arbiter == "/shared"
+
+
+def test_an_agent_is_used_between_machines_and_refused_on_one() -> None:
+    wishes = replace(NOTHING, lease="/l", fence="agent 'one word' {host}")
+    assert wishes.options(HERE, FAR).fence == ("agent", "one word", "{host}")
+    with pytest.raises(RefusedError, match="one machine"):
+        wishes.options(HERE, THERE)
+    for text in ("", "  ", "'"):
+        with pytest.raises(UsageError, match="no command"):
+            replace(wishes, fence=text).options(HERE, FAR)
+
+
+@pytest.mark.parametrize("epoch", ["2s", "60s", "1h"])
+def test_output_is_held_for_long_by_no_accident(epoch: str) -> None:
+    wishes = replace(NOTHING, epoch=epoch)
+    with pytest.raises(RefusedError) as refused:
+        wishes.options(HERE, THERE)
+    assert "--unsafe-no-output-commit" in refused.value.remedy
+    assert not replace(wishes, is_unsafe=True).options(HERE, THERE).holds_output
+    replace(wishes, epoch="1s").options(HERE, THERE)
+    assert replace(wishes, epoch="auto").options(HERE, THERE).epoch_s is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [replace(NOTHING, epoch="0ms"), replace(NOTHING, epoch="2h"), replace(NOTHING, max_pause="1m")],
+)
+def test_what_cannot_be_kept_is_refused(wrong: Wishes) -> None:
+    with pytest.raises(UsageError, match="cannot be kept"):
+        wrong.options(HERE, THERE)
+
+
+def test_what_is_not_said_is_as_it_was_but_for_what_is_unsafe() -> None:
+    last = Options("/l", ("agent",), 0.05, 0.02, holds_output=False, credentials="")
+    again = NOTHING.options(HERE, FAR, last)
+    assert again == replace(last, holds_output=True)
+    etcd = "etcd:https://192.0.2.1"
+    moved = replace(NOTHING, lease=etcd, credentials="/etc/c").options(HERE, FAR, last)
+    assert (moved.arbiter, moved.credentials, moved.fence) == (etcd, "/etc/c", ("agent",))

@@ -1,0 +1,62 @@
+"""A replication in words."""
+
+from typing import Any
+
+from vmckpt.ui.replication import event_text, status_text
+
+PRIMARY: dict[str, Any] = {
+    "role": "primary", "host": "lab-a", "answers": True, "vm": "web", "primary": "lab-a",
+    "standby": "lab-b", "state": "protected", "ending": None, "why": "", "term": 3,
+    "may_run": True, "output_commit": True, "epoch_ms": 25.0, "epoch_is_auto": False,
+    "sent_bytes": 3 << 20, "raw_bytes": 9 << 20, "epochs": 7, "epochs_per_s": 30.0,
+    "pause_p50_ms": 4.5, "pause_p99_ms": 9.0, "output_latency_p50_ms": 22.0,
+    "output_latency_p99_ms": 40.0, "acknowledged_epoch": 6, "rpo_now_ms": 31.0,
+}  # fmt: skip
+STANDBY: dict[str, Any] = {
+    "role": "standby", "host": "lab-b", "answers": True, "vm": "web", "primary": "lab-a",
+    "standby": "lab-b", "state": "following", "why": "", "term": 3, "epoch": 6,
+    "heard_ms_ago": 12.0, "received_bytes": 3 << 20, "took_over_ms": None,
+}  # fmt: skip
+
+
+def test_a_protected_vm() -> None:
+    assert status_text("web", [PRIMARY, STANDBY]).splitlines() == [
+        "web: lab-a -> lab-b",
+        "  primary     lab-a, protected, term 3",
+        "  safe until  31 ms ago (epoch 6)",
+        "  epochs      30 a second, of 25 ms",
+        "  pauses      4.5 ms, p99 9 ms",
+        "  output      held until safe, 22 ms, p99 40 ms",
+        "  sent        3.00 MiB for 9.00 MiB written",
+        "  standby     lab-b, following, term 3",
+        "  has epoch   6",
+        "  heard       12 ms ago, 3.00 MiB so far",
+    ]
+
+
+def test_disks_are_told_of_where_there_are_any() -> None:
+    told = status_text("web", [PRIMARY | {"disk_bytes": 4 << 20, "disk_bytes_not_sent": 1 << 20}])
+    assert "disks       4.00 MiB, 1.00 MiB the same already" in told
+
+
+def test_what_is_unsafe_and_what_is_wrong_is_said() -> None:
+    bad = status_text("web", [PRIMARY | {"output_commit": False, "may_run": False}])
+    assert "output      NOT HELD" in bad
+    assert "guest       STOPPED: its lease has ended" in bad
+
+
+def test_who_has_died_has_a_last_word_or_none() -> None:
+    dead = {"role": "primary", "vm": "web", "state": "dead", "why": "killed", "host": "lab-a"}
+    text = status_text("web", [dead | {"answers": False}, STANDBY | {"took_over_ms": 8.25}])
+    assert "primary    lab-a, dead: killed" in text
+    assert "took over  in 8.25 ms" in text
+    begun = PRIMARY | {"pause_p50_ms": None, "output_latency_p50_ms": None, "rpo_now_ms": None}
+    assert "pauses   none yet" in status_text("web", [begun])
+
+
+def test_an_event() -> None:
+    event = {"time": "2026-11-22T18:00:00.000Z", "host": "lab-a", "role": "primary", "term": 3}
+    alone = event | {"state": "ended", "ending": "alone", "why": "the standby is lost"}
+    assert event_text(alone).endswith("ended (alone), term 3: the standby is lost")
+    assert "output not held" in event_text(event | {"state": "x", "output_commit": False})
+    assert "may not run" in event_text(event | {"state": "protected", "may_run": False})

@@ -1,0 +1,167 @@
+"""What the commands that begin a replication are asked, and what comes of it."""
+
+import shlex
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.host import Host
+    from vmckpt.replicate.request import Options
+
+AUTO = "auto"
+SHORTEST_EPOCH_S, LONGEST_EPOCH_S, LONGEST_PAUSE_S = 0.001, 3600.0, 10.0
+# Nobody waits longer for each answer: with longer epochs output is let out, and by name only.
+LONGEST_HELD_S = 1.0
+
+Epoch = Annotated[
+    str | None,
+    typer.Option(help="How long the guest runs between two epochs, or 'auto'. 25ms by default."),
+]
+MaxPause = Annotated[
+    str | None,
+    typer.Option("--max-pause", help="What is copied in a pause may take so long. 10ms by default"),
+]
+Lease = Annotated[
+    str | None,
+    typer.Option(
+        help="Where it is written who may run the VM: a directory that both hosts share, or "
+        "etcd:URL,URL..."
+    ),
+]
+LeaseCredentials = Annotated[
+    str | None,
+    typer.Option(
+        "--lease-credentials",
+        help="A file on both hosts with what etcd over https wants to know them by; see README.",
+    ),
+]
+Fence = Annotated[
+    str | None,
+    typer.Option(
+        help="Between machines: a fencing agent and its arguments, {host} being the one to fence, "
+        "e.g. 'vmckpt-fence-by-kill ssh {host}'."
+    ),
+]
+UnsafeNoOutputCommit = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-no-output-commit",
+        help="Let out at once what the guest sends: a failover may take back what was said.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What was asked on the command line; None: nothing."""
+
+    epoch: str | None
+    max_pause: str | None
+    lease: str | None
+    credentials: str | None
+    fence: str | None
+    is_unsafe: bool
+
+    def options(self, primary: "Host", standby: "Host", last: "Options | None" = None) -> "Options":
+        """For a replication from one to the other; what is not asked for is as it was `last`.
+
+        Raises UsageError and RefusedError: it cannot be done so.
+        """
+        from vmckpt.replicate.arbiter import require_place
+        from vmckpt.replicate.request import Options
+
+        fence = _words(self.fence)
+        here = primary.is_this_machine and standby.is_this_machine
+        if fence and here:
+            raise _fence_here()
+        place = self.lease or (last.arbiter if last else _default_place(here=here))
+        asked = replace(last or Options(place), arbiter=place, holds_output=not self.is_unsafe)
+        if self.credentials is not None or self.lease is not None:
+            asked = replace(asked, credentials=self.credentials or "")
+        if fence:
+            asked = replace(asked, fence=fence)
+        if self.epoch is not None:
+            epoch_s = None if self.epoch == AUTO else _duration_s("--epoch", self.epoch)
+            asked = replace(asked, epoch_s=epoch_s)
+        if self.max_pause is not None:
+            pause_s = _duration_s("--max-pause", self.max_pause, LONGEST_PAUSE_S)
+            asked = replace(asked, max_pause_s=pause_s)
+        require_place(asked)
+        _require_sense(asked)
+        return asked
+
+
+def _require_sense(options: "Options") -> None:
+    """Raises RefusedError."""
+    from vmckpt.errors import RefusedError
+    from vmckpt.units import format_duration
+
+    if options.epoch_s is None or options.epoch_s <= LONGEST_HELD_S or not options.holds_output:
+        return
+    epoch = format_duration(options.epoch_s)
+    raise RefusedError(
+        f"epochs of {epoch} would hold back what the guest sends for as long",
+        why=f"nothing leaves before the standby has the state that sent it: up to {epoch} and more "
+        "for each answer",
+        remedy="choose epochs of 1 s at most, or let output out at once, by name: "
+        "--unsafe-no-output-commit. Then a failover takes the guest back by up to an epoch, and "
+        "what it has told others meanwhile it does not know any more",
+    )
+
+
+def _words(fence: str | None) -> tuple[str, ...]:
+    from vmckpt.errors import UsageError
+
+    if fence is None:
+        return ()
+    try:
+        words = tuple(shlex.split(fence))
+        why = "it is empty"
+    except ValueError as exc:
+        words, why = (), str(exc)
+    if not words:
+        raise UsageError(
+            f"--fence {fence!r} is no command",
+            why=why,
+            remedy="name a program and its arguments as a shell would take them",
+        )
+    return words
+
+
+def _fence_here() -> Exception:
+    from vmckpt.errors import RefusedError
+
+    return RefusedError(
+        "an agent has nothing to do between hosts of one machine",
+        why="the standby kills the primary's processes by itself, and sees that they are gone",
+        remedy="leave out --fence",
+    )
+
+
+def _duration_s(option: str, text: str, most_s: float = LONGEST_EPOCH_S) -> float:
+    from vmckpt.errors import UsageError
+    from vmckpt.units import parse_duration_s
+
+    duration_s = parse_duration_s(text)
+    if not SHORTEST_EPOCH_S <= duration_s <= most_s:
+        raise UsageError(
+            f"{option} {text} cannot be kept",
+            why=f"it is from 1 ms to {most_s:g} s",
+            remedy=f"write e.g. {option} 25ms",
+        )
+    return duration_s
+
+
+def _default_place(*, here: bool) -> str:
+    from vmckpt.errors import RefusedError
+    from vmckpt.hosts.inventory import state_dir
+
+    if here:
+        return str(state_dir() / "leases")
+    raise RefusedError(
+        "there is no arbiter",
+        why="who may run the VM has to be written where both hosts read it",
+        remedy="name a directory that both share, or an etcd cluster: --lease etcd:URL,URL...",
+    )

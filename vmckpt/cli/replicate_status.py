@@ -1,0 +1,73 @@
+"""vmckpt replicate status, events: how a replication is, and what happened to it."""
+
+from typing import Annotated, Any
+
+import typer
+
+from vmckpt.cli.output import Json, run, show
+
+WATCH_S = 1.0
+Name = Annotated[str, typer.Argument(help="The VM's name.")]
+
+
+def status(
+    name: Name,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again each second; with --json a line each time.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show how the VM's replication is, as both sides tell it."""
+    from time import sleep
+
+    from vmckpt.ui.replication import status_text
+
+    while True:
+        sides = run(_facts(name))
+        show({"vm": name, "sides": sides}, status_text(name, sides), as_json=json)
+        if not watch:
+            return
+        sleep(WATCH_S)
+        if not json:
+            print()
+
+
+def events(
+    name: Name,
+    follow: Annotated[bool, typer.Option("--follow", help="And what is told from now on.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+) -> None:
+    """Show what the services on all hosts have told of the VM's replications, oldest first."""
+    from time import sleep
+
+    from vmckpt.errors import NotFoundError
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.replicate.narration import read_events
+    from vmckpt.ui.replication import event_text
+
+    shown: list[dict[str, Any]] = []
+    while True:
+        found = run(read_events(name, all_hosts()))
+        for event in found:
+            if event not in shown:
+                show(event, event_text(event), as_json=json)
+        if not found and not follow:
+            raise NotFoundError(
+                f"nothing was told of a replication of '{name}'",
+                why="no host that answers has a file of it",
+                remedy=f"vmckpt replicate start {name} STANDBY",
+            )
+        if not follow:
+            return
+        shown = found
+        sleep(WATCH_S)
+
+
+async def _facts(name: str) -> list[dict[str, Any]]:
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.replicate.sides import not_replicated, sides
+
+    found = await sides(name, all_hosts())
+    if not found:
+        raise not_replicated(name)
+    return [side.status | {"host": side.host.name, "answers": side.answers} for side in found]

@@ -1,0 +1,90 @@
+"""By what a host proves to etcd who it is: a TOML file on that host, which names other files.
+
+    authority = "ca.pem"                 whose certificates are believed; without it the system's
+    certificate = "client.pem"           a client's certificate and its key, where etcd wants them
+    key = "client-key.pem"
+    user = "vmckpt"                      where etcd wants a user; the password stands in a file
+    password_file = "etcd-password"
+
+Relative paths count from its directory. With a user, etcd takes client certificates over its JSON
+gateway only if their subject has no common name ("CommonName ... will be ignored"). Secrets are in
+files for their owner's eyes only, never on a command line or in the environment.
+"""
+
+import ssl
+import stat
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from vmckpt.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What the file says, with whole paths."""
+
+    authority: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    user: str = ""
+    password_file: Path | None = None
+
+    def tls(self) -> ssl.SSLContext:
+        """For https. Raises UsageError."""
+        try:
+            context = ssl.create_default_context(cafile=self.authority)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except OSError as exc:  # ssl.SSLError is one
+            raise _unusable(
+                str(exc), "give files in PEM: the authority's certificate, a client's, and its key"
+            ) from exc
+        return context
+
+    def password(self) -> str:
+        """The user's. Raises UsageError."""
+        if self.password_file is None:
+            return ""
+        try:
+            password = self.password_file.read_text().rstrip("\n")
+        except (OSError, ValueError) as exc:
+            raise _unusable(str(exc), "put the password there, alone on its line") from exc
+        return password
+
+
+def read_credentials(path: Path) -> Credentials:
+    """What a file of credentials says. Raises UsageError, also when others could read secrets."""
+    try:
+        said = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as exc:  # tomllib.TOMLDecodeError is one
+        raise _unusable(f"{path}: {exc}", "write it as README says under --lease") from exc
+    names = {field.name for field in fields(Credentials)}
+    if wrong := [name for name, value in said.items() if not _is_right(name, value, names)]:
+        why = f"{path}: {', '.join(wrong)} is not known, or no text"
+        raise _unusable(why, f"it has {', '.join(sorted(names))}")
+    for one, other in (("certificate", "key"), ("user", "password_file")):
+        if (one in said) != (other in said):
+            raise _unusable(f"{path}: {one} and {other} go together", "give both, or neither")
+    paths = {name: path.parent / said[name] for name in said if name != "user"}
+    for name in ("key", "password_file"):
+        if name in paths:
+            _require_private(paths[name])
+    return Credentials(**paths, user=said.get("user", ""))
+
+
+def _is_right(name: str, value: object, names: set[str]) -> bool:
+    return name in names and isinstance(value, str) and bool(value)
+
+
+def _require_private(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError as exc:
+        raise _unusable(str(exc), "put the file there") from exc
+    if stat.S_IMODE(mode) & 0o077:
+        raise _unusable(f"others may read {path}", f"chmod 600 {path}")
+
+
+def _unusable(why: str, remedy: str) -> UsageError:
+    return UsageError("the credentials for etcd cannot be used", why=why, remedy=remedy)

@@ -1,0 +1,103 @@
+"""What a replication's services went through, for later: a line of JSON for each change.
+
+STATE/replica-events/VM.jsonl on each host; it outlives `replicate stop`. At 1 MiB it becomes
+VM.jsonl.1 and the one before goes: so two files of 1 MiB are all that there ever is.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Entry, Host
+from vmckpt.hosts.process import PRIVATE_FILE
+
+MOST_BYTES = 1 << 20
+# Seldom: a status takes a few tenths of a millisecond, in a process that epochs wait for.
+LOOK_S = 0.2
+DIRECTORY = "replica-events"
+# A line is written when one of these has changed; the others are told with it.
+TOLD_BY = ("state", "ending", "may_run")
+ALSO_TOLD = ("vm", "run", "role", "primary", "standby", "why", "term", "output_commit", "epoch")
+Status = Callable[[], dict[str, Any]]
+
+
+def events_file(host: Host | Entry, vm: str) -> Path:
+    """Where a host's services tell what happens to a VM's replication."""
+    return host.state_dir / DIRECTORY / f"{vm}.jsonl"
+
+
+@asynccontextmanager
+async def narrated(status: Status, host: Entry) -> AsyncIterator[None]:
+    """For the block: each change of a service's status is told, the one at its end too."""
+    told: list[dict[str, Any]] = []
+
+    def tell() -> None:
+        said = status()
+        facts = {name: said.get(name) for name in TOLD_BY}
+        if not told or told[-1] != facts:
+            told[:] = [facts]
+            tell_event(host, said)
+
+    async def watch() -> None:
+        while True:
+            tell()
+            await asyncio.sleep(LOOK_S)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({watching})
+        tell()
+
+
+def tell_event(host: Entry, said: dict[str, Any]) -> None:
+    """Append what a status says now. A file that cannot be written stops nothing."""
+    facts = {name: said[name] for name in (*TOLD_BY, *ALSO_TOLD) if said.get(name) is not None}
+    time_ = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+    line = json.dumps({"time": time_.replace("+00:00", "Z"), "host": host.name, **facts})
+    path = events_file(host, said["vm"])
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = (PRIVATE_FILE & ~os.O_TRUNC) | os.O_APPEND
+        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+            file.write(f"{line}\n")
+            is_full = file.tell() >= MOST_BYTES
+        if is_full:
+            path.replace(_older(path))
+    except OSError as exc:
+        sys.stderr.write(f"{path}: {exc}: {line}\n")
+        sys.stderr.flush()
+
+
+async def read_events(vm: str, hosts: Iterable[Host]) -> list[dict[str, Any]]:
+    """What every host that answers has told of a VM's replication, in the order of their clocks."""
+    answers = await ask_every(hosts, lambda host: _events_of(host, vm))
+    if not answers.given and answers.silent:
+        raise answers.silent[0]
+    found = [event for events in answers.given for event in events]
+    return sorted(found, key=lambda event: str(event["time"]))
+
+
+async def _events_of(host: Host, vm: str) -> list[dict[str, Any]]:
+    path = events_file(host, vm)
+    texts = [await host.read_text(one) or "" for one in (_older(path), path)]
+    events = list[dict[str, Any]]()
+    for line in "".join(texts).splitlines():
+        with suppress(ValueError):  # it was cut off by a full disk
+            events.append(json.loads(line))
+    return events
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")

@@ -1,0 +1,32 @@
+"""Whether a standby could take over if it had to, tried when its primary says who it is.
+
+Else one would find out in the failover that the two hosts read different leases, or that the agent
+that is to fence the primary cannot reach it.
+"""
+
+from vmckpt.errors import RefusedError
+from vmckpt.lease.rule import Holding
+from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
+from vmckpt.replicate.request import Options
+from vmckpt.replicate.wire.messages import Hello
+
+
+async def try_means(options: Options, hello: Hello, term: int) -> None:
+    """Have the arbiter and the fencing agent answer; changes nothing.
+
+    Raises HostDownError and StorageError (the arbiter), RefusedError (it is not the primary's),
+    OperationFailedError (the agent).
+    """
+    found = await open_arbiter(options).read(hello.vm)
+    holding = Holding(term, hello.holder)
+    if found is None or Holding(found.record.term, found.record.holder) != holding:
+        said = f"term {found.record.term} of {found.record.holder}" if found else "nothing"
+        raise RefusedError(
+            f"the standby reads other leases than the primary at {options.arbiter}",
+            why=f"{hello.holder} holds term {term}; what stands there for the standby is {said}",
+            remedy="name a directory that both hosts really share, or an etcd cluster",
+        )
+    if options.fence and hello.machine != this_machine():
+        target = Target(hello.vm, holding, hello.host, hello.machine, hello.emitters)
+        await Agent(options.fence).check(target)

@@ -1,0 +1,82 @@
+"""A replication in words: how it is now, and what happened to it."""
+
+from typing import Any
+
+from vmckpt.ui.tables import fields
+from vmckpt.units import format_size
+
+
+def status_text(name: str, sides: list[dict[str, Any]]) -> str:
+    """Both sides' status (`replicate status --json`) for people."""
+    about = sides[0]
+    lines = [f"{name}: {about.get('primary') or '?'} -> {about.get('standby') or '?'}"]
+    pairs: list[tuple[str, str]] = []
+    for side in sides:
+        pairs += _primary(side) if side["role"] == "primary" else _standby(side)
+    return "\n".join([*lines, *(f"  {line}" for line in fields(pairs).splitlines())])
+
+
+def event_text(event: dict[str, Any]) -> str:
+    """A line of `replicate events`."""
+    state = event["state"] + (f" ({event['ending']})" if event.get("ending") else "")
+    if event.get("may_run") is False:
+        state += ", the guest may not run: its lease has ended"
+    if event.get("output_commit") is False:
+        state += ", output not held"
+    why = f": {event['why']}" if event.get("why") else ""
+    where = f"{event['host']} {event['role']}"
+    return f"{event['time']}  {where:<20}  {state}, term {event.get('term', '?')}{why}"
+
+
+def _primary(side: dict[str, Any]) -> list[tuple[str, str]]:
+    pairs = [("primary", _where(side))]
+    if side.get("epochs") is None or not side["answers"]:
+        return pairs
+    if not side["may_run"]:
+        pairs.append(("guest", "STOPPED: its lease has ended, until the arbiter answers again"))
+    if side["rpo_now_ms"] is not None:
+        pairs.append(("safe until", f"{side['rpo_now_ms']:g} ms ago (epoch {_epoch(side)})"))
+    length = f"{side['epoch_ms']:g} ms{' (auto)' if side['epoch_is_auto'] else ''}"
+    pairs += [
+        ("epochs", f"{side['epochs_per_s']:g} a second, of {length}"),
+        ("pauses", _spread(side, "pause")),
+        ("output", _output(side)),
+        ("sent", f"{format_size(side['sent_bytes'])} for {format_size(side['raw_bytes'])} written"),
+    ]
+    if "disk_bytes" in side:
+        known = format_size(side["disk_bytes_not_sent"])
+        pairs.append(("disks", f"{format_size(side['disk_bytes'])}, {known} the same already"))
+    return pairs
+
+
+def _standby(side: dict[str, Any]) -> list[tuple[str, str]]:
+    pairs = [("standby", _where(side))]
+    if side["answers"] and side.get("heard_ms_ago") is not None:
+        heard = f"{side['heard_ms_ago']:g} ms ago, {format_size(side['received_bytes'])} so far"
+        pairs += [("has epoch", str(side["epoch"])), ("heard", heard)]
+    if side.get("took_over_ms") is not None:
+        pairs.append(("took over", f"in {side['took_over_ms']:g} ms"))
+    return pairs
+
+
+def _where(side: dict[str, Any]) -> str:
+    words = f"{side['host']}, {side['state']}"
+    if side.get("term"):
+        words += f", term {side['term']}"
+    return words + (f": {side['why']}" if side.get("why") else "")
+
+
+def _epoch(side: dict[str, Any]) -> str:
+    return str(side["acknowledged_epoch"])
+
+
+def _output(side: dict[str, Any]) -> str:
+    if not side["output_commit"]:
+        return "NOT HELD: after a failover the guest may have said what it does not know"
+    return f"held until safe, {_spread(side, 'output_latency')}"
+
+
+def _spread(side: dict[str, Any], what: str) -> str:
+    if side[f"{what}_p50_ms"] is None:
+        return "none yet"
+    return f"{side[f'{what}_p50_ms']:g} ms, p99 {side[f'{what}_p99_ms']:g} ms"
