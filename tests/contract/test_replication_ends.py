@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,13 +23,15 @@ from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
-from vmckpt.memory.ram_file import PAGE_BYTES, mapped
+from vmckpt.memory.ram_file import PAGE_BYTES, mapped, open_fd
+from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import channel, keeper
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
 from vmckpt.replicate.disks.journal import Journal
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.operate import require_decided, stop
+from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.replica import replica_in
 from vmckpt.replicate.request import Files
 from vmckpt.replicate.stream import Stream
@@ -350,3 +353,23 @@ def test_silence_is_nothing_to_act_on_before_there_is_anything_to_take_over() ->
         assert taking.is_due(receiving)
 
     asyncio.run(main())
+
+
+def test_whatever_is_noticed_first_of_a_killed_qemu_its_end_is_known_for_that() -> None:
+    """Its memory is gone before its sockets are: a scan fails while it still counts as alive."""
+
+    async def main(qemu: "subprocess.Popen[bytes]", pidfd: int) -> None:
+        held = Protection.__new__(Protection)
+        held._grip = SimpleNamespace(pidfd=pidfd)  # type: ignore[assignment]
+        gone = ProcessLookupError(3, "No such process")
+        why = {"why": "-", "remedy": "-"}
+        noticing = asyncio.ensure_future(held._is_qemus_end(gone))
+        await asyncio.sleep(0.2)
+        qemu.kill()
+        assert await noticing
+        assert await held._is_qemus_end(OperationFailedError("a mirror is lost", **why))
+        assert await held._is_qemus_end(MonitorLostError("no answer", **why))
+        assert not await held._is_qemus_end(HostDownError("the standby is silent", **why))
+
+    with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
+        asyncio.run(main(qemu, pidfd))

@@ -114,7 +114,7 @@ async def run_case(made: World, guest: LabGuest, case: Case, home: str, away: st
         await control.close()
     if outcome != LOST:
         # Nothing stands in the way of the next protection.
-        await command(made, "replicate", "stop", NAME)
+        await asyncio.to_thread(made.vmckpt, "replicate", "stop", NAME)  # it may be over
         begun = await command(made, "replicate", "start", NAME, where(made, other=True))
         assert begun["state"] == "protected"
 

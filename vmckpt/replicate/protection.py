@@ -4,12 +4,13 @@ How it ends, and who has the guest then: `Ending`.
 """
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
-from vmckpt.errors import OutcomeUnknownError, VmckptError
+from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import write_last_word
@@ -20,6 +21,8 @@ from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.sequence.steps import to_the_end
 
 POLL_S = 0.02
+# A killed QEMU takes 0.3 s per GiB to end.
+DYING_S = 2.0
 
 
 class Ending(StrEnum):
@@ -125,11 +128,29 @@ class Protection:
                 if self._asked is Ending.YOURS:
                     return await self._hand_over()
                 return await self._stop()
-            except (MonitorLostError, OutcomeUnknownError):
+            except (VmckptError, OSError) as exc:
+                if not await self._is_qemus_end(exc):
+                    if isinstance(exc, OSError):
+                        raise
+                    raise StandbyLostError(f"{exc.what}: {exc.why}") from exc
                 told: list[Any] = [event["data"] for event in shutdowns.drain()]
                 return await self._qemu_gone(is_off=any(data["guest"] for data in told))
-            except VmckptError as exc:
-                raise StandbyLostError(f"{exc.what}: {exc.why}") from exc
+
+    async def _is_qemus_end(self, exc: Exception) -> bool:
+        """Whether its QEMU has died, whatever was noticed of that first.
+
+        A killed one loses its memory, which cannot be scanned then, before its sockets are closed.
+        """
+        if isinstance(exc, MonitorLostError | OutcomeUnknownError):
+            return True
+        if isinstance(exc, HostDownError):  # the standby is
+            return False
+        return await self._is_dying()
+
+    async def _is_dying(self) -> bool:
+        """Whether its QEMU has ended, or does within a moment."""
+        ended, _, _ = await asyncio.to_thread(select.select, [self._grip.pidfd], [], [], DYING_S)
+        return bool(ended)
 
     def _require_wanted(self) -> None:
         if self._asked is not None:
