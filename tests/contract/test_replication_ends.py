@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
+from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
@@ -30,6 +32,7 @@ from vmckpt.replicate.operate import require_decided, stop
 from vmckpt.replicate.replica import replica_in
 from vmckpt.replicate.request import Files
 from vmckpt.replicate.stream import Stream
+from vmckpt.replicate.takeover import SILENCE_S, TakeOver
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
 from vmckpt.replicate.wire.errors import DamagedError
 from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, Inbound, Kind, Outbound
@@ -326,5 +329,24 @@ def test_frames_are_made_as_there_is_room_for_them() -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(ours.send_all(frames()), 0.3)
             assert made < 8
+
+    asyncio.run(main())
+
+
+def test_silence_is_nothing_to_act_on_before_there_is_anything_to_take_over() -> None:
+    """On a busy machine a primary may say nothing for seconds before its first copy."""
+
+    async def main() -> None:
+        replica = SimpleNamespace(complete=False)
+        primary = SimpleNamespace(heard_s=boottime_s() - 2 * SILENCE_S)
+        anything: Any = None
+        taking = TakeOver(anything, anything, replica, primary, asyncio.Event())  # type: ignore[arg-type]
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        assert not taking.is_due(receiving)
+        replica.complete = True
+        assert taking.is_due(receiving)
+        replica.complete = False
+        receiving.set_result("lost")
+        assert taking.is_due(receiving)
 
     asyncio.run(main())

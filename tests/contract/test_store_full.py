@@ -99,7 +99,7 @@ def test_every_write_may_be_the_one_that_finds_no_space(
 ) -> None:
     with create_store(str(tmp_path / "store")) as store:
         parent = None
-        for seed in range(3):
+        for seed in range(2):
             parent = make(store, seed, parent, pages=90)
         full = Full(monkeypatch)
         failures = 0

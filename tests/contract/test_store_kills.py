@@ -16,7 +16,7 @@ from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.store import Store
 
-KILLS, MANY_KILLS = 6, 300
+KILLS, MANY_KILLS = 4, 300
 # More than there is time for.
 ENDLESS = 100000
 

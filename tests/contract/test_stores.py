@@ -11,7 +11,14 @@ import pytest
 
 from tests.guest_like import DISK, RAM, dirtied, memory, read_whole, require_same, save
 from tests.object_storage import environment, new_place, s3_server
-from vmckpt.errors import BusyError, NotFoundError, RefusedError, UsageError
+from vmckpt.errors import (
+    BusyError,
+    NotFoundError,
+    OperationFailedError,
+    RefusedError,
+    UsageError,
+)
+from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
@@ -335,3 +342,35 @@ def test_what_is_wrong_with_a_request_is_said(store: Store) -> None:
 def test_there_is_no_store_before_one_is_made(places: Places) -> None:
     with pytest.raises(NotFoundError, match="store init"):
         open_store(places("nowhere"))
+
+
+def test_the_lock_of_a_dead_writer_in_object_storage_is_had_after_a_while(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(server).items():
+        monkeypatch.setenv(name, value)
+    place = new_place()
+    # It writes its lock no more, as the dead do.
+    dead = S3Backend(place, expiry_s=2, refresh_s=1000)
+    others = S3Backend(place, expiry_s=2, refresh_s=0.2)
+    with dead.hold("x", shared=True) as lost:
+        lost.require()
+        with others.hold("x", shared=True):
+            pass
+        with pytest.raises(BusyError, match="less than 2 s ago"), others.hold("x", shared=False):
+            pass
+        with others.hold("x", shared=False, wait_s=60) as held:
+            with pytest.raises(OperationFailedError, match="was lost"):
+                lost.require()
+            # Who lives keeps it.
+            with pytest.raises(BusyError), dead.hold("x", shared=True, wait_s=4):
+                pass
+            held.require()
+
+
+def test_object_storage_without_tls_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment("http://192.0.2.1").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(RefusedError, match="without TLS"):
+        open_store(new_place())

@@ -95,7 +95,7 @@ def info(
         ("place", facts["place"]),
         ("id", facts["id"]),
         ("encrypted", facts["encrypted"] or "no"),
-        ("checkpoints", f"{facts['checkpoints']} of {len(facts['vms'])} VMs"),
+        ("checkpoints", f"{facts['checkpoints']}, of {', '.join(facts['vms']) or 'no VM'}"),
         ("restored", format_size(facts["restored_bytes"])),
         ("stored", f"{format_size(facts['stored_bytes'])} in {facts['packs']} packs"),
     ]

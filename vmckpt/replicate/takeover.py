@@ -22,6 +22,7 @@ from vmckpt.replicate.wire.messages import Hello
 
 # Twice as long as the primary waits before it goes on alone: by now it has, if it can.
 SILENCE_S, MARGIN_S = 2 * PATIENCE_S, 0.05
+COPY_SILENCE_S = 60.0
 TICK_S = 0.02
 
 
@@ -48,7 +49,9 @@ class TakeOver:
 
     def is_due(self, receiving: "asyncio.Future[str]") -> bool:
         """Whether to see to it: the primary is gone or silent, or somebody has asked."""
-        is_silent = boottime_s() - self._primary.heard_s > SILENCE_S
+        # Before there is anything to take over it only has to be found out at some time.
+        patience_s = SILENCE_S if self._replica.complete else COPY_SILENCE_S
+        is_silent = boottime_s() - self._primary.heard_s > patience_s
         return receiving.done() or is_silent or self._asked.is_set()
 
     async def settled(self, receiving: "asyncio.Future[str]") -> Move:

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from vmckpt.store.backends.backend import Backend, MissingError
+from vmckpt.store.compression import compress, unpack
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.header import HEADER_BYTES, Header, Kind
 from vmckpt.store.manifest import BlobFacts, Manifest
 from vmckpt.store.maps import Refs, decode, encode, resized
-from vmckpt.store.pack import compress, unpack
 from vmckpt.store.sealing.seal import Box, Sealer
 
 CHECKPOINTS, MAPS = "checkpoints", "maps"

@@ -41,7 +41,8 @@ class Manifest:
     """A checkpoint, in words.
 
     `parent` need not be there any more. `added_bytes` is what the store grew by. `facts` are the
-    maker's: the store does not look at them. `packs` hold its chunks.
+    maker's: the store looks only for a "name" in them, by which `Store.find` finds it. `packs` hold
+    its chunks.
     """
 
     id: str

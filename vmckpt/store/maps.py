@@ -13,8 +13,9 @@ however many checkpoints came before, and an unchanged map costs nothing.
 import numpy as np
 from numpy.typing import NDArray
 
+from vmckpt.store.compression import compress, unpack
 from vmckpt.store.errors import damaged
-from vmckpt.store.pack import Numbers, compress, unpack
+from vmckpt.store.pack import Numbers
 
 Refs = NDArray[np.uint64]
 SLOT_BITS = 32

@@ -85,7 +85,6 @@ def _open(backend: Backend, config: Config, secret: bytes) -> Store:
     sealer = Sealer(secret, encrypted=config.key["kind"] != "clear")
     header = Header(Kind.PACK, sealer.encrypted, store_id)
     opened = Opened(
-        store_id,
         secret,
         backend,
         sealer,

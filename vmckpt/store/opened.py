@@ -13,7 +13,6 @@ from vmckpt.store.sealing.seal import Sealer
 class Opened:
     """`pool` is for what lets go of Python's lock: compressing, and reading."""
 
-    id: bytes
     secret: bytes
     backend: Backend
     sealer: Sealer

@@ -21,10 +21,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import Backend, Writer
+from vmckpt.store.compression import compress, unpack
 from vmckpt.store.errors import damaged
 from vmckpt.store.header import HEADER_BYTES, Header
 from vmckpt.store.sealing.seal import HASH_BYTES, TAG_BYTES, Box, Seal, Sealer
@@ -43,7 +43,6 @@ _IN_FLIGHT = 8
 
 Numbers = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
-_per_thread = threading.local()
 
 
 def pack_name(pack_id: bytes, generation: int) -> str:
@@ -285,32 +284,6 @@ def every(backend: Backend) -> Iterator[tuple[bytes, int, int]]:
             continue  # no pack: `check` says so
         if pack_name(*parsed[:2]) == f"{PACKS}/{name}":
             yield parsed
-
-
-def compress(data: bytes | bytearray, level: int) -> bytes:
-    """zstd, with the size of what it was."""
-    name = f"compressor_{level}"
-    compressor = getattr(_per_thread, name, None)
-    if compressor is None:
-        compressor = zstandard.ZstdCompressor(level=level)
-        setattr(_per_thread, name, compressor)
-    packed: bytes = compressor.compress(data)
-    return packed
-
-
-def unpack(data: bytes, size: int | None, name: str, most: int = 1 << 30) -> bytes:
-    """The inverse; `size` is what it has to be. Raises DamagedError."""
-    try:
-        expected = zstandard.frame_content_size(data)
-        if expected != size if size is not None else not 0 <= expected <= most:
-            raise damaged(f"{name} is damaged", f"a part of it is {expected} bytes")
-        decompressor = getattr(_per_thread, "decompressor", None)
-        if decompressor is None:
-            decompressor = _per_thread.decompressor = zstandard.ZstdDecompressor()
-        plain: bytes = decompressor.decompress(data)
-    except zstandard.ZstdError as exc:
-        raise damaged(f"{name} is damaged", f"zstd: {exc}") from exc
-    return plain
 
 
 def _frame(seal: Seal, number: int, frame: bytes | bytearray) -> bytes:

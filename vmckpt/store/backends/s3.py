@@ -25,7 +25,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from vmckpt.errors import BusyError, OperationFailedError, StorageError, UsageError
+from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.backend import Buffer, MissingError
 
 SCHEME = "s3://"
@@ -42,13 +42,20 @@ class S3Backend:
         bucket, _, prefix = place.removeprefix(SCHEME).partition("/")
         self.place = place
         self._expiry_s, self._refresh_s = expiry_s, refresh_s
+        in_clear = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
+        if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and not in_clear:
+            raise RefusedError(
+                f"{place} is not reached in the clear",
+                why="guests' memory would travel without TLS",
+                remedy="give an https:// AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true",
+            )
         try:
             self._store = S3Store(
                 bucket,
                 prefix=prefix or None,
                 client_options={
                     "timeout": f"{_TIMEOUT_S}s",
-                    "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true",
+                    "allow_http": in_clear,
                 },
                 retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=_RETRY_S)},
             )

@@ -1,0 +1,35 @@
+"""zstd, for what a store keeps: small and large, by several threads."""
+
+import threading
+
+import zstandard
+
+from vmckpt.store.errors import damaged
+
+_per_thread = threading.local()
+
+
+def compress(data: bytes | bytearray, level: int) -> bytes:
+    """zstd, with the size of what it was."""
+    name = f"compressor_{level}"
+    compressor = getattr(_per_thread, name, None)
+    if compressor is None:
+        compressor = zstandard.ZstdCompressor(level=level)
+        setattr(_per_thread, name, compressor)
+    packed: bytes = compressor.compress(data)
+    return packed
+
+
+def unpack(data: bytes, size: int | None, name: str, most: int = 1 << 30) -> bytes:
+    """The inverse; `size` is what it has to be. Raises DamagedError."""
+    try:
+        expected = zstandard.frame_content_size(data)
+        if expected != size if size is not None else not 0 <= expected <= most:
+            raise damaged(f"{name} is damaged", f"a part of it is {expected} bytes")
+        decompressor = getattr(_per_thread, "decompressor", None)
+        if decompressor is None:
+            decompressor = _per_thread.decompressor = zstandard.ZstdDecompressor()
+        plain: bytes = decompressor.decompress(data)
+    except zstandard.ZstdError as exc:
+        raise damaged(f"{name} is damaged", f"zstd: {exc}") from exc
+    return plain
