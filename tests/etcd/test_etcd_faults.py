@@ -205,7 +205,7 @@ def test_where_nobody_listens_nothing_was_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:2379", "ftp://a", "http://", "http://a:x", "http://a/b", "https://a"]
+    "url", ["", "127.0.0.1:2379", "ftp://a", "http://", "http://a:x", "http://a/b", "https://"]
 )
 def test_what_is_no_endpoint_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="is no endpoint"):
