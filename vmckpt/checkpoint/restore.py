@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
 from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import reading
@@ -67,13 +69,19 @@ class Wish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A VM that runs from a checkpoint. Times count from when all checks had been made."""
+    """A VM that runs from a checkpoint.
+
+    Times count from when all checks had been made, for the last of which a QEMU was started
+    (`preflight_ms`); `ran_unix_s` is when the guest ran.
+    """
 
     vm: str
     host: str
     checkpoint: str
+    preflight_ms: float
     disks_ms: float
     running_ms: float
+    ran_unix_s: float
     warnings: tuple[str, ...]
 
 
@@ -144,6 +152,7 @@ class _Restoring:
     async def run(self, running: Callable[[Restored], None]) -> None:
         """All of it."""
         wish, vm = self._wish, self._planned.vm
+        began_s = time.monotonic()
         async with AsyncExitStack() as undone:
             undone.push_async_exit(self._undo)
             await self._host.make_dir(self._files.path)
@@ -156,15 +165,12 @@ class _Restoring:
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
             state = await in_thread(partial(self._point.blob, DEVICES))
-            if helper is not None:
-                await helper.opened()
-            self._began_s = time.monotonic()
-            await self._make_disks()
-            self._disks_ms = (time.monotonic() - self._began_s) * 1e3
-            qemu, monitor = await self._start()
+            qemu, monitor = await self._same_machine()
             try:
-                await both(self._require_same(monitor), self._have_memory(qemu, helper))
-                await both(load_devices(monitor, state), self._plug())
+                if helper is not None:
+                    await helper.opened()
+                self._began_s = time.monotonic()
+                await both(self._fill_disks(), self._have_guest(qemu, monitor, helper, state))
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -173,8 +179,10 @@ class _Restoring:
                         vm=vm.name,
                         host=self._host.name,
                         checkpoint=self._point.manifest.id,
+                        preflight_ms=round((self._began_s - began_s) * 1e3, 1),
                         disks_ms=round(self._disks_ms, 1),
                         running_ms=round(took_ms, 1),
+                        ran_unix_s=time.time(),
                         warnings=warnings,
                     )
                 )
@@ -200,24 +208,60 @@ class _Restoring:
         require(found, self._planned.vm.name, self._host.name)
         return tuple(check.reason for check in found if check.verdict == "warn")
 
-    async def _make_disks(self) -> None:
-        if path := await in_thread(partial(copy_variables, self._planned)):
+    async def _same_machine(self) -> tuple[Qemu, Monitor]:
+        """A QEMU that waits for the guest, the same machine as it was, its disks still empty.
+
+        Raises OperationFailedError: it is another.
+        """
+        await finish(in_thread(self._make_disks))
+        qemu, monitor = await self._start()
+        try:
+            await commands.migrate_set_capabilities(monitor, SETTINGS)
+            here = machine_from_json(self._planned.facts.machine)
+            if found := differences(here, await describe(monitor)):
+                raise OperationFailedError(
+                    f"the QEMU on {self._host.name} is another machine",
+                    why="; ".join(found),
+                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                )
+        except BaseException:
+            await finish(monitor.close())
+            raise
+        return qemu, monitor
+
+    def _make_disks(self) -> None:
+        """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""
+        if path := copy_variables(self._planned):
             self._made_besides.append(path)
         for disk in self._planned.disks:
             facts = self._planned.facts.disks[disk.number]
-            path = aside_path(disk.path) if self._wish.in_place else disk.path
-            await self._host.make_dir(path.parent)
-            self._made[disk.number] = path
             if facts.area is None:
                 raise NotFoundError(
                     f"the checkpoint has no content for disk {disk.path}",
                     why="it could only be read when it was taken",
                     remedy="restore another checkpoint",
                 )
-            area = self._point.area(facts.area)
-            await in_thread(
-                partial(write_image, path, facts.format, facts.size_bytes, area.stream())
-            )
+            path = aside_path(disk.path) if self._wish.in_place else disk.path
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._made[disk.number] = path
+            area, first = self._point.area(facts.area), np.array([0])
+            chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
+            write_image(path, facts.format, facts.size_bytes, chunks)
+
+    async def _fill_disks(self) -> None:
+        """All that they have, before the guest runs."""
+        for number, path in self._made.items():
+            facts = self._planned.facts.disks[number]
+            chunks = self._point.area(str(facts.area)).stream()
+            write = partial(write_image, path, facts.format, facts.size_bytes, chunks, fills=True)
+            await in_thread(write)
+        self._disks_ms = (time.monotonic() - self._began_s) * 1e3
+
+    async def _have_guest(
+        self, qemu: Qemu, monitor: Monitor, helper: Pager | None, state: bytes
+    ) -> None:
+        await self._have_memory(qemu, helper)
+        await both(load_devices(monitor, state), self._plug())
 
     async def _start(self) -> tuple[Qemu, Monitor]:
         """A QEMU that waits for the guest, the same machine as it was."""
@@ -232,17 +276,6 @@ class _Restoring:
                 )
             )
         return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
-
-    async def _require_same(self, monitor: Monitor) -> None:
-        """The QEMU is the machine that the guest was on."""
-        await commands.migrate_set_capabilities(monitor, SETTINGS)
-        here = machine_from_json(self._planned.facts.machine)
-        if found := differences(here, await describe(monitor)):
-            raise OperationFailedError(
-                f"the QEMU on {self._host.name} is another machine",
-                why="; ".join(found),
-                remedy="use the QEMU that the checkpoint was taken with, or one like it",
-            )
 
     async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
         """Its memory is there, or comes when it is looked at."""
