@@ -22,7 +22,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,17 @@ SIZES, RATES = ("256M", "1G", "4G"), ("0", "20M", "100M")
 SETS = {"256M": "96M", "1G": "256M", "4G": "256M"}
 ROUNDS, MANY = 5, 20
 NO_DISK, WITH_DISK = None, "128M"
+
+
+@asynccontextmanager
+async def a_world() -> AsyncIterator[World]:
+    """A lab with one host for the block."""
+    with ExitStack() as stack:
+        made = await asyncio.to_thread(stack.enter_context, world(qemu("10.0")))
+        try:
+            yield made
+        finally:
+            await asyncio.to_thread(stack.pop_all().close)
 
 
 async def loaded(made: World, memory: str, rate: str, disk: str | None) -> GuestControl:
@@ -74,7 +86,7 @@ async def create(made: World) -> dict[str, Any]:
 async def pauses(memory: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for rate in RATES:
-        with world(qemu("10.0")) as made:
+        async with a_world() as made:
             control = await loaded(made, memory, rate, WITH_DISK)
             taken = [await create(made) for _ in range(ROUNDS)]
             cell: dict[str, Any] = {
@@ -114,7 +126,7 @@ async def stored() -> dict[str, Any]:
 
 
 async def twenty(memory_load: str, disk_load: str) -> dict[str, Any]:
-    with world(qemu("10.0")) as made:
+    async with a_world() as made:
         control = await loaded(made, "256M", "0", WITH_DISK)
         await control.load_memory(memory_load)
         await control.load_disk(disk_load)
@@ -140,7 +152,7 @@ async def twenty(memory_load: str, disk_load: str) -> dict[str, Any]:
 async def booted() -> dict[str, Any]:
     runs = []
     for _ in range(2):
-        with world(qemu("10.0")) as made:
+        async with a_world() as made:
             control = await loaded(made, "1G", "0", NO_DISK)
             first = await create(made)
             dump = await dumped(made)
@@ -187,7 +199,7 @@ async def dumped(made: World) -> dict[str, Any]:
 async def restored(memory: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for disk in (NO_DISK, WITH_DISK):
-        with world(qemu("10.0")) as made:
+        async with a_world() as made:
             control = await loaded(made, memory, "20M", disk)
             if disk:
                 await control.load_disk("rate=2M size=32M")
@@ -225,7 +237,7 @@ async def come_back(made: World, guest: LabGuest, point: str) -> dict[str, Any]:
 
 
 async def forked() -> dict[str, Any]:
-    with world(qemu("10.0")) as made:
+    async with a_world() as made:
         control = await loaded(made, "256M", "0", NO_DISK)
         await control.close()
         point = await create(made)

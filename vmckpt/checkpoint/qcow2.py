@@ -30,9 +30,9 @@ def write_image(
 ) -> None:
     """A new image of the format `kind` at `path`, which must not be there; chunks are clusters.
 
-    With `fills` one is there, made so of some of the chunks, and is given all of them: a QEMU that
-    has opened it, and does not use it yet, reads its tables once more when the guest begins to run.
-    On an error nothing is left. Raises OSError, and what `chunks` raises.
+    With `fills` one is there, made so of some of the chunks, and is given all of them, for a QEMU
+    that has opened it as the target of a migration does, and does not use it yet. On an error
+    nothing is left. Raises OSError, and what `chunks` raises.
     """
     new = 0 if fills else os.O_CREAT | os.O_EXCL
     fd = os.open(path, os.O_RDWR | new | os.O_CLOEXEC, 0o600)

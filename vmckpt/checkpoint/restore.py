@@ -170,7 +170,8 @@ class _Restoring:
                 if helper is not None:
                     await helper.opened()
                 self._began_s = time.monotonic()
-                await both(self._fill_disks(), self._have_guest(qemu, monitor, helper, state))
+                await both(self._fill_disks(), self._have_memory(qemu, helper))
+                await both(load_devices(monitor, state), self._plug())
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -249,19 +250,16 @@ class _Restoring:
             write_image(path, facts.format, facts.size_bytes, chunks)
 
     async def _fill_disks(self) -> None:
-        """All that they have, before the guest runs."""
+        """All that they have, before the devices are loaded: then QEMU reads their tables anew.
+
+        So it does at the end of a migration, whose source has written to them all the while.
+        """
         for number, path in self._made.items():
             facts = self._planned.facts.disks[number]
             chunks = self._point.area(str(facts.area)).stream()
             write = partial(write_image, path, facts.format, facts.size_bytes, chunks, fills=True)
             await in_thread(write)
         self._disks_ms = (time.monotonic() - self._began_s) * 1e3
-
-    async def _have_guest(
-        self, qemu: Qemu, monitor: Monitor, helper: Pager | None, state: bytes
-    ) -> None:
-        await self._have_memory(qemu, helper)
-        await both(load_devices(monitor, state), self._plug())
 
     async def _start(self) -> tuple[Qemu, Monitor]:
         """A QEMU that waits for the guest, the same machine as it was."""

@@ -1,0 +1,12 @@
+p='vmckpt/checkpoint/restore.py'
+s=open(p).read()
+s=s.replace("Tell = Callable[[str], None]","Tell = Callable[[str], None]\ndef T(x):\n    open('/tmp/w-checkpoint/build/prof','a').write(f'{time.monotonic()*1e3:.1f} {x}\\n')\n")
+s=s.replace("        began_s = time.monotonic()\n        async with","        began_s = time.monotonic(); T('BEGIN')\n        async with")
+s=s.replace("            warnings = await self._preflight()\n","            T('pager spawned')\n            warnings = await self._preflight()\n            T('checks')\n")
+s=s.replace("            qemu, monitor = await self._same_machine()\n            try","            T('blob')\n            qemu, monitor = await self._same_machine()\n            T('same machine')\n            try")
+s=s.replace("                self._began_s = time.monotonic()\n                await both","                self._began_s = time.monotonic(); T('opened; preflight ends')\n                await both")
+s=s.replace("                await self._commit(qemu, monitor, helper)\n                undone","                T('guest loaded')\n                await self._commit(qemu, monitor, helper)\n                T('committed')\n                undone")
+s=s.replace("        qemu, monitor = await self._start()\n","        T('disks made')\n        qemu, monitor = await self._start()\n        T('qemu started')\n")
+s=s.replace("        await self._have_memory(qemu, helper)\n","        await self._have_memory(qemu, helper)\n        T('memory attached')\n")
+s=s.replace("        self._disks_ms = (time","        T('disks filled')\n        self._disks_ms = (time")
+open(p,'w').write(s)
