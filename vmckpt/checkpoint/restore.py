@@ -159,8 +159,7 @@ class _Restoring:
             helper = None
             if not wish.eager:
                 # It takes its time to begin: meanwhile all is checked.
-                log = self._files.path / "pager.log"
-                helper = await Pager.start(self._place, self._point.manifest.id, log)
+                helper = await self._pager()
                 # Not `end` by whatever ends us later: from the commit on it serves the guest.
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
@@ -171,7 +170,8 @@ class _Restoring:
                     await helper.opened()
                 self._began_s = time.monotonic()
                 await both(self._fill_disks(), self._have_memory(qemu, helper))
-                await both(load_devices(monitor, state), self._plug())
+                load = load_devices(monitor, state)
+                await both(helper.alive_during(load) if helper else load, self._plug())
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -194,6 +194,16 @@ class _Restoring:
                         await self._all_pages(helper, qemu)
             finally:
                 await finish(monitor.close())
+
+    async def _pager(self) -> Pager:
+        spec, host = self._planned.spec, self._host
+        return await Pager.start(
+            self._place,
+            self._point.manifest.id,
+            self._files.path / "pager.log",
+            self._files.ram(spec.ram_dir),
+            host.state_dir / "cache" / "first-pages" / self._point.manifest.vm,
+        )
 
     async def _all_pages(self, helper: Pager, qemu: Qemu) -> None:
         """Wait for the last page; should the pager die, another goes on."""
@@ -278,7 +288,7 @@ class _Restoring:
     async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
         """Its memory is there, or comes when it is looked at."""
         if helper is not None:
-            await helper.attach(qemu, self._files.ram(self._planned.spec.ram_dir))
+            await helper.attach(qemu)
         else:
             await in_thread(self._fill)
 
