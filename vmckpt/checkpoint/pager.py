@@ -48,6 +48,8 @@ _NICE = 5
 IDLE_MS = 1
 # What is waited for so long after the beginning is noted for the next time.
 NOTED_S = 0.5
+# So long the guest has the processors for itself, and gets only what it waits for.
+ALONE_S = 0.15
 
 
 class Pager:
@@ -61,11 +63,12 @@ class Pager:
         self._left[empty] = False
         # In its first moments, in order.
         self.waited_for: list[int] = []
-        self._noted_until_s = time.monotonic() + NOTED_S
+        self._began_s = time.monotonic()
 
     def serve(self) -> None:
         """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
-        self.answer()
+        while time.monotonic() < self._began_s + ALONE_S:
+            self.answer(IDLE_MS)
         for numbers, contents in self._area.stream():
             for at in range(0, len(numbers), PIECE_PAGES):
                 start, end = at * PAGE_BYTES, (at + PIECE_PAGES) * PAGE_BYTES
@@ -86,7 +89,7 @@ class Pager:
             along = []
             for offset in waited_for:
                 number = offset // PAGE_BYTES
-                if time.monotonic() < self._noted_until_s:
+                if time.monotonic() < self._began_s + NOTED_S:
                     self.waited_for.append(number)
                 if not self._left[number]:
                     self._missing.zero(offset)
