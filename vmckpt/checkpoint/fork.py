@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, known_facts, machine_from_json
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.epoch.load import SETTINGS, load_devices
-from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
@@ -78,6 +78,12 @@ class _Forking:
         self._disks: dict[int, Path] = {}
 
     async def run(self) -> list[Forked]:
+        if self._facts.kind == FILE:
+            raise RefusedError(
+                "the checkpoint cannot be forked",
+                why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
+                remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
+            )
         names = [
             check_name(f"{self._wish.name}-{number + 1}", "VM")
             for number in range(self._wish.number)

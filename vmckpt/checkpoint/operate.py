@@ -10,6 +10,7 @@ from typing import Any
 
 from vmckpt.checkpoint import fork, restore, take
 from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.place import Place, own, parse_place, secret_at
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.service import (
@@ -23,6 +24,7 @@ from vmckpt.checkpoint.service import (
     Files,
     request_for,
 )
+from vmckpt.checkpoint.whole import require_savable
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
@@ -48,7 +50,7 @@ async def create(
             why=f"it is a directory of {place.host.name}, and '{vm.name}' is on {vm.host.name}",
             remedy=f"take it into a store there, then: vmckpt store copy {place.label}",
         )
-    await take.require_capturable(vm)
+    await (require_savable(vm) if wish.kind == FILE else take.require_capturable(vm))
     secret = await secret_at(place, key)
     asked = Asked(CREATE, vm.name, place.path)
     return await _have_done(vm.host, asked, wish._asdict(), tell, secret)
@@ -137,7 +139,7 @@ async def _have_done(
 async def _served(host: Host, verb: str, files: Files, tell: Tell) -> dict[str, Any]:
     command = [*await host.own_command(), "checkpointing", str(files.path)]
     service = await host.spawn(command, files.log)
-    said = ""
+    said = 0
     try:
         while True:
             alive = await host.is_alive(service)
@@ -149,8 +151,10 @@ async def _served(host: Host, verb: str, files: Files, tell: Tell) -> dict[str, 
                 raise unpack_error(status["error"])
             if not alive:
                 raise await _died(host, files, verb)
-            if (step := status.get("step", "")) != said:
-                tell(said := step)
+            steps = status.get("steps", [])
+            for step in steps[said:]:
+                tell(step)
+            said = max(said, len(steps))
             await asyncio.sleep(POLL_S)
     except asyncio.CancelledError:
         await finish(_interrupt(host, service))

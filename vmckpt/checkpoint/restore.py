@@ -16,7 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.facts import (
+    DEVICES,
+    FILE,
+    MAPPED_RAM,
+    RAM,
+    SAVED,
+    known_facts,
+    machine_from_json,
+)
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import reading
@@ -31,6 +39,7 @@ from vmckpt.checkpoint.planned import (
 )
 from vmckpt.checkpoint.qcow2 import write_image
 from vmckpt.checkpoint.secret import keep
+from vmckpt.checkpoint.whole_again import load_whole
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import (
     HostDownError,
@@ -53,7 +62,7 @@ from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.paths import IN_MEMORY, lock_path
 from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
 
 
@@ -155,7 +164,8 @@ class _Restoring:
             undone.push_async_exit(self._undo)
             await self._host.make_dir(self._files.path)
             helper = None
-            if not wish.eager:
+            whole = self._planned.facts.kind == FILE
+            if not wish.eager and not whole:
                 # It takes its time to begin: meanwhile all is checked.
                 log = self._files.path / "pager.log"
                 key = None
@@ -166,7 +176,7 @@ class _Restoring:
                 # Not `end` by whatever ends us later: from the commit on it serves the guest.
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
-            state = await in_thread(partial(self._point.blob, DEVICES))
+            state = b"" if whole else await in_thread(partial(self._point.blob, DEVICES))
             if helper is not None:
                 await helper.opened()
             self._began_s = time.monotonic()
@@ -174,8 +184,12 @@ class _Restoring:
             self._disks_ms = (time.monotonic() - self._began_s) * 1e3
             qemu, monitor = await self._start()
             try:
-                await both(self._require_same(monitor), self._have_memory(qemu, helper))
-                await both(load_devices(monitor, state), self._plug())
+                if whole:
+                    await self._require_same(monitor)
+                    await both(self._load_whole(monitor), self._plug())
+                else:
+                    await both(self._require_same(monitor), self._have_memory(qemu, helper))
+                    await both(load_devices(monitor, state), self._plug())
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -205,9 +219,8 @@ class _Restoring:
     async def _preflight(self) -> tuple[str, ...]:
         """What it warns of. Raises RefusedError."""
         wish = self._wish
-        found = await checks(
-            self._planned, in_place=wish.in_place, lazy=not wish.eager, plugged=wish.plugged
-        )
+        lazy = not wish.eager and self._planned.facts.kind != FILE
+        found = await checks(self._planned, in_place=wish.in_place, lazy=lazy, plugged=wish.plugged)
         require(found, self._planned.vm.name, self._host.name)
         return tuple(check.reason for check in found if check.verdict == "warn")
 
@@ -246,7 +259,8 @@ class _Restoring:
 
     async def _require_same(self, monitor: Monitor) -> None:
         """The QEMU is the machine that the guest was on."""
-        await commands.migrate_set_capabilities(monitor, SETTINGS)
+        if self._planned.facts.kind != FILE:
+            await commands.migrate_set_capabilities(monitor, SETTINGS)
         here = machine_from_json(self._planned.facts.machine)
         if found := differences(here, await describe(monitor)):
             raise OperationFailedError(
@@ -254,6 +268,12 @@ class _Restoring:
                 why="; ".join(found),
                 remedy="use the QEMU that the checkpoint was taken with, or one like it",
             )
+
+    async def _load_whole(self, monitor: Monitor) -> None:
+        """Memory and devices as QEMU saved them."""
+        area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
+        directory = self._files.path if self._source.secret is None else IN_MEMORY
+        await load_whole(monitor, area, mapped=mapped, directory=directory)
 
     async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
         """Its memory is there, or comes when it is looked at."""

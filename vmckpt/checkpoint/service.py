@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from vmckpt.checkpoint import fork, recover, restore, take
+from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.secret import forget_old_secrets, taken_from
+from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.entries import fields_to_json, parse_fields
@@ -118,6 +120,7 @@ class _Service:
         self._files, self._asked = files, asked
         self._host = _host(asked)
         self._told: dict[str, Any] = {}
+        self._steps: list[str] = []
 
     async def work(self) -> None:
         """To its end."""
@@ -140,9 +143,9 @@ class _Service:
                     why="it was moved or removed meanwhile",
                     remedy="see `vmckpt vm list`",
                 )
-            taken = await take.take(
-                vm, place, take.Wish(**wish), lambda step: self._say(WORKING, step=step), secret
-            )
+            asked = take.Wish(**wish)
+            taker = take_whole if asked.kind == FILE else take.take
+            taken = await taker(vm, place, asked, self._step, secret)
             self._say(DONE, result=taken.to_json())
         elif verb == RESTORE:
             given = restore.Wish(**{k: v for k, v in wish.items() if k != "checkpoint"})
@@ -152,6 +155,10 @@ class _Service:
         else:
             forks = await fork.fork(self._host, place, fork.Wish(**wish), secret)
             self._say(DONE, result={"forks": [one.to_json() for one in forks]})
+
+    def _step(self, text: str) -> None:
+        self._steps.append(text)
+        self._say(WORKING, steps=self._steps)
 
     def _is_running(self, restored: restore.Restored) -> None:
         self._told = {"result": asdict(restored)}

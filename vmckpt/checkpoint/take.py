@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, DiskFacts, Facts, machine_to_json
+from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.epoch.budget import Budget
@@ -62,6 +62,7 @@ class Wish(NamedTuple):
     tags: Mapping[str, str]
     trigger: str
     max_pause_s: float
+    kind: str = EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,18 @@ async def take(
         await require_capturable(now)
         with attended(guard_command(now.qemu), now.qemu.files.path / "guard.log"):
             connected = await now.host.connect(now.qemu.files.operator)
-            async with session(connected, now.name) as monitor, _aside() as aside:
-                return await _Taking(now, monitor, wish, aside, tell).take(place, secret)
+            async with session(connected, now.name) as monitor, aside_calls() as aside:
+                return await Taking(now, monitor, wish, aside, tell).take(place, secret)
+
+
+class Moment(NamedTuple):
+    """How the guest was stopped for it."""
+
+    pause_s: float
+    passes: int
+    changed_pages: int
+    kind: str
+    saved_as: str
 
 
 class Aside:
@@ -122,12 +133,13 @@ class Aside:
 
 
 @asynccontextmanager
-async def _aside() -> AsyncIterator[Aside]:
+async def aside_calls() -> AsyncIterator[Aside]:
+    """The thread, for the block."""
     with ThreadPoolExecutor(1, "store") as pool:
         yield Aside(pool)
 
 
-class _Taking:
+class Taking:
     """One checkpoint in the making."""
 
     def __init__(
@@ -140,6 +152,7 @@ class _Taking:
         self._passes = 0
 
     async def take(self, place: str, secret: bytes | None) -> Taken:
+        """All of it, into the store at `place`."""
         store = await self._aside(partial(open_or_create, place, secret))
         try:
             return await self._take(store)
@@ -153,10 +166,9 @@ class _Taking:
         keeps = False
         try:
             await self._disks.prepare(self._written_disks(), new.id, parent)
-            epoch = await self._memory(new)
-            await self._aside(partial(new.blob, DEVICES, epoch.device_state))
+            moment = await self._moment(new)
             await self._store_disks(new)
-            facts = await self._facts(epoch)
+            facts = await self._facts(moment)
             manifest = await self._aside(partial(new.commit, facts.to_json()))
             keeps = True
             history_now = history.then(manifest.id, self._vm.host, store.place)
@@ -182,6 +194,12 @@ class _Taking:
     def _written_disks(self) -> list[str]:
         disks = self._vm.spec.disks
         return [self._vm.nodes[n] for n, disk in enumerate(disks) if not disk.read_only]
+
+    async def _moment(self, new: Transaction) -> Moment:
+        """Memory and devices into the new checkpoint, the disks held to the same moment."""
+        epoch = await self._memory(new)
+        await self._aside(partial(new.blob, DEVICES, epoch.device_state))
+        return Moment(epoch.pause.total_s, self._passes, epoch.pages.count, EPOCH, "")
 
     async def _memory(self, new: Transaction) -> Epoch:
         """All of the guest's memory into the new checkpoint, as of the epoch that this gives."""
@@ -285,7 +303,7 @@ class _Taking:
         finally:
             export.close()
 
-    async def _facts(self, epoch: Epoch) -> Facts:
+    async def _facts(self, moment: Moment) -> Facts:
         vm, spec = self._vm, self._vm.spec
         written = self._disks.nodes
         code = await vm.host.fingerprint(spec.firmware.code) if spec.firmware else None
@@ -313,10 +331,12 @@ class _Taking:
                 for n, disk in enumerate(spec.disks)
             ),
             macs=tuple(nic.mac or default_mac(spec.name, n) for n, nic in enumerate(spec.nics)),
-            pause_ms=round(epoch.pause.total_s * 1e3, 3),
-            passes=self._passes,
+            pause_ms=round(moment.pause_s * 1e3, 3),
+            passes=moment.passes,
             took_s=round(time.monotonic() - self._began_s, 3),
-            changed_pages=epoch.pages.count,
+            changed_pages=moment.changed_pages,
+            kind=moment.kind,
+            saved_as=moment.saved_as,
         )
 
 

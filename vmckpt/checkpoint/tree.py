@@ -67,6 +67,7 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
         ("host", facts.host),
         ("trigger", facts.trigger),
         ("tags", " ".join(f"{key}={value}" for key, value in facts.tags.items()) or "-"),
+        ("kind", f"{facts.kind} ({facts.saved_as})" if facts.saved_as else facts.kind),
         ("pause", f"{facts.pause_ms:.1f} ms"),
         ("passes", str(facts.passes)),
         ("took", f"{facts.took_s:.2f} s"),

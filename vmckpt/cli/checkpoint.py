@@ -40,12 +40,15 @@ class Kind(StrEnum):
 
     epoch = "epoch"
     savevm = "savevm"
+    file = "file"
 
 
 KindOption = Annotated[
     Kind,
     typer.Option(
-        "--kind", help="epoch: into a store; savevm: into the qcow2 image, the VM stopped for it."
+        "--kind",
+        help="epoch: into a store, while it runs; file: into a store, saved as a whole, the VM "
+        "stopped for it; savevm: into the qcow2 image, the VM stopped for it.",
     ),
 ]
 OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: whose it is.")]
@@ -57,8 +60,9 @@ def create(
     name: Annotated[str | None, typer.Option("--name", help="What to call it.")] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="key=value, any number.")] = None,
     max_pause: Annotated[
-        str, typer.Option("--max-pause", help="How long the guest may stand still.")
-    ] = "10ms",
+        str | None,
+        typer.Option("--max-pause", help="How long the guest may stand still: 10ms unless told."),
+    ] = None,
     trigger: Annotated[str, typer.Option("--trigger", help="Why it is taken.")] = "operator",
     kind: KindOption = Kind.epoch,
     store: StorePlace = None,
@@ -76,7 +80,10 @@ def create(
     from vmckpt.units import format_size, parse_duration_s
 
     found = run(find_own(vm))
-    wish = Wish(_name(name, vm), _tags(tag or []), trigger, parse_duration_s(max_pause))
+    # Of one that is saved as a whole nobody else knows what is too long.
+    usual_s = 0.0 if kind is Kind.file else 0.010
+    allowed_s = parse_duration_s(max_pause) if max_pause else usual_s
+    wish = Wish(_name(name, vm), _tags(tag or []), trigger, allowed_s, kind.value)
     result = run(create_(found, store, wish, _tell(json), key_source(key_file, key_command)))
     text = (
         f"{result['name']} is checkpoint {result['id'][:12]} of {vm}: paused "

@@ -41,6 +41,11 @@ class VmDir:
         """A restore in place that is under way, or was cut off (JSON)."""
         return self.path / "restore.json"
 
+    @property
+    def saving(self) -> Path:
+        """There while the guest stands still to be saved as a whole: whose it is to let it run."""
+        return self.path / "saving"
+
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""
         return QemuDir(self.path / f"{QEMU_PREFIX}{qemu_id}", self.path.name, qemu_id)

@@ -116,7 +116,7 @@ async def _restored(vm: "Vm") -> "Vm":
     from vmckpt.checkpoint.recover import recover
 
     await recover(vm)
-    warn(f"a restore of {vm.name} was cut off: it was ended")
+    warn(f"a checkpoint or restore of {vm.name} was cut off: it was ended")
     return await find_vm(vm.name)
 
 
