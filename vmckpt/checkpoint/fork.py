@@ -9,13 +9,14 @@ goes with its last fork. Disks are qcow2 overlays over one image each, which sta
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, known_facts, machine_from_json
 from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
@@ -27,7 +28,7 @@ from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IMAGES, lock_path
@@ -50,6 +51,7 @@ class Forked:
     name: str
     took_ms: float
     error: str = ""
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For the one who asked."""
@@ -94,10 +96,20 @@ class _Forking:
         try:
             await self._make_base(planned[0])
             state = await in_thread(partial(self._point.blob, DEVICES))
-            return [await self._one(plan, state) for plan in planned]
+            forks = [await self._one(plan, state) for plan in planned]
+            # When all run: whoever waits for an agent keeps no other from running.
+            return await all_of(map(self._told, forks, planned))
         finally:
             if self._ram is not None:
                 await self._host.remove(self._ram)
+
+    async def _told(self, fork: Forked, planned: Planned) -> Forked:
+        """After the guest was told what it can be."""
+        if fork.error:
+            return fork
+        agent, plugged = planned.vm.qemu.files.agent, self._wish.plugged
+        unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
+        return replace(fork, warnings=tuple(unsaid))
 
     async def _make_base(self, planned: Planned) -> None:
         self._ram = planned.spec.ram_dir / f"vmckpt-fork-{secrets.token_hex(4)}.base"

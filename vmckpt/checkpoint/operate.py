@@ -20,6 +20,7 @@ from vmckpt.checkpoint.service import (
     FORK,
     RESTORE,
     RUNNING,
+    SETTLED,
     Asked,
     Files,
     request_for,
@@ -144,7 +145,8 @@ async def _served(host: Host, verb: str, files: Files, tell: Tell) -> dict[str, 
         while True:
             alive = await host.is_alive(service)
             status = json.loads(await host.read_text(files.status) or "{}")
-            if status.get("state") in (RUNNING, DONE):
+            done = status.get("state") in (SETTLED, DONE)
+            if done or (status.get("state") == RUNNING and not alive):
                 result: dict[str, Any] = status["result"]
                 return result
             if status.get("state") == FAILED:

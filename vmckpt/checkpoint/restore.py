@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from vmckpt.checkpoint.facts import (
     machine_from_json,
 )
 from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
@@ -49,12 +50,10 @@ from vmckpt.errors import (
     RefusedError,
     VmckptError,
 )
-from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.qemu import commands
-from vmckpt.qemu.agent import GuestAgent
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
@@ -86,6 +85,8 @@ class Restored:
     disks_ms: float
     running_ms: float
     warnings: tuple[str, ...]
+    # Whether the guest has been told all that it can be (`identity.py`).
+    settled: bool = False
 
 
 class Source(NamedTuple):
@@ -193,18 +194,19 @@ class _Restoring:
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
-                running(
-                    Restored(
-                        vm=vm.name,
-                        host=self._host.name,
-                        checkpoint=self._point.manifest.id,
-                        disks_ms=round(self._disks_ms, 1),
-                        running_ms=round(took_ms, 1),
-                        warnings=warnings,
-                    )
+                restored = Restored(
+                    vm=vm.name,
+                    host=self._host.name,
+                    checkpoint=self._point.manifest.id,
+                    disks_ms=round(self._disks_ms, 1),
+                    running_ms=round(took_ms, 1),
+                    warnings=warnings,
                 )
+                running(restored)
                 try:
-                    await to_the_end(self._afterwards(qemu, monitor))
+                    unsaid = await to_the_end(self._afterwards(qemu, monitor))
+                    warnings += tuple(unsaid)
+                    running(replace(restored, warnings=warnings, settled=True))
                 finally:
                     if helper is not None:
                         await self._all_pages(helper, qemu)
@@ -324,8 +326,8 @@ class _Restoring:
             await let_run(old)
             raise
 
-    async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> None:
-        """Only forward: the guest runs."""
+    async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
+        """Only forward: the guest runs. What it could not be told."""
         vm = self._planned.vm
         history = History.parse(await self._host.read_text(vm.directory.point))
         history = history.then(self._point.manifest.id, self._host, self._source.place)
@@ -335,11 +337,12 @@ class _Restoring:
             await finish_in_place(vm)
         # Left on, the next migration would leave its memory behind.
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+        plugged, facts = self._wish.plugged, self._planned.facts
+        unsaid = await tell_guest(self._host, qemu.files.agent, facts, vm.spec, plugged=plugged)
         with suppress(VmckptError):  # it goes on without, as after a migration
-            if self._wish.plugged:
+            if plugged:
                 await commands.announce_self(monitor)
-            if vm.spec.guest_agent:
-                await _set_clock(self._host, qemu)
+        return unsaid
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
@@ -393,11 +396,3 @@ async def let_run(vm: Vm) -> None:
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             if (await commands.query_status(monitor)).status == "paused":
                 await commands.cont(monitor)
-
-
-async def _set_clock(host: Host, qemu: Qemu) -> None:
-    agent = await GuestAgent.connect(await host.connect(qemu.files.agent))
-    try:
-        await agent.set_time()
-    finally:
-        await agent.close()

@@ -31,7 +31,7 @@ DIRECTORY = "checkpointing"
 CREATE, RESTORE, FORK = "create", "restore", "fork"
 # What a run told can be read for so long after its end.
 KEPT_S = 86_400.0
-WORKING, RUNNING, DONE, FAILED = "working", "running", "done", "failed"
+WORKING, RUNNING, SETTLED, DONE, FAILED = "working", "running", "settled", "done", "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class _Service:
 
     def _is_running(self, restored: restore.Restored) -> None:
         self._told = {"result": asdict(restored)}
-        self._say(RUNNING, **self._told)
+        self._say(SETTLED if restored.settled else RUNNING, **self._told)
 
     def _say(self, state: str, **more: Any) -> None:
         part = self._files.status.with_name(".status.part")

@@ -39,6 +39,9 @@ def fork(
     called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
     wish = Wish(entry.id, called, count, plugged)
     result = run(fork_on(where, entry, wish, lambda _: None, key))
+    for one in result["forks"]:
+        for text in one["warnings"]:
+            warn(f"warning: {one['name']}: {text}")
     failed = [one for one in result["forks"] if one["error"]]
     rows = [
         (one["name"], f"{one['took_ms']:.0f} ms", one["error"] or "runs") for one in result["forks"]
