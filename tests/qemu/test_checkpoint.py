@@ -189,4 +189,7 @@ def test_what_is_not_there_or_not_meant_is_said() -> None:
             check=True,
         ).stdout  # fmt: skip
         assert "CHECKPOINT" in text
-        assert json.loads(json.dumps(made.ok("checkpoint", "list"))) == {"checkpoints": []}
+        assert json.loads(json.dumps(made.ok("checkpoint", "list"))) == {
+            "checkpoints": [],
+            "silent": [],
+        }

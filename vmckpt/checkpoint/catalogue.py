@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError
@@ -52,7 +51,7 @@ class Entry:
 
 
 class Catalogue(NamedTuple):
-    """All checkpoints that were found, oldest first, and why some stores were not looked into."""
+    """All checkpoints that were found, oldest first; which are damaged, or in silent stores."""
 
     entries: list[Entry]
     silent: list[VmckptError]
@@ -89,23 +88,21 @@ async def catalogue(
     RefusedError, HostDownError when a store that was named cannot be read.
     """
     if given is not None:
-        place = parse_place(given)
-        return Catalogue(_merged([(place, one) for one in await _manifests(place, key, vm)]), [])
+        there = await _read(parse_place(given), key, vm)
+        return Catalogue(_merged(there.manifests), there.damaged)
     answers = await ask_every(hosts, lambda host: _places(host, vm))
     silent = list(answers.silent)
     places = _different(place for found in answers.given for place in found)
 
-    async def look(place: Place) -> list[tuple[Place, Manifest]]:
+    async def look(place: Place) -> _There:
         try:
-            if not await is_there(place):
-                return []
-            return [(place, one) for one in await _manifests(place, key, vm)]
+            return await _read(place, key, vm) if await is_there(place) else _There([], [])
         except _ITS_OWN as exc:
-            silent.append(exc)
-            return []
+            return _There([], [exc])
 
     found = await asyncio.gather(*(look(place) for place in places))
-    return Catalogue(_merged([one for those in found for one in those]), silent)
+    silent += [error for there in found for error in there.damaged]
+    return Catalogue(_merged([one for there in found for one in there.manifests]), silent)
 
 
 async def _places(host: Host, vm: str | None) -> list[Place]:
@@ -125,9 +122,18 @@ def _different(places: Iterable[Place]) -> list[Place]:
     return list(found.values())
 
 
-async def _manifests(place: Place, key: Key, vm: str | None) -> list[Manifest]:
+class _There(NamedTuple):
+    """What one store has, and what of it cannot be read."""
+
+    manifests: list[tuple[Place, Manifest]]
+    damaged: list[VmckptError]
+
+
+async def _read(place: Place, key: Key, vm: str | None) -> _There:
     async with opened(place, key) as store:
-        return await in_thread(partial(store.manifests, vm))
+        found = await in_thread(store.catalogue)
+    mine = [(place, one) for one in found.manifests if vm is None or one.vm == vm]
+    return _There(mine, list(found.damaged.values()))
 
 
 def _merged(found: Sequence[tuple[Place, Manifest]]) -> list[Entry]:

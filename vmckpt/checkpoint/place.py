@@ -88,7 +88,7 @@ def parse_place(text: str, at: Host | None = None) -> Place:
 
 async def is_there(place: Place) -> bool:
     """Whether there is a store. Of object storage that is not asked. Raises HostDownError."""
-    return place.host is None or await place.host.exists(Path(place.path))
+    return place.host is None or await place.host.exists(Path(place.path) / CONFIG)
 
 
 @asynccontextmanager

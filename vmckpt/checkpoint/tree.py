@@ -75,6 +75,7 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
         ("machine", f"{facts.platform['machine']}, {facts.platform['accel']}"),
         ("cpu", f"{facts.platform['cpu']}, {facts.machine['vcpus']} vCPUs"),
         ("firmware", facts.firmware or "-"),
+        ("devices", ", ".join(sorted(facts.machine["devices"])) or "-"),
         *(("disk", f"{disk.path} ({disk.format}, {format_size(disk.size_bytes)})")
           for disk in facts.disks),
     ]  # fmt: skip

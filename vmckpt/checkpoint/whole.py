@@ -101,6 +101,8 @@ async def let_go(vm: Vm) -> None:
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             await _give_up(monitor)
             await resume(monitor)
+            if (await commands.query_migrate_capabilities(monitor)).get(MAPPED_RAM):
+                await commands.migrate_set_capabilities(monitor, {MAPPED_RAM: False})
     (IN_MEMORY / f"vmckpt-{vm.name}-{_FILE}").unlink(missing_ok=True)
     (vm.qemu.files.path / _FILE).unlink(missing_ok=True)
     await vm.host.remove(vm.directory.saving)
