@@ -45,6 +45,21 @@ def test_both_formats_hold_the_same(tmp_path: Path, tail: int) -> None:
     assert read_qcow2(tmp_path / "a.qcow2") == raw
 
 
+def test_one_that_was_begun_is_filled(tmp_path: Path) -> None:
+    size = COUNT * CLUSTER_BYTES - 512
+    pieces = [chunks([7, 8, 19]), chunks([0]), chunks([3])]
+    for kind in ("raw", "qcow2"):
+        path = tmp_path / f"a.{kind}"
+        write_image(path, kind, size, [chunks([0])])
+        begun = path.stat()
+        write_image(path, kind, size, pieces, fills=True)
+        assert path.stat().st_ino == begun.st_ino
+    raw = (tmp_path / "a.raw").read_bytes()
+    assert len(raw) == size
+    assert [raw[n * CLUSTER_BYTES] for n in (0, 1, 3, 7, 8, 19)] == [1, 0, 4, 8, 9, 20]
+    assert read_qcow2(tmp_path / "a.qcow2") == raw
+
+
 def test_an_image_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("mine")
     with pytest.raises(FileExistsError):

@@ -25,18 +25,23 @@ _PER_REFCOUNTS = CLUSTER_BYTES // 2
 Chunks = Iterable[tuple["np.ndarray[Any, Any]", Any]]
 
 
-def write_image(path: Path, kind: str, size_bytes: int, chunks: Chunks) -> None:
+def write_image(
+    path: Path, kind: str, size_bytes: int, chunks: Chunks, *, fills: bool = False
+) -> None:
     """A new image of the format `kind` at `path`, which must not be there; chunks are clusters.
 
-    On an error nothing is left. Raises OSError, and what `chunks` raises.
+    With `fills` one is there, made so of some of the chunks, and is given all of them, for a QEMU
+    that has opened it as the target of a migration does, and does not use it yet. On an error
+    nothing is left. Raises OSError, and what `chunks` raises.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    new = 0 if fills else os.O_CREAT | os.O_EXCL
+    fd = os.open(path, os.O_RDWR | new | os.O_CLOEXEC, 0o600)
     try:
         if kind == "raw":
             _write_raw(fd, size_bytes, chunks)
         else:
             _write_qcow2(fd, size_bytes, chunks, None)
-        os.fsync(fd)
+        os.fdatasync(fd)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from vmckpt.checkpoint.facts import (
     DEVICES,
     FILE,
@@ -77,13 +79,19 @@ class Wish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A VM that runs from a checkpoint. Times count from when all checks had been made."""
+    """A VM that runs from a checkpoint.
+
+    Times count from when all checks had been made, for the last of which a QEMU was started
+    (`preflight_ms`); `ran_unix_s` is when the guest ran.
+    """
 
     vm: str
     host: str
     checkpoint: str
+    preflight_ms: float
     disks_ms: float
     running_ms: float
+    ran_unix_s: float
     warnings: tuple[str, ...]
     # Whether the guest has been told all that it can be (`identity.py`).
     settled: bool = False
@@ -101,6 +109,8 @@ async def restore(
     host: LocalHost, source: Source, wish: Wish, running: Callable[[Restored], None]
 ) -> None:
     """Restore it; `running` is told as soon as the guest runs, before all of its memory is there.
+
+    And once more when the guest was told what it can be.
 
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be had later.
@@ -151,6 +161,7 @@ class _Restoring:
         self, planned: Planned, point: Checkpoint, source: Source, wish: Wish, old: Vm | None
     ) -> None:
         self._planned, self._point, self._source = planned, point, source
+        self._is_whole = planned.facts.kind == FILE
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
         self._made: dict[int, Path] = {}
@@ -161,36 +172,29 @@ class _Restoring:
     async def run(self, running: Callable[[Restored], None]) -> None:
         """All of it."""
         wish, vm = self._wish, self._planned.vm
+        began_s = time.monotonic()
         async with AsyncExitStack() as undone:
             undone.push_async_exit(self._undo)
             await self._host.make_dir(self._files.path)
             helper = None
-            whole = self._planned.facts.kind == FILE
-            if not wish.eager and not whole:
+            if not wish.eager and not self._is_whole:
                 # It takes its time to begin: meanwhile all is checked.
                 log = self._files.path / "pager.log"
-                key = None
-                if self._source.secret is not None:
-                    key = self._files.key
-                    await in_thread(partial(keep, key, self._source.secret))
+                key = await in_thread(self._keep_key)
                 helper = await Pager.start(self._source.place, self._source.checkpoint, log, key)
                 # Not `end` by whatever ends us later: from the commit on it serves the guest.
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
-            state = b"" if whole else await in_thread(partial(self._point.blob, DEVICES))
-            if helper is not None:
-                await helper.opened()
-            self._began_s = time.monotonic()
-            await self._make_disks()
-            self._disks_ms = (time.monotonic() - self._began_s) * 1e3
-            qemu, monitor = await self._start()
+            state = b""
+            if not self._is_whole:
+                state = await in_thread(partial(self._point.blob, DEVICES))
+            qemu, monitor = await self._same_machine()
             try:
-                if whole:
-                    await self._require_same(monitor)
-                    await both(self._load_whole(monitor), self._plug())
-                else:
-                    await both(self._require_same(monitor), self._have_memory(qemu, helper))
-                    await both(load_devices(monitor, state), self._plug())
+                if helper is not None:
+                    await helper.opened()
+                self._began_s = time.monotonic()
+                await both(self._fill_disks(), self._have_memory(qemu, helper))
+                await both(self._load(monitor, state), self._plug())
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -198,8 +202,10 @@ class _Restoring:
                     vm=vm.name,
                     host=self._host.name,
                     checkpoint=self._point.manifest.id,
+                    preflight_ms=round((self._began_s - began_s) * 1e3, 1),
                     disks_ms=round(self._disks_ms, 1),
                     running_ms=round(took_ms, 1),
+                    ran_unix_s=time.time(),
                     warnings=warnings,
                 )
                 running(restored)
@@ -221,29 +227,63 @@ class _Restoring:
     async def _preflight(self) -> tuple[str, ...]:
         """What it warns of. Raises RefusedError."""
         wish = self._wish
-        lazy = not wish.eager and self._planned.facts.kind != FILE
+        lazy = not wish.eager and not self._is_whole
         found = await checks(self._planned, in_place=wish.in_place, lazy=lazy, plugged=wish.plugged)
         require(found, self._planned.vm.name, self._host.name)
         return tuple(check.reason for check in found if check.verdict == "warn")
 
-    async def _make_disks(self) -> None:
-        if path := await in_thread(partial(copy_variables, self._planned)):
+    async def _same_machine(self) -> tuple[Qemu, Monitor]:
+        """A QEMU that waits for the guest, the same machine as it was, its disks still empty.
+
+        Raises OperationFailedError: it is another.
+        """
+        await finish(in_thread(self._make_disks))
+        qemu, monitor = await self._start()
+        try:
+            if not self._is_whole:
+                await commands.migrate_set_capabilities(monitor, SETTINGS)
+            here = machine_from_json(self._planned.facts.machine)
+            if found := differences(here, await describe(monitor)):
+                raise OperationFailedError(
+                    f"the QEMU on {self._host.name} is another machine",
+                    why="; ".join(found),
+                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                )
+        except BaseException:
+            await finish(monitor.close())
+            raise
+        return qemu, monitor
+
+    def _make_disks(self) -> None:
+        """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""
+        if path := copy_variables(self._planned):
             self._made_besides.append(path)
         for disk in self._planned.disks:
             facts = self._planned.facts.disks[disk.number]
-            path = aside_path(disk.path) if self._wish.in_place else disk.path
-            await self._host.make_dir(path.parent)
-            self._made[disk.number] = path
             if facts.area is None:
                 raise NotFoundError(
                     f"the checkpoint has no content for disk {disk.path}",
                     why="it could only be read when it was taken",
                     remedy="restore another checkpoint",
                 )
-            area = self._point.area(facts.area)
-            await in_thread(
-                partial(write_image, path, facts.format, facts.size_bytes, area.stream())
-            )
+            path = aside_path(disk.path) if self._wish.in_place else disk.path
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._made[disk.number] = path
+            area, first = self._point.area(facts.area), np.array([0])
+            chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
+            write_image(path, facts.format, facts.size_bytes, chunks)
+
+    async def _fill_disks(self) -> None:
+        """All that they have, before the devices are loaded: then QEMU reads their tables anew.
+
+        So it does at the end of a migration, whose source has written to them all the while.
+        """
+        for number, path in self._made.items():
+            facts = self._planned.facts.disks[number]
+            chunks = self._point.area(str(facts.area)).stream()
+            write = partial(write_image, path, facts.format, facts.size_bytes, chunks, fills=True)
+            await in_thread(write)
+        self._disks_ms = (time.monotonic() - self._began_s) * 1e3
 
     async def _start(self) -> tuple[Qemu, Monitor]:
         """A QEMU that waits for the guest, the same machine as it was."""
@@ -259,30 +299,28 @@ class _Restoring:
             )
         return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
 
-    async def _require_same(self, monitor: Monitor) -> None:
-        """The QEMU is the machine that the guest was on."""
-        if self._planned.facts.kind != FILE:
-            await commands.migrate_set_capabilities(monitor, SETTINGS)
-        here = machine_from_json(self._planned.facts.machine)
-        if found := differences(here, await describe(monitor)):
-            raise OperationFailedError(
-                f"the QEMU on {self._host.name} is another machine",
-                why="; ".join(found),
-                remedy="use the QEMU that the checkpoint was taken with, or one like it",
-            )
-
-    async def _load_whole(self, monitor: Monitor) -> None:
-        """Memory and devices as QEMU saved them."""
-        area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
-        directory = self._files.path if self._source.secret is None else IN_MEMORY
-        await load_whole(monitor, area, mapped=mapped, directory=directory)
-
     async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
         """Its memory is there, or comes when it is looked at."""
         if helper is not None:
             await helper.attach(qemu, self._files.ram(self._planned.spec.ram_dir))
-        else:
+        elif not self._is_whole:  # of one that was saved as a whole it comes with the devices
             await in_thread(self._fill)
+
+    async def _load(self, monitor: Monitor, state: bytes) -> None:
+        """Devices, or all that QEMU saved."""
+        if not self._is_whole:
+            await load_devices(monitor, state)
+            return
+        area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
+        directory = self._files.path if self._source.secret is None else IN_MEMORY
+        await load_whole(monitor, area, mapped=mapped, directory=directory)
+
+    def _keep_key(self) -> Path | None:
+        """What opens an encrypted store, left for the pager and its successors. Blocking."""
+        if self._source.secret is None:
+            return None
+        keep(self._files.key, self._source.secret)
+        return self._files.key
 
     async def _plug(self) -> None:
         if self._wish.plugged:

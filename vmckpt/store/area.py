@@ -21,6 +21,8 @@ T = TypeVar("T")
 _KEPT_FRAMES = 64
 # Frames being read while others are used.
 _AHEAD = 8
+# Told at once at most: of chunks that are all alike a frame may be thousands.
+_MOST_AT_ONCE = 256
 
 
 class Chunks(NamedTuple):
@@ -90,7 +92,7 @@ class Area:
         return out.reshape(-1).data
 
     def read_around(self, number: int) -> Chunks:
-        """A chunk, and all others that are had for the same price, in the order they lie in.
+        """A chunk, and others that are had for the same price, in the order they lie in.
 
         Raises DamagedError, IndexError.
         """
@@ -106,6 +108,10 @@ class Area:
             slots = table.slots[[first, first + int(table.counts[frame]) - 1]]
             lying, refs = self._by_place()
             low, high = np.searchsorted(refs, make_refs(pack_number, slots + np.array([0, 1])))
+            if high - low > _MOST_AT_ONCE:
+                place = low + int(np.flatnonzero(lying[low:high] == number)[0])
+                low = max(low, place - _MOST_AT_ONCE // 2)
+                high = min(high, low + _MOST_AT_ONCE)
             offsets = table.positions(slots_of(refs[low:high])) - first
             data = self._cache.get(pack, int(frame))
             return Chunks(lying[low:high], self._pick(data, offsets))
@@ -139,8 +145,10 @@ class Area:
         starts = np.flatnonzero(np.diff(frames, prepend=-1))
         for start, end in zip(starts, [*starts[1:], len(frames)], strict=True):
             frame = int(frames[start])
-            offsets = positions[start:end] - pack.table.firsts[frame]
-            yield frame, lying[low + start : low + end], offsets
+            for at in range(start, end, _MOST_AT_ONCE):
+                to = min(end, at + _MOST_AT_ONCE)
+                offsets = positions[at:to] - pack.table.firsts[frame]
+                yield frame, lying[low + at : low + to], offsets
 
     def _read_frame(self, pack: Pack, frame: int, numbers: Numbers, offsets: Numbers) -> Chunks:
         try:
