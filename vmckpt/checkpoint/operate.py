@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.store.checkpoint_file import CHECKPOINTS
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.paths import vms_dir
 
 POLL_S = 0.02
 Tell = Callable[[str], None]
@@ -74,27 +75,29 @@ async def fork_on(
     host: Host, entry: Entry, wish: fork.Wish, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Have the host make forks of a checkpoint; each says how it went."""
+    await _require_unused([f"{wish.name}-{number + 1}" for number in range(wish.number)], host)
     place = await _seen_from(host, entry)
     secret = await secret_at(place, key)
     asked = Asked(FORK, wish.name, place.path)
     return await _have_done(host, asked, wish._asdict(), tell, secret)
 
 
-async def _require_unused(names: Iterable[str], host: Host) -> None:
-    """No other host that answers has a VM of these names; `host` looks itself."""
-    for name in names:
+async def _require_unused(names: Collection[str], host: Host) -> None:
+    """No other host that answers has a VM of these names; `host` looks itself. RefusedError."""
 
-        async def look(other: Host, name: str = name) -> Vm | None:
-            return None if other.name == host.name else await read_vm(other, name)
+    async def look(other: Host) -> list[Vm | None]:
+        if other.name == host.name:
+            return []
+        there = await other.list_dir(vms_dir(other.state_dir))
+        return [await read_vm(other, name) for name in there if name in names]
 
-        found = await ask_every(all_hosts(), look)
-        for vm in found.given:
-            if vm is not None:
-                raise RefusedError(
-                    f"there is a VM '{name}' already",
-                    why=f"on host {vm.host.name}",
-                    remedy="restore it --in-place there, or make a copy: --as NAME",
-                )
+    found = await ask_every(all_hosts(), look)
+    for vm in (one for those in found.given for one in those if one is not None):
+        raise RefusedError(
+            f"there is a VM '{vm.name}' already",
+            why=f"on host {vm.host.name}",
+            remedy="restore it --in-place there, or make a copy of another name",
+        )
 
 
 def _same_machine(one: Host, other: Host) -> bool:
