@@ -28,7 +28,9 @@ def copy() -> Spec:
     return plan_copy(facts(), HOST, "web-2", keep_macs=False).spec
 
 
-def told(tmp_path: Path, answer: Answer, spec: Spec, *, plugged: bool = False) -> list[str]:
+def told(
+    tmp_path: Path, answer: Answer, spec: Spec, *, plugged: bool = False, of: Facts | None = None
+) -> list[str]:
     """What `tell_guest` says with an agent that answers so."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,7 +44,7 @@ def told(tmp_path: Path, answer: Answer, spec: Spec, *, plugged: bool = False) -
         socket = tmp_path / "agent.sock"
         async with await asyncio.start_unix_server(serve, str(socket)):
             host = LocalHost("here", tmp_path, "127.0.0.1")
-            return await tell_guest(host, socket, facts(), spec, plugged=plugged)
+            return await tell_guest(host, socket, of or facts(), spec, plugged=plugged)
 
     return asyncio.run(go())
 
@@ -86,6 +88,18 @@ def test_the_vm_itself_keeps_its_mac(tmp_path: Path) -> None:
     assert new_macs(facts(), spec) == []
     assert told(tmp_path, guest, spec) == []
     assert (guest.clock_ns > 0, guest.ran) == (True, [])
+
+
+def test_a_nic_that_the_guest_has_given_another_mac_is_said(tmp_path: Path) -> None:
+    guest = Guest()
+    spec = copy()
+    moved = replace(facts(), macs=("52:54:00:00:00:02",))
+    (said,) = told(tmp_path, guest, spec, of=moved)
+    assert "none of its interfaces has 52:54:00:00:00:02" in said
+    assert guest.ran == []
+    # One that has it already needs nothing.
+    taken_on = spec._replace(nics=tuple(nic._replace(mac=OLD) for nic in spec.nics))
+    assert told(tmp_path, guest, taken_on, of=moved) == []
 
 
 def test_an_agent_that_may_run_nothing(tmp_path: Path) -> None:

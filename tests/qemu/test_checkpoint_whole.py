@@ -13,6 +13,8 @@ from tests.qemu.test_checkpoint import all_there, console, guest, load, sound
 from tests.qemu.world import World, eventually, qemu, world
 from vmckpt.hosts.process import find_by_argument
 from vmckpt.lab.guest import GuestControl
+from vmckpt.qemu.agent import GuestAgent
+from vmckpt.vm.argv import default_mac
 
 
 async def _loaded(made: World) -> None:
@@ -25,12 +27,22 @@ def saving(made: World, name: str) -> bool:
     return (made.state("lab-a") / "vms" / name / "saving").exists()
 
 
+async def macs(made: World, name: str) -> list[str]:
+    """What the guest's interfaces have, as its agent says."""
+    (agent,) = made.state("lab-a").glob(f"vms/{name}/qemu-*/agent.sock")
+    session = await GuestAgent.connect(await made.asked("lab-a").connect(agent))
+    found = await session.interfaces()
+    await session.close()
+    return [str(one.get("hardware-address")) for one in found]
+
+
 @pytest.mark.timeout(300)
 def test_a_fork_is_saved_and_becomes_another_vm() -> None:
     with world(qemu("10.0")) as made:
         made.run_guest(guest(), "lab-a")
         asyncio.run(_loaded(made))
-        made.ok("fork", "guest", "--count", "1", "--name", "f")
+        (fork,) = made.ok("fork", "guest", "--count", "1", "--name", "f")["forks"]
+        assert (fork["error"], fork["warnings"]) == ("", [])
         assert made.vmckpt("checkpoint", "create", "f-1").code == 4
         too_long = made.vmckpt(
             "checkpoint", "create", "f-1", "--kind", "file", "--max-pause", "1ms"
@@ -44,7 +56,10 @@ def test_a_fork_is_saved_and_becomes_another_vm() -> None:
         assert again["parent"] == first["id"]
         assert again["stored"] < first["stored"]
         assert made.ok("checkpoint", "verify", "again")["whole"]
-        made.ok("checkpoint", "restore", "whole", "--as", "copy")
+        restored = made.ok("checkpoint", "restore", "whole", "--as", "copy")
+        # Its agent has told it what time it is, and who.
+        assert restored["warnings"] == []
+        assert default_mac("copy", 0) in asyncio.run(macs(made, "copy"))
         ticks = console(made, "copy").count("VK tick=")
         eventually(lambda: console(made, "copy").count("VK tick=") > ticks + 1, 60, "it ticks")
         last = [line for line in console(made, "copy").splitlines() if "VK tick=" in line][-1]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vmckpt.checkpoint.facts import Facts
-from vmckpt.errors import VmckptError
+from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.argv import default_mac
@@ -55,10 +55,19 @@ async def tell_guest(
 
 async def _set_mac(agent: GuestAgent, old: str, new: str) -> None:
     """Raises AgentSilentError, OperationFailedError."""
-    for interface in await agent.interfaces():
-        if str(interface.get("hardware-address", "")).lower() == old:
-            words = ["link", "set", "dev", str(interface["name"]), "address", new]
-            await agent.run_first(_IP, words)
+    names = {
+        str(one.get("hardware-address", "")).lower(): str(one["name"])
+        for one in await agent.interfaces()
+    }
+    if new in names:
+        return
+    if old not in names:
+        raise OperationFailedError(
+            "the guest has no such NIC",
+            why=f"none of its interfaces has {old}: {', '.join(names)}",
+            remedy=f"give the one that is meant {new}, inside",
+        )
+    await agent.run_first(_IP, ["link", "set", "dev", names[old], "address", new])
 
 
 def _no_clock(why: str) -> str:
