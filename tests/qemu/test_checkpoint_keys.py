@@ -52,9 +52,16 @@ async def _sealed(made: World) -> None:
     await all_there(made, "guest")
     forked = await asyncio.to_thread(made.ok, "fork", "one", "--count", "1", *opened)
     assert [one["error"] for one in forked["forks"]] == [""]
+    # One that is saved as a whole is in memory too before it is sealed.
+    whole = await asyncio.to_thread(
+        made.ok, "checkpoint", "create", "guest", "--kind", "file", *opened
+    )
+    await asyncio.to_thread(made.ok, "checkpoint", "restore", whole["id"], "--in-place", *opened)
+    await sound(made)
+    assert not [name for name in os.listdir("/dev/shm") if "saved" in name]
     assert not [name for name in os.listdir("/dev/shm") if re.match(r"vmckpt-.*(key-|\.key)", name)]
     listed = made.ok("checkpoint", "list", *opened)["checkpoints"]
-    assert [one["facts"]["name"] for one in listed] == ["one", "two"]
+    assert [one["id"] for one in listed] == [taken["id"], second["id"], whole["id"]]
 
 
 def _require_nowhere(made: World, secret: bytes) -> None:

@@ -24,8 +24,11 @@ def instant(what: str, store: str | None, key: "KeySource | None") -> "Entry":
 
     try:
         return find(what, store, key)
-    except NotFoundError:
-        vm = run(find_own(what))
+    except NotFoundError as no_checkpoint:
+        try:
+            vm = run(find_own(what))
+        except NotFoundError:
+            raise no_checkpoint from None
     name = f"{what[:18]}-fork-{time.strftime('%Y%m%d-%H%M%S')}"
     taken = run(create(vm, store, Wish(name, {}, "fork", 0.010), lambda _: None, key))
     return find(taken["id"], store, key)
