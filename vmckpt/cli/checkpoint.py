@@ -2,17 +2,21 @@
 
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from vmckpt.cli import snapshot
 from vmckpt.cli.output import Json, run, show, warn
-
-if TYPE_CHECKING:
-    from vmckpt.checkpoint.catalogue import Catalogue, Entry
-    from vmckpt.hosts.host import Host
-    from vmckpt.store.sealing.keys import KeySource
+from vmckpt.cli.which_checkpoint import (
+    KeyCommand,
+    KeyFile,
+    StorePlace,
+    catalogue,
+    find,
+    home,
+    key_source,
+)
 
 app = typer.Typer(
     help="Points in time of a VM that it can return to, or be forked from.",
@@ -21,18 +25,6 @@ app = typer.Typer(
 )
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 Point = Annotated[str, typer.Argument(help="A checkpoint: its name, or the beginning of its id.")]
-StorePlace = Annotated[
-    str | None,
-    typer.Option(
-        "--store", help="A directory, HOST:, HOST:/DIRECTORY, s3://...; else the host's own store."
-    ),
-]
-KeyFile = Annotated[
-    str | None, typer.Option("--key-file", help="An encrypted store: a file with its key.")
-]
-KeyCommand = Annotated[
-    str | None, typer.Option("--key-command", help="An encrypted store: what prints its key.")
-]
 
 
 class Kind(StrEnum):
@@ -112,7 +104,7 @@ def list_(
     from vmckpt.checkpoint.tree import rows
     from vmckpt.ui.tables import table
 
-    found = _catalogue(store, key_source(key_file, key_command), vm)
+    found = catalogue(store, key_source(key_file, key_command), vm)
     for error in found.silent:
         warn(f"not listed: {error.what}: {error.why}")
     head = ("checkpoint", "id", "vm", "store", "taken", "added", "pause", "trigger", "tags")
@@ -155,7 +147,7 @@ def diff(
     from vmckpt.units import format_size
 
     key = key_source(key_file, key_command)
-    there = _catalogue(store, key)
+    there = catalogue(store, key)
     first, second = there.find(one), there.find(other)
     found = run(differences(first, second, key))
     rows = [
@@ -208,7 +200,7 @@ def rm(
     from vmckpt.checkpoint.look import remove
 
     key = key_source(key_file, key_command)
-    there = _catalogue(store, key)
+    there = catalogue(store, key)
     found = [there.find(point) for point in points]
     run(remove(found, key))
     names = ", ".join(one.name for one in found)
@@ -253,7 +245,7 @@ def prune(
     )
     wanted = _tags([tag]) if tag else {}
     key = key_source(key_file, key_command)
-    there = _catalogue(store, key, vm)
+    there = catalogue(store, key, vm)
     for error in there.silent:
         warn(f"left alone: {error.what}: {error.why}")
     decisions = run(prune_(there.entries, rule, wanted, key, apply=apply))
@@ -352,48 +344,6 @@ def _plugged(network: str | None, *, default: bool) -> bool:
             remedy="write one of them",
         )
     return default if network is None else network == "plugged"
-
-
-def _catalogue(store: str | None, key: "KeySource | None", vm: str | None = None) -> "Catalogue":
-    from vmckpt.checkpoint.catalogue import catalogue
-    from vmckpt.hosts.inventory import all_hosts
-
-    return run(catalogue(all_hosts(), store, key, vm))
-
-
-def find(point: str, store: str | None, key: "KeySource | None") -> "Entry":
-    """The checkpoint of that name, or whose id begins so. Raises NotFoundError, UsageError."""
-    return _catalogue(store, key).find(point)
-
-
-def key_source(key_file: str | None, key_command: str | None) -> "KeySource | None":
-    """Where an encrypted store's key is had, by options; None: the environment's, or the agent's.
-
-    Raises UsageError.
-    """
-    if key_file is None and key_command is None:
-        return None
-    from vmckpt.cli.store import key_of
-
-    return key_of(key_file, key_command)
-
-
-async def home(entry: "Entry", given: str | None, *, copy: bool) -> "Host":
-    """Where a checkpoint is restored: on the host that was named; a copy where the checkpoint was
-    taken; the VM itself where that is now. Raises NotFoundError.
-    """
-    from vmckpt.hosts.every import ask_every
-    from vmckpt.hosts.inventory import all_hosts, find_host
-    from vmckpt.vm.inventory import read_vm
-
-    if given is not None:
-        return find_host(given)
-    if not copy:
-        vms = await ask_every(all_hosts(), lambda one: read_vm(one, entry.manifest.vm))
-        for vm in vms.given:
-            if vm is not None:
-                return vm.host
-    return find_host(entry.facts.host if entry.facts else "local")
 
 
 def _name(name: str | None, vm: str) -> str:

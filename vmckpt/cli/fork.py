@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.checkpoint import KeyCommand, KeyFile, StorePlace, home, key_source
 from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace, home, key_source
 
 MOST_FORKS = 1000
 
