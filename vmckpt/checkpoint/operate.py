@@ -12,12 +12,14 @@ from vmckpt.checkpoint import fork, restore, take
 from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.place import Place, own, parse_place, secret_at
+from vmckpt.checkpoint.recover import recover
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.service import (
     CREATE,
     DONE,
     FAILED,
     FORK,
+    RECOVER,
     RESTORE,
     RUNNING,
     SETTLED,
@@ -35,6 +37,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.store.checkpoint_file import CHECKPOINTS
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import restore_is_cut_off
 from vmckpt.vm.paths import vms_dir
 
 POLL_S = 0.02
@@ -80,6 +83,34 @@ async def fork_on(
     secret = await secret_at(place, key)
     asked = Asked(FORK, wish.name, place.path)
     return await _have_done(host, asked, wish._asdict(), tell, secret)
+
+
+async def recover_there(vm: Vm) -> None:
+    """Have the VM's host end a restore or a saving that was cut off there.
+
+    Raises BusyError, VmLostError; OperationFailedError when it did not come to an end.
+    """
+    host = vm.host
+    if host.is_this_machine:
+        await recover(vm)
+        return
+    files = Files.of(host, _new_run())
+    await host.make_dir(files.path)
+    try:
+        text = request_for(host, Asked(RECOVER, vm.name, ""), {}, None)
+        await host.write_text(files.request, text)
+        words = [*await host.own_command(), "checkpointing", str(files.path), "--recover"]
+        process = await host.spawn(words, files.log)
+        while await host.is_alive(process):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(POLL_S)
+        if await restore_is_cut_off(vm):
+            raise await _died(host, files, "recovery")
+    finally:
+        await finish(host.remove(files.path))
+
+
+def _new_run() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
 async def _require_unused(names: Collection[str], host: Host) -> None:
@@ -131,7 +162,7 @@ async def _have_done(
     host: Host, asked: Asked, wish: Mapping[str, Any], tell: Tell, secret: bytes | None
 ) -> dict[str, Any]:
     """Have a service there do it; its result."""
-    run = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    run = _new_run()
     files = Files.of(host, run)
     await host.make_dir(files.path)
     async with written_on(host, run, secret) as key_path:

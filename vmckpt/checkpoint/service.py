@@ -28,7 +28,7 @@ from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
 
 DIRECTORY = "checkpointing"
-CREATE, RESTORE, FORK = "create", "restore", "fork"
+CREATE, RESTORE, FORK, RECOVER = "create", "restore", "fork", "recover"
 # What a run told can be read for so long after its end.
 KEPT_S = 86_400.0
 WORKING, RUNNING, SETTLED, DONE, FAILED = "working", "running", "settled", "done", "failed"

@@ -103,8 +103,8 @@ async def let_go(vm: Vm) -> None:
             await resume(monitor)
             if (await commands.query_migrate_capabilities(monitor)).get(MAPPED_RAM):
                 await commands.migrate_set_capabilities(monitor, {MAPPED_RAM: False})
-    (IN_MEMORY / f"vmckpt-{vm.name}-{_FILE}").unlink(missing_ok=True)
-    (vm.qemu.files.path / _FILE).unlink(missing_ok=True)
+    for file in (IN_MEMORY / f"vmckpt-{vm.name}-{_FILE}", vm.qemu.files.path / _FILE):
+        await vm.host.remove(file)
     await vm.host.remove(vm.directory.saving)
 
 
