@@ -143,8 +143,8 @@ class Guest:
                 pack.write_bytes(data)
 
     async def paged(self) -> Pager:
-        where = self.place, self.checkpoint, self.log, self.ram_file, self.noted
-        pager = await Pager.start(*where)
+        where = self.place, self.checkpoint, self.log, self.ram_file
+        pager = await Pager.start(*where, noted=self.noted)
         await pager.opened()
         await pager.attach(self.qemu)
         return pager

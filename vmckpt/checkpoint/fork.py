@@ -10,17 +10,19 @@ import os
 import secrets
 import time
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.epoch.load import SETTINGS, load_devices
-from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
@@ -28,7 +30,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IMAGES, lock_path
@@ -51,21 +53,24 @@ class Forked:
     name: str
     took_ms: float
     error: str = ""
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For the one who asked."""
         return asdict(self)
 
 
-async def fork(host: LocalHost, place: str, wish: Wish) -> list[Forked]:
+async def fork(
+    host: LocalHost, place: str, wish: Wish, secret: bytes | None = None
+) -> list[Forked]:
     """Make them, one after the other; one that fails leaves nothing, and the others run.
 
     They all begin to run when the last one is ready: until then none takes the others' time.
 
     Raises RefusedError, NotFoundError, StorageError when none can be.
     """
-    async with reading(place, wish.checkpoint) as point:
-        return await _Forking(host, point, wish).run()
+    async with reading(place, wish.checkpoint, secret) as point:
+        return await _Forking(host, point, wish, place).run()
 
 
 class _Ready(NamedTuple):
@@ -81,13 +86,20 @@ class _Ready(NamedTuple):
 class _Forking:
     """All forks of one request."""
 
-    def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish) -> None:
+    def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish, place: str) -> None:
         self._host, self._point, self._wish = host, point, wish
+        self._history = History().then(point.manifest.id, host, place)
         self._facts = known_facts(point.manifest.facts)
         self._ram: Path | None = None
         self._disks: dict[int, Path] = {}
 
     async def run(self) -> list[Forked]:
+        if self._facts.kind == FILE:
+            raise RefusedError(
+                "the checkpoint cannot be forked",
+                why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
+                remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
+            )
         names = [
             check_name(f"{self._wish.name}-{number + 1}", "VM")
             for number in range(self._wish.number)
@@ -107,10 +119,20 @@ class _Forking:
                     for one in ready:
                         await finish(self._undo(one.planned, one.made))
                     raise
-                return [await self._run(one) for one in ready]
+                forks = [await self._run(one) for one in ready]
+            # When all run: whoever waits for an agent keeps no other from running.
+            return await all_of(map(self._told, forks, planned))
         finally:
             if self._ram is not None:
                 await self._host.remove(self._ram)
+
+    async def _told(self, fork: Forked, planned: Planned) -> Forked:
+        """After the guest was told what it can be."""
+        if fork.error:
+            return fork
+        agent, plugged = planned.vm.qemu.files.agent, self._wish.plugged
+        unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
+        return replace(fork, warnings=tuple(unsaid))
 
     async def _make_base(self, planned: Planned) -> None:
         self._ram = planned.spec.ram_dir / f"vmckpt-fork-{secrets.token_hex(4)}.base"
@@ -199,7 +221,7 @@ class _Forking:
             if self._wish.plugged:
                 await plug_taps(host, spec, files)
             await host.write_text(vm.directory.spec, spec.text)
-            await host.write_text(vm.directory.point, self._point.manifest.id)
+            await host.write_text(vm.directory.point, self._history.text)
             await host.write_text(vm.directory.current, qemu.to_json())
         except BaseException:
             await finish(monitor.close())

@@ -4,12 +4,13 @@
 
 A line of JSON comes by the socket for each step, and one goes back:
 
-    {"store", "checkpoint", "ram_file", "noted"}               -> {"open": pages that are not zero}
+    {"store", "checkpoint", "key", "ram_file", "noted"}        -> {"open": pages that are not zero}
     {"pid", "again": null or the descriptor}                   -> {"missing": the descriptor}
     {"go": the file that says that pages are missing}          -> nothing
 
 Then pages are served, and all others fetched, until all are there. `noted` is a file of the pages
-that are put there before (`first_pages.py`), or null for a pager that goes on for another.
+that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
+is the file with what opens an encrypted store, or left out.
 
 Whoever told it may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
 copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
@@ -127,8 +128,10 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as told, told.makefile("rw") as lines:
         where = json.loads(lines.readline())
+        key = Path(where["key"]) if "key" in where else None
+        secret = bytes.fromhex(key.read_text()) if key else None
         try:
-            with open_store(where["store"]).read(where["checkpoint"]) as point:
+            with open_store(where["store"], secret).read(where["checkpoint"]) as point:
                 _page(told, lines, where, point.area("ram"))
         except VmckptError as exc:
             sys.exit(f"{exc.what}: {exc.why}")
@@ -154,6 +157,8 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> 
     marker = _until_go(told, pager)
     if marker is not None:
         _serve(pager, vm["pid"], marker)
+        if "key" in where:
+            Path(where["key"]).unlink(missing_ok=True)
         if noted:
             note(Path(noted), pager.waited_for)
 

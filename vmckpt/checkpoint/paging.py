@@ -39,11 +39,19 @@ class Pager:
 
     @classmethod
     async def start(
-        cls, place: str, checkpoint_id: str, log: Path, ram_file: Path, noted: Path | None
+        cls,
+        place: str,
+        checkpoint_id: str,
+        log: Path,
+        ram_file: Path,
+        *,
+        noted: Path | None = None,
+        key: Path | None = None,
     ) -> Self:
         """A pager that opens the checkpoint meanwhile; `opened` waits for that. Raises OSError.
 
         What `noted` (see `first_pages.py`) names is put into the RAM file, which nobody uses yet.
+        `key` has what opens an encrypted store (`secret.py`); it goes with the last page.
         """
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as words, _signals_blocked():
@@ -58,6 +66,8 @@ class Pager:
         ours.setblocking(False)
         pager = cls(process, await asyncio.open_connection(sock=ours), log)
         pager._told = {"store": place, "checkpoint": checkpoint_id, "ram_file": str(ram_file)}
+        if key is not None:
+            pager._told["key"] = str(key)
         pager._tell(pager._told | {"noted": str(noted) if noted else None})
         return pager
 
@@ -171,8 +181,9 @@ async def see_to_pages(host: Host, qemu: Qemu) -> None:
         told = json.loads(await host.read_text(qemu.files.missing) or "{}")
         if told and not (told["pager"] and await host.is_alive(ProcessId(**told["pager"]))):
             log = qemu.files.path / "pager.log"
-            where = told["store"], told["checkpoint"]
-            successor = await Pager.start(*where, log, Path(told["ram_file"]), None)
+            key = Path(told["key"]) if "key" in told else None
+            where = told["store"], told["checkpoint"], log, Path(told["ram_file"])
+            successor = await Pager.start(*where, key=key)
             try:
                 await successor.opened()
                 await successor.attach(qemu, told["descriptor"])

@@ -1,20 +1,25 @@
 """The QEMU guest agent: JSON lines over a virtio serial port, answered by a daemon in the guest."""
 
 import asyncio
+import base64
 import json
 import random
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
 
-SYNC_TIMEOUT_S = 2.0
+SYNC_TIMEOUT_S, POLL_S = 2.0, 0.02
 
 
 class AgentSilentError(HostDownError):
     """No agent runs in the guest, or it does not answer now."""
+
+
+class NoProgramError(OperationFailedError):
+    """The guest does not run that program: it has none, or its agent may run none."""
 
 
 class GuestAgent:
@@ -46,6 +51,54 @@ class GuestAgent:
         Raises AgentSilentError, OperationFailedError (the guest refused).
         """
         await self._ask("guest-set-time", {"time": time.time_ns()}, timeout_s)
+
+    async def interfaces(self, timeout_s: float = 5.0) -> list[dict[str, Any]]:
+        """The guest's network interfaces: `name`, `hardware-address`, ...
+
+        Raises AgentSilentError, OperationFailedError (the guest refused).
+        """
+        found: list[dict[str, Any]] = await self._ask("guest-network-get-interfaces", {}, timeout_s)
+        return found
+
+    async def run_first(
+        self, paths: Sequence[str], words: Sequence[str], timeout_s: float = 5.0
+    ) -> None:
+        """Run the first of these programs that the guest has, to its end.
+
+        Raises AgentSilentError, OperationFailedError: the guest refuses, or has none, or it fails.
+        """
+        *others, last = paths
+        for path in others:
+            try:
+                return await self._run(path, words, timeout_s)
+            except NoProgramError:
+                continue
+        return await self._run(last, words, timeout_s)
+
+    async def _run(self, path: str, words: Sequence[str], timeout_s: float) -> None:
+        arguments = {"path": path, "arg": list(words), "capture-output": True}
+        try:
+            begun = await self._ask("guest-exec", arguments, timeout_s)
+        except OperationFailedError as exc:
+            raise NoProgramError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            status = await self._ask("guest-exec-status", {"pid": begun["pid"]}, timeout_s)
+            if status["exited"]:
+                if status.get("exitcode") == 0:
+                    return
+                said = base64.b64decode(status.get("err-data", "")).decode(errors="replace")
+                raise OperationFailedError(
+                    f"{path} failed in the guest",
+                    why=said.strip() or f"it ended with {status.get('exitcode')}",
+                    remedy=f"try it there: {path} {' '.join(words)}",
+                )
+            await asyncio.sleep(POLL_S)
+        raise AgentSilentError(
+            f"{path} does not end in the guest",
+            why=f"not within {timeout_s:g} s",
+            remedy="look at the guest",
+        )
 
     async def _ask(self, command: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         request = {"execute": command, "arguments": arguments}
