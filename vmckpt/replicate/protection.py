@@ -157,10 +157,15 @@ class Protection:
             raise StandbyLostError("asked to end before all was copied")
 
     async def _hand_over(self) -> Ending:
-        """The guest goes on from its last moment here, with the standby."""
+        """The guest goes on from its last moment here, with the standby.
+
+        One that QEMU has stopped (its disk is full) goes on from its last epoch.
+        """
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return Ending.REPLACED
+            if why := self._stands_still():
+                return await self._dead_here(f"asked for; {why}", Ending.YOURS)
         return await self._dead_here("asked for", Ending.YOURS)
 
     async def _qemu_gone(self, *, is_off: bool) -> Ending:
@@ -235,7 +240,7 @@ class Protection:
             "standby": self._request.standby.name,
             "state": self._stage(),
             "ending": self._ending.name.lower() if self._ending else None,
-            "why": self._why,
+            "why": self._why or self._stands_still(),
             "term": self._keeper.term,
             "may_run": self._ending is not None or self._keeper.may_run(),
             "output_commit": options.holds_output,
@@ -246,6 +251,10 @@ class Protection:
             **self._grip.mirrors.status(),
             **self._epochs.figures.to_json(),
         }
+
+    def _stands_still(self) -> str:
+        state = self._epochs.stands_still
+        return f"QEMU has stopped the guest: '{state}'" if state else ""
 
     def _stage(self) -> str:
         if self._ending is not None:
