@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
 from vmckpt.qemu.monitor import MonitorLostError
-from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, YOURS, Channel
+from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.epochs import Epochs, Grip
 from vmckpt.replicate.keeper import Keeper
@@ -58,7 +58,7 @@ class Protection:
         self._epochs = Epochs(grip, self._stream, keeper, request.options)
         self._why = ""
         self._asked: Ending | None = None
-        self._is_ending = False
+        self._is_ending = self._is_handing_over = False
         self._ending: Ending | None = None
 
     async def run(self) -> None:
@@ -83,7 +83,12 @@ class Protection:
             await self._end_qemu()
         self._ending = ending
         self._why = f"{ending.value}{': ' if self._why else ''}{self._why}"
-        await write_last_word(self._vm.host, self._files, self.status())
+        try:
+            await write_last_word(self._vm.host, self._files, self.status())
+        except StorageError:
+            # On one machine a standby that has the guest removes what is here.
+            if await self._vm.host.exists(self._files.path):
+                raise
 
     async def _end_qemu(self) -> None:
         """Nothing of it runs when this returns, however long that takes: others rely on it."""
@@ -126,7 +131,7 @@ class Protection:
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
                 if self._asked is Ending.YOURS:
-                    return await self._hand_over()
+                    return await self._hand_over(background[0])
                 return await self._stop()
             except (VmckptError, OSError) as exc:
                 if not await self._is_qemus_end(exc):
@@ -156,12 +161,29 @@ class Protection:
         if self._asked is not None:
             raise StandbyLostError("asked to end before all was copied")
 
-    async def _hand_over(self) -> Ending:
+    async def _hand_over(self, receiving: "asyncio.Task[None]") -> Ending:
         """The guest goes on from its last moment here, with the standby."""
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return Ending.REPLACED
-        return await self._dead_here("asked for", Ending.YOURS)
+        self._is_handing_over = True
+        await self._keeper.hand_over()
+        await self._stream.end(YOURS, "asked for")
+        await asyncio.wait({receiving}, timeout=PATIENCE_S)
+        return await self._handed_over()
+
+    async def _handed_over(self) -> Ending:
+        """The standby has the guest; or has not, and it goes on here from where it stands."""
+        is_dead = not await self._vm.is_alive()
+        if is_dead or self._stream.is_taken or not await self._keeper.take_back():
+            await self._end_qemu()
+            self._why = "asked for"
+            return Ending.YOURS
+        self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
+        await self._stream.end(ALONE, self._why)
+        self._stream.abort()
+        await self._let_go()
+        return Ending.ALONE
 
     async def _qemu_gone(self, *, is_off: bool) -> Ending:
         if is_off:
@@ -198,6 +220,8 @@ class Protection:
         A guest that is dead here is the standby's, should that be alive all the same.
         """
         self._is_ending = True
+        if self._is_handing_over:
+            return await self._handed_over()
         if self._epochs.is_safe and not await self._vm.is_alive():
             return await self._dead_here("its QEMU died", Ending.YOURS)
         if not await self._keeper.solo():
