@@ -27,6 +27,7 @@ from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.lab.network import set_link, shape_link
 from vmckpt.lab.processes import run, tool
+from vmckpt.lease.file_store import FileStore
 from vmckpt.replicate.control import ask
 from vmckpt.replicate.request import Files
 
@@ -149,6 +150,8 @@ async def struck(made: World, case: Case, home: str, away: str, counting: Counti
         before = counting.answers
         async with struck_by(made, case, home, away):
             outcome = await settled(made, case, home)
+        # One that the standby had by then is not protected any more.
+        assert outcome != LOST or case.step != HANDED_OVER or await has_term(made, away)
         await counting.more_than(before if outcome == LOST else counting.answers + 1)
     finally:
         if case.step == HANDED_OVER:
@@ -319,12 +322,18 @@ def outcome_of(made: World, sides: dict[str, Any]) -> str | None:
     return None
 
 
+async def has_term(made: World, host: str) -> bool:
+    found = await FileStore(made.state_dir / "leases").read(NAME)
+    return found is not None and found.record.holder.startswith(f"{host}/")
+
+
 async def judge(
     made: World, case: Case, outcome: str, control: GuestControl, counting: Counting
 ) -> None:
     """It is as the case allows, and the guest lost nothing."""
     guest_died = case.to in ("qemu", "all of primary") and case.does == "kill"
-    assert outcome != LOST or (case.step == FIRST and guest_died), outcome
+    may_be_lost = case.step == FIRST and guest_died
+    assert outcome != LOST or may_be_lost or case.step == HANDED_OVER, outcome
     MATRIX[(str(case), outcome)] += 1
     GAPS_MS.setdefault(str(case), []).append(counting.longest_ms)
     if outcome == LOST:

@@ -151,6 +151,15 @@ class Monitor:
 
         Only over a Unix socket of this machine's.
         """
+        self._send_fd(fd)
+        await self.tell("getfd", {"fdname": name})
+
+    async def add_fd(self, fd: int) -> int:
+        """Give QEMU a copy of a descriptor to keep; the number N of its /dev/fdset/N. As above."""
+        self._send_fd(fd)
+        return int((await self.tell("add-fd"))["fdset-id"])
+
+    def _send_fd(self, fd: int) -> None:
         try:
             self._client.send_fd_scm(fd)
         except (QMPError, OSError) as exc:
@@ -159,7 +168,6 @@ class Monitor:
                 why=str(exc) or type(exc).__name__,
                 remedy="check whether the QEMU process still runs",
             ) from exc
-        await self.tell("getfd", {"fdname": name})
 
     @contextmanager
     def events(self, *names: str) -> Iterator["Events"]:

@@ -5,6 +5,7 @@ How it ends, and who has the guest then: `Ending`.
 
 import asyncio
 import select
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
@@ -23,6 +24,8 @@ from vmckpt.sequence.steps import to_the_end
 POLL_S = 0.02
 # A killed QEMU takes 0.3 s per GiB to end.
 DYING_S = 2.0
+# A standby that has the term says within this whether it can go on with the guest.
+TAKING_S = 20.0
 
 
 class Ending(StrEnum):
@@ -169,7 +172,11 @@ class Protection:
         self._is_handing_over = True
         await self._keeper.hand_over()
         await self._stream.end(YOURS, "asked for")
-        await asyncio.wait({receiving}, timeout=PATIENCE_S)
+        given_up_s = time.monotonic() + TAKING_S
+        while not receiving.done() and time.monotonic() < given_up_s:
+            await asyncio.wait({receiving}, timeout=PATIENCE_S)
+            if not receiving.done() and await self._keeper.take_back():
+                return await self._go_on_here()
         return await self._handed_over()
 
     async def _handed_over(self) -> Ending:
@@ -179,6 +186,9 @@ class Protection:
             await self._end_qemu()
             self._why = "asked for"
             return Ending.YOURS
+        return await self._go_on_here()
+
+    async def _go_on_here(self) -> Ending:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
         await self._stream.end(ALONE, self._why)
         self._stream.abort()

@@ -90,10 +90,13 @@ class Stream:
             await self._send(self._disks(writes))
 
     async def commit(
-        self, pages: Pages, device_state: bytes = b"", writes: Sequence[DiskWrite] = ()
+        self,
+        pages: Pages,
+        devices: tuple[bytes, bytes] | None = None,
+        writes: Sequence[DiskWrite] = (),
     ) -> int:
-        """The rest of the epoch, and its end; its number."""
-        await self._send(self._rest(pages, device_state, writes))
+        """The rest of the epoch, and its end; its number. `devices`: their base and their state."""
+        await self._send(self._rest(pages, devices, writes))
         return self._number
 
     async def _send(self, frames: Iterator[Frame]) -> None:
@@ -117,11 +120,14 @@ class Stream:
             yield from self._composer.pages(numbers_of(pages.spans), as_words(pages.data))
 
     def _rest(
-        self, pages: Pages, device_state: bytes, writes: Sequence[DiskWrite]
+        self, pages: Pages, devices: tuple[bytes, bytes] | None, writes: Sequence[DiskWrite]
     ) -> Iterator[Frame]:
         yield from self._disks(writes)
         yield from self._pages(pages)
-        yield from self._composer.device(device_state)
+        if devices is not None:
+            base, state = devices
+            yield from self._composer.base(base)
+            yield from self._composer.device(state)
         self._is_begun = False
         yield self._composer.commit()
 
