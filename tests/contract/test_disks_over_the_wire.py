@@ -74,7 +74,7 @@ class Both:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def epoch(self, *writes: DiskWrite) -> int:
-        return await self.stream.commit(NOTHING, b"devices", writes)
+        return await self.stream.commit(NOTHING, (b"", b"devices"), writes)
 
 
 @asynccontextmanager

@@ -124,7 +124,8 @@ class Epochs:
                 at_stop=self._mirrors.end_epoch,
             )
         self._resumed_s = time.monotonic()
-        await self._stream.commit(epoch.pages, epoch.device_state, self._mirrors.ended())
+        devices = epoch.device_base, epoch.device_state
+        await self._stream.commit(epoch.pages, devices, self._mirrors.ended())
         return replace(epoch, early_pages=early, early_pauses_s=tuple(pauses)), captured_s
 
     @contextmanager

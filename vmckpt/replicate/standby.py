@@ -8,7 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.remote.tls import is_invited, listening, token_of
 from vmckpt.lease.clock import boottime_s
@@ -18,7 +24,7 @@ from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, Channel
+from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
 from vmckpt.replicate.control import DISMISS, answering, write_last_word
 from vmckpt.replicate.disks.copies import Copy, discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import Journal, journal_of
@@ -209,7 +215,7 @@ class Standby:
                 if move is Move.PROMOTE:
                     receiving.cancel()
                     await asyncio.wait({receiving})
-                    await to_the_end(self._promote(replica))
+                    await to_the_end(self._promote(replica, channel))
                 if move is not Move.FOLLOW:
                     return
         finally:
@@ -223,13 +229,15 @@ class Standby:
         with suppress(HostDownError):
             await channel.fail(Failure(ALONE, "the standby is of no use any more", self._why, "-"))
 
-    async def _promote(self, replica: Replica) -> None:
+    async def _promote(self, replica: Replica, channel: Channel) -> None:
         began_s = time.perf_counter()
         try:
             await replica.disks.applied()
             await self._warm.load(replica.device_state)
         except (OperationFailedError, StorageError) as exc:
             self._why = exc.why
+            with suppress(VmckptError):  # then a primary that handed it over waits for the lease
+                await self._lease.give_up()
             return
         mark_as_disks(self._copies, self._request.vm)  # no copies any more, that could be dropped
         self._warm.settle_here()
@@ -237,6 +245,8 @@ class Standby:
         await self._warm.run()
         self._took_over_s = time.perf_counter() - began_s
         await self._warm.announce()
+        with suppress(HostDownError):  # a primary that hands the guest over hears it
+            await channel.fail(Failure(TAKEN, "the guest runs with the standby", "asked for", "-"))
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()
