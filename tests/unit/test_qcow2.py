@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.qcow2 import read_qcow2
-from vmckpt.checkpoint.qcow2 import CLUSTER_BYTES, write_image, write_overlay
+from vmckpt.checkpoint.qcow2 import write_image, write_overlay
+from vmckpt.qemu.qcow2 import CLUSTER_BYTES
 
 COUNT = 20
 
