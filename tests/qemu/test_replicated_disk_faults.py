@@ -119,11 +119,12 @@ def test_a_mirror_that_ends_ends_the_protection_and_nothing_else(
         made.ok("replicate", "start", "guest", "lab-b")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])
 @pytest.mark.parametrize("role", ["standby", "primary"])
 def test_a_service_is_killed_in_the_middle_of_the_first_copy(role: str, kind: str) -> None:
     """The guest goes on where it is, of the copy nothing is left, the next beginning succeeds."""
-    with guest_with_disk("10.0", kind, size="640M", ring="400M") as (made, guest):
+    with guest_with_disk("10.0", kind, size="320M", ring="200M") as (made, guest):
         code = 0
 
         def kill_in_it() -> None:
@@ -156,7 +157,7 @@ def copies_some(made: World) -> bool:
     except (HostDownError, OSError):
         return False
     assert told["state"] == "copying"
-    return bool(told["disk_bytes"] > 32 << 20)
+    return bool(told["disk_bytes"] > 16 << 20)
 
 
 @contextmanager
