@@ -290,7 +290,7 @@ def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
             tasks = [asyncio.ensure_future(one) for one in work]
             for _ in range(2):  # a second each
                 data = os.urandom(PAGES * PAGE_BYTES)
-                number = await stream.commit(Pages(((0, len(data)),), data), b"devices")
+                number = await stream.commit(Pages(((0, len(data)),), data), (b"", b"devices"))
                 await stream.acknowledged(number)
             assert beats > 5
             for task in tasks:

@@ -7,30 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vmckpt.checkpoint.qcow2 import CLUSTER_BYTES, write_image, write_overlay
+from tests.qcow2 import read_qcow2
+from vmckpt.checkpoint.qcow2 import write_image, write_overlay
+from vmckpt.qemu.qcow2 import CLUSTER_BYTES
 
 COUNT = 20
 
 
 def chunks(numbers: list[int]) -> tuple["np.ndarray", bytes]:
     return np.array(numbers), b"".join(bytes([n + 1]) * CLUSTER_BYTES for n in numbers)
-
-
-def read_qcow2(path: Path) -> bytes:
-    """The plain way: header, first table, second table, cluster."""
-    data = path.read_bytes()
-    size = struct.unpack_from(">Q", data, 24)[0]
-    entries, level1 = struct.unpack_from(">IQ", data, 36)
-    found = bytearray(size)
-    for table in range(entries):
-        level2 = struct.unpack_from(">Q", data, level1 + 8 * table)[0] & ~(1 << 63)
-        for slot in range(8192 if level2 else 0):
-            place = struct.unpack_from(">Q", data, level2 + 8 * slot)[0] & ~(1 << 63)
-            start = (table * 8192 + slot) * CLUSTER_BYTES
-            if place:
-                part = data[place : place + CLUSTER_BYTES]
-                found[start : start + CLUSTER_BYTES] = part[: size - start]
-    return bytes(found)
 
 
 @pytest.mark.parametrize("tail", [0, 512])

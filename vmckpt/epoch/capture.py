@@ -1,9 +1,9 @@
 """Epochs of a running VM, each in a pause of a few milliseconds (design.md, "The epoch").
 
-Stop; find the pages written since the last one; have QEMU save the state of its devices, RAM left
-out (`migrate` with `x-ignore-shared`); copy the pages; continue. Pages are protected only while the
-VM is stopped and its block layer drained: one that is pinned for a read in flight can be written
-without a fault. `stop` drains.
+Stop; find the pages written since the last one; have QEMU save the state of its devices (as
+`devices.py` can, or by `migrate` with `x-ignore-shared`: RAM left out); copy the pages; continue.
+Pages are protected only while the VM is stopped and its block layer drained: one that is pinned for
+a read in flight can be written without a fault. `stop` drains.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from vmckpt.epoch.devices import Devices, devices_of
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.output import HeldOutput
@@ -43,6 +44,7 @@ VCPU_TRACE = "vm_state_notify"
 PIPE_BYTES = 1 << 20
 STATE_TIMEOUT_S, CONT_TIMEOUT_S, CONT_POLL_S = 10.0, 5.0, 0.0003
 _FD_NAME = "vmckpt-epoch"
+T = TypeVar("T")
 # What is asked of QEMU besides while the guest stands still, in order.
 InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 # What QEMU says to `cont` for a moment after a migration has ended.
@@ -59,9 +61,9 @@ async def capturing(
     this process die in a pause it lets the guest run on. Raises OSError as `tracked` does,
     CommandRefusedError.
     """
-    async with saving(monitor, CAPABILITIES, PARAMETERS):
+    async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
         with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
-            yield Capture(monitor, output, dirty, ram)
+            yield Capture(monitor, output, dirty, ram, devices)
 
 
 @asynccontextmanager
@@ -120,9 +122,15 @@ class Capture:
     """One VM's epochs. Whatever is raised or cancelled, the VM runs on if its QEMU lives."""
 
     def __init__(
-        self, monitor: Monitor, output: HeldOutput, dirty: DirtyPages, ram: RamFile
+        self,
+        monitor: Monitor,
+        output: HeldOutput,
+        dirty: DirtyPages,
+        ram: RamFile,
+        devices: Devices,
     ) -> None:
         self._monitor, self._output, self._dirty, self._ram = monitor, output, dirty, ram
+        self._devices = devices
         self._hot = HotRuns()
 
     def dirty_pages(self) -> int:
@@ -180,6 +188,8 @@ class Capture:
         stands still afterwards. Raises RefusedError when it does not run, OperationFailedError when
         QEMU does not give its devices' state.
         """
+        if not also and not self._devices.may_change() and self._devices.base is not None:
+            return await self._saved(number, self._devices.base, at_stop, resume_guest=resume_guest)
         with _received() as (writer, received):
             with open_fd(writer):
                 giving = self._monitor.give_fd(_FD_NAME, writer)
@@ -187,20 +197,37 @@ class Capture:
             began_s = time.perf_counter()
             with self._monitor.events("MIGRATION") as events:
                 try:
-                    pages, pause = await self._take(began_s, at_stop)
+                    migrating = commands.migrate(self._monitor, f"fd:{_FD_NAME}")
+                    pages, pause, _ = await self._take(began_s, at_stop, migrating)
                     device_state = await self._end_of(received)
+                    await self._require_completed(events)
                     if also:
-                        await self._require_completed(events)
                         await all_done([asyncio.ensure_future(step) for step in also()])
+                    else:
+                        await self._devices.learn(device_state)
                 except BaseException:
                     await finish(self.resume())
                     raise
                 if resume_guest:
                     await to_the_end(self.resume())
                 paused_s = time.perf_counter() - began_s
-                if not also:
-                    await self._require_completed(events)
-        return Epoch(number, pages, device_state, pause._replace(total_s=paused_s))
+        return Epoch(number, pages, b"", device_state, pause._replace(total_s=paused_s))
+
+    async def _saved(
+        self, number: int, base: bytes, at_stop: Callable[[], None] | None, *, resume_guest: bool
+    ) -> Epoch:
+        """An epoch whose devices are saved, not migrated."""
+        await self._require_running()
+        began_s = time.perf_counter()
+        try:
+            pages, pause, devices = await self._take(began_s, at_stop, self._devices.save())
+        except BaseException:
+            await finish(self.resume())
+            raise
+        if resume_guest:
+            await to_the_end(self.resume())
+        paused_s = time.perf_counter() - began_s
+        return Epoch(number, pages, base, devices, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
         """Let the guest run; one that runs is left alone."""
@@ -211,10 +238,13 @@ class Capture:
         await self._output.release()
 
     async def _take(
-        self, began_s: float, at_stop: Callable[[], None] | None
-    ) -> tuple[Pages, Pause]:
+        self,
+        began_s: float,
+        at_stop: Callable[[], None] | None,
+        devices: Coroutine[Any, Any, T],
+    ) -> tuple[Pages, Pause, T]:
         """Sent at once and done in this order: the guest stands still for fewer round trips."""
-        steps = [*self._output.end_epoch(), commands.migrate(self._monitor, f"fd:{_FD_NAME}")]
+        steps: list[Coroutine[Any, Any, Any]] = [*self._output.end_epoch(), devices]
         stop = asyncio.ensure_future(commands.stop(self._monitor))
         rest: list[asyncio.Future[Any]] = [asyncio.ensure_future(step) for step in steps]
         try:
@@ -230,9 +260,9 @@ class Capture:
         finally:
             # Whatever happens, nothing of it is still to be done when the guest runs on.
             await asyncio.wait({stop, *rest})
-        for step in rest:
-            step.result()
-        return pages, Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
+        results = [step.result() for step in rest]
+        pause = Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
+        return pages, pause, results[-1]
 
     async def _end_of(self, received: "asyncio.Future[bytes]") -> bytes:
         """All of the device state. QEMU closes the pipe when it lets the guest run again: `cont` is
