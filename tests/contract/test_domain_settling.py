@@ -18,7 +18,7 @@ from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.domains.settle import look_at, unknown
-from vmckpt.migrate.domains.tidy import forget, leave_on_target
+from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place, View
 from vmckpt.migrate.options import Method, Options
@@ -103,7 +103,7 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
     proof.write_text("records")
     copy.hardlink_to(proof)
     disks = (CopiedDisk("/elsewhere/web.qcow2", str(copy)),)
-    journal = DomainJournal("r", "web", UUID, "a", "b", True, disks, may_postcopy)
+    journal = DomainJournal("r", "web", UUID, "a", "b", True, disks, may_postcopy, True)
 
     async def main() -> list[str]:
         told: list[str] = []
@@ -177,6 +177,45 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
     assert not image.exists()
     # The next command ends what is left on the source; what is called so by then is no old image.
     assert kept == replace(MOVED, moved=True)
+    assert "migrate --recover web" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ((None,), []),
+        ((State.SHUTOFF,), ["undefine"]),
+        ((SENT, SENT, State.SHUTOFF), ["undefine"]),
+        ((SENT, None), []),
+    ],
+    ids=("nothing", "a definition", "one whose QEMU is about to end", "libvirt ends it"),
+)
+def test_a_target_keeps_no_definition_of_a_domain_that_stayed(
+    states: tuple[State | Condition | None, ...], told: list[str]
+) -> None:
+    session = Answers(*states, job=IDLE)
+    asyncio.run(give_back(session, MOVED))
+    assert session.told == told
+
+
+def test_what_a_silent_target_keeps_is_left_to_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    silent = LocalHost("b", tmp_path, "::2", libvirt=tmp_path / "none")
+    copy, proof = tmp_path / "web.qcow2", tmp_path / "web.qcow2.vmckpt-r"
+    proof.write_text("half of it")
+    copy.hardlink_to(proof)
+    journal = replace(MOVED, disks=(CopiedDisk("/elsewhere/web.qcow2", str(copy)),))
+
+    async def main() -> tuple[list[str], DomainJournal | None]:
+        told: list[str] = []
+        await leave_on_source(journal, silent, told.append, patience_s=0.0)
+        return told, await DomainJournal.read("web")
+
+    told, kept = asyncio.run(main())
+    assert (copy.exists(), proof.exists()) == (True, True)  # its QEMU may still write there
+    assert kept == replace(journal, stayed=True)
     assert "migrate --recover web" in told[0]
 
 

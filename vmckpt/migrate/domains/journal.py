@@ -21,6 +21,7 @@ class DomainJournal:
 
     `may_postcopy`: the guest may come to run there before its memory is. `known_to_target`: its
     definition was there before. `moved`: it is the target's; only the source is not tidied yet.
+    `stayed`: it is the source's; only the target is not.
     """
 
     run: str
@@ -33,6 +34,7 @@ class DomainJournal:
     may_postcopy: bool = False
     known_to_target: bool = False
     moved: bool = False
+    stayed: bool = False
 
     async def write(self) -> None:
         """Keep it. Raises StorageError."""
