@@ -318,14 +318,14 @@ def test_a_domain_that_is_gone_before_the_call_has_ended_has_moved() -> None:
 class Stalling(Gone):
     """A libvirtd whose migration gains nothing in any round; it does what it is told."""
 
-    def __init__(self, *, ends_at: str) -> None:
+    def __init__(self, *, ends_at: str, speed: float = 0.0) -> None:
         super().__init__()
         self.told: list[tuple[str, int]] = []
-        self._ends_at, self._round = ends_at, 0
+        self._ends_at, self._round, self._speed = ends_at, 0, speed
 
     async def job(self, uuid: str) -> Job:
         self._round += 1
-        return Job(True, self._round, 200, 100, transferred_bytes=self._round)
+        return Job(True, self._round, 200, 100, self._round, self._speed)
 
     async def set_max_downtime(self, uuid: str, downtime_ms: int) -> None:
         self._tell_of("downtime", downtime_ms)
@@ -345,7 +345,7 @@ class Stalling(Gone):
             self.looked_for.set()
 
 
-def steered(session: Stalling, options: Options) -> list[str]:
+def steered(session: Stalling, options: Options, held_mib_per_s: int = 0) -> list[str]:
     """What is said of a domain's migration until the libvirtd ends it."""
     said: list[str] = []
 
@@ -355,7 +355,13 @@ def steered(session: Stalling, options: Options) -> list[str]:
 
     async def main() -> None:
         transfer = DomainTransfer(
-            session, UUID, options, clock=lambda: 0.0, emit=hear, patience_s=0.1
+            session,
+            UUID,
+            options,
+            clock=lambda: 0.0,
+            emit=hear,
+            held_mib_per_s=held_mib_per_s,
+            patience_s=0.1,
         )
         await transfer.run(Request("", {}, MigrateFlag.LIVE), session)
 
@@ -366,6 +372,13 @@ def steered(session: Stalling, options: Options) -> list[str]:
 POLICY = Policy(
     (Rule(2, Act.RAISE_DOWNTIME, 100, 500), Rule(4, Act.POSTCOPY)),
 )
+
+
+@pytest.mark.timeout(20)
+def test_a_held_domain_is_let_go_when_all_has_gone_once_and_steered_in_the_same_terms() -> None:
+    session = Stalling(ends_at="postcopy", speed=100.0 * MIB)
+    steered(session, Options(Method.PRECOPY, policy=POLICY), held_mib_per_s=1)
+    assert session.told == [("downtime", 30_000), ("downtime", 50_000), ("postcopy", 0)]
 
 
 @pytest.mark.timeout(20)

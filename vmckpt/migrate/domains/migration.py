@@ -81,6 +81,8 @@ class DomainMigration:
             ),
             may_postcopy=checked.options.may_postcopy,
             known_to_target=checked.known_to_target,
+            held_mib_per_s=checked.held_mib_per_s,
+            max_downtime_ms=checked.options.max_downtime_ms,
         )
         self._began_s = self._ended_s = time.monotonic()
 
@@ -98,6 +100,7 @@ class DomainMigration:
             self._checked.options,
             self._run.elapsed_s,
             self._run.tell,
+            held_mib_per_s=self._checked.held_mib_per_s,
         )
         try:
             self._begin("prepare")

@@ -1,5 +1,6 @@
 """Tidying up after a migration of a domain whose command died; libvirt itself went on with it."""
 
+import asyncio
 from collections.abc import Callable
 
 from vmckpt.errors import HostDownError
@@ -7,6 +8,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
 from vmckpt.migrate.disk_files import keep_files
 from vmckpt.migrate.domains.bury import bury
+from vmckpt.migrate.domains.hold import let_go
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import look, lost, settle, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
@@ -33,7 +35,12 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
         if journal is None:
             return None
         note(f"run {journal.run} was cut off: asking both libvirtds")
-        move, view = await settle(journal, ends, note)
+        letting_go = asyncio.ensure_future(let_go(journal, ends[0]))
+        try:
+            move, view = await settle(journal, ends, note)
+        finally:
+            letting_go.cancel()
+            await asyncio.wait({letting_go})
         if move is Move.TARGET_OWNS:
             await leave_on_target(journal, ends, note)
             where, outcome = ends[1], FINISHED
