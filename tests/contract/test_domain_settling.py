@@ -15,6 +15,7 @@ from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.bury import bury
+from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.domains.settle import look_at, unknown
@@ -379,6 +380,37 @@ def test_a_held_domain_is_let_go_when_all_has_gone_once_and_steered_in_the_same_
     session = Stalling(ends_at="postcopy", speed=100.0 * MIB)
     steered(session, Options(Method.PRECOPY, policy=POLICY), held_mib_per_s=1)
     assert session.told == [("downtime", 30_000), ("downtime", 50_000), ("postcopy", 0)]
+
+
+class Old(Gone):
+    """A libvirtd whose domain's QEMU has never heard of a speed at the switchover."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[dict[str, Any]] = []
+
+    async def migrate(
+        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
+    ) -> None:
+        self.asked.append(dict(parameters))
+        if PARAMETER in parameters:
+            why = "Parameter 'avail-switchover-bandwidth' is unexpected"
+            raise LibvirtRefusedError("no", why=why, remedy="update it", code=1)
+
+
+@pytest.mark.timeout(10)
+def test_a_qemu_that_cannot_be_held_back_moves_all_the_same_and_it_is_said() -> None:
+    session, heard = Old(), list[Event_]()
+
+    async def main() -> None:
+        transfer = DomainTransfer(
+            session, UUID, Options(), lambda: 0.0, heard.append, held_mib_per_s=1, patience_s=0.1
+        )
+        await transfer.run(Request("", {PARAMETER: 1, "bandwidth": 9}, MigrateFlag.LIVE), session)
+
+    asyncio.run(main())
+    assert session.asked == [{PARAMETER: 1, "bandwidth": 9}, {"bandwidth": 9}]
+    assert [event.code for event in heard if isinstance(event, Note)] == ["switchover"]
 
 
 @pytest.mark.timeout(20)

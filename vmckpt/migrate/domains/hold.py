@@ -22,6 +22,8 @@ from vmckpt.vm.domains.sessions import libvirtd
 
 # libvirt's typed parameter, MiB/s; and what has to be on the source for it.
 PARAMETER = "bandwidth.avail.switchover"
+# What one that cannot do it complains of.
+IN_QEMU = "avail-switchover-bandwidth"
 SINCE_LIBVIRT, SINCE_QEMU = (11, 1, 0), QemuVersion(8, 2, 0)
 # In the second pass all of memory has gone once.
 WHOLE_SENT_PASS = 2

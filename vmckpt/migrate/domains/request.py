@@ -81,6 +81,12 @@ def build(options: Options, route: Route, cargo: Cargo, held_mib_per_s: int = 0)
     return Request(route.to_libvirtd, parameters, flags)
 
 
+def unheld(request: Request) -> Request:
+    """The same for a QEMU that cannot be held back. Pure."""
+    parameters = {k: v for k, v in request.parameters.items() if k != hold.PARAMETER}
+    return request._replace(parameters=parameters)
+
+
 def bandwidth_mib_per_s(options: Options) -> int:
     """Libvirt counts in whole MiB/s: at most what was asked for, but 1 at least."""
     return whole_mib(options.bandwidth_bytes_per_s)

@@ -13,9 +13,9 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.types import Emit, Note
-from vmckpt.migrate.domains.hold import Hold
+from vmckpt.migrate.domains.hold import IN_QEMU, Hold
 from vmckpt.migrate.domains.progress import figures, progress
-from vmckpt.migrate.domains.request import Request, whole_mib
+from vmckpt.migrate.domains.request import Request, unheld, whole_mib
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options
 from vmckpt.migrate.steering import Order, Steering, given_up, pilot
 from vmckpt.plan.policy import Act, Look
@@ -80,6 +80,17 @@ class DomainTransfer:
         ask both ends. One that was begun is given up before, unless the guest is in post-copy; that
         may be in vain, then libvirt goes on with it.
         """
+        try:
+            await self._run(request, caller)
+        except LibvirtRefusedError as exc:
+            if self._hold is None or IN_QEMU not in exc.why:
+                raise
+            # The domain's QEMU is older than the host's.
+            self._hold = None
+            self._emit(Note(self._clock(), "switchover", f"not held back: {exc.why}"))
+            await self._run(unheld(request), caller)
+
+    async def _run(self, request: Request, caller: Libvirtd) -> None:
         async with self._source.ended_jobs(self._uuid) as jobs:
             call = asyncio.ensure_future(caller.migrate(self._uuid, *request))
             watch = asyncio.ensure_future(self._watch(jobs))
