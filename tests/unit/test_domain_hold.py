@@ -46,5 +46,5 @@ def test_a_limit_of_the_bandwidth_holds_at_the_switchover_too() -> None:
     assert hold.give(UNLIMITED_DOWNTIME_MS) == UNLIMITED_DOWNTIME_MS
 
 
-def test_a_link_that_was_not_seen_to_move_allows_next_to_nothing() -> None:
-    assert Hold(1).order(job(2, 0), 300) == 1
+def test_a_link_that_was_not_seen_to_move_says_nothing() -> None:
+    assert Hold(1).order(job(2, 0), 300) is None

@@ -66,7 +66,7 @@ class Hold:
 
     def order(self, job: Job, wished_ms: int) -> int | None:
         """What to tell libvirt now; None while the guest is held, or when it has been told."""
-        if job.round < WHOLE_SENT_PASS:
+        if job.round < WHOLE_SENT_PASS or not self._best_bytes_per_s:
             return None
         if abs(self._needed_ms(wished_ms) - self._given_ms) <= SAME_WITHIN * self._given_ms:
             return None
