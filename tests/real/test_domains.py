@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -63,12 +64,17 @@ def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machi
     checked = domain.ok("check", GUEST.name, "lab-b")["targets"][0]
     assert checked["possible"], checked
 
-    async def move() -> list[dict[str, object]]:
+    def there_and_back() -> tuple[dict[str, Any], dict[str, Any]]:
+        there = domain.ok("migrate", GUEST.name, "lab-b")
+        record = libvirts_record(domain, "lab-b")
+        assert record["memory_processed"] == there["transferred_bytes"]
+        assert record["downtime"] == there["downtime_ms"]
+        assert record["time_elapsed"] / 1000 <= there["total_time_s"]
+        return there, domain.ok("migrate", GUEST.name, "lab-a", "--method", "postcopy")
+
+    async def move() -> tuple[dict[str, Any], dict[str, Any]]:
         async with loaded(domain, GUEST):
-            return [
-                await asyncio.to_thread(domain.ok, "migrate", GUEST.name, *words)
-                for words in (("lab-b",), ("lab-a", "--method", "postcopy"))
-            ]
+            return await asyncio.to_thread(there_and_back)
 
     there, back = asyncio.run(move())
     assert (there["method"], back["method"]) == ("precopy", "postcopy")
@@ -83,6 +89,14 @@ def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machi
     )
     outcomes = [run["outcome"] for run in domain.ok("runs", "list")["runs"]]
     assert outcomes[-2:] == ["completed", "completed"]
+    assert domain.ok("runs", "attach", there["run"]) == there
+
+
+def libvirts_record(made: Machines, host: str) -> dict[str, int]:
+    """What libvirt itself keeps of the last job of a domain, of its figures that are numbers."""
+    said = made.virsh(host, "domjobinfo", GUEST.name, "--completed", "--rawstats")
+    pairs = (line.split(":", 1) for line in said.splitlines() if ":" in line)
+    return {name.strip(): int(text) for name, text in pairs if text.strip().isdecimal()}
 
 
 def test_a_disk_of_the_hosts_own_is_copied_and_leaves_the_source(own_disk: Machines) -> None:
