@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
@@ -55,20 +56,23 @@ class Forked:
         return asdict(self)
 
 
-async def fork(host: LocalHost, place: str, wish: Wish) -> list[Forked]:
+async def fork(
+    host: LocalHost, place: str, wish: Wish, secret: bytes | None = None
+) -> list[Forked]:
     """Make them, one after the other; one that fails leaves nothing, and the others run.
 
     Raises RefusedError, NotFoundError, StorageError when none can be.
     """
-    async with reading(place, wish.checkpoint) as point:
-        return await _Forking(host, point, wish).run()
+    async with reading(place, wish.checkpoint, secret) as point:
+        return await _Forking(host, point, wish, place).run()
 
 
 class _Forking:
     """All forks of one request."""
 
-    def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish) -> None:
+    def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish, place: str) -> None:
         self._host, self._point, self._wish = host, point, wish
+        self._history = History().then(point.manifest.id, host, place)
         self._facts = known_facts(point.manifest.facts)
         self._ram: Path | None = None
         self._disks: dict[int, Path] = {}
@@ -163,7 +167,7 @@ class _Forking:
                 if self._wish.plugged:
                     await plug_taps(host, spec, files)
                 await host.write_text(vm.directory.spec, spec.text)
-                await host.write_text(vm.directory.point, self._point.manifest.id)
+                await host.write_text(vm.directory.point, self._history.text)
                 await host.write_text(vm.directory.current, qemu.to_json())
                 await to_the_end(commands.cont(monitor))
             finally:

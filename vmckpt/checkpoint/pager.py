@@ -4,7 +4,8 @@
 
 A line of JSON comes by the socket for each step, and one goes back:
 
-    {"store", "checkpoint"}                                    -> {"open": pages that are not zero}
+    {"store", "checkpoint", "key": the file with what opens an encrypted store, or left out}
+                                                               -> {"open": pages that are not zero}
     {"pid", "ram_file", "again": null or the descriptor}       -> {"missing": the descriptor}
     {"go": the file that says that pages are missing}          -> nothing
 
@@ -126,7 +127,9 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as told, told.makefile("rw") as lines:
         where = json.loads(lines.readline())
-        with open_store(where["store"]).read(where["checkpoint"]) as point:
+        key = Path(where["key"]) if "key" in where else None
+        secret = bytes.fromhex(key.read_text()) if key else None
+        with open_store(where["store"], secret).read(where["checkpoint"]) as point:
             area = point.area("ram")
             _say(lines, {"open": len(area.numbers())})
             line = lines.readline()
@@ -146,6 +149,8 @@ def main() -> None:
             marker = _until_go(told, pager)
             if marker is not None:
                 _serve(pager, vm["pid"], marker)
+                if key is not None:
+                    key.unlink(missing_ok=True)
 
 
 def _until_go(told: socket.socket, pager: Pager) -> Path | None:

@@ -36,8 +36,13 @@ class Pager:
         self._told: dict[str, Any] = {}
 
     @classmethod
-    async def start(cls, place: str, checkpoint_id: str, log: Path) -> Self:
-        """A pager that opens the checkpoint meanwhile; `opened` waits for that. Raises OSError."""
+    async def start(
+        cls, place: str, checkpoint_id: str, log: Path, key: Path | None = None
+    ) -> Self:
+        """A pager that opens the checkpoint meanwhile; `opened` waits for that. Raises OSError.
+
+        `key` has what opens an encrypted store (`secret.py`); it goes with the last page.
+        """
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as words, _signals_blocked():
             process = subprocess.Popen(  # noqa: ASYNC220 - it does not wait for anything
@@ -51,6 +56,8 @@ class Pager:
         ours.setblocking(False)
         pager = cls(process, await asyncio.open_connection(sock=ours), log)
         pager._told = {"store": place, "checkpoint": checkpoint_id}
+        if key is not None:
+            pager._told["key"] = str(key)
         pager._tell(pager._told)
         return pager
 
@@ -145,7 +152,8 @@ async def see_to_pages(host: Host, qemu: Qemu) -> None:
         told = json.loads(await host.read_text(qemu.files.missing) or "{}")
         if told and not (told["pager"] and await host.is_alive(ProcessId(**told["pager"]))):
             log = qemu.files.path / "pager.log"
-            successor = await Pager.start(told["store"], told["checkpoint"], log)
+            key = Path(told["key"]) if "key" in told else None
+            successor = await Pager.start(told["store"], told["checkpoint"], log, key)
             try:
                 await successor.opened()
                 await successor.attach(qemu, Path(told["ram_file"]), told["descriptor"])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
@@ -29,6 +30,7 @@ from vmckpt.checkpoint.planned import (
     require,
 )
 from vmckpt.checkpoint.qcow2 import write_image
+from vmckpt.checkpoint.secret import keep
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import (
     HostDownError,
@@ -77,25 +79,30 @@ class Restored:
     warnings: tuple[str, ...]
 
 
-Tell = Callable[[str], None]
+class Source(NamedTuple):
+    """A checkpoint of a store; `secret` opens an encrypted one."""
+
+    place: str
+    checkpoint: str
+    secret: bytes | None = None
 
 
 async def restore(
-    host: LocalHost, place: str, checkpoint_id: str, wish: Wish, running: Callable[[Restored], None]
+    host: LocalHost, source: Source, wish: Wish, running: Callable[[Restored], None]
 ) -> None:
     """Restore it; `running` is told as soon as the guest runs, before all of its memory is there.
 
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be had later.
     """
-    async with reading(place, checkpoint_id) as point:
+    async with reading(*source) as point:
         facts = known_facts(point.manifest.facts)
         if wish.name is None:
             planned = plan_itself(facts, host)
         else:
             planned = plan_copy(facts, host, wish.name, keep_macs=wish.keep_macs)
         async with _entitled(planned, wish) as old:
-            work = _Restoring(planned, point, place, wish, old)
+            work = _Restoring(planned, point, source, wish, old)
             await work.run(running)
 
 
@@ -131,9 +138,9 @@ class _Restoring:
     """One restore."""
 
     def __init__(
-        self, planned: Planned, point: Checkpoint, place: str, wish: Wish, old: Vm | None
+        self, planned: Planned, point: Checkpoint, source: Source, wish: Wish, old: Vm | None
     ) -> None:
-        self._planned, self._point, self._place = planned, point, place
+        self._planned, self._point, self._source = planned, point, source
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
         self._made: dict[int, Path] = {}
@@ -151,7 +158,11 @@ class _Restoring:
             if not wish.eager:
                 # It takes its time to begin: meanwhile all is checked.
                 log = self._files.path / "pager.log"
-                helper = await Pager.start(self._place, self._point.manifest.id, log)
+                key = None
+                if self._source.secret is not None:
+                    key = self._files.key
+                    await in_thread(partial(keep, key, self._source.secret))
+                helper = await Pager.start(self._source.place, self._source.checkpoint, log, key)
                 # Not `end` by whatever ends us later: from the commit on it serves the guest.
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
@@ -296,7 +307,9 @@ class _Restoring:
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> None:
         """Only forward: the guest runs."""
         vm = self._planned.vm
-        await self._host.write_text(vm.directory.point, self._point.manifest.id)
+        history = History.parse(await self._host.read_text(vm.directory.point))
+        history = history.then(self._point.manifest.id, self._host, self._source.place)
+        await self._host.write_text(vm.directory.point, history.text)
         if self._old is not None:
             await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
             await finish_in_place(vm)

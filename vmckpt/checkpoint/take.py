@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.checkpoint.facts import DEVICES, RAM, DiskFacts, Facts, machine_to_json
+from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
@@ -70,6 +71,14 @@ class Taken:
     id: str
     facts: Facts
     stored_bytes: int
+    parent: str | None
+    # Its last checkpoint is in another store: nothing of this one was there already.
+    apart: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """For the one who asked."""
+        told = {"stored": self.stored_bytes, "parent": self.parent, "apart": self.apart}
+        return {"id": self.id, **told, **asdict(self.facts)}
 
 
 async def require_capturable(vm: Vm) -> None:
@@ -87,16 +96,18 @@ async def require_capturable(vm: Vm) -> None:
         )
 
 
-async def take(vm: Vm, place: str, wish: Wish, tell: Callable[[str], None]) -> Taken:
+async def take(
+    vm: Vm, place: str, wish: Wish, tell: Callable[[str], None], secret: bytes | None = None
+) -> Taken:
     """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it is there.
+    OperationFailedError: then nothing of it is there. `secret` opens an encrypted store.
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
         with attended(guard_command(now.qemu), now.qemu.files.path / "guard.log"):
             connected = await now.host.connect(now.qemu.files.operator)
             async with session(connected, now.name) as monitor, _aside() as aside:
-                return await _Taking(now, monitor, wish, aside, tell).take(place)
+                return await _Taking(now, monitor, wish, aside, tell).take(place, secret)
 
 
 class Aside:
@@ -128,15 +139,16 @@ class _Taking:
         self._disks = DisksAtOnce(monitor, vm.qemu.files.path)
         self._passes = 0
 
-    async def take(self, place: str) -> Taken:
-        store = await self._aside(partial(open_or_create, place))
+    async def take(self, place: str, secret: bytes | None) -> Taken:
+        store = await self._aside(partial(open_or_create, place, secret))
         try:
             return await self._take(store)
         finally:
             await finish(self._aside(store.close))
 
     async def _take(self, store: Store) -> Taken:
-        parent = await self._parent(store)
+        history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
+        parent = await self._parent(store, history)
         new = await self._aside(partial(store.begin, self._vm.name, parent=parent))
         keeps = False
         try:
@@ -147,16 +159,17 @@ class _Taking:
             facts = await self._facts(epoch)
             manifest = await self._aside(partial(new.commit, facts.to_json()))
             keeps = True
-            await self._vm.host.write_text(self._vm.directory.point, manifest.id)
-            return Taken(manifest.id, facts, manifest.added_bytes)
+            history_now = history.then(manifest.id, self._vm.host, store.place)
+            await self._vm.host.write_text(self._vm.directory.point, history_now.text)
+            apart = history.last is not None and parent is None
+            return Taken(manifest.id, facts, manifest.added_bytes, parent, apart)
         finally:
             await finish(self._end(new, keeps=keeps))
 
-    async def _parent(self, store: Store) -> str | None:
+    async def _parent(self, store: Store, history: History) -> str | None:
         """What it was last taken or restored as, else the VM's newest checkpoint."""
-        last = await self._vm.host.read_text(self._vm.directory.point)
-        if last is not None and last in await self._aside(store.ids):
-            return last
+        if history.last is not None and history.last in await self._aside(store.ids):
+            return history.last
         mine = await self._aside(partial(store.manifests, self._vm.name))
         return mine[-1].id if mine else None
 

@@ -56,6 +56,9 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         await _write(standby, theirs, request)
         place = await have_listen(standby, theirs.path, ("replica", "standby"))
         await _require_same(vm, standby)
+        # Where its checkpoints are, and which was the last: none is taken while it is protected.
+        if point := await vm.host.read_text(vm.directory.point):
+            await standby.write_text(vm_dir(standby.state_dir, vm.name).point, point)
         await _write(vm.host, ours, replace(request, place=place))
         command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
         service = await vm.host.spawn(command, ours.log)

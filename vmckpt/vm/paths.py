@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QEMU_PREFIX = "qemu-"
+IN_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class VmDir:
 
     @property
     def point(self) -> Path:
-        """The id of the checkpoint that it was last taken or restored as, here."""
+        """Which checkpoint it was last taken or restored as, and where it has some (JSON).
+
+        It goes with the VM wherever that moves.
+        """
         return self.path / "checkpoint"
 
     @property
@@ -115,6 +119,11 @@ class QemuDir:
         them.
         """
         return self.path / "missing.json"
+
+    @property
+    def key(self) -> Path:
+        """What opens the encrypted store that pages are still to come from; in memory, as they."""
+        return IN_MEMORY / f"vmckpt-{self.vm_name}-{self.qemu_id}.key"
 
     def ram(self, ram_dir: Path) -> Path:
         """The file that is the guest's RAM."""
