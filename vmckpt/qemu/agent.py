@@ -5,8 +5,9 @@ import json
 import random
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any, Self
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
 
@@ -15,6 +16,13 @@ SYNC_TIMEOUT_S = 2.0
 
 class AgentSilentError(HostDownError):
     """No agent runs in the guest, or it does not answer now."""
+
+
+class GuestExit(NamedTuple):
+    """How a program in the guest ended: its exit status, a signal's as minus its number."""
+
+    returncode: int
+    output: bytes
 
 
 class GuestAgent:
@@ -46,6 +54,42 @@ class GuestAgent:
         Raises AgentSilentError, OperationFailedError (the guest refused).
         """
         await self._ask("guest-set-time", {"time": time.time_ns()}, timeout_s)
+
+    async def addresses(self, timeout_s: float = 5.0) -> list[str]:
+        """The guest's own addresses, IPv4 first, without those that nobody else can reach.
+
+        Raises AgentSilentError, OperationFailedError.
+        """
+        found: list[tuple[str, str]] = []
+        for interface in await self._ask("guest-network-get-interfaces", {}, timeout_s):
+            found += [
+                (one["ip-address-type"], one["ip-address"])
+                for one in interface.get("ip-addresses", ())
+            ]
+        reachable = [
+            one for one in found if not one[1].startswith(("127.", "fe80:")) and one[1] != "::1"
+        ]
+        return [address for _, address in sorted(reachable, key=lambda one: one[0] != "ipv4")]
+
+    async def start(self, argv: Sequence[str], timeout_s: float = 5.0) -> int:
+        """Start a program in the guest, its output kept by the agent; its pid there.
+
+        Raises AgentSilentError, OperationFailedError (there is none of that name).
+        """
+        words = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        return int((await self._ask("guest-exec", words, timeout_s))["pid"])
+
+    async def ended(self, pid: int, timeout_s: float = 5.0) -> "GuestExit | None":
+        """How a program that `start` began has ended; None: it runs. Told once.
+
+        Raises AgentSilentError, OperationFailedError (the agent knows no such program).
+        """
+        status = await self._ask("guest-exec-status", {"pid": pid}, timeout_s)
+        if not status["exited"]:
+            return None
+        output = b"".join(b64decode(status.get(key, "")) for key in ("out-data", "err-data"))
+        code = status.get("exitcode")
+        return GuestExit(-status.get("signal", 0) if code is None else code, output)
 
     async def _ask(self, command: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         request = {"execute": command, "arguments": arguments}
