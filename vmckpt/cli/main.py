@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 
 import click
 import typer
@@ -24,6 +25,7 @@ NOUNS = (
     "vm",
     "replicate",
     "checkpoint",
+    "guard",
     "host",
     "snapshot",
     "store",
@@ -85,7 +87,8 @@ def main() -> int:
 
 def told(error: Exception) -> int:
     """Tell what a command ended with; the exit code."""
-    as_json = "--json" in sys.argv
+    # What stands behind a `--` is somebody else's command.
+    as_json = "--json" in takewhile(lambda word: word != "--", sys.argv)
     match error:
         case VmckptError():
             return print_error(error, as_json=as_json)

@@ -7,7 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
 
@@ -20,6 +20,14 @@ class AgentSilentError(HostDownError):
 
 class NoProgramError(OperationFailedError):
     """The guest does not run that program: it has none, or its agent may run none."""
+
+
+class GuestExit(NamedTuple):
+    """How a program in the guest ended: its exit status, a signal's as minus its number."""
+
+    returncode: int
+    out: bytes
+    err: bytes
 
 
 class GuestAgent:
@@ -60,6 +68,44 @@ class GuestAgent:
         found: list[dict[str, Any]] = await self._ask("guest-network-get-interfaces", {}, timeout_s)
         return found
 
+    async def addresses(self, timeout_s: float = 5.0) -> list[str]:
+        """The guest's own addresses, IPv4 first, without those that nobody else can reach.
+
+        Raises as `interfaces` does.
+        """
+        found = [
+            (one["ip-address-type"], one["ip-address"])
+            for interface in await self.interfaces(timeout_s)
+            for one in interface.get("ip-addresses", ())
+        ]
+        reachable = [
+            one for one in found if not one[1].startswith(("127.", "fe80:")) and one[1] != "::1"
+        ]
+        return [address for _, address in sorted(reachable, key=lambda one: one[0] != "ipv4")]
+
+    async def start(self, argv: Sequence[str], timeout_s: float = 5.0) -> int:
+        """Start a program in the guest, its output kept by the agent; its pid there.
+
+        Raises AgentSilentError, NoProgramError.
+        """
+        words = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        try:
+            return int((await self._ask("guest-exec", words, timeout_s))["pid"])
+        except OperationFailedError as exc:
+            raise NoProgramError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+
+    async def ended(self, pid: int, timeout_s: float = 5.0) -> GuestExit | None:
+        """How a program that `start` began has ended; None: it runs. Told once.
+
+        Raises AgentSilentError, OperationFailedError (the agent knows no such program).
+        """
+        status = await self._ask("guest-exec-status", {"pid": pid}, timeout_s)
+        if not status["exited"]:
+            return None
+        out, err = (base64.b64decode(status.get(key, "")) for key in ("out-data", "err-data"))
+        code = status.get("exitcode")
+        return GuestExit(-status.get("signal", 0) if code is None else code, out, err)
+
     async def run_first(
         self, paths: Sequence[str], words: Sequence[str], timeout_s: float = 5.0
     ) -> None:
@@ -76,21 +122,16 @@ class GuestAgent:
         return await self._run(last, words, timeout_s)
 
     async def _run(self, path: str, words: Sequence[str], timeout_s: float) -> None:
-        arguments = {"path": path, "arg": list(words), "capture-output": True}
-        try:
-            begun = await self._ask("guest-exec", arguments, timeout_s)
-        except OperationFailedError as exc:
-            raise NoProgramError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+        pid = await self.start([path, *words], timeout_s)
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
-            status = await self._ask("guest-exec-status", {"pid": begun["pid"]}, timeout_s)
-            if status["exited"]:
-                if status.get("exitcode") == 0:
+            if done := await self.ended(pid, timeout_s):
+                if done.returncode == 0:
                     return
-                said = base64.b64decode(status.get("err-data", "")).decode(errors="replace")
                 raise OperationFailedError(
                     f"{path} failed in the guest",
-                    why=said.strip() or f"it ended with {status.get('exitcode')}",
+                    why=done.err.decode(errors="replace").strip()
+                    or f"it ended with {done.returncode}",
                     remedy=f"try it there: {path} {' '.join(words)}",
                 )
             await asyncio.sleep(POLL_S)
