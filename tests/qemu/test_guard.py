@@ -77,9 +77,14 @@ def nothing_else(made: World) -> None:
     assert [vm["name"] for vm in made.ok("vm", "list")["vms"]] == ["guest"]
     assert not list((made.state("lab-a") / "images").glob("proof-*"))
     assert not list((made.state("lab-a") / "guarded").glob("*"))
+    assert not list((made.state_dir / "guarded").glob("*"))
     guards = made.state_dir / "guards"
     eventually(lambda: not list(guards.glob("*.lock")), 60, "nobody is at work")
-    assert {path.suffix for path in guards.iterdir()} <= {".json"}
+    records = {path.stem for path in guards.glob("*.json")}
+    # What a switch did stays for as long as its guard.
+    logs = {path.name.removesuffix(".recovery.log") for path in guards.glob("*.log")}
+    assert logs <= records
+    assert {path.suffix for path in guards.iterdir()} <= {".json", ".log"}
 
 
 def points(made: World) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.fleet.guard.health import variables
-from vmckpt.fleet.guard.record import Record, Where, Worker, guards_dir
+from vmckpt.fleet.guard.record import Record, Where, Worker
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
 from vmckpt.hosts.process import identify
@@ -57,8 +57,9 @@ def _worker_command(own: list[str], result: Path, command: tuple[str, ...]) -> l
 
 
 async def _here(vm: Vm, record: Record, begun: Begun, output: int) -> str:
-    own = await local_host().own_command()
-    result = guards_dir() / f"{record.run}.result"
+    host = local_host()
+    own = await host.own_command()
+    result = await _directory(host, record) / "result"
     child = await asyncio.create_subprocess_exec(
         *_worker_command(own, result, record.request.command),
         stdout=output,
@@ -66,25 +67,24 @@ async def _here(vm: Vm, record: Record, begun: Begun, output: int) -> str:
     )
     try:
         if process := identify(child.pid):
-            await begun(Worker(local_host().name, process, str(result)))
+            await begun(Worker(host.name, process, str(result.parent)))
         await child.wait()
-        return _verdict(await local_host().read_text(result))
+        return _verdict(await host.read_text(result))
     except BaseException:
         with suppress(ProcessLookupError):
             child.terminate()
         await finish(child.wait())
         raise
     finally:
-        result.unlink(missing_ok=True)
+        await finish(host.remove(result.parent))
 
 
 async def _on_host(host: Host, record: Record, begun: Begun, say: Print) -> str:
-    directory = host.state_dir / WORK_DIRECTORY / record.run
+    directory = await _directory(host, record)
     result, log = directory / "result", directory / "output"
-    await host.make_dir(directory)
     own = await host.own_command()
     command = _worker_command(own, result, record.request.command)
-    worker = Worker(host.name, await host.spawn(command, log), str(result))
+    worker = Worker(host.name, await host.spawn(command, log), str(directory))
     told_bytes = 0
     try:
         await begun(worker)
@@ -103,10 +103,18 @@ async def _on_host(host: Host, record: Record, begun: Begun, say: Print) -> str:
         await finish(host.remove(directory))
 
 
+async def _directory(host: Host, record: Record) -> Path:
+    path = host.state_dir / WORK_DIRECTORY / record.run
+    await host.make_dir(path)
+    return path
+
+
 async def end_worker(host: Host, worker: Worker) -> None:
-    """End a guard's command with all that it started. Raises HostDownError when it does not end."""
-    if not await host.interrupt(worker.process):
-        return
+    """End a guard's command with all that it started, and remove its files.
+
+    Raises HostDownError when it does not end.
+    """
+    await host.interrupt(worker.process)
     given_up_s = time.monotonic() + 30
     while await host.is_alive(worker.process):
         if time.monotonic() > given_up_s:
@@ -116,6 +124,7 @@ async def end_worker(host: Host, worker: Worker) -> None:
                 remedy="end it by hand, then: vmckpt guard rollback or commit",
             )
         await asyncio.sleep(POLL_S)
+    await host.remove(Path(worker.directory))
 
 
 def _verdict(text: str | None) -> str:

@@ -111,6 +111,8 @@ async def resume(record: Record, tools: Tools) -> Record | None:
 async def commit(record: Record) -> Record:
     """The operator keeps what came of it. Raises BusyError while the guard is at work."""
     async with _only_one(record.vm):
+        if record.worker is not None:
+            await end_worker(find_host(record.worker.host), record.worker)
         keep_s = record.request.keep_s
         return save(record, phase=Phase.KEPT, worker=None, expires_unix_s=time.time() + keep_s)
 

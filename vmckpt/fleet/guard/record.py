@@ -84,11 +84,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The process that runs a guard's command, and where it tells the result."""
+    """The process that runs a guard's command, and the directory of its own."""
 
     host: str
     process: ProcessId
-    result: str
+    directory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """For its file, and for programs."""
-        return asdict(self) | {"phase": self.phase.name.lower()}
+        return {"vm": self.vm, **asdict(self), "phase": self.phase.name.lower()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -132,7 +132,7 @@ class Record:
             "phase": Phase[data["phase"].upper()],
             "worker": worker and Worker(**worker | {"process": ProcessId(**worker["process"])}),
         }
-        return cls(**{**data, **more})
+        return cls(**{name: value for name, value in data.items() if name != "vm"} | more)
 
 
 def guards_dir() -> Path:
@@ -173,8 +173,9 @@ def _sync(directory: Path) -> None:
 
 
 def forget(record: Record) -> None:
-    """Remove its file."""
-    (guards_dir() / f"{record.run}.json").unlink(missing_ok=True)
+    """Remove its files."""
+    for name in (f"{record.run}.json", f"{record.run}.recovery.log"):
+        (guards_dir() / name).unlink(missing_ok=True)
 
 
 def load_all() -> list[Record]:
