@@ -106,6 +106,7 @@ class Guest:
         assert itself
         self.qemu = Qemu(files, itself, Platform("q35", "tcg", "qemu64"))
         self.log = files.path / "pager.log"
+        self.noted = directory / "noted" / "guest"
 
     def _store(self) -> str:
         numbers = np.flatnonzero(self.content)
@@ -142,9 +143,10 @@ class Guest:
                 pack.write_bytes(data)
 
     async def paged(self) -> Pager:
-        pager = await Pager.start(self.place, self.checkpoint, self.log)
+        where = self.place, self.checkpoint, self.log, self.ram_file
+        pager = await Pager.start(*where, noted=self.noted)
         await pager.opened()
-        await pager.attach(self.qemu, self.ram_file)
+        await pager.attach(self.qemu)
         return pager
 
 

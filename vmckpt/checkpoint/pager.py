@@ -4,12 +4,13 @@
 
 A line of JSON comes by the socket for each step, and one goes back:
 
-    {"store", "checkpoint", "key": the file with what opens an encrypted store, or left out}
-                                                               -> {"open": pages that are not zero}
-    {"pid", "ram_file", "again": null or the descriptor}       -> {"missing": the descriptor}
+    {"store", "checkpoint", "key", "ram_file", "noted"}        -> {"open": pages that are not zero}
+    {"pid", "again": null or the descriptor}                   -> {"missing": the descriptor}
     {"go": the file that says that pages are missing}          -> nothing
 
-Then pages are served, and all others fetched, until all are there.
+Then pages are served, and all others fetched, until all are there. `noted` is a file of the pages
+that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
+is the file with what opens an encrypted store, or left out.
 
 Whoever told it may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
 copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
@@ -27,12 +28,14 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vmckpt.checkpoint.first_pages import note, put_first, read_noted
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
@@ -44,6 +47,10 @@ PIECE_PAGES = 32
 _NICE = 5
 # How long nobody may wait for a page before it is looked whether there is news.
 IDLE_MS = 1
+# What is waited for so long after the beginning is noted for the next time.
+NOTED_S = 0.5
+# So long the guest has the processors for itself, and gets only what it waits for.
+ALONE_S = 0.15
 
 
 class Pager:
@@ -55,10 +62,14 @@ class Pager:
         empty = np.ones(len(there), bool)
         empty[area.numbers()] = False
         self._left[empty] = False
+        # In its first moments, in order.
+        self.waited_for: list[int] = []
+        self._began_s = time.monotonic()
 
     def serve(self) -> None:
         """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
-        self.answer()
+        while time.monotonic() < self._began_s + ALONE_S:
+            self.answer(IDLE_MS)
         for numbers, contents in self._area.stream():
             for at in range(0, len(numbers), PIECE_PAGES):
                 start, end = at * PAGE_BYTES, (at + PIECE_PAGES) * PAGE_BYTES
@@ -79,6 +90,8 @@ class Pager:
             along = []
             for offset in waited_for:
                 number = offset // PAGE_BYTES
+                if time.monotonic() < self._began_s + NOTED_S:
+                    self.waited_for.append(number)
                 if not self._left[number]:
                     self._missing.zero(offset)
                     continue
@@ -117,28 +130,37 @@ def main() -> None:
         where = json.loads(lines.readline())
         key = Path(where["key"]) if "key" in where else None
         secret = bytes.fromhex(key.read_text()) if key else None
-        with open_store(where["store"], secret).read(where["checkpoint"]) as point:
-            area = point.area("ram")
-            _say(lines, {"open": len(area.numbers())})
-            line = lines.readline()
-            if not line:
-                return
-            vm = json.loads(line)
-            ram_file = Path(vm["ram_file"])
-            if vm["again"] is None:
-                missing = MissingPages.begin(vm["pid"], ram_file)
-                there = overwritten(ram_file, area)
-            else:
-                missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
-                there = present(ram_file)
-            _say(lines, {"missing": missing.number})
-            pager = Pager(area, missing, there)
-            # The devices' state touches pages too: served from here on.
-            marker = _until_go(told, pager)
-            if marker is not None:
-                _serve(pager, vm["pid"], marker)
-                if key is not None:
-                    key.unlink(missing_ok=True)
+        try:
+            with open_store(where["store"], secret).read(where["checkpoint"]) as point:
+                _page(told, lines, where, point.area("ram"))
+        except VmckptError as exc:
+            sys.exit(f"{exc.what}: {exc.why}")
+
+
+def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> None:
+    ram_file, noted = Path(where["ram_file"]), where["noted"]
+    first = put_first(ram_file, area, read_noted(Path(noted))) if noted else None
+    _say(lines, {"open": len(area.numbers())})
+    line = lines.readline()
+    if not line:
+        return
+    vm = json.loads(line)
+    if vm["again"] is None:
+        missing = MissingPages.begin(vm["pid"], ram_file)
+        there = overwritten(ram_file, area, first)
+    else:
+        missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
+        there = present(ram_file)
+    _say(lines, {"missing": missing.number})
+    pager = Pager(area, missing, there)
+    # The devices' state touches pages too: served from here on.
+    marker = _until_go(told, pager)
+    if marker is not None:
+        _serve(pager, vm["pid"], marker)
+        if "key" in where:
+            Path(where["key"]).unlink(missing_ok=True)
+        if noted:
+            note(Path(noted), pager.waited_for)
 
 
 def _until_go(told: socket.socket, pager: Pager) -> Path | None:
@@ -185,11 +207,11 @@ def present(ram_file: Path) -> "np.ndarray":
     return found
 
 
-def overwritten(ram_file: Path, area: Any) -> "np.ndarray":
+def overwritten(ram_file: Path, area: Any, but: "np.ndarray | None") -> "np.ndarray":
     """What the QEMU has put there itself, for no guest runs yet, becomes what it has to be."""
     found = present(ram_file)
     with open_fd(os.open(ram_file, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        for number in np.flatnonzero(found).tolist():
+        for number in np.flatnonzero(found if but is None else found & ~but).tolist():
             os.pwrite(fd, area.read(np.array([number])), number * PAGE_BYTES)
     return found
 

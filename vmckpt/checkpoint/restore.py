@@ -179,9 +179,7 @@ class _Restoring:
             helper = None
             if not wish.eager and not self._is_whole:
                 # It takes its time to begin: meanwhile all is checked.
-                log = self._files.path / "pager.log"
-                key = await in_thread(self._keep_key)
-                helper = await Pager.start(self._source.place, self._source.checkpoint, log, key)
+                helper = await self._pager()
                 # Not `end` by whatever ends us later: from the commit on it serves the guest.
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
@@ -194,7 +192,8 @@ class _Restoring:
                     await helper.opened()
                 self._began_s = time.monotonic()
                 await both(self._fill_disks(), self._have_memory(qemu, helper))
-                await both(self._load(monitor, state), self._plug())
+                load = self._load(monitor, state)
+                await both(helper.alive_during(load) if helper else load, self._plug())
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -218,6 +217,17 @@ class _Restoring:
                         await self._all_pages(helper, qemu)
             finally:
                 await finish(monitor.close())
+
+    async def _pager(self) -> Pager:
+        host, source = self._host, self._source
+        return await Pager.start(
+            source.place,
+            source.checkpoint,
+            self._files.path / "pager.log",
+            self._files.ram(self._planned.spec.ram_dir),
+            noted=host.state_dir / "cache" / "first-pages" / Path(self._point.manifest.vm).name,
+            key=await in_thread(self._keep_key),
+        )
 
     async def _all_pages(self, helper: Pager, qemu: Qemu) -> None:
         """Wait for the last page; should the pager die, another goes on."""
@@ -302,7 +312,7 @@ class _Restoring:
     async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
         """Its memory is there, or comes when it is looked at."""
         if helper is not None:
-            await helper.attach(qemu, self._files.ram(self._planned.spec.ram_dir))
+            await helper.attach(qemu)
         elif not self._is_whole:  # of one that was saved as a whole it comes with the devices
             await in_thread(self._fill)
 

@@ -53,6 +53,8 @@ MOST_WAITING_BYTES = 512 << 20
 MOST_LATER_BYTES = 256 << 20
 # Of the pause that is allowed this much is left for what is not copying.
 COPY_SHARE = 0.6
+# To find a page that lies alone, and copy it.
+PAGE_S = 4e-6
 
 
 class Wish(NamedTuple):
@@ -246,7 +248,8 @@ class Taking:
         self, capture: Capture, ram: AreaWriter, new_pages: Sequence[Span]
     ) -> list[Pages]:
         """New pages, and what was written since, copied while the guest runs; oldest first."""
-        budget, waiting = Budget(self._wish.max_pause_s * COPY_SHARE), list[Pages]()
+        allowed_s = self._wish.max_pause_s * COPY_SHARE
+        budget, waiting = Budget(allowed_s, page_s=PAGE_S), list[Pages]()
         spans: Sequence[Span] = new_pages
         while spans or budget.wants_pass(capture.dirty_pages()):
             written, _ = await capture.early()

@@ -2,10 +2,10 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from vmckpt.store.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_of
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Numbers, Pack
 
-T = TypeVar("T")
 # Frames kept for whoever asks for their other chunks.
 _KEPT_FRAMES = 64
 # Frames being read while others are used.
@@ -88,7 +87,9 @@ class Area:
             if number >= 0:
                 places = np.flatnonzero(packs == number)
                 slots = slots_of(refs[places])
-                out[places] = self._with_pack(number, partial(self._gather, slots))
+                out[places] = self._opened.packs.use(
+                    self._pack_ids[number], partial(self._gather, slots)
+                )
         return out.reshape(-1).data
 
     def read_around(self, number: int) -> Chunks:
@@ -116,7 +117,7 @@ class Area:
             data = self._cache.get(pack, int(frame))
             return Chunks(lying[low:high], self._pick(data, offsets))
 
-        return self._with_pack(pack_number, read)
+        return self._opened.packs.use(self._pack_ids[pack_number], read)
 
     def stream(self) -> Iterator[Chunks]:
         """Every chunk that is not zero, once, in the order they lie in. Raises DamagedError."""
@@ -182,11 +183,3 @@ class Area:
             order = np.argsort(refs, kind="stable")
             self._lying = numbers[order], refs[order]
         return self._lying
-
-    def _with_pack(self, number: int, read: Callable[[Pack], T]) -> T:
-        """Do it with a pack; once more with its next generation, if it was written anew."""
-        packs, pack_id = self._opened.packs, self._pack_ids[number]
-        try:
-            return read(packs.find(pack_id))
-        except MissingError:
-            return read(packs.find(pack_id, again=True))
