@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 _OURS, _THEIRS, _OTHER, _LIMIT = "#1f6fb4", "#888888", "#c9a227", "#c0392b"
 
@@ -62,6 +63,7 @@ def _sizes(axes: Axes, stored: Mapping[str, Any]) -> None:
         axes.plot(numbers, packed, "x", color=colour, label=f"{rate}B/s: zstd of what differs")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("checkpoint")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title("Stored by an incremental (MB)", fontsize=10, loc="left")
     if stored:
         axes.legend(fontsize=8)

@@ -225,7 +225,7 @@ class _Restoring:
             source.checkpoint,
             self._files.path / "pager.log",
             self._files.ram(self._planned.spec.ram_dir),
-            noted=host.state_dir / "cache" / "first-pages" / self._point.manifest.vm,
+            noted=host.state_dir / "cache" / "first-pages" / Path(self._point.manifest.vm).name,
             key=await in_thread(self._keep_key),
         )
 

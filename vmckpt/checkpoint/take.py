@@ -52,7 +52,7 @@ MOST_WAITING_BYTES = 512 << 20
 # New pages are stored only when they have been read once more, if there are no more than this.
 MOST_LATER_BYTES = 256 << 20
 # Of the pause that is allowed this much is left for what is not copying.
-COPY_SHARE = 0.6
+COPY_SHARE = 0.5
 # To find a page that lies alone, and copy it.
 PAGE_S = 4e-6
 
