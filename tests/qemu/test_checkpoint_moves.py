@@ -41,9 +41,7 @@ async def begin(made: World, guest: LabGuest = GUEST) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "kind", [Kind.LAB, pytest.param(Kind.REAL, marks=[pytest.mark.real, pytest.mark.sample])]
-)
+@pytest.mark.parametrize("kind", [Kind.LAB, pytest.param(Kind.REAL, marks=pytest.mark.real)])
 def test_after_a_migration(kind: Kind) -> None:
     with hosts(kind, qemu("10.0"), qemu("10.0")) as made:
         made.run_guest(GUEST, "lab-a")
