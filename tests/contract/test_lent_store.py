@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +94,20 @@ def test_a_far_side_that_dies_is_an_error_and_no_checkpoint(store: Store, tmp_pa
     with open_store(str(tmp_path / "store")) as direct:
         assert [one.id for one in direct.manifests()] == [whole.id]
         assert check(direct).whole
+
+
+def test_a_question_that_is_interrupted_is_the_last() -> None:
+    ours, silent = socket.socketpair()
+    backend_ = LentBackend(ours, "there:/store")
+    main = threading.main_thread().ident
+    assert main
+    with silent:
+        # Nobody answers: it is interrupted wherever it waits.
+        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            backend_.names("packs")
+        with pytest.raises(StorageError, match="does not answer"):
+            backend_.names("packs")
 
 
 def test_copies_from_one_host_to_another(store: Store, tmp_path: Path) -> None:

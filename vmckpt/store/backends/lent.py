@@ -98,6 +98,10 @@ class LentBackend:
                     why=str(exc) or "the connection to its host has ended",
                     remedy="ask again; what had begun there was undone",
                 ) from exc
+            except BaseException:
+                # An answer may be on its way still, which would be taken for the next one's.
+                self._sock.close()
+                raise
         match answer:
             case {"missing": name}:
                 raise MissingError(name)
