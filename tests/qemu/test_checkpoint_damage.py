@@ -129,7 +129,8 @@ async def _as_it_was(made: World, checkpoint_id: str) -> None:
     await all_there(made, "guest")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_full_disk_at_any_moment_is_the_checkpoints_end_and_not_the_guests() -> None:
     with world(qemu("10.0")) as made:
         made.run_guest(guest(), "lab-a")
