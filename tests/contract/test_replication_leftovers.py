@@ -219,6 +219,21 @@ def test_a_beginning_that_is_undone_stops_the_primary_as_soon_as_that_hears(
     assert not files.path.exists()
 
 
+def test_a_beginning_that_is_undone_leaves_the_recovery_of_a_killed_primary_its_files(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """They were removed before it could read them: the guest was stopped when the lease ended."""
+    files = requested(hosts, tmp_path)
+    script = "import sys, time; time.sleep(1); print(open(sys.argv[4]).read())"
+    words = ["replica", "recover", str(files.path), str(files.request)]
+    with subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE) as child:
+        undoing = begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web"))
+        asyncio.run(undoing)
+        assert child.stdout is not None
+        assert b'"vm": "web"' in child.stdout.read()
+    assert not files.path.exists()
+
+
 def test_a_beginning_that_is_undone_leaves_no_waiting_qemu(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:
