@@ -100,11 +100,22 @@ def test_a_start_does_not_push_aside_what_was_killed_and_may_be_taken_over_from(
         asyncio.run(begin._require_new(vm, hosts[1]))
     assert refused.value.remedy == "vmckpt replicate stop web"
     assert files.request.exists()
-    for host in hosts:
-        role = "primary" if host is hosts[0] else "standby"
-        Files.of(host, "web").status.write_text(json.dumps({"role": role, "state": "ended"}))
+    # A primary that has ended has told the arbiter that the standby may not.
+    ended = {"role": "primary", "state": "ended", "run": "1"}
+    files.status.write_text(json.dumps(ended | {"run": "0"}))
+    with pytest.raises(OperationFailedError):
+        asyncio.run(begin._require_new(vm, hosts[1]))
+    assert Files.of(hosts[1], "web").request.exists()
+    requested_again(files, ended)
     asyncio.run(begin._require_new(vm, hosts[1]))
     assert not files.path.exists()
+    assert not Files.of(hosts[1], "web").path.exists()
+
+
+def requested_again(files: Files, status: dict[str, str]) -> None:
+    files.path.mkdir(exist_ok=True)
+    files.request.write_text("{}")
+    files.status.write_text(json.dumps(status))
 
 
 def test_a_guest_that_died_with_its_service_is_left_to_the_standby(
