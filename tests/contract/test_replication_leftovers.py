@@ -18,6 +18,8 @@ from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
 from vmckpt.replicate import begin, sides
+from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare
+from vmckpt.replicate.leftover_copies import Fate, settle_here
 from vmckpt.replicate.operate import settle, stop
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import Files, Options, Request
@@ -28,6 +30,7 @@ from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
 
 SPEC = 'name = "web"\nmemory = "32M"\n'
+DISK = '[[disks]]\nimage = "web.raw"\nformat = "raw"\n'
 PLATFORM = Platform("q35", "tcg", "qemu64")
 GONE = ProcessId(1 << 22, 1)
 
@@ -49,13 +52,15 @@ def home(host: LocalHost, qemu_id: str, replaces: Replaced | None = None) -> Vm:
     return Vm(spec, host, directory, qemu)
 
 
-def requested(hosts: tuple[LocalHost, LocalHost], tmp_path: Path) -> Files:
+def requested(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, disks: tuple[CopiedDisk, ...] = ()
+) -> Files:
     """Both services were asked, and were killed; the primary's files."""
     primary, standby = hosts
     request = Request(
-        run="1", vm="web", spec=SPEC, platform=PLATFORM._asdict(), primary=primary,
-        standby=standby, options=Options(str(tmp_path / "leases"), lease_s=0.1),
-        one_machine=True, qemu_id="old",
+        run="1", vm="web", spec=SPEC + DISK * len(disks), platform=PLATFORM._asdict(),
+        primary=primary, standby=standby, options=Options(str(tmp_path / "leases"), lease_s=0.1),
+        one_machine=True, qemu_id="old", disks=disks,
     )  # fmt: skip
     for host in hosts:
         files = Files.of(host, "web")
@@ -228,6 +233,30 @@ def test_a_beginning_that_is_undone_stops_the_primary_as_soon_as_that_hears(
         asyncio.run(main())
     assert stopped(files).exists()
     assert not files.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("fate", "run", "stays"),
+    [
+        (Fate.DISCARD, "1", False),
+        (Fate.DISCARD, "0", False),
+        (Fate.UNDO, "1", False),
+        (Fate.UNDO, "0", True),
+        (Fate.KEEP, "1", True),
+    ],
+)
+def test_copies_of_a_killed_standby_go_or_are_there_for_the_next_one(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, fate: Fate, run: str, stays: bool
+) -> None:
+    requested(hosts, tmp_path, (CopiedDisk(0, 4096),))
+    copy = Copy(hosts[1].state_dir / "images/web.raw", 4096, "raw")
+    prepare([copy], "web", run)
+    settle_here(Files.of(hosts[1], "web").path, fate)
+    assert copy.path.exists() is stays
+    if fate is Fate.KEEP:  # also when the next one is undone
+        prepare([copy], "web", "2")
+        settle_here(Files.of(hosts[1], "web").path, Fate.UNDO)
+        assert copy.path.exists()
 
 
 def test_a_beginning_that_is_undone_leaves_the_recovery_of_a_killed_primary_its_files(
