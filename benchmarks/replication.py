@@ -28,7 +28,7 @@ from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.guest import GuestControl, KvClient
 from vmckpt.lab.labguest import LabGuest
 
-NAME, PATIENCE_S, SETTLE_S = "bench", 60.0, 2.0
+NAME, PATIENCE_S, SETTLE_S = "bench", 10.0, 2.0
 LONGEST_THOUGHT_S = 0.2
 TEXT = "rate=20M set=64M pattern=uniform content=text touch=line"
 NOTHING_ELSE = "rate=8G set=4M pattern=uniform content=random touch=line"

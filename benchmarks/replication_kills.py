@@ -88,7 +88,7 @@ async def kills(
     await control.load_memory(LOAD)
     home, standby = "lab-a", "lab-b"
     while len(kept) < count and time.monotonic() < deadline_s:
-        chance = random.Random(len(kept))
+        chance = random.Random()
         kind = chance.choice(KINDS)
         await asyncio.to_thread(made.ok, "replicate", "start", guest.name, standby)
         client = await guest.key_value(made.lab)

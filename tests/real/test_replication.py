@@ -188,6 +188,54 @@ async def until(true: Callable[[], bool], what: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("cut_off", ["lab-a", "lab-b"])
+def test_a_side_that_is_cut_off_from_the_arbiter_does_not_have_the_guest(
+    real_lab: Machines, cluster: Cluster, cut_off: str
+) -> None:
+    with a_guest(real_lab) as guest:
+        lease = ["--lease", f"etcd:{','.join(cluster.urls)}"]
+        real_lab.ok("replicate", "start", NAME, "lab-b", *lease)
+        asyncio.run(_cut_off(real_lab, guest, cluster, cut_off))
+
+
+async def _cut_off(made: Machines, guest: LabGuest, cluster: Cluster, which: str) -> None:
+    async with counted(made, guest) as counting:
+        await counting.more_than(counting.answers + 20)
+        with unreachable(made, which, cluster):
+            if which == "lab-a":  # its lease ends, and it is heard all the same
+                await until(lambda: is_promoted(made), "lab-b goes on")
+            else:
+                await asyncio.sleep(6.0)
+                assert sides(made)["primary"]["state"] == "protected"
+                for pid in [*services(made, "primary"), *qemus(made, "lab-a")]:
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(8.0)
+                assert not is_promoted(made)
+        await until(lambda: is_promoted(made), "lab-b goes on")
+        await until(lambda: homes(made) == [("lab-b", "running")], "one guest, on lab-b")
+        await counting.more_than(counting.answers + 20)
+
+
+@contextmanager
+def unreachable(made: Machines, host: str, cluster: Cluster) -> Iterator[None]:
+    """For the block a host sends nothing to etcd."""
+    address = made.operator_address()
+    rules = [
+        ["to", address, "ipproto", "tcp", "dport", str(member.port), "type", "blackhole"]
+        for member in cluster.members
+    ]
+    try:
+        for rule in rules:
+            said = made.inside(host, "ip", "rule", "add", *rule)
+            assert said.code == 0, said.stderr
+        yield
+    finally:
+        for rule in rules:
+            made.inside(host, "ip", "rule", "del", *rule)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["hangs", "fails"])
 def test_an_agent_that_proves_nothing_is_waited_out(real_lab: Machines, how: str) -> None:
     path = real_lab.shared / "agent"

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from vmckpt.epoch.devices import Devices, saving
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
@@ -36,7 +36,6 @@ VCPU_TRACE = "vm_state_notify"
 PIPE_BYTES = 1 << 20
 STATE_TIMEOUT_S, CONT_TIMEOUT_S, CONT_POLL_S = 10.0, 5.0, 0.0003
 _FD_NAME = "vmckpt-epoch"
-T = TypeVar("T")
 # What is asked of QEMU besides while the guest stands still, in order.
 InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 # What QEMU says to `cont` for a moment after a migration has ended.
@@ -188,7 +187,8 @@ class Capture:
             with self._monitor.events("MIGRATION") as events:
                 try:
                     migrating = commands.migrate(self._monitor, f"fd:{_FD_NAME}")
-                    pages, pause, _ = await self._take(began_s, at_stop, migrating)
+                    steps = [*self._output.end_epoch(), migrating]
+                    pages, pause, _ = await self._take(began_s, at_stop, steps)
                     device_state = await self._end_of(received)
                     await self._require_completed(events)
                     if also:
@@ -206,16 +206,25 @@ class Capture:
     async def _saved(
         self, number: int, base: bytes, at_stop: Callable[[], None] | None, *, resume_guest: bool
     ) -> Epoch:
-        """An epoch whose devices are saved, not migrated."""
-        await self._require_running()
+        """An epoch whose devices are saved, not migrated: `cont` is taken whenever it comes.
+
+        Its output is cut off just before the stop. What is sent in between is the next epoch's, and
+        waits for it. Of a guest that stands still afterwards there is no next one.
+        """
+        steps = self._output.end_epoch()
+        if resume_guest:
+            await asyncio.gather(self._require_running(), *steps)
+            steps = []
+        else:
+            await self._require_running()
         began_s = time.perf_counter()
         try:
-            pages, pause, devices = await self._take(began_s, at_stop, self._devices.save())
+            pages, pause, devices = await self._take(
+                began_s, at_stop, [*steps, self._devices.save()], resume_guest=resume_guest
+            )
         except BaseException:
             await finish(self.resume())
             raise
-        if resume_guest:
-            await to_the_end(self.resume())
         paused_s = time.perf_counter() - began_s
         return Epoch(number, pages, base, devices, pause._replace(total_s=paused_s))
 
@@ -239,12 +248,17 @@ class Capture:
         self,
         began_s: float,
         at_stop: Callable[[], None] | None,
-        devices: Coroutine[Any, Any, T],
-    ) -> tuple[Pages, Pause, T]:
-        """Sent at once and done in this order: the guest stands still for fewer round trips."""
-        steps: list[Coroutine[Any, Any, Any]] = [*self._output.end_epoch(), devices]
+        steps: Iterable[Coroutine[Any, Any, Any]],
+        *,
+        resume_guest: bool = False,
+    ) -> tuple[Pages, Pause, Any]:
+        """Sent at once and done in this order: the guest stands still for fewer round trips.
+
+        With what the last of `steps` gives. The guest goes on when they are done and all is copied.
+        """
         stop = asyncio.ensure_future(commands.stop(self._monitor))
-        rest: list[asyncio.Future[Any]] = [asyncio.ensure_future(step) for step in steps]
+        rest = [asyncio.ensure_future(step) for step in steps]
+        last = rest[-1]
         try:
             await stop
             stopped_s = time.perf_counter()
@@ -254,13 +268,16 @@ class Capture:
             scanned_s = time.perf_counter()
             pages = Pages(tuple(spans), self._ram.copy(spans))
             copied_s = time.perf_counter()
+            if resume_guest:
+                rest.append(asyncio.ensure_future(self.resume()))
             self._hot.found(spans)
         finally:
             # Whatever happens, nothing of it is still to be done when the guest runs on.
             await asyncio.wait({stop, *rest})
-        results = [step.result() for step in rest]
+        for step in rest:
+            step.result()
         pause = Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
-        return pages, pause, results[-1]
+        return pages, pause, last.result()
 
     async def _end_of(self, received: "asyncio.Future[bytes]") -> bytes:
         """All of the device state. QEMU closes the pipe when it lets the guest run again: `cont` is

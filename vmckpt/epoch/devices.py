@@ -18,6 +18,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+import numpy as np
+
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import device_state
 from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
@@ -95,8 +97,8 @@ def base_of(migrated: bytes, saved: bytes) -> bytes | None:
     there = migrated[at : at + len(devices)]
     if at < _HEAD_BYTES or len(there) != len(devices):
         return None
-    differing = sum(a != b for a, b in zip(there, devices, strict=True))
-    return migrated[:at] if differing <= _MOST_DIFFERING_BYTES else None
+    differing = np.frombuffer(there, np.uint8) != np.frombuffer(devices, np.uint8)
+    return migrated[:at] if np.count_nonzero(differing) <= _MOST_DIFFERING_BYTES else None
 
 
 @contextmanager
