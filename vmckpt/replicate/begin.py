@@ -18,7 +18,14 @@ from vmckpt.replicate.disks.checks import copied_disks
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
-from vmckpt.replicate.sides import DEAD, POLL_S, last_word, sides, until_gone
+from vmckpt.replicate.sides import (
+    DEAD,
+    POLL_S,
+    last_word,
+    sides,
+    until_gone,
+    until_recovered,
+)
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.check import REFUSE, WARN, refusal
 from vmckpt.vm.inventory import Vm
@@ -161,6 +168,7 @@ async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> Non
     with suppress(VmckptError):  # what failed before says more
         # Again and again: it may not have come so far yet that it hears.
         await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
+        await until_recovered(primary, name)  # of one that was killed, see `recovery.py`
         await primary.remove(ours.path)
     with suppress(VmckptError):
         # Its primary may never have come to it.
