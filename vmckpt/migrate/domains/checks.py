@@ -79,7 +79,7 @@ async def preflight(
     what, disks = domain.description, moving.disks
     loss = dirty_log.loss_of(what.accel_word, at_source.version, what.memory_back_ends)
     options = resolve_method(options, loses_pages=loss is not None)
-    can_hold = at_source.can_hold and options.method is not Method.STOP
+    can_hold = at_source.can_hold and at_target.can_hold and options.method is not Method.STOP
     held_mib_per_s = hold.held_mib_per_s(what.memory_bytes) if can_hold else 0
     checks = (
         Check("running", OK, f"the domain is {domain.state}"),
@@ -119,6 +119,7 @@ class _AtTarget(NamedTuple):
     checks: list[Check]
     known: bool
     userfaults: list[Check]
+    can_hold: bool
 
 
 class _Moving(NamedTuple):
@@ -130,12 +131,13 @@ class _Moving(NamedTuple):
 async def _look_at_target(
     domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
 ) -> _AtTarget:
-    checks, (names, userfaults) = await both(
+    checks, ((names, userfaults), libvirt) = await both(
         target_libvirt.checks(domain, source, target),
-        both(target.names(), _userfaults(target, options)),
+        both(both(target.names(), _userfaults(target, options)), target.version()),
     )
     name = await target_libvirt.name(domain, names, target.host)
-    return _AtTarget([name, *checks], domain.uuid in {one.uuid for one in names}, userfaults)
+    known = domain.uuid in {one.uuid for one in names}
+    return _AtTarget([name, *checks], known, userfaults, libvirt >= hold.SINCE_LIBVIRT)
 
 
 async def _look_at_disks(

@@ -20,7 +20,7 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.job import Job
 from vmckpt.vm.domains.sessions import libvirtd
 
-# libvirt's typed parameter, MiB/s; and what has to be on the source for it.
+# libvirt's typed parameter, MiB/s; what both libvirts, and the source's QEMU, have to be for it.
 PARAMETER = "bandwidth.avail.switchover"
 # What one that cannot do it complains of.
 IN_QEMU = "avail-switchover-bandwidth"

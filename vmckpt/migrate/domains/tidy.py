@@ -123,18 +123,18 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
 
     libvirt defines it there when all of it has arrived, just before it runs. A libvirtd that dies
     in that moment ends its QEMU when it is started again, and keeps the definition. Raises
-    HostDownError, OutcomeUnknownError.
+    HostDownError; OutcomeUnknownError while it still waits there for the migration.
     """
-    given_up_s = time.monotonic() + SILENT_S
-    while True:
-        where, _ = await look_at(session, journal.uuid, is_source=False)
-        if where is Place.OFF:
-            with suppress(NotFoundError):
-                await session.undefine(journal.uuid)
-        # What still waits there is ended by its libvirtd, as soon as that sees that nothing comes.
-        if where is not Place.WAITING or time.monotonic() > given_up_s:
-            return
-        await asyncio.sleep(POLL_S)
+    where, _ = await look_at(session, journal.uuid, is_source=False)
+    if where is Place.OFF:
+        with suppress(NotFoundError):
+            await session.undefine(journal.uuid)
+    elif where is Place.WAITING:
+        raise OutcomeUnknownError(
+            f"libvirtd does not see that '{journal.vm}' will not come",
+            why=f"to it the domain {where.value}",
+            remedy=f"if it stays so, see its log on {journal.target}: journalctl -u libvirtd",
+        )
 
 
 async def forget(session: Libvirtd, journal: DomainJournal) -> None:
