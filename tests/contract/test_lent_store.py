@@ -27,19 +27,19 @@ from vmckpt.store.store import Store
 PAGES = 512
 
 
-def backend(tmp_path: Path, name: str = "store") -> LentBackend:
-    host = LocalHost("there", tmp_path / "state", "127.0.0.1")
-    path = str(tmp_path / name)
+def backend(short_path: Path, name: str = "store") -> LentBackend:
+    host = LocalHost("there", short_path / "state", "127.0.0.1")
+    path = str(short_path / name)
     return LentBackend(asyncio.run(lent(host, path)), f"there:{path}")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with create_store(backend(tmp_path)) as made:
+def store(short_path: Path) -> Iterator[Store]:
+    with create_store(backend(short_path)) as made:
         yield made
 
 
-def test_it_is_a_store_like_any(store: Store, tmp_path: Path) -> None:
+def test_it_is_a_store_like_any(store: Store, short_path: Path) -> None:
     states = [memory(PAGES, 1)]
     made = [save(store, states[0])]
     for number in range(4):
@@ -49,7 +49,7 @@ def test_it_is_a_store_like_any(store: Store, tmp_path: Path) -> None:
     store.remove([one.id for one in made[::2]])
     collect(store, plan_gc(store))
     assert check(store).whole
-    with open_store(str(tmp_path / "store")) as direct:
+    with open_store(str(short_path / "store")) as direct:
         for manifest, ram in list(zip(made, states, strict=True))[1::2]:
             require_same(store, manifest, ram)
             require_same(direct, manifest, ram)
@@ -57,8 +57,8 @@ def test_it_is_a_store_like_any(store: Store, tmp_path: Path) -> None:
         store.manifest(made[0].id)
 
 
-def test_one_writes_at_a_time_whichever_way_they_come(store: Store, tmp_path: Path) -> None:
-    with open_store(str(tmp_path / "store")) as direct:
+def test_one_writes_at_a_time_whichever_way_they_come(store: Store, short_path: Path) -> None:
+    with open_store(str(short_path / "store")) as direct:
         with store.begin("vm"), pytest.raises(BusyError):
             direct.begin("vm")
         with direct.begin("vm"), pytest.raises(BusyError):
@@ -67,14 +67,14 @@ def test_one_writes_at_a_time_whichever_way_they_come(store: Store, tmp_path: Pa
             pass
 
 
-def test_who_goes_leaves_no_lock_and_nothing_half_made(tmp_path: Path) -> None:
-    create_store(str(tmp_path / "store")).close()
-    gone = open_store(backend(tmp_path))
+def test_who_goes_leaves_no_lock_and_nothing_half_made(short_path: Path) -> None:
+    create_store(str(short_path / "store")).close()
+    gone = open_store(backend(short_path))
     gone.begin("vm")
     gone.opened.backend.write("packs/half").write(b"half")
     ram = memory(PAGES, 1)
     gone.close()
-    with open_store(str(tmp_path / "store")) as direct:
+    with open_store(str(short_path / "store")) as direct:
         deadline_s = time.monotonic() + 60
         while not _free(direct):
             assert time.monotonic() < deadline_s
@@ -83,15 +83,15 @@ def test_who_goes_leaves_no_lock_and_nothing_half_made(tmp_path: Path) -> None:
         require_same(direct, save(direct, ram), ram)
 
 
-def test_a_far_side_that_dies_is_an_error_and_no_checkpoint(store: Store, tmp_path: Path) -> None:
+def test_a_far_side_that_dies_is_an_error_and_no_checkpoint(store: Store, short_path: Path) -> None:
     ram = memory(PAGES, 1)
     whole = save(store, ram)
     new = store.begin("vm", whole.id)
-    for process in find_by_argument(f"lend\0{tmp_path}"):
+    for process in find_by_argument(f"lend\0{short_path}"):
         os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(StorageError, match="does not answer"):
         new.commit({})
-    with open_store(str(tmp_path / "store")) as direct:
+    with open_store(str(short_path / "store")) as direct:
         assert [one.id for one in direct.manifests()] == [whole.id]
         assert check(direct).whole
 
@@ -110,12 +110,12 @@ def test_a_question_that_is_interrupted_is_the_last() -> None:
             backend_.names("packs")
 
 
-def test_copies_from_one_host_to_another(store: Store, tmp_path: Path) -> None:
+def test_copies_from_one_host_to_another(store: Store, short_path: Path) -> None:
     ram = memory(PAGES, 1)
     first = save(store, ram)
     later, dirty = dirtied(ram, 40, 1)
     second = save(store, later, parent=first, dirty=dirty)
-    with create_store(backend(tmp_path, "other")) as target:
+    with create_store(backend(short_path, "other")) as target:
         assert [one.id for one in copy_checkpoints(store, target, store.manifests())] == [
             first.id,
             second.id,
@@ -123,22 +123,22 @@ def test_copies_from_one_host_to_another(store: Store, tmp_path: Path) -> None:
         require_same(target, second, later)
 
 
-def test_the_far_side_has_no_key(tmp_path: Path) -> None:
-    make_key_file(tmp_path / "key")
-    key = KeySource(Keeper.FILE, str(tmp_path / "key"))
+def test_the_far_side_has_no_key(short_path: Path) -> None:
+    make_key_file(short_path / "key")
+    key = KeySource(Keeper.FILE, str(short_path / "key"))
     ram = memory(PAGES, 1)
-    with create_store(backend(tmp_path), key) as made:
+    with create_store(backend(short_path), key) as made:
         manifest = save(made, ram)
     with pytest.raises(RefusedError, match="encrypted"):
-        open_store(backend(tmp_path))
-    with open_store(backend(tmp_path), key) as again:
+        open_store(backend(short_path))
+    with open_store(backend(short_path), key) as again:
         require_same(again, manifest, ram)
 
 
-def test_a_directory_that_nobody_may_use_is_said(tmp_path: Path) -> None:
-    host = LocalHost("there", tmp_path / ("x" * 120), "127.0.0.1")
+def test_a_directory_that_nobody_may_use_is_said(short_path: Path) -> None:
+    host = LocalHost("there", short_path / ("x" * 120), "127.0.0.1")
     with pytest.raises(HostDownError, match="does not lend"):
-        asyncio.run(lent(host, str(tmp_path / "store")))
+        asyncio.run(lent(host, str(short_path / "store")))
 
 
 def _free(direct: Store) -> bool:

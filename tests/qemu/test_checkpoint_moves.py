@@ -15,7 +15,9 @@ from tests.qemu.test_replicate import primary_qemu, promoted, services
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.lab.labguest import LabGuest
 
-GUEST = LabGuest("guest", 1, image(), memory="192M", disk="64M")
+
+def shared_guest() -> LabGuest:
+    return LabGuest("guest", 1, image(), memory="192M", disk="64M")
 
 
 def ids(made: World) -> list[str]:
@@ -32,7 +34,7 @@ def restored(made: World, host: str, checkpoint: dict[str, Any]) -> None:
     asyncio.run(all_there(made, "guest"))
 
 
-async def begin(made: World, guest: LabGuest = GUEST) -> None:
+async def begin(made: World, guest: LabGuest) -> None:
     control = await guest.control(made.lab)
     # Little of what a checkpoint holds: what one stores beyond the last is less still.
     await control.load_memory("rate=2M set=4M pattern=uniform content=random")
@@ -44,8 +46,8 @@ async def begin(made: World, guest: LabGuest = GUEST) -> None:
 @pytest.mark.parametrize("kind", [Kind.LAB, pytest.param(Kind.REAL, marks=pytest.mark.real)])
 def test_after_a_migration(kind: Kind) -> None:
     with hosts(kind, qemu("10.0"), qemu("10.0")) as made:
-        made.run_guest(GUEST, "lab-a")
-        asyncio.run(begin(made))
+        made.run_guest(shared_guest(), "lab-a")
+        asyncio.run(begin(made, shared_guest()))
         shared = str(made.shared / "points")
         on_a = made.ok("checkpoint", "create", "guest", "--name", "on-a")
         in_shared = made.ok("checkpoint", "create", "guest", "--store", shared)
