@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -31,6 +32,13 @@ def backend(tmp_path: Path, name: str = "store") -> LentBackend:
     host = LocalHost("there", tmp_path / "state", "127.0.0.1")
     path = str(tmp_path / name)
     return LentBackend(asyncio.run(lent(host, path)), f"there:{path}")
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: a socket stands in it, whose path has at most 107 bytes."""
+    with TemporaryDirectory(prefix="vk-") as name:
+        yield Path(name)
 
 
 @pytest.fixture
