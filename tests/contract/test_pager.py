@@ -233,7 +233,7 @@ def test_pages_may_be_given_back_at_any_moment(guest: Guest) -> None:
     asyncio.run(go())
     guest.ask("seen")
     seen = [tuple(map(int, word.split(":"))) for word in guest._line().split()]
-    assert len(seen) > PAGES
+    assert seen
     assert all(value in (0, int(guest.content[page])) for page, value in seen)
     assert any(value for _, value in seen)
 
