@@ -96,6 +96,17 @@ def test_a_far_side_that_dies_is_an_error_and_no_checkpoint(store: Store, short_
         assert check(direct).whole
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Whoever runs tests in the background has Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_a_question_that_is_interrupted_is_the_last() -> None:
     ours, silent = socket.socketpair()
     backend_ = LentBackend(ours, "there:/store")
