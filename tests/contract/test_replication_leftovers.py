@@ -13,7 +13,7 @@ import pytest
 
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
@@ -214,6 +214,9 @@ def service(files: Files, ear_after_s: float = 0, *, silent: bool = False) -> It
             assert child.stdout is not None
             if not ear_after_s:
                 child.stdout.readline()
+            # Its command line is there a moment after it has been started.
+            while not find_by_argument(f"replica\0primary\0{directory}\0"):
+                assert child.poll() is None
             yield
         finally:
             child.kill()
