@@ -198,6 +198,12 @@ while True:
 """
 
 
+def until_seen(child: "subprocess.Popen[bytes]", mark: str) -> None:
+    """A process's command line is there a moment after it has been started."""
+    while not find_by_argument(mark):
+        assert child.poll() is None
+
+
 def stopped(files: Files) -> Path:
     """What the service writes when it is stopped in good order."""
     return files.path.parent.parent / "stopped"
@@ -214,9 +220,7 @@ def service(files: Files, ear_after_s: float = 0, *, silent: bool = False) -> It
             assert child.stdout is not None
             if not ear_after_s:
                 child.stdout.readline()
-            # Its command line is there a moment after it has been started.
-            while not find_by_argument(f"replica\0primary\0{directory}\0"):
-                assert child.poll() is None
+            until_seen(child, f"replica\0primary\0{directory}\0")
             yield
         finally:
             child.kill()
@@ -270,6 +274,7 @@ def test_a_beginning_that_is_undone_leaves_the_recovery_of_a_killed_primary_its_
     script = "import sys, time; time.sleep(1); print(open(sys.argv[4]).read())"
     words = ["replica", "recover", str(files.path), str(files.request)]
     with subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE) as child:
+        until_seen(child, f"replica\0recover\0{files.path}\0")
         undoing = begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web"))
         asyncio.run(undoing)
         assert child.stdout is not None
@@ -290,6 +295,7 @@ def test_a_beginning_that_is_undone_leaves_no_waiting_qemu(
         script = "import time; time.sleep(60)"
         argv = [sys.executable, "-c", script, *waiting.mark.strip("\0").split("\0")]
         with subprocess.Popen(argv) as qemu:
+            until_seen(qemu, waiting.mark)
             asyncio.run(begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web")))
             assert qemu.wait(10) == -9, pidfile
         other.kill()
