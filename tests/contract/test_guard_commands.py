@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import health
 from vmckpt.fleet.guard.health import parse_check
 from vmckpt.vm.inventory import Look, Vm
@@ -40,7 +41,8 @@ def test_what_cannot_be_guarded_is_said_and_not_begun(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     command = ["--json", "--", "touch", str(mark)]
     assert guard(tmp_path, "web", *command)[0] == 3
-    for words in (["--for", "soon"], ["--check", "tcp:x"], ["--in", "there"], ["--proof", "none"]):
+    wrong = [["--for", "soon"], ["--check", "tcp:x"], ["--in", "there"], ["--proof", "none"]]
+    for words in (*wrong, ["--after-rollback", "mail 'root"], ["--on-failure", "panic"]):
         assert guard(tmp_path, "web", *words, *command)[0] == 2
     for verb in ("commit", "rollback", "resume"):
         code, said = guard(tmp_path, verb, "web", "--json")
@@ -107,6 +109,29 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "refused" in found[1].lower()
     assert found[2].endswith("exit status 4: no")
     assert "No such file" in found[3]
+
+
+class _Spec:
+    guest_agent = False
+
+
+class _Agentless:
+    name, spec = "web", _Spec()
+
+
+@pytest.mark.parametrize(
+    ("checks", "in_guest", "named"),
+    [(["agent"], False, "agent"), (["tcp:80"], False, "tcp:80"), ([], True, "--in guest")],
+)
+def test_what_needs_an_agent_is_refused_where_there_is_none(
+    checks: list[str], in_guest: bool, named: str
+) -> None:
+    """Before the checkpoint: the command in the guest would fail, and the VM be rolled back."""
+    found = tuple(parse_check(text, None) for text in checks)
+    with pytest.raises(RefusedError, match=f"cannot do {named}"):
+        health.require_possible(cast("Vm", _Agentless()), found, in_guest=in_guest)
+    elsewhere = (parse_check("tcp:192.0.2.1:80", None), parse_check("true", None))
+    health.require_possible(cast("Vm", _Agentless()), elsewhere, in_guest=False)
 
 
 def test_a_vm_that_does_not_run_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:

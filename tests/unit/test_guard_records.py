@@ -91,7 +91,7 @@ def test_a_damaged_one_is_named(text: str) -> None:
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "guards").write_text("no directory")
-    with pytest.raises(StorageError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot make"):
         save(record("r1", Phase.PREPARING))
 
 

@@ -39,65 +39,67 @@ app = typer.Typer(
 Guarded = Annotated[str, typer.Argument(help="The VM, or the guard's RUN.", metavar="VM")]
 
 
+In = Annotated[
+    str,
+    typer.Option("--in", help="here, host (the VM's), or guest (by its agent): where it is run."),
+]
+Checks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--check", help="agent, tcp:PORT, tcp:ADDRESS:PORT, a URL, or a command. Any number."
+    ),
+]
+Address = Annotated[
+    str | None, typer.Option("--address", help="The guest's, for tcp:PORT; else its agent's.")
+]
+For = Annotated[str, typer.Option("--for", help="How long the VM is watched after the command.")]
+Every = Annotated[str, typer.Option("--every", help="Between two looks.")]
+Failures = Annotated[
+    int, typer.Option("--failures", help="So many bad looks in a row mean failure.", min=1)
+]
+Timeout = Annotated[str | None, typer.Option("--timeout", help="How long the command may take.")]
+Failing = Annotated[str, typer.Option("--on-failure", help="roll-back, or ask.")]
+ProofOption = Annotated[
+    str, typer.Option("--proof", help="run a copy of the checkpoint, or only read all of it.")
+]
+Keep = Annotated[str, typer.Option("--keep", help="How long the checkpoint stays after that.")]
+AfterRollback = Annotated[
+    list[str] | None,
+    typer.Option("--after-rollback", help="A command for after a rollback. Any number."),
+]
+MaxPause = Annotated[str, typer.Option("--max-pause", help="How long the guest may stand still.")]
+
+
 @app.command("run")
 def run_(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     command: Annotated[list[str], typer.Argument(help="What to do, after --.")],
-    in_: Annotated[
-        str,
-        typer.Option(
-            "--in", help="here, host (the VM's), or guest (by its agent): where it is run."
-        ),
-    ] = "here",
-    check: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--check", help="agent, tcp:PORT, tcp:ADDRESS:PORT, a URL, or a command. Any number."
-        ),
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option("--address", help="The guest's, for tcp:PORT; else its agent's.")
-    ] = None,
-    for_: Annotated[
-        str, typer.Option("--for", help="How long the VM is watched after the command.")
-    ] = "0s",
-    every: Annotated[str, typer.Option("--every", help="Between two looks.")] = "5s",
-    failures: Annotated[
-        int, typer.Option("--failures", help="So many bad looks in a row mean failure.", min=1)
-    ] = 3,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", help="How long the command may take.")
-    ] = None,
-    on_failure: Annotated[
-        str, typer.Option("--on-failure", help="roll-back, or ask.")
-    ] = "roll-back",
-    proof: Annotated[
-        str, typer.Option("--proof", help="run a copy of the checkpoint, or only read all of it.")
-    ] = "run",
-    keep: Annotated[
-        str, typer.Option("--keep", help="How long the checkpoint stays after that.")
-    ] = "24h",
-    after_rollback: Annotated[
-        list[str] | None,
-        typer.Option("--after-rollback", help="A command for after a rollback. Any number."),
-    ] = None,
-    max_pause: Annotated[
-        str, typer.Option("--max-pause", help="How long the guest may stand still.")
-    ] = "10ms",
+    in_: In = "here",
+    check: Checks = None,
+    address: Address = None,
+    for_: For = "0s",
+    every: Every = "5s",
+    failures: Failures = 3,
+    timeout: Timeout = None,
+    on_failure: Failing = "roll-back",
+    proof: ProofOption = "run",
+    keep: Keep = "24h",
+    after_rollback: AfterRollback = None,
+    max_pause: MaxPause = "10ms",
     store: StorePlace = None,
     json: Json = False,
 ) -> None:
     """Guard a command. Exit code 0: kept; 7: rolled back; 9: open, decide; else: not begun."""
-    import secrets
-    import time
-
     from vmckpt.fleet.guard.guard import guard
-    from vmckpt.fleet.guard.health import parse_check
+    from vmckpt.fleet.guard.health import parse_check, parse_command
     from vmckpt.fleet.guard.record import OnFailure, Proof, Request, Where
+    from vmckpt.migrate.recorded import new_run
     from vmckpt.units import parse_duration_s
 
     for text in check or ():
         parse_check(text, address)
+    for text in after_rollback or ():
+        parse_command(text)
     request = Request(
         vm=vm,
         command=tuple(command),
@@ -115,8 +117,7 @@ def run_(
         after_rollback=tuple(after_rollback or ()),
         store=store,
     )
-    name = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
-    _told(run(guard(name, request, _tools(as_json=json))), as_json=json)
+    _told(run(guard(new_run(), request, _tools(as_json=json))), as_json=json)
 
 
 @app.command("list")

@@ -35,6 +35,7 @@ from vmckpt.fleet.guard.record import (
     Proof,
     Record,
     Request,
+    Where,
     Worker,
     forget,
     guards_dir,
@@ -87,7 +88,7 @@ async def guard(run: str, request: Request, tools: Tools) -> Record:
         await expire()
         vm = await tools.find(request.vm)
         checks = _checks(request)
-        require_possible(vm, checks)
+        require_possible(vm, checks, in_guest=request.where is Where.GUEST)
         if found := await ailments(vm, checks):
             raise RefusedError(
                 f"'{vm.name}' is not well before anything was done",

@@ -38,6 +38,22 @@ class HealthCheck(NamedTuple):
     text: str
 
 
+def parse_command(text: str) -> tuple[str, ...]:
+    """The words of a command line, split as a shell would. Raises UsageError."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as exc:
+        raise _no_command(text, str(exc)) from exc
+    if not words:
+        raise _no_command(text, "it is empty")
+    return words
+
+
+def _no_command(text: str, why: str) -> UsageError:
+    remedy = "write it as for a shell, quotes closed"
+    return UsageError(f"'{text}' is no command", why=why, remedy=remedy)
+
+
 def parse_check(text: str, address: str | None) -> HealthCheck:
     """`agent`, `tcp:PORT`, `tcp:ADDRESS:PORT`, a URL, or a command line. Raises UsageError."""
     if text == "agent":
@@ -51,12 +67,9 @@ def parse_check(text: str, address: str | None) -> HealthCheck:
         found = where.strip("[]") or address
         return HealthCheck(Kind.TCP, (found or "", port), text)
     try:
-        words = tuple(shlex.split(text))
-    except ValueError as exc:
-        raise _no_check(text, str(exc)) from exc
-    if not words:
-        raise _no_check(text, "it is empty")
-    return HealthCheck(Kind.COMMAND, words, text)
+        return HealthCheck(Kind.COMMAND, parse_command(text), text)
+    except UsageError as exc:
+        raise _no_check(text, exc.why) from exc
 
 
 def _no_check(text: str, why: str) -> UsageError:
@@ -64,16 +77,19 @@ def _no_check(text: str, why: str) -> UsageError:
     return UsageError(f"'{text}' is no health check", why=why, remedy=remedy)
 
 
-def require_possible(vm: Vm, checks: tuple[HealthCheck, ...]) -> None:
-    """Raises RefusedError when a check cannot be made of this VM at all."""
-    for check in checks:
-        needs_agent = check.kind is Kind.AGENT or check.words[:1] == ("",)
-        if needs_agent and not vm.spec.guest_agent:
-            raise RefusedError(
-                f"'{check.text}' cannot be asked of '{vm.name}'",
-                why="its spec has no guest_agent = true",
-                remedy="use another check; for a port, say where: tcp:ADDRESS:PORT or --address",
-            )
+def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool) -> None:
+    """Raises RefusedError when a check, or a command in the guest, cannot be had of this VM."""
+    if vm.spec.guest_agent:
+        return
+    asked = [one.text for one in checks if one.kind is Kind.AGENT or one.words[:1] == ("",)]
+    if in_guest:
+        asked.append("--in guest")
+    if asked:
+        raise RefusedError(
+            f"'{vm.name}' cannot do {', '.join(asked)}",
+            why="its spec has no guest_agent = true",
+            remedy="use other ways; for a port, say where: tcp:ADDRESS:PORT or --address",
+        )
 
 
 async def ailments(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:

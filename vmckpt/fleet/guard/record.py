@@ -5,7 +5,6 @@ the machine's reboot; it goes when the checkpoint that it is about has expired.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import NotFoundError, StorageError
+from vmckpt.hosts.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.hosts.process import ProcessId
 
@@ -143,33 +143,16 @@ def guards_dir() -> Path:
 def save(record: Record, **changes: Any) -> Record:
     """Write the record with `changes` down, so that a reboot does not lose it. StorageError."""
     now = replace(record, **changes)
-    path = guards_dir() / f"{record.run}.json"
-    part = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with part.open("w") as file:
-            json.dump(now.to_json(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
-        _sync(path.parent)
+        guards_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as exc:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise StorageError(
-            f"cannot write {path}",
+            f"cannot make {guards_dir()}",
             why=exc.strerror or str(exc),
             remedy="check free space and rights; nothing risky is begun without it",
         ) from exc
+    write_durably(guards_dir() / f"{record.run}.json", json.dumps(now.to_json()))
     return now
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def forget(record: Record) -> None:
@@ -180,7 +163,11 @@ def forget(record: Record) -> None:
 
 def load_all() -> list[Record]:
     """Every guard that is written down, oldest first. Raises StorageError on a damaged file."""
-    return [_load(path) for path in sorted(guards_dir().glob("*.json"))]
+    found = []
+    for path in sorted(guards_dir().glob("*.json")):
+        with suppress(FileNotFoundError):  # it has expired meanwhile
+            found.append(_load(path))
+    return found
 
 
 def load(run: str) -> Record:

@@ -1,7 +1,6 @@
 """The way back: the VM as it was at its guard's checkpoint, wherever it is now."""
 
 import asyncio
-import shlex
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.fleet.guard.command import end_worker, environment
-from vmckpt.fleet.guard.health import ailments
+from vmckpt.fleet.guard.health import ailments, parse_command
 from vmckpt.fleet.guard.record import Phase, Record, save
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
@@ -130,7 +129,7 @@ async def _hook(words: str, record: Record, host: Host, tell: Tell) -> None:
     """A command after a rollback. That it fails is told: the VM is back all the same."""
     try:
         child = await asyncio.create_subprocess_exec(
-            *shlex.split(words),
+            *parse_command(words),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=2,
             env=environment(record, host.name),
