@@ -70,7 +70,8 @@ def test_one_writes_at_a_time_whichever_way_they_come(store: Store, short_path: 
 def test_who_goes_leaves_no_lock_and_nothing_half_made(short_path: Path) -> None:
     create_store(str(short_path / "store")).close()
     gone = open_store(backend(short_path))
-    gone.begin("vm")
+    # Its lock goes with the object: this one is to go with the stream.
+    kept = gone.begin("vm")
     gone.opened.backend.write("packs/half").write(b"half")
     ram = memory(PAGES, 1)
     gone.close()
@@ -81,6 +82,7 @@ def test_who_goes_leaves_no_lock_and_nothing_half_made(short_path: Path) -> None
             time.sleep(0.02)
         assert not direct.opened.backend.leftovers()
         require_same(direct, save(direct, ram), ram)
+    del kept
 
 
 def test_a_far_side_that_dies_is_an_error_and_no_checkpoint(store: Store, short_path: Path) -> None:
