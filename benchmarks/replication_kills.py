@@ -28,6 +28,11 @@ from vmckpt.hosts.process import find_by_argument
 from vmckpt.lab.guest import KvClient
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.lease.clock import boottime_s
+from vmckpt.replicate.begin import PROTECTED
+from vmckpt.replicate.control import ask
+from vmckpt.replicate.operate import stop
+from vmckpt.replicate.request import PROMOTED, Files
+from vmckpt.replicate.sides import last_word
 
 NAME = "bench"
 LONGEST_WAIT_S, ANSWER_S, POLL_S = 1.5, 60.0, 0.05
@@ -83,16 +88,16 @@ async def kills(
     await control.load_memory(LOAD)
     home, standby = "lab-a", "lab-b"
     while len(kept) < count and time.monotonic() < deadline_s:
-        chance = random.Random(len(kept))
+        chance = random.Random()
         kind = chance.choice(KINDS)
         await asyncio.to_thread(made.ok, "replicate", "start", guest.name, standby)
         client = await guest.key_value(made.lab)
         checking = Checking(client, f"kill{len(kept)}-{random.getrandbits(32)}")
         await asyncio.sleep(chance.uniform(0.3, LONGEST_WAIT_S))
-        await _require_protected(made, guest.name)
+        await _require_protected(made, home, guest.name)
         await asyncio.sleep(chance.uniform(0.0, 0.1))
         killed_s = _kill(made, home, guest.name, kind)
-        status = await _promoted(made, guest.name)
+        status = await _promoted(made, standby, guest.name)
         lost, answered_s = "", resumed_s(status)
         try:
             answered_s = await checking.first_answer(answered_s)
@@ -110,7 +115,7 @@ async def kills(
         kept.append(one)
         print(len(kept), json.dumps(one), flush=True)
         write_result("replication_kills", {"machine": machine(), **summary(kept), "kills": kept})
-        await asyncio.to_thread(made.ok, "replicate", "stop", guest.name)
+        await stop(guest.name, [made.asked(home), made.asked(standby)])
         home, standby = standby, home
     await control.close()
 
@@ -212,22 +217,23 @@ def _kill(made: World, home: str, name: str, kind: str) -> float:
     return killed_s
 
 
-async def _require_protected(made: World, name: str) -> None:
+async def _require_protected(made: World, home: str, name: str) -> None:
     """On a busy machine the standby may have been given up: then a kill is the guest's end."""
-    status = await asyncio.to_thread(made.ok, "replicate", "status", name)
-    if not any(side["state"] == "protected" for side in status["sides"]):
-        raise SystemExit(f"it is not protected any more; begin anew: {status['sides']}")
+    host = made.asked(home)
+    status = await ask(host, Files.of(host, name), "status")
+    if status["state"] != PROTECTED:
+        raise SystemExit(f"it is not protected any more; begin anew: {status}")
 
 
-async def _promoted(made: World, name: str) -> dict[str, Any]:
-    given_up_s = time.monotonic() + ANSWER_S
+async def _promoted(made: World, standby: str, name: str) -> dict[str, Any]:
+    """The standby's last word. A command that asked would be in the way of what is measured."""
+    host, given_up_s = made.asked(standby), time.monotonic() + ANSWER_S
     while True:
-        status = await asyncio.to_thread(made.ok, "replicate", "status", name)
-        for side in status["sides"]:
-            if side["role"] == "standby" and side["state"] == "promoted":
-                return dict(side)
+        status = await last_word(host, Files.of(host, name))
+        if status is not None and status["state"] == PROMOTED:
+            return status
         if time.monotonic() > given_up_s:
-            raise SystemExit(f"nobody has taken over: {status['sides']}")
+            raise SystemExit(f"nobody has taken over: {status}")
         await asyncio.sleep(POLL_S)
 
 

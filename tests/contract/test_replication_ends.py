@@ -23,6 +23,7 @@ from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
+from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped, open_fd
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import channel, keeper
@@ -290,7 +291,7 @@ def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
             tasks = [asyncio.ensure_future(one) for one in work]
             for _ in range(2):  # a second each
                 data = os.urandom(PAGES * PAGE_BYTES)
-                number = await stream.commit(Pages(((0, len(data)),), data), b"devices")
+                number = await stream.commit(Pages(((0, len(data)),), data), (b"", b"devices"))
                 await stream.acknowledged(number)
             assert beats > 5
             for task in tasks:
@@ -341,9 +342,11 @@ def test_silence_is_nothing_to_act_on_before_there_is_anything_to_take_over() ->
 
     async def main() -> None:
         replica = SimpleNamespace(complete=False)
-        primary = SimpleNamespace(heard_s=boottime_s() - 2 * SILENCE_S)
+        long_ago_s = boottime_s() - 2 * SILENCE_S
+        primary = SimpleNamespace(heard_s=long_ago_s, epoch_s=long_ago_s)
         anything: Any = None
-        taking = TakeOver(anything, anything, replica, primary, asyncio.Event())  # type: ignore[arg-type]
+        lease: Any = SimpleNamespace(span=Span(1.0))
+        taking = TakeOver(anything, lease, replica, primary, asyncio.Event())  # type: ignore[arg-type]
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         assert not taking.is_due(receiving)
         replica.complete = True
@@ -351,6 +354,39 @@ def test_silence_is_nothing_to_act_on_before_there_is_anything_to_take_over() ->
         replica.complete = False
         receiving.set_result("lost")
         assert taking.is_due(receiving)
+
+    asyncio.run(main())
+
+
+def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) -> None:
+    """Cut off from the arbiter it has stopped its guest; one that renews its lease is followed."""
+    store, span = FileStore(tmp_path), Span(0.5)
+    primary = Lease(store, "web", Claimant("a/1"), span)
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+    hello = SimpleNamespace(machine="another", emitters=())
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
+    replica: Any = SimpleNamespace(complete=True)
+
+    async def main() -> None:
+        await primary.take()
+        await primary.record_in_sync("b/1")
+        heard: Any = SimpleNamespace(
+            heard_s=boottime_s() + 60, epoch_s=boottime_s(), hello=hello, term=1, why=""
+        )
+        taking = TakeOver(request, standby, replica, heard, asyncio.Event())
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        assert not taking.is_due(receiving)
+        heard.epoch_s -= 60
+        assert taking.is_due(receiving)
+        assert await taking.settled(receiving) is Move.FOLLOW
+        async with asyncio.timeout(20):
+            move = Move.FOLLOW
+            while move is Move.FOLLOW:
+                await asyncio.wait({receiving}, timeout=0.05)
+                move = await taking.settled(receiving)
+        assert move is Move.PROMOTE
+        with pytest.raises(RefusedError):
+            await primary.renew()
 
     asyncio.run(main())
 

@@ -90,7 +90,8 @@ async def _same_in_the_end(made: World, guest: LabGuest) -> None:
                 await capture.resume()
         assert (await reading).sound
         assert all(epoch.pages.count for epoch in epochs)
-        states = [epoch.device_state for epoch in epochs]
+        states = [epoch.device_base + epoch.device_state for epoch in epochs]
         assert all(state.startswith(b"QEVM") for state in states)
+        assert [bool(epoch.device_base) for epoch in epochs] == [False] + [True] * 29
         pauses = sorted(epoch.pause.total_s * 1e3 for epoch in epochs)
         print(f"pause ms: median {pauses[15]:.1f}, worst {pauses[-1]:.1f}", epochs[-1].pause)

@@ -3,6 +3,7 @@
 A client counts in the guest over one TCP connection all the time and checks every answer. Each case
 begins a protection, has something die, freeze or break, waits for what comes of it, and protects
 the guest anew from where it then is. A sample runs every time, all of it with --long, with counts.
+The arbiter's faults are in tests/real/test_replication.py.
 """
 
 import asyncio
@@ -11,30 +12,39 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.counting import Counting
 from tests.qemu.world import World, eventually, fill, image, qemu, world
-from vmckpt.errors import VmckptError
+from vmckpt.errors import HostDownError
 from vmckpt.hosts.process import find_by_argument
-from vmckpt.lab.guest import GuestControl, KvClient
+from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.lab.network import set_link, shape_link
 from vmckpt.lab.processes import run, tool
+from vmckpt.lease.file_store import FileStore
+from vmckpt.replicate.control import ask
+from vmckpt.replicate.request import Files
 
 NAME, LOAD = "guest", "rate=10M set=32M pattern=uniform content=random"
-FIRST, PROTECTED = "first copy", "protected"
+FIRST, PROTECTED, HANDED_OVER = "first copy", "protected", "being handed over"
 STEPS = (FIRST, PROTECTED)
 VICTIMS = ("qemu", "primary", "standby", "waiting qemu", "guard", "both services", "all of primary")
 # Longer than the lease (3 s) and the standby's patience with the primary (4 s).
 FROZEN_S, CUT_S = 8.0, 8.0
+# From the asking on, in which the last epoch, the term and the guest go over.
+HANDING_OVER_S = 0.15
+FLIPS = {f"what the {role} sends": role for role in ("primary", "standby")}
+FLIPPING = Path(__file__).parents[1] / "flipping"
 NETWORK = ("cut", "cut to the standby", "cut to the primary", "slow", "very slow")
 SLOW_BYTES_PER_S = {"slow": 4 << 20, "very slow": 256 << 10}
 FULL, SMALL = "standby's disk full", ("vms", "replicas")
-SETTLED_S, ANSWER_S = 90.0, 60.0
+SETTLED_S = 90.0
 # What a case may come to. A guest that died before anybody had its state is lost, and that is said.
 ALONE, TOOK_OVER, GOES_ON, LOST = "alone", "took over", "goes on protected", "lost, unprotected"
 SAMPLE = (("protected", "freeze", "primary"), ("protected", "kill", "guard"))
@@ -56,6 +66,9 @@ ALL = [
     *(Case(step, does, to) for step in STEPS for does in ("kill", "freeze") for to in VICTIMS),
     *(Case(step, "link", to) for step in STEPS for to in NETWORK),
     *(Case(step, "disk", FULL) for step in STEPS),
+    *(Case(step, "flip a bit of", to) for step in STEPS for to in FLIPS),
+    *(Case(HANDED_OVER, does, to) for does in ("kill", "freeze") for to in VICTIMS),
+    Case(HANDED_OVER, "link", "cut"),
     Case(PROTECTED, "disk", f"{FULL}, then kill all of primary"),
 ]
 
@@ -70,7 +83,9 @@ def marked() -> Iterator[Any]:
 def made() -> Iterator[World]:
     MATRIX.clear()
     GAPS_MS.clear()
-    with world(qemu("10.0"), qemu("10.0")) as one:
+    with world(qemu("10.0"), qemu("10.0")) as one, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(FLIPPING))
+        environment.setenv("VK_FLIP", str(one.state_dir))
         yield one
     print(f"\n{sum(MATRIX.values())} faults, and what came of them:")
     for (fault, outcome), count in sorted(MATRIX.items()):
@@ -82,7 +97,7 @@ def made() -> Iterator[World]:
 @pytest.mark.parametrize("case", list(marked()))
 def test_fault(made: World, case: Case) -> None:
     guest = LabGuest(NAME, 1, image(), memory="160M", disk=None)
-    home = at_home(made, guest)
+    home = home_of(made, guest)
     away = "lab-b" if home == "lab-a" else "lab-a"
     try:
         with small(made, case, away):
@@ -91,7 +106,7 @@ def test_fault(made: World, case: Case) -> None:
         made.vmckpt("replicate", "stop", NAME)
 
 
-def at_home(made: World, guest: LabGuest) -> str:
+def home_of(made: World, guest: LabGuest) -> str:
     """Where the guest runs; started anew when the last case lost it."""
     for vm in made.ok("vm", "list")["vms"]:
         if vm["state"] == "running":
@@ -119,7 +134,7 @@ async def run_case(made: World, guest: LabGuest, case: Case, home: str, away: st
         assert begun["state"] == "protected"
 
 
-async def struck(made: World, case: Case, home: str, away: str, counting: "Counting") -> str:
+async def struck(made: World, case: Case, home: str, away: str, counting: Counting) -> str:
     """Protect it, with the fault in its step; what came of it."""
     starting = made.begin("replicate", "start", NAME, away)
     try:
@@ -129,15 +144,34 @@ async def struck(made: World, case: Case, home: str, away: str, counting: "Count
             await asyncio.to_thread(starting.wait, 60)
             # Anywhere in an epoch.
             await asyncio.sleep(random.uniform(0.5, 0.6))
-        before = counting.answers
+        if case.step == HANDED_OVER:
+            handing = asyncio.ensure_future(hand_over(made, home))
+            await asyncio.sleep(random.uniform(0.0, HANDING_OVER_S))
         async with struck_by(made, case, home, away):
             outcome = await settled(made, case, home)
-        await counting.more_than(before if outcome == LOST else counting.answers + 1)
+        # One that the standby had by then is not protected any more.
+        assert outcome != LOST or case.step != HANDED_OVER or await has_term(made, away)
+        if outcome != LOST:  # a guest that died gives no more answers
+            await counting.more_than(counting.answers + 1)
     finally:
+        if case.step == HANDED_OVER:
+            await handing
         out, err = await asyncio.to_thread(starting.communicate, timeout=150)
     assert "Traceback" not in err, err
     assert case.step == FIRST or starting.returncode == 0, out + err
     return outcome
+
+
+def at_home(made: World, host: str) -> bool:
+    """Whether the guest has gone over to a host: from here on it runs there."""
+    return (made.state(host) / "vms" / NAME / "vm.json").exists()
+
+
+async def hand_over(made: World, home: str) -> None:
+    """Ask for it as `replicate failover` does; a service that dies over it gives no answer."""
+    host = made.asked(home)
+    with suppress(HostDownError):
+        await ask(host, Files.of(host, NAME), "failover")
 
 
 @asynccontextmanager
@@ -146,6 +180,11 @@ async def struck_by(made: World, case: Case, home: str, away: str) -> AsyncItera
     if case.does == "link":
         async with broken(made, case.to, home, away):
             yield
+    elif case.to in FLIPS:
+        asked = made.state_dir / FLIPS[case.to]
+        asked.touch()
+        yield
+        assert not asked.exists(), "nothing was sent"
     elif case.does == "disk":
         for directory in SMALL:
             fill(made.state(away) / directory / "filled")
@@ -156,7 +195,10 @@ async def struck_by(made: World, case: Case, home: str, away: str) -> AsyncItera
         yield
     else:
         which = pids(made, case.to, home, away)
-        assert which, f"there is no {case.to}"
+        if case.step == HANDED_OVER and at_home(made, away):
+            which = []  # too late: it is a guest like any other by now
+        else:
+            assert which or case.step == HANDED_OVER, f"there is no {case.to}"
         send(signal.SIGKILL if case.does == "kill" else signal.SIGSTOP, which)
         thaw = asyncio.get_running_loop().call_later(FROZEN_S, send, signal.SIGCONT, which)
         try:
@@ -234,37 +276,6 @@ def send(number: signal.Signals, which: list[int]) -> None:
             continue
 
 
-class Counting:
-    """A client that counts over one connection, each answer one more than the last."""
-
-    def __init__(self, client: KvClient) -> None:
-        self._client, self.answers, self.longest_ms = client, 0, 0.0
-        self._key = f"count{random.getrandbits(32)}"
-        self._task = asyncio.ensure_future(self._count())
-
-    async def _count(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            asked_s = loop.time()
-            assert await self._client.incr(self._key) == self.answers + 1
-            self.longest_ms = max(self.longest_ms, (loop.time() - asked_s) * 1e3)
-            self.answers += 1
-
-    async def more_than(self, answers: int) -> None:
-        async with asyncio.timeout(ANSWER_S):
-            while self.answers <= answers:
-                if self._task.done():
-                    self._task.result()
-                await asyncio.sleep(0.02)
-
-    async def end(self) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task})
-        if not self._task.cancelled() and (error := self._task.exception()):
-            assert isinstance(error, VmckptError), error  # a guest that is lost
-        await self._client.close()
-
-
 async def command(made: World, *words: str) -> dict[str, Any]:
     return await asyncio.to_thread(made.ok, *words)
 
@@ -311,12 +322,18 @@ def outcome_of(made: World, sides: dict[str, Any]) -> str | None:
     return None
 
 
+async def has_term(made: World, host: str) -> bool:
+    found = await FileStore(made.state_dir / "leases").read(NAME)
+    return found is not None and found.record.holder.startswith(f"{host}/")
+
+
 async def judge(
     made: World, case: Case, outcome: str, control: GuestControl, counting: Counting
 ) -> None:
     """It is as the case allows, and the guest lost nothing."""
     guest_died = case.to in ("qemu", "all of primary") and case.does == "kill"
-    assert outcome != LOST or (case.step == FIRST and guest_died), outcome
+    may_be_lost = case.step == FIRST and guest_died
+    assert outcome != LOST or may_be_lost or case.step == HANDED_OVER, outcome
     MATRIX[(str(case), outcome)] += 1
     GAPS_MS.setdefault(str(case), []).append(counting.longest_ms)
     if outcome == LOST:

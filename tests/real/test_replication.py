@@ -5,13 +5,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.counting import Counting
 from tests.etcd_cluster import Cluster, running
 from tests.qemu.world import eventually, image
 from tests.real.machines import Machines
@@ -133,30 +134,104 @@ def test_a_primary_that_stands_still_is_fenced_and_the_guest_comes_back(
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_without_a_majority_nobody_takes_over_and_the_guest_stands_still(
-    real_lab: Machines, cluster: Cluster
+    real_lab: Machines, cluster: Cluster, how: str
 ) -> None:
-    with a_guest(real_lab):
-        real_lab.ok(
-            "replicate", "start", NAME, "lab-b", "--lease", f"etcd:{','.join(cluster.urls)}"
-        )
-        with cluster.without(cluster.members[0]):
-            assert sides(real_lab)["primary"]["state"] == "protected"
-        with cluster.without(*cluster.members[1:]):
-            stands = "the guest stands still"
-            eventually(lambda: not sides(real_lab)["primary"]["may_run"], 30, stands)
-            eventually(lambda: homes(real_lab) == [("lab-a", "paused")], 30, stands)
-            assert sides(real_lab)["standby"]["state"] == "following"
-        eventually(lambda: sides(real_lab)["primary"]["may_run"], 30, "it goes on")
-        eventually(lambda: homes(real_lab) == [("lab-a", "running")], 30, "it goes on")
-        with cluster.without(*cluster.members[1:]):
-            for pid in [*services(real_lab, "primary"), *qemus(real_lab, "lab-a")]:
+    harmed = cluster.without if how == "killed" else cluster.stopped
+    with a_guest(real_lab) as guest:
+        lease = ["--lease", f"etcd:{','.join(cluster.urls)}"]
+        real_lab.ok("replicate", "start", NAME, "lab-b", *lease)
+        asyncio.run(_lose_members(real_lab, guest, cluster, harmed))
+
+
+async def _lose_members(made: Machines, guest: LabGuest, cluster: Cluster, harmed: Any) -> None:
+    async with counted(made, guest) as counting:
+        with harmed(cluster.leader()):
+            await counting.more_than(counting.answers + 20)
+            assert sides(made)["primary"]["state"] == "protected"
+        with harmed(*cluster.members[1:]):
+            await until(lambda: not sides(made)["primary"]["may_run"], "the guest stands still")
+            await until(lambda: homes(made) == [("lab-a", "paused")], "the guest stands still")
+            before = counting.answers
+            await asyncio.sleep(2.0)
+            assert counting.answers == before
+            assert sides(made)["standby"]["state"] == "following"
+        await until(lambda: sides(made)["primary"]["may_run"], "it goes on")
+        await until(lambda: homes(made) == [("lab-a", "running")], "it goes on")
+        await counting.more_than(before + 20)
+        with harmed(*cluster.members[1:]):
+            for pid in [*services(made, "primary"), *qemus(made, "lab-a")]:
                 os.kill(pid, signal.SIGKILL)
-            asyncio.run(asyncio.sleep(8.0))  # longer than a lease, and than anybody's patience
-            assert not is_promoted(real_lab)
-        eventually(lambda: is_promoted(real_lab), 60, "lab-b goes on, now that it may")
-        assert real_lab.ok("vm", "show", NAME)["host"] == "lab-b"  # and what lab-a has goes
-        assert homes(real_lab) == [("lab-b", "running")]
+            await asyncio.sleep(8.0)  # longer than a lease, and than anybody's patience
+            assert not is_promoted(made)
+        await until(lambda: is_promoted(made), "lab-b goes on, now that it may")
+        assert made.ok("vm", "show", NAME)["host"] == "lab-b"  # and what lab-a has goes
+        assert homes(made) == [("lab-b", "running")]
+        await counting.more_than(counting.answers + 20)
+
+
+@asynccontextmanager
+async def counted(made: Machines, guest: LabGuest) -> AsyncIterator[Counting]:
+    """A client that counts for the block, over one connection; every answer is the right one."""
+    counting = Counting(await guest.key_value(made.lab))
+    try:
+        yield counting
+    finally:
+        await counting.end()
+
+
+async def until(true: Callable[[], bool], what: str) -> None:
+    """While the client counts on."""
+    await asyncio.to_thread(eventually, true, 60, what)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cut_off", ["lab-a", "lab-b"])
+def test_a_side_that_is_cut_off_from_the_arbiter_does_not_have_the_guest(
+    real_lab: Machines, cluster: Cluster, cut_off: str
+) -> None:
+    with a_guest(real_lab) as guest:
+        lease = ["--lease", f"etcd:{','.join(cluster.urls)}"]
+        real_lab.ok("replicate", "start", NAME, "lab-b", *lease)
+        asyncio.run(_cut_off(real_lab, guest, cluster, cut_off))
+
+
+async def _cut_off(made: Machines, guest: LabGuest, cluster: Cluster, which: str) -> None:
+    async with counted(made, guest) as counting:
+        await counting.more_than(counting.answers + 20)
+        with unreachable(made, which, cluster):
+            if which == "lab-a":  # its lease ends, and it is heard all the same
+                await until(lambda: is_promoted(made), "lab-b goes on")
+            else:
+                await asyncio.sleep(6.0)
+                assert sides(made)["primary"]["state"] == "protected"
+                for pid in [*services(made, "primary"), *qemus(made, "lab-a")]:
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(8.0)
+                assert not is_promoted(made)
+        await until(lambda: is_promoted(made), "lab-b goes on")
+        await until(lambda: homes(made) == [("lab-b", "running")], "one guest, on lab-b")
+        await counting.more_than(counting.answers + 20)
+
+
+@contextmanager
+def unreachable(made: Machines, host: str, cluster: Cluster) -> Iterator[None]:
+    """For the block a host sends nothing to etcd."""
+    address = made.operator_address()
+    rules = [
+        ["to", address, "ipproto", "tcp", "dport", str(member.port), "type", "blackhole"]
+        for member in cluster.members
+    ]
+    try:
+        for rule in rules:
+            said = made.inside(host, "ip", "rule", "add", *rule)
+            assert said.code == 0, said.stderr
+        yield
+    finally:
+        for rule in rules:
+            made.inside(host, "ip", "rule", "del", *rule)
 
 
 @pytest.mark.long

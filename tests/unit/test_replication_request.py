@@ -77,7 +77,9 @@ def test_figures_are_of_the_pauses_and_epochs_so_far() -> None:
     assert figures.to_json()["lag_ms"] is None
     for number in range(100):
         pause = Pause(0.001 * (number + 1), 0.0, 0.0, 0.0)
-        figures.taken(Epoch(number, Pages(((0, PAGE_BYTES),), bytes(PAGE_BYTES)), b"state", pause))
+        figures.taken(
+            Epoch(number, Pages(((0, PAGE_BYTES),), bytes(PAGE_BYTES)), b"", b"state", pause)
+        )
     figures.safe(99, 0.0)
     told = figures.to_json()
     assert (told["epochs"], told["dirty_pages"], told["acknowledged_epoch"]) == (100, 100, 99)

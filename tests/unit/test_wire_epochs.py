@@ -184,6 +184,22 @@ def test_large_states_and_many_writes_go_in_several_frames() -> None:
     assert [tuple(w) for w in epoch.writes] == [tuple(w) for w in writes]
 
 
+def test_what_stands_before_the_device_state_goes_once_and_with_its_epoch_alone() -> None:
+    made, inbound, assembler = composer(), Inbound(0), Assembler(RAM_PAGES, DISKS, last=0)
+    base = bytes(5 << 19)
+
+    def epoch_of(number: int, base: bytes) -> Epoch:
+        begin, based = made.begin(number, Begin(number - 1, 0, 0)), [*made.base(base)]
+        frames = [begin, *based, *made.device(b"state"), made.commit()]
+        (epoch,) = fed(assembler, inbound, [b"".join(frame) for frame in frames])
+        return epoch
+
+    assert epoch_of(1, b"").device_base is None  # as it was: nothing
+    assert epoch_of(2, base).device_base == base
+    assert epoch_of(3, base).device_base is None
+    assert epoch_of(4, b"").device_base == b""
+
+
 # -- the other messages --------------------------------------------------------------------------
 
 
@@ -192,9 +208,9 @@ def test_the_bytes_of_messages_do_not_change() -> None:
         b'{"vm":"web","holder":"lab-a/1","host":"lab-a","machine":"b1 pid:[1]",'
         b'"ram_bytes":268435456,'
         b'"disks":[{"name":"root","size_bytes":1048576},{"name":"data","size_bytes":4096}],'
-        b'"emitters":[{"pid":7,"start_ticks":99}],"protocol":2}'
+        b'"emitters":[{"pid":7,"start_ticks":99}],"protocol":3}'
     ]
-    assert Welcome("r1", 7).encode() == [b'{"replica":"r1","epoch":7,"protocol":2}']
+    assert Welcome("r1", 7).encode() == [b'{"replica":"r1","epoch":7,"protocol":3}']
     assert Begin(1, 2, 3).encode() == [bytes(7) + b"\1" + bytes(7) + b"\2" + bytes(7) + b"\3"]
     assert Commit(1, 2, 3, 4, 5).encode() == [
         b"".join(n.to_bytes(8) for n in (1, 2, 3, 4)) + (5).to_bytes(4)
@@ -221,8 +237,8 @@ def test_messages_come_back_as_they_were() -> None:
     [
         (b"\xff", "no JSON"),
         (b"[]", "no object"),
-        (replace(HELLO, protocol=3).encode()[0], "another protocol: 3 there, 2 here"),
-        (b'{"vm":"web","protocol":2}', "lacks disks"),
+        (replace(HELLO, protocol=2).encode()[0], "another protocol: 2 there, 3 here"),
+        (b'{"vm":"web","protocol":3}', "lacks disks"),
         (PACKED.replace(b'"vm":"web"', b'"vm":7'), "wrong vm"),
         (PACKED.replace(b'"pid":7', b'"pid":-7'), "negative pid"),
         (PACKED.replace(b'"pid":7', b'"pid":true'), "wrong pid"),

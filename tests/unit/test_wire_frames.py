@@ -43,7 +43,7 @@ def test_the_bytes_of_a_frame_do_not_change() -> None:
     assert outbound.sent_bytes == 2 * HEAD_BYTES + 3
     assert {kind.name: kind.value for kind in Kind} == {
         "HELLO": 1, "WELCOME": 2, "BEGIN": 3, "PAGES": 4, "DEVICE": 5, "DISK": 6, "COMMIT": 7,
-        "ACK": 8, "HEARTBEAT": 9, "FAILURE": 10, "DIGESTS": 11,
+        "ACK": 8, "HEARTBEAT": 9, "FAILURE": 10, "DIGESTS": 11, "BASE": 12,
     }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_a_frame_that_is_missing_doubled_or_late_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "length"), [(12, 0), (0, 0), (Kind.DEVICE, MOST_BYTES + 1), (Kind.ACK, 2**32 - 1)]
+    ("kind", "length"), [(13, 0), (0, 0), (Kind.DEVICE, MOST_BYTES + 1), (Kind.ACK, 2**32 - 1)]
 )
 def test_a_sound_head_that_makes_no_sense_is_none(kind: int, length: int) -> None:
     head = struct.pack(">IB3xQQII", length, kind, 1, 1, 0, 0)

@@ -1,20 +1,29 @@
 """Epochs of a running VM, each in a pause of a few milliseconds (design.md, "The epoch").
 
-Stop; find the pages written since the last one; have QEMU save the state of its devices, RAM left
-out (`migrate` with `x-ignore-shared`); copy the pages; continue. Pages are protected only while the
-VM is stopped and its block layer drained: one that is pinned for a read in flight can be written
-without a fault. `stop` drains.
+Stop; find the pages written since the last one; have QEMU save the state of its devices (as
+`devices.py` can, or by `migrate` with `x-ignore-shared`: RAM left out); copy the pages; continue.
+Pages are protected only while the VM is stopped and its block layer drained: one that is pinned for
+a read in flight can be written without a fault. `stop` drains.
 """
 
 import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from vmckpt.epoch.devices import Devices, devices_of
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.output import HeldOutput
@@ -51,32 +60,34 @@ async def capturing(
     this process die in a pause it lets the guest run on. Raises OSError as `tracked` does,
     CommandRefusedError.
     """
-    async with _settings(monitor):
+    async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
         with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
-            yield Capture(monitor, output, dirty, ram)
+            yield Capture(monitor, output, dirty, ram, devices)
 
 
 @asynccontextmanager
-async def _settings(monitor: Monitor) -> AsyncIterator[None]:
-    """QEMU's settings for saving devices alone, for the block; then they are as they were.
+async def saving(
+    monitor: Monitor, wished: Mapping[str, bool], limits: Mapping[str, int]
+) -> AsyncIterator[None]:
+    """QEMU's settings for saving its state, for the block; then they are as they were.
 
     With `x-ignore-shared` left on, the next migration would leave its memory behind; what an
     earlier migration left on (multifd) would have QEMU refuse a pipe.
     """
     capabilities = await commands.query_migrate_capabilities(monitor)
     parameters = await commands.query_migrate_parameters(monitor)
-    wanted = {name: False for name, on in capabilities.items() if on} | CAPABILITIES
+    wanted = {name: False for name, on in capabilities.items() if on} | dict(wished)
     try:
         await commands.trace(monitor, VCPU_TRACE, enabled=False)
         await commands.migrate_set_capabilities(monitor, wanted)
-        await commands.migrate_set_parameters(monitor, PARAMETERS)
+        await commands.migrate_set_parameters(monitor, limits)
         yield
     finally:
         if monitor.is_open:
             await finish(commands.trace(monitor, VCPU_TRACE, enabled=True))
             before = {name: capabilities[name] for name in wanted}
             await finish(commands.migrate_set_capabilities(monitor, before))
-            values = {name: parameters[name] for name in PARAMETERS}
+            values = {name: parameters[name] for name in limits}
             await finish(commands.migrate_set_parameters(monitor, values))
 
 
@@ -110,9 +121,15 @@ class Capture:
     """One VM's epochs. Whatever is raised or cancelled, the VM runs on if its QEMU lives."""
 
     def __init__(
-        self, monitor: Monitor, output: HeldOutput, dirty: DirtyPages, ram: RamFile
+        self,
+        monitor: Monitor,
+        output: HeldOutput,
+        dirty: DirtyPages,
+        ram: RamFile,
+        devices: Devices,
     ) -> None:
         self._monitor, self._output, self._dirty, self._ram = monitor, output, dirty, ram
+        self._devices = devices
         self._hot = HotRuns()
 
     def dirty_pages(self) -> int:
@@ -170,6 +187,8 @@ class Capture:
         stands still afterwards. Raises RefusedError when it does not run, OperationFailedError when
         QEMU does not give its devices' state.
         """
+        if not also and not self._devices.may_change() and self._devices.base is not None:
+            return await self._saved(number, self._devices.base, at_stop, resume_guest=resume_guest)
         with _received() as (writer, received):
             with open_fd(writer):
                 giving = self._monitor.give_fd(_FD_NAME, writer)
@@ -177,44 +196,71 @@ class Capture:
             began_s = time.perf_counter()
             with self._monitor.events("MIGRATION") as events:
                 try:
-                    pages, pause = await self._take(began_s, at_stop)
+                    migrating = commands.migrate(self._monitor, f"fd:{_FD_NAME}")
+                    steps = [*self._output.end_epoch(), migrating]
+                    pages, pause, _ = await self._take(began_s, at_stop, steps)
                     device_state = await self._end_of(received)
+                    await self._require_completed(events)
                     if also:
-                        await self._require_completed(events)
-                        await _all_done([asyncio.ensure_future(step) for step in also()])
+                        await all_done([asyncio.ensure_future(step) for step in also()])
+                    else:
+                        await self._devices.learn(device_state)
                 except BaseException:
                     await finish(self.resume())
                     raise
                 if resume_guest:
                     await to_the_end(self.resume())
                 paused_s = time.perf_counter() - began_s
-                if not also:
-                    await self._require_completed(events)
-        return Epoch(number, pages, device_state, pause._replace(total_s=paused_s))
+        return Epoch(number, pages, b"", device_state, pause._replace(total_s=paused_s))
+
+    async def _saved(
+        self, number: int, base: bytes, at_stop: Callable[[], None] | None, *, resume_guest: bool
+    ) -> Epoch:
+        """An epoch whose devices are saved, not migrated: `cont` is taken whenever it comes.
+
+        Its output is cut off just before the stop. What is sent in between is the next epoch's, and
+        waits for it. Of a guest that stands still afterwards there is no next one.
+        """
+        steps = self._output.end_epoch()
+        if resume_guest:
+            await asyncio.gather(self._require_running(), *steps)
+            steps = []
+        else:
+            await self._require_running()
+        began_s = time.perf_counter()
+        try:
+            pages, pause, devices = await self._take(
+                began_s, at_stop, [*steps, self._devices.save()], resume_guest=resume_guest
+            )
+        except BaseException:
+            await finish(self.resume())
+            raise
+        paused_s = time.perf_counter() - began_s
+        return Epoch(number, pages, base, devices, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
         """Let the guest run; one that runs is left alone."""
-        deadline_s = time.monotonic() + CONT_TIMEOUT_S
-        while True:
-            try:
-                await commands.cont(self._monitor)
-                return
-            except CommandRefusedError as exc:
-                if _NOT_YET not in exc.description or time.monotonic() > deadline_s:
-                    raise
-            await asyncio.sleep(CONT_POLL_S)
+        await resume(self._monitor)
 
     async def release(self) -> None:
         """Let go the output of the epochs taken so far: they are safe."""
         await self._output.release()
 
     async def _take(
-        self, began_s: float, at_stop: Callable[[], None] | None
-    ) -> tuple[Pages, Pause]:
-        """Sent at once and done in this order: the guest stands still for fewer round trips."""
-        steps = [*self._output.end_epoch(), commands.migrate(self._monitor, f"fd:{_FD_NAME}")]
+        self,
+        began_s: float,
+        at_stop: Callable[[], None] | None,
+        steps: Iterable[Coroutine[Any, Any, Any]],
+        *,
+        resume_guest: bool = False,
+    ) -> tuple[Pages, Pause, Any]:
+        """Sent at once and done in this order: the guest stands still for fewer round trips.
+
+        With what the last of `steps` gives. The guest goes on when they are done and all is copied.
+        """
         stop = asyncio.ensure_future(commands.stop(self._monitor))
-        rest: list[asyncio.Future[Any]] = [asyncio.ensure_future(step) for step in steps]
+        rest = [asyncio.ensure_future(step) for step in steps]
+        last = rest[-1]
         try:
             await stop
             stopped_s = time.perf_counter()
@@ -224,13 +270,16 @@ class Capture:
             scanned_s = time.perf_counter()
             pages = Pages(tuple(spans), self._ram.copy(spans))
             copied_s = time.perf_counter()
+            if resume_guest:
+                rest.append(asyncio.ensure_future(self.resume()))
             self._hot.found(spans)
         finally:
             # Whatever happens, nothing of it is still to be done when the guest runs on.
             await asyncio.wait({stop, *rest})
         for step in rest:
             step.result()
-        return pages, Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
+        pause = Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
+        return pages, pause, last.result()
 
     async def _end_of(self, received: "asyncio.Future[bytes]") -> bytes:
         """All of the device state. QEMU closes the pipe when it lets the guest run again: `cont` is
@@ -279,7 +328,20 @@ class Capture:
             )
 
 
-async def _all_done(steps: list[asyncio.Future[Any]]) -> None:
+async def resume(monitor: Monitor) -> None:
+    """Let a guest run whose state was saved; one that runs is left alone."""
+    deadline_s = time.monotonic() + CONT_TIMEOUT_S
+    while True:
+        try:
+            await commands.cont(monitor)
+            return
+        except CommandRefusedError as exc:
+            if _NOT_YET not in exc.description or time.monotonic() > deadline_s:
+                raise
+        await asyncio.sleep(CONT_POLL_S)
+
+
+async def all_done(steps: list[asyncio.Future[Any]]) -> None:
     """All of them have ended when this returns or raises the first error."""
     if steps:
         await asyncio.wait(steps)

@@ -32,12 +32,15 @@ class Pause(NamedTuple):
 class Epoch:
     """The VM as of one moment, as the difference to its predecessor.
 
+    `device_base` and `device_state` are what a QEMU that waits reads, one after the other; the base
+    is the very object that it was in the epoch before when it is the same.
     `pages` come after all that was copied early: a page that is in both counts as it is here.
     `early_pages` of them were copied while the guest ran, in `early_pauses_s` short stops.
     """
 
     number: int
     pages: Pages
+    device_base: bytes
     device_state: bytes
     pause: Pause
     early_pages: int = 0

@@ -45,7 +45,8 @@ class HeldOutput:
     def end_epoch(self) -> list[Coroutine[Any, Any, None]]:
         """Commands, in order, that give what was sent so far to the outer buffer.
 
-        For the pause: with the guest stopped, and the outer buffer empty.
+        For the pause, or just before it; the outer buffer is empty. What is sent between these and
+        the stop is held for the next epoch.
         """
         return [step for netdev in self._netdevs for step in self._emptied(_INNER + netdev)]
 

@@ -159,6 +159,12 @@ class Lease:
             self._held = None
             await self._put(rule.given_up(now.record, self._next()), over=now.version)
 
+    def again(self) -> "Lease":
+        """For the same guest, after `give_up`: it takes the term again unless another has it."""
+        name = self.claimant.name
+        claimant = Claimant(f"{name}/again", succeeds=name)
+        return Lease(self._store, self.vm, claimant, self.span, clock=self._clock)
+
     async def _rewrite(self, change: Change) -> Held:
         async with self._one_at_a_time:
             # Again when an earlier question of ours was done after all, and so came between.

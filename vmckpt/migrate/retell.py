@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from vmckpt import errors
@@ -43,8 +44,12 @@ async def retell(run: str, emit: Emit) -> Report:
     return _report(run, record.result or {})
 
 
+def _path(run: str) -> Path:
+    return runs_dir() / f"{run}.json"
+
+
 def _record(run: str) -> RunRecord:
-    return RunRecord.load(runs_dir() / f"{run}.json")
+    return RunRecord.load(_path(run))
 
 
 async def _ended(run: str) -> RunRecord:
@@ -71,6 +76,8 @@ def _report(run: str, result: Mapping[str, Any]) -> Report:
     if result["outcome"] == "completed":
         known = {field.name for field in fields(Report)}
         values = {name: value for name, value in result.items() if name in known}
+        # One that came from a host names the host's own.
+        values["run_record"] = str(_path(run))
         return Report(**values | {"warnings": tuple(result["warnings"])})
     kind = next((kind for kind in _kinds() if kind.kind == result["outcome"]), OperationFailedError)
     raise kind(

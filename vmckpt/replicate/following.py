@@ -29,7 +29,10 @@ TRIED_S = 0.5
 
 
 class Following:
-    """One primary, as it is heard over `channel`. `why` is how it ended."""
+    """One primary, as it is heard over `channel`. `why` is how it ended.
+
+    `epoch_s`: when its last epoch was applied, by `clock.boottime_s`.
+    """
 
     def __init__(self, name: str, replica: Replica, try_means: Try) -> None:
         self._name, self._replica, self._try_means = name, replica, try_means
@@ -37,6 +40,7 @@ class Following:
         self._channel: Channel | None = None
         self._began_s = boottime_s()
         self.hello: Hello | None = None
+        self.epoch_s = self._began_s
         self.term = 0
         self.why = ""
         self._telling: asyncio.Task[None] | None = None
@@ -146,3 +150,4 @@ class Following:
                 # acknowledged is what the guest goes on from.
                 channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))
                 self._replica.apply(epoch)
+                self.epoch_s = boottime_s()

@@ -7,6 +7,7 @@ lease ends unrenewed, whatever this process is doing then.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from vmckpt.errors import (
     OperationFailedError,
@@ -33,7 +34,7 @@ class Keeper:
     def __init__(self, lease: Lease, tell_guard: Callable[[str], None]) -> None:
         self._lease, self._tell_guard = lease, tell_guard
         self._term = 0
-        self._is_free, self._has_guard = False, True
+        self._is_free, self._is_still, self._has_guard = False, False, True
         self.replaced = asyncio.Event()
         self.unanswered_since_s: float | None = None
         self.acknowledged = -1
@@ -130,6 +131,35 @@ class Keeper:
         """The guest is dead here: who is in sync may take over at once. Raises `give_up`'s."""
         await self._lease.give_up()
 
+    async def hand_over(self) -> None:
+        """The guest stands still until `take_back`: who is in sync may have it at once.
+
+        Also when the arbiter does not answer: then that one has it when the lease has ended.
+        """
+        self._is_still = True
+        self._tell()
+        with suppress(VmckptError):
+            await self._lease.give_up()
+
+    async def take_back(self) -> bool:
+        """After `hand_over`: hold the term again, no replica in sync; tries as long as it takes.
+
+        False when another has it: this guest is not to run again.
+        """
+        again = self._lease.again()
+        while True:
+            try:
+                self._term = (await again.take()).term
+            except RefusedError:
+                if again.seen is None or again.seen.now.record.holder != self._lease.claimant.name:
+                    return False
+                await asyncio.sleep(RETRY_S)  # it was not told, and its lease may run
+            except (ArbiterDownError, OutcomeUnknownError, StorageError):
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._lease, self._is_still = again, False
+                return True
+
     def is_silent(self) -> bool:
         """Whether the standby has left an epoch unanswered for too long."""
         since_s = self.unanswered_since_s
@@ -150,6 +180,8 @@ class Keeper:
 
     def _tell(self) -> None:
         until_s = math.inf if self._is_free else self._lease.held_until_s - MARGIN_S
+        if self._is_still:
+            until_s = 0.0
         try:
             self._tell_guard(f"{until_s:.3f}")
         except OSError:

@@ -5,14 +5,15 @@ How it ends, and who has the guest then: `Ending`.
 
 import asyncio
 import select
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
 from vmckpt.qemu.monitor import MonitorLostError
-from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, YOURS, Channel
+from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.epochs import Epochs, Grip
 from vmckpt.replicate.keeper import Keeper
@@ -23,6 +24,8 @@ from vmckpt.sequence.steps import to_the_end
 POLL_S = 0.02
 # A killed QEMU takes 0.3 s per GiB to end.
 DYING_S = 2.0
+# A standby that has the term says within this whether it can go on with the guest.
+TAKING_S = 20.0
 
 
 class Ending(StrEnum):
@@ -58,7 +61,7 @@ class Protection:
         self._epochs = Epochs(grip, self._stream, keeper, request.options)
         self._why = ""
         self._asked: Ending | None = None
-        self._is_ending = False
+        self._is_ending = self._is_handing_over = False
         self._ending: Ending | None = None
 
     async def run(self) -> None:
@@ -83,7 +86,12 @@ class Protection:
             await self._end_qemu()
         self._ending = ending
         self._why = f"{ending.value}{': ' if self._why else ''}{self._why}"
-        await write_last_word(self._vm.host, self._files, self.status())
+        try:
+            await write_last_word(self._vm.host, self._files, self.status())
+        except StorageError:
+            # On one machine a standby that has the guest removes what is here.
+            if await self._vm.host.exists(self._files.path):
+                raise
 
     async def _end_qemu(self) -> None:
         """Nothing of it runs when this returns, however long that takes: others rely on it."""
@@ -126,7 +134,7 @@ class Protection:
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
                 if self._asked is Ending.YOURS:
-                    return await self._hand_over()
+                    return await self._hand_over(background[0])
                 return await self._stop()
             except (VmckptError, OSError) as exc:
                 if not await self._is_qemus_end(exc):
@@ -156,12 +164,41 @@ class Protection:
         if self._asked is not None:
             raise StandbyLostError("asked to end before all was copied")
 
-    async def _hand_over(self) -> Ending:
-        """The guest goes on from its last moment here, with the standby."""
+    async def _hand_over(self, receiving: "asyncio.Task[None]") -> Ending:
+        """The guest goes on from its last moment here, with the standby.
+
+        One that QEMU has stopped (its disk is full) goes on from its last epoch.
+        """
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return Ending.REPLACED
-        return await self._dead_here("asked for", Ending.YOURS)
+            if self._stands_still():
+                break
+        self._is_handing_over = True
+        await self._keeper.hand_over()
+        await self._stream.end(YOURS, "asked for")
+        given_up_s = time.monotonic() + TAKING_S
+        while not receiving.done() and time.monotonic() < given_up_s:
+            await asyncio.wait({receiving}, timeout=PATIENCE_S)
+            if not receiving.done() and await self._keeper.take_back():
+                return await self._go_on_here()
+        return await self._handed_over()
+
+    async def _handed_over(self) -> Ending:
+        """The standby has the guest; or has not, and it goes on here from where it stands."""
+        is_dead = not await self._vm.is_alive()
+        if is_dead or self._stream.is_taken or not await self._keeper.take_back():
+            await self._end_qemu()
+            self._why = "asked for"
+            return Ending.YOURS
+        return await self._go_on_here()
+
+    async def _go_on_here(self) -> Ending:
+        self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
+        await self._stream.end(ALONE, self._why)
+        self._stream.abort()
+        await self._let_go()
+        return Ending.ALONE
 
     async def _qemu_gone(self, *, is_off: bool) -> Ending:
         if is_off:
@@ -198,6 +235,8 @@ class Protection:
         A guest that is dead here is the standby's, should that be alive all the same.
         """
         self._is_ending = True
+        if self._is_handing_over:
+            return await self._handed_over()
         if self._epochs.is_safe and not await self._vm.is_alive():
             return await self._dead_here("its QEMU died", Ending.YOURS)
         if not await self._keeper.solo():
@@ -235,7 +274,7 @@ class Protection:
             "standby": self._request.standby.name,
             "state": self._stage(),
             "ending": self._ending.name.lower() if self._ending else None,
-            "why": self._why,
+            "why": self._why or self._stands_still(),
             "term": self._keeper.term,
             "may_run": self._ending is not None or self._keeper.may_run(),
             "output_commit": options.holds_output,
@@ -246,6 +285,10 @@ class Protection:
             **self._grip.mirrors.status(),
             **self._epochs.figures.to_json(),
         }
+
+    def _stands_still(self) -> str:
+        state = self._epochs.stands_still
+        return f"QEMU has stopped the guest: '{state}'" if state else ""
 
     def _stage(self) -> str:
         if self._ending is not None:

@@ -17,7 +17,7 @@ class Replica:
 
     def __init__(self, words: Words, disks: Journal) -> None:
         self._words, self.disks = words, disks
-        self.epoch, self.device_state = 0, b""
+        self.epoch, self._device_base, self.device_state = 0, b"", b""
 
     @property
     def complete(self) -> bool:
@@ -34,7 +34,11 @@ class Replica:
         for batch in epoch.batches:
             batch.apply(self._words)
         self.disks.take(epoch.writes)
-        self.epoch, self.device_state = epoch.number, epoch.device_state
+        if epoch.device_base is not None:
+            self._device_base = epoch.device_base
+        self.epoch = epoch.number
+        if epoch.device_state:
+            self.device_state = self._device_base + epoch.device_state
 
 
 @contextmanager

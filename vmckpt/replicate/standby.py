@@ -8,7 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.remote.tls import is_invited, listening, token_of
 from vmckpt.lease.clock import boottime_s
@@ -18,9 +24,9 @@ from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, Channel
+from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
 from vmckpt.replicate.control import DISMISS, answering, write_last_word
-from vmckpt.replicate.disks.copies import discard, keep, mark_as_disks, prepare
+from vmckpt.replicate.disks.copies import Copy, discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
 from vmckpt.replicate.leftovers import remove_stale_home
@@ -68,9 +74,13 @@ async def serve_standby(directory: Path) -> None:
         await host.write_text(directory_.spec, spec.text)
         abandon = [*await host.own_command(), "replica", "abandon", str(directory)]
         stack.enter_context(armed(abandon, files.recovery_log))
-        copies = [(spec.disks[disk.number].on(host.state_dir), disk) for disk in request.disks]
-        paths = [path for path, _ in copies]
-        prepare([(path, disk.size_bytes) for path, disk in copies], request.vm, request.run)
+        copies = [
+            Copy(disk.on(host.state_dir), copied.size_bytes, disk.format)
+            for copied in request.disks
+            for disk in (spec.disks[copied.number],)
+        ]
+        paths = [copy.path for copy in copies]
+        prepare(copies, request.vm, request.run)
         undo = stack.enter_context(ExitStack())
         undo.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
@@ -78,7 +88,7 @@ async def serve_standby(directory: Path) -> None:
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:
-            async with journal_of(paths) as disks:
+            async with journal_of(copies) as disks:
                 with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
                     await standby.serve(ram, disks)
         finally:
@@ -205,7 +215,7 @@ class Standby:
                 if move is Move.PROMOTE:
                     receiving.cancel()
                     await asyncio.wait({receiving})
-                    await to_the_end(self._promote(replica))
+                    await to_the_end(self._promote(replica, channel))
                 if move is not Move.FOLLOW:
                     return
         finally:
@@ -219,13 +229,15 @@ class Standby:
         with suppress(HostDownError):
             await channel.fail(Failure(ALONE, "the standby is of no use any more", self._why, "-"))
 
-    async def _promote(self, replica: Replica) -> None:
+    async def _promote(self, replica: Replica, channel: Channel) -> None:
         began_s = time.perf_counter()
         try:
             await replica.disks.applied()
             await self._warm.load(replica.device_state)
         except (OperationFailedError, StorageError) as exc:
             self._why = exc.why
+            with suppress(VmckptError):  # then a primary that handed it over waits for the lease
+                await self._lease.give_up()
             return
         mark_as_disks(self._copies, self._request.vm)  # no copies any more, that could be dropped
         self._warm.settle_here()
@@ -233,6 +245,8 @@ class Standby:
         await self._warm.run()
         self._took_over_s = time.perf_counter() - began_s
         await self._warm.announce()
+        with suppress(HostDownError):  # a primary that hands the guest over hears it
+            await channel.fail(Failure(TAKEN, "the guest runs with the standby", "asked for", "-"))
         self._ended = PROMOTED
         self._why = f"took over from {self._request.primary.name} at epoch {replica.epoch}"
         await self._write_status()

@@ -10,7 +10,7 @@ from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
-from vmckpt.replicate.channel import Channel, Frame
+from vmckpt.replicate.channel import TAKEN, Channel, Frame
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.wire.epoch import Composer
 from vmckpt.replicate.wire.errors import senseless
@@ -48,7 +48,8 @@ class Link:
 class Stream:
     """Epochs on their way to the standby, one at a time.
 
-    `wake` is called when it is lost, `tell` with what it says of its disks.
+    `wake` is called when it is lost, `tell` with what it says of its disks. `is_taken`: it has said
+    that the guest runs there. `why`: how it was lost.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Stream:
         self._is_begun = False
         self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, Link()
         self._answered = asyncio.Condition()
-        self._why = ""
+        self.why = ""
+        self.is_taken = False
 
     @property
     def sent_bytes(self) -> int:
@@ -88,10 +90,13 @@ class Stream:
             await self._send(self._disks(writes))
 
     async def commit(
-        self, pages: Pages, device_state: bytes = b"", writes: Sequence[DiskWrite] = ()
+        self,
+        pages: Pages,
+        devices: tuple[bytes, bytes] | None = None,
+        writes: Sequence[DiskWrite] = (),
     ) -> int:
-        """The rest of the epoch, and its end; its number."""
-        await self._send(self._rest(pages, device_state, writes))
+        """The rest of the epoch, and its end; its number. `devices`: their base and their state."""
+        await self._send(self._rest(pages, devices, writes))
         return self._number
 
     async def _send(self, frames: Iterator[Frame]) -> None:
@@ -115,11 +120,14 @@ class Stream:
             yield from self._composer.pages(numbers_of(pages.spans), as_words(pages.data))
 
     def _rest(
-        self, pages: Pages, device_state: bytes, writes: Sequence[DiskWrite]
+        self, pages: Pages, devices: tuple[bytes, bytes] | None, writes: Sequence[DiskWrite]
     ) -> Iterator[Frame]:
         yield from self._disks(writes)
         yield from self._pages(pages)
-        yield from self._composer.device(device_state)
+        if devices is not None:
+            base, state = devices
+            yield from self._composer.base(base)
+            yield from self._composer.device(state)
         self._is_begun = False
         yield self._composer.commit()
 
@@ -127,8 +135,8 @@ class Stream:
         """Return when the standby has epoch `number`. Raises StandbyLostError."""
         async with self._answered:
             while self._acknowledged < number:
-                if self._why:
-                    raise StandbyLostError(self._why)
+                if self.why:
+                    raise StandbyLostError(self.why)
                 if self._keeper.is_silent():
                     raise StandbyLostError("the standby is silent")
                 with suppress(TimeoutError):
@@ -141,6 +149,7 @@ class Stream:
                 head, payload = await self._channel.receive()
                 if head.kind is Kind.FAILURE:
                     failure = decode_failure(payload)
+                    self.is_taken = failure.kind == TAKEN
                     raise StandbyLostError(f"{failure.what}: {failure.why}")
                 if head.kind is Kind.ACK:
                     await self._note(head)
@@ -152,10 +161,10 @@ class Stream:
                     self._progress(decode_heartbeat(payload))
         except (VmckptError, StandbyLostError) as exc:
             async with self._answered:
-                self._why = f"{exc.what}: {exc.why}" if isinstance(exc, VmckptError) else str(exc)
+                self.why = f"{exc.what}: {exc.why}" if isinstance(exc, VmckptError) else str(exc)
                 self._answered.notify_all()
             self._wake()
-            raise StandbyLostError(self._why) from exc
+            raise StandbyLostError(self.why) from exc
 
     async def _note(self, head: Head) -> None:
         keeper = self._keeper

@@ -48,11 +48,18 @@ class TakeOver:
         self.why = ""
 
     def is_due(self, receiving: "asyncio.Future[str]") -> bool:
-        """Whether to see to it: the primary is gone or silent, or somebody has asked."""
+        """Whether to see to it: the primary is gone, silent or takes no epochs, or it is asked for.
+
+        One that is heard and takes none may be cut off from the arbiter: its lease ends, and its
+        guest stands still.
+        """
         # Before there is anything to take over it only has to be found out at some time.
         patience_s = SILENCE_S if self._replica.complete else COPY_SILENCE_S
         is_silent = boottime_s() - self._primary.heard_s > patience_s
-        return receiving.done() or is_silent or self._asked.is_set()
+        is_idle = self._replica.complete and (
+            boottime_s() - self._primary.epoch_s > self._lease.span.claimant_s
+        )
+        return receiving.done() or is_silent or is_idle or self._asked.is_set()
 
     async def settled(self, receiving: "asyncio.Future[str]") -> Move:
         """What it comes to: PROMOTE (the term is held, the primary can act no more), FOLLOW (it is

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -72,7 +73,11 @@ class Warm:
         """
         with self._monitor.events("MIGRATION") as events:
             feeding = self._feed(device_state)
-            while event := await events.next(LOAD_TIMEOUT_S):
+            given_up_s = time.monotonic() + LOAD_TIMEOUT_S
+            while self._monitor.is_open and time.monotonic() < given_up_s:
+                event = await events.next(LOOK_S)
+                if event is None:
+                    continue
                 data: Any = event["data"]
                 if data["status"] == "completed":
                     await feeding

@@ -1,6 +1,6 @@
 """An epoch as frames, both ways: composed by the primary, put together by the standby.
 
-    BEGIN, then PAGES, DEVICE and DISK in any number and order, then COMMIT
+    BEGIN, then PAGES, BASE, DEVICE and DISK in any number and order, then COMMIT
 
 What is applied to the replica is an `Epoch`: all of it has come and its checksums hold.
 """
@@ -20,7 +20,7 @@ from vmckpt.replicate.wire.sections import Packer
 _DEVICE_BYTES = 1 << 20
 # Writes are sent in frames of this size, or one write's if that is more.
 _DISK_BYTES = 1 << 20
-_PARTS = frozenset({Kind.PAGES, Kind.DEVICE, Kind.DISK})
+_PARTS = frozenset({Kind.PAGES, Kind.BASE, Kind.DEVICE, Kind.DISK})
 
 
 @dataclass(slots=True)
@@ -52,6 +52,7 @@ class Composer:
         self.outbound, self.encoder = outbound, encoder
         self.device_packer, self.disk_packer = Packer(), Packer()
         self._epoch, self._totals = 0, _Totals()
+        self._base = b""
 
     def tell_link(self, link_bytes_per_s: float) -> None:
         """How fast the link is: what packs is chosen by it. 0 packs all, inf nothing."""
@@ -73,14 +74,23 @@ class Composer:
             self._totals.pages += pages
             yield self._part(Kind.PAGES, payload)
 
+    def base(self, base: bytes) -> Iterator[list[Buffer]]:
+        """Frames for what stands before the device state from now on; none when it stands there."""
+        if base is not self._base:
+            self._base = base
+            yield from self._pieces(Kind.BASE, memoryview(base))
+
     def device(self, state: Buffer) -> Iterator[list[Buffer]]:
         """Frames for the device state."""
-        view = memoryview(state).cast("B")
-        for at in range(0, len(view), _DEVICE_BYTES):
+        if state:
+            yield from self._pieces(Kind.DEVICE, memoryview(state).cast("B"))
+
+    def _pieces(self, kind: Kind, view: memoryview) -> Iterator[list[Buffer]]:
+        """One at least: an empty base is one too."""
+        for at in range(0, max(len(view), 1), _DEVICE_BYTES):
             piece = view[at : at + _DEVICE_BYTES]
             self._totals.device_bytes += len(piece)
-            payload = messages.encode_device([piece], self.device_packer)
-            yield self._part(Kind.DEVICE, payload)
+            yield self._part(kind, messages.encode_device([piece], self.device_packer))
 
     def disk(self, writes: Sequence[DiskWrite]) -> Iterator[list[Buffer]]:
         """Frames for disk writes, in the order in which the guest made them."""
@@ -112,12 +122,17 @@ class Composer:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """All of an epoch, checked, and applied to nothing yet. Batches are to be applied in order."""
+    """All of an epoch, checked, and applied to nothing yet. Batches are to be applied in order.
+
+    `device_base` is what stands before the device state of this epoch and all after it; None: as
+    before.
+    """
 
     number: int
     term: int
     base: int
     batches: Sequence[PageBatch]
+    device_base: bytes | None
     device_state: bytes
     writes: Sequence[DiskWrite]
 
@@ -130,6 +145,7 @@ class _Open:
     term: int
     begin: Begin
     batches: list[PageBatch] = field(default_factory=list)
+    base: list[memoryview] = field(default_factory=list)
     device: list[memoryview] = field(default_factory=list)
     writes: list[DiskWrite] = field(default_factory=list)
     totals: _Totals = field(default_factory=_Totals)
@@ -184,9 +200,10 @@ class Assembler:
         if head.kind is Kind.PAGES:
             now.batches.append(decode(payload, self._ram_pages))
             totals.pages += now.batches[-1].pages
-        elif head.kind is Kind.DEVICE:
-            now.device.append(messages.decode_device(payload))
-            totals.device_bytes += len(now.device[-1])
+        elif head.kind in (Kind.BASE, Kind.DEVICE):
+            pieces = now.base if head.kind is Kind.BASE else now.device
+            pieces.append(messages.decode_device(payload))
+            totals.device_bytes += len(pieces[-1])
         else:
             writes = messages.decode_writes(payload, self._disks)
             now.writes += writes
@@ -204,6 +221,7 @@ class Assembler:
             now.term,
             now.begin.base,
             tuple(now.batches),
+            b"".join(now.base) if now.base else None,
             b"".join(now.device),
             tuple(now.writes),
         )

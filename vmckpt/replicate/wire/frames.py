@@ -42,6 +42,7 @@ class Kind(IntEnum):
     HEARTBEAT = 9
     FAILURE = 10
     DIGESTS = 11
+    BASE = 12
 
 
 _KINDS = frozenset(kind.value for kind in Kind)

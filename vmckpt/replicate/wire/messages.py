@@ -3,6 +3,7 @@
 HELLO, WELCOME, FAILURE   JSON
 BEGIN      base epoch, pages, disk bytes              3 x unsigned 64 bit, big-endian
 DEVICE     one section (`sections`): a piece of the device state
+BASE       the same: a piece of what stands before the device state, of this epoch and all after it
 DISK       one section: how many writes (unsigned 32 bit, little-endian); for each its disk,
            offset and length (3 x unsigned 64 bit, little-endian); then their data. A disk of 2^63
            more: zeroes were written, which have no data
@@ -26,7 +27,7 @@ from vmckpt.replicate.wire.frames import Buffer
 from vmckpt.replicate.wire.sections import Packer, unpack
 
 # Both sides have to speak the same; it changes when a frame or a payload does.
-PROTOCOL = 2
+PROTOCOL = 3
 _BEGIN = struct.Struct(">QQQ")
 _COMMIT = struct.Struct(">QQQQI")
 _HEARTBEAT = struct.Struct(">QQ")
@@ -168,12 +169,12 @@ class Digests(NamedTuple):
 
 
 def encode_device(state: Sequence[Buffer], packer: Packer) -> list[Buffer]:
-    """A DEVICE payload: a piece of the device state, which goes on in the next one."""
+    """A DEVICE or BASE payload: a piece of it, which goes on in the next one."""
     return packer.pack(state)
 
 
 def decode_device(payload: memoryview) -> memoryview:
-    """The piece of device state. Raises WireError."""
+    """The piece. Raises WireError."""
     return unpack(payload, 1)[0]
 
 

@@ -1,0 +1,99 @@
+"""A guest that is handed over goes on with whoever has its term, and never with the other one."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import RefusedError
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.rule import Claimant
+from vmckpt.lease.store import ArbiterDownError, Versioned
+from vmckpt.replicate.keeper import Keeper
+
+SPAN = Span(1.0)
+
+
+class Deaf(FileStore):
+    """Takes in nothing while it `is_down`."""
+
+    is_down = False
+
+    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        if self.is_down:
+            raise ArbiterDownError("the arbiter is down", why="a test's", remedy="-")
+        return await super().replace(vm, record, over=over)
+
+
+def primary_of(store: FileStore, told: list[str]) -> Keeper:
+    return Keeper(Lease(store, "web", Claimant("a/1"), SPAN), told.append)
+
+
+def standby_of(store: FileStore) -> Lease:
+    return Lease(store, "web", Claimant("b/1", replica="b/1"), SPAN)
+
+
+async def hand_over(keeper: Keeper) -> None:
+    await keeper.take(None)
+    assert await keeper.in_sync("b/1")
+    assert keeper.may_run()
+    await keeper.hand_over()
+    assert not keeper.may_run()
+
+
+def test_what_nobody_took_goes_on_where_it_was(tmp_path: Path) -> None:
+    store, told = FileStore(tmp_path), list[str]()
+
+    async def main() -> None:
+        keeper = primary_of(store, told)
+        await hand_over(keeper)
+        assert float(told[-1]) == 0  # the guard lets nothing run, whatever becomes of us
+        assert await keeper.take_back()
+        assert keeper.term == 2
+        with pytest.raises(RefusedError):
+            await standby_of(store).take()
+        keeper.free()
+        assert told[-1] == "inf"
+
+    asyncio.run(main())
+
+
+def test_what_another_took_is_left_to_it(tmp_path: Path) -> None:
+    store, told = FileStore(tmp_path), list[str]()
+
+    async def main() -> None:
+        keeper = primary_of(store, told)
+        await hand_over(keeper)
+        standby = standby_of(store)
+        await standby.take()
+        assert not await keeper.take_back()
+        assert float(told[-1]) == 0
+        # It could not go on with it, and says so.
+        await standby.give_up()
+        assert await keeper.take_back()
+
+    asyncio.run(main())
+
+
+def test_an_arbiter_that_heard_of_nothing_is_waited_for_until_the_lease_has_ended(
+    tmp_path: Path,
+) -> None:
+    store, told = Deaf(tmp_path), list[str]()
+
+    async def main() -> None:
+        keeper = primary_of(store, told)
+        await keeper.take(None)
+        assert await keeper.in_sync("b/1")
+        store.is_down = True
+        await keeper.hand_over()
+        back = asyncio.ensure_future(keeper.take_back())
+        await asyncio.wait({back}, timeout=0.3)
+        assert not back.done()
+        store.is_down = False
+        async with asyncio.timeout(20):
+            assert await back
+        assert keeper.term == 2
+
+    asyncio.run(main())
