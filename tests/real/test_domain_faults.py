@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,7 @@ from tests.real.domains import (
     secure,
     start_libvirtd,
     states,
+    stop_libvirtd,
 )
 from tests.real.machines import Machines, machines
 from vmckpt.lab.network import set_link, shape_link
@@ -62,6 +64,7 @@ RESTART_S = 1.0
 # So that fetching the rest takes seconds: libvirt's limit does not hold in post-copy.
 NARROW_BYTES_PER_S = 20_000_000
 SETTLED_S = 120.0
+LOCKED = "cannot acquire state change lock"
 MATRIX: Counter[tuple[str, str, str]] = Counter()
 
 
@@ -203,10 +206,16 @@ def settled(made: Machines, case: Case, ends: tuple[str, str], code: int, said: 
         time.sleep(0.5)
     state, host = shown.result["state"], shown.result["host"]
     home, away = ends
+    if LOCKED in said and journals(made):
+        # libvirtd 11.3 keeps a domain locked whose QEMU died as it gave the post-copy up.
+        assert (case.phase, case.fault) == ("drain", "kill the source")
+        stop_libvirtd(made, home, "KILL")
+        start_libvirtd(made, home)
+        made.ok("vm", "show", GUEST.name)
     other = away if host == home else home
     assert states(made) == {host: "running" if state == "running" else "shut off"}, said
     assert [len(qemus(made, each)) for each in (host, other)] == [state == "running", 0]
-    assert list((made.state_dir / "domains").iterdir()) == []
+    assert journals(made) == []
     assert made.files(home) == made.files(away) == []
     for each in (host, other):
         there = made.here(each, OWN_DISK)
@@ -220,6 +229,11 @@ def settled(made: Machines, case: Case, ends: tuple[str, str], code: int, said: 
         assert (code, host) == (0, away), said  # the hosts do not wait for whoever watches
         assert made.ok("runs", "list")["runs"][-1]["outcome"] == "completed"
     return "target" if host == away else "source"
+
+
+def journals(made: Machines) -> list[Path]:
+    """Of migrations that are not tidied up after."""
+    return list((made.state_dir / "domains").iterdir())
 
 
 def may_lose(case: Case) -> bool:
