@@ -8,7 +8,7 @@ import pytest
 
 from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.paste import Paste
+from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.migrate import host_remedies as remedies
@@ -36,8 +36,15 @@ def test_who_is_not_root_asks_sudo_for_the_whole_of_it() -> None:
     both = "apt-get update && reboot"
     assert shlex.split(asked.as_root(both)) == ["sudo", "sh", "-c", both]
     *login, there = shlex.split(Paste(ELSEWHERE, root=False).as_root(both))
-    assert login == LOGIN
+    assert login == ["ssh", "-t", *LOGIN[1:]]  # sudo asks for a password there
     assert shlex.split(there) == ["sudo", "sh", "-c", both]
+
+
+def test_nothing_of_a_command_is_read_by_the_shell_before() -> None:
+    command = """echo "$(id -u)" `date` \\\\ 'a "b"'"""
+    said = subprocess.run(["sh", "-c", f"printf %s {in_double_quotes(command)}"],
+                          capture_output=True, text=True, check=True, timeout=30)  # fmt: skip
+    assert said.stdout == command
 
 
 def test_a_login_that_the_configuration_completes_has_no_more_than_the_name() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.paste import Paste
+from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.authority import authority_key, has_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS
@@ -178,12 +178,6 @@ def clock(paste: Paste) -> str:
 
 def _put(settings: Mapping[str, str], path: str) -> str:
     """Settings of libvirt's, in place of any that the file has: it goes by the first."""
-    lines = " ".join(_in_double_quotes(f"{key} = {value}") for key, value in settings.items())
+    lines = " ".join(in_double_quotes(f"{key} = {value}") for key, value in settings.items())
     old = f"/^ *({'|'.join(settings)}) *=/d"
     return f'sed -i -E "{old}" {path} && printf "%s\\n" {lines} >>{path}'
-
-
-def _in_double_quotes(text: str) -> str:
-    """One word for a shell, without single quotes: it may stand between those of another's."""
-    escaped = re.sub(r'(["\\$`])', r"\\\1", text)
-    return f'"{escaped}"'
