@@ -204,14 +204,14 @@ def settled(made: Machines, case: Case, ends: tuple[str, str], code: int, said: 
         assert shown.code in (5, 9, 10), shown.stderr
         assert time.monotonic() < deadline, shown.stderr
         time.sleep(0.5)
-    state, host = shown.result["state"], shown.result["host"]
     home, away = ends
     if LOCKED in said and journals(made):
-        # libvirtd 11.3 keeps a domain locked whose QEMU died as it gave the post-copy up.
-        assert (case.phase, case.fault) == ("drain", "kill the source")
+        # libvirtd 11.3 keeps a domain locked whose QEMU died while it gave the post-copy up.
+        assert (case.phase, case.fault, shown.result["host"]) == ("drain", "kill the source", away)
         stop_libvirtd(made, home, "KILL")
         start_libvirtd(made, home)
-        made.ok("vm", "show", GUEST.name)
+        shown = made.vmckpt("vm", "show", GUEST.name)
+    state, host = shown.result["state"], shown.result["host"]
     other = away if host == home else home
     assert states(made) == {host: "running" if state == "running" else "shut off"}, said
     assert [len(qemus(made, each)) for each in (host, other)] == [state == "running", 0]
