@@ -187,6 +187,29 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
     assert "migrate --recover web" in told[0]
 
 
+def test_what_a_source_keeps_locked_is_left_to_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A libvirtd whose QEMU died as it gave up a post-copy, which lets go when started anew."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
+
+    class Locked(Answers):
+        async def undefine(self, uuid: str) -> None:
+            raise LOCKED
+
+    async def main() -> tuple[list[str], DomainJournal | None]:
+        told: list[str] = []
+        locked = Locked(State.SHUTOFF, job=IDLE)
+        await leave_on_target(MOVED, ends, told.append, session=locked, patience_s=0.0)
+        return told, await DomainJournal.read("web")
+
+    told, kept = asyncio.run(main())
+    assert kept == replace(MOVED, moved=True)
+    assert "migrate --recover web" in told[0]
+    assert LOCKED.why in told[0]
+
+
 @pytest.mark.parametrize(
     ("state", "told"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -33,6 +34,16 @@ class Operator:
         )
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, json.loads(done.stdout)
+
+    def paste(self, line: str) -> None:
+        """What a person does with a remedy."""
+        tools = self.state_dir.parent / "bin"
+        tools.mkdir(exist_ok=True)
+        command = tools / "vmckpt"
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+        command.chmod(0o755)
+        there = {"VMCKPT_STATE_DIR": str(self.state_dir), "PATH": f"{tools}:{os.environ['PATH']}"}
+        subprocess.run(["bash", "-c", line], env=os.environ | there, timeout=60, check=True)
 
     def add(self, name: str, *more: str) -> tuple[int, dict[str, Any]]:
         where = f"ssh://root@127.0.0.1:{self.server.port}"
@@ -107,11 +118,14 @@ def test_what_a_host_lacks_is_told_with_what_mends_it(operator: Operator, tmp_pa
     checks = {check["code"]: check for check in report["checks"]}
     refused = {code for code, check in checks.items() if check["verdict"] == "refuse"}
     assert refused == {"qemu", "bridge", "libvirtd"}
-    assert "apt-get install qemu-system-x86" in checks["qemu"]["remedy"]
+    assert "apt-get install -y qemu-system-x86" in checks["qemu"]["remedy"]
     assert "vmckpt pki issue a" in checks["certificates"]["remedy"]
-    assert "apt-get install libvirt-daemon-system" in checks["libvirtd"]["remedy"]
+    assert "apt-get install -y libvirt-daemon-system" in checks["libvirtd"]["remedy"]
     assert checks["state-dir"]["verdict"] == checks["clock"]["verdict"] == "ok"
-    assert all(check["remedy"] for check in checks.values() if check["verdict"] != "ok")
+    for check in checks.values():
+        if check["verdict"] != "ok":
+            assert check["remedy"]
+            subprocess.run(["bash", "-n", "-c", check["remedy"]], check=True)
     assert report["memory_available_bytes"] > 0
 
 
@@ -120,6 +134,48 @@ def test_an_address_that_is_not_the_hosts_is_found(operator: Operator, tmp_path:
     report = operator.vmckpt("host", "check", "a")[1]
     [address] = [check for check in report["checks"] if check["code"] == "address"]
     assert (address["verdict"], address["reason"]) == ("refuse", "192.0.2.7 is no address of a")
+
+
+def test_a_pasted_remedy_mends_it(operator: Operator, tmp_path: Path) -> None:
+    operator.add("a", "--state-dir", str(tmp_path / "a"), "--qemu", "/gone/qemu")
+    state = tmp_path / "a/pki"
+
+    def remedies() -> dict[str, str]:
+        checks = operator.vmckpt("host", "check", "a")[1]["checks"]
+        return {check["code"]: check["remedy"] for check in checks if check["verdict"] != "ok"}
+
+    operator.paste(remedies()["certificates"])  # there is no authority yet, either
+    assert {path.name for path in state.iterdir()} > {"ca-cert.pem", "server-cert.pem"}
+    assert "certificates" not in remedies()
+    path = operator.state_dir / "hosts/a.json"
+    # Packages are not installed here.
+    _, _, name_it = remedies()["qemu"].partition(" && ")
+    operator.paste(name_it)
+    assert json.loads(path.read_text())["qemu"] == "qemu-system-x86_64"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"migration_address": "192.0.2.7"}))
+    operator.paste(remedies()["address"])
+    assert "address" not in remedies()
+
+
+def test_what_the_inventory_says_of_a_host_can_be_changed(operator: Operator) -> None:
+    operator.add("a", "--bridge", "br7")
+    path = operator.state_dir / "hosts/a.json"
+    before = json.loads(path.read_text())
+    words = ("--migration-addr", "192.0.2.9", "--migration-ports", "50000-50009")
+    assert operator.vmckpt("host", "set", "a", *words)[0] == 0
+    changed = {"migration_address": "192.0.2.9", "migration_ports": [50000, 50009]}
+    assert json.loads(path.read_text()) == before | changed
+    # At another address it has to answer.
+    assert operator.vmckpt("host", "set", "a", "--address", "ssh://root@127.0.0.1:1")[0] == 6
+    assert json.loads(path.read_text()) == before | changed
+    assert operator.vmckpt("host", "set", "a", "--address", before["address"])[0] == 0
+    assert operator.vmckpt("host", "set", "a")[0] == 2
+    assert operator.vmckpt("host", "set", "a", "--libvirt", "no/path")[0] == 2
+    assert operator.vmckpt("host", "set", "b", "--bridge", "br0")[0] == 3
+    assert operator.vmckpt("host", "set", "local", "--bridge", "br0")[0] == 0
+    assert operator.vmckpt("host", "set", "local", "--address", "ssh://x")[0] == 2
+    [here, _] = operator.vmckpt("host", "list")[1]["hosts"]
+    assert (here["name"], here["bridge"]) == ("local", "br0")
 
 
 def test_a_doctor_sees_all_hosts_though_one_is_silent(operator: Operator, tmp_path: Path) -> None:
@@ -136,6 +192,8 @@ def test_a_doctor_sees_all_hosts_though_one_is_silent(operator: Operator, tmp_pa
     assert by_name.keys() == {"local", "a", "b"}
     assert [check["code"] for check in by_name["b"]] == ["reachable"]
     assert "nobody listens" in by_name["b"][0]["reason"]
+    login, _, advice = by_name["b"][0]["remedy"].partition("  # ")
+    assert (f"-p {port} root@127.0.0.1 true" in login, advice != "") == (True, True)
     assert len(by_name["a"]) > 5
     code, listed = operator.vmckpt("vm", "list")
     assert (code, len(listed["silent"])) == (0, 1)

@@ -63,8 +63,10 @@ def start_libvirtd(machines: Machines, host: str) -> None:
     eventually(lambda: machines.inside(host, *asked).code == 0, 30, "libvirtd to answer")
 
 
-def run_domain(machines: Machines, host: str, *, disk: Path | None = None) -> None:
-    """Define and start the guest as a domain, its disk a new image at `disk`."""
+def run_domain(
+    machines: Machines, host: str, *, disk: Path | None = None, disk_xml: str = ""
+) -> None:
+    """Define and start the guest as a domain, its disk a new image at `disk`, or `disk_xml`."""
     if disk is not None:
         for each in HOSTS:
             machines.inside(each, "mkdir", "-p", str(disk.parent))
@@ -78,7 +80,7 @@ def run_domain(machines: Machines, host: str, *, disk: Path | None = None) -> No
             address=GUEST.address,
             heartbeats=HEARTBEATS,
             image=image(),
-            disk="" if disk is None else _DISK.format(path=disk),
+            disk=disk_xml if disk is None else _DISK.format(path=disk),
         )
     )
     machines.virsh(host, "define", str(xml))

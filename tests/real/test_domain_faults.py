@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,7 @@ from tests.real.domains import (
     secure,
     start_libvirtd,
     states,
+    stop_libvirtd,
 )
 from tests.real.machines import Machines, machines
 from vmckpt.lab.network import set_link, shape_link
@@ -62,6 +64,7 @@ RESTART_S = 1.0
 # So that fetching the rest takes seconds: libvirt's limit does not hold in post-copy.
 NARROW_BYTES_PER_S = 20_000_000
 SETTLED_S = 120.0
+LOCKED = "cannot acquire state change lock"
 MATRIX: Counter[tuple[str, str, str]] = Counter()
 
 
@@ -201,12 +204,18 @@ def settled(made: Machines, case: Case, ends: tuple[str, str], code: int, said: 
         assert shown.code in (5, 9, 10), shown.stderr
         assert time.monotonic() < deadline, shown.stderr
         time.sleep(0.5)
-    state, host = shown.result["state"], shown.result["host"]
     home, away = ends
+    if LOCKED in said and journals(made):
+        # libvirtd 11.3 keeps a domain locked whose QEMU died while it gave the post-copy up.
+        assert (case.phase, case.fault, shown.result["host"]) == ("drain", "kill the source", away)
+        stop_libvirtd(made, home, "KILL")
+        start_libvirtd(made, home)
+        shown = made.vmckpt("vm", "show", GUEST.name)
+    state, host = shown.result["state"], shown.result["host"]
     other = away if host == home else home
     assert states(made) == {host: "running" if state == "running" else "shut off"}, said
     assert [len(qemus(made, each)) for each in (host, other)] == [state == "running", 0]
-    assert list((made.state_dir / "domains").iterdir()) == []
+    assert journals(made) == []
     assert made.files(home) == made.files(away) == []
     for each in (host, other):
         there = made.here(each, OWN_DISK)
@@ -220,6 +229,11 @@ def settled(made: Machines, case: Case, ends: tuple[str, str], code: int, said: 
         assert (code, host) == (0, away), said  # the hosts do not wait for whoever watches
         assert made.ok("runs", "list")["runs"][-1]["outcome"] == "completed"
     return "target" if host == away else "source"
+
+
+def journals(made: Machines) -> list[Path]:
+    """Of migrations that are not tidied up after."""
+    return list((made.state_dir / "domains").iterdir())
 
 
 def may_lose(case: Case) -> bool:

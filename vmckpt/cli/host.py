@@ -1,21 +1,20 @@
-"""vmckpt host: list, add, remove, check, doctor."""
+"""vmckpt host: list, add, set, remove, calibrate; check and doctor are in host_checks.py."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vmckpt.cli import host_checks
+from vmckpt.cli.host_checks import host_facts
 from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vmckpt.hosts.entries import SshEntry
-    from vmckpt.hosts.host import Entry, Host
     from vmckpt.hosts.local import LocalHost
+    from vmckpt.hosts.ssh.address import Address
     from vmckpt.migrate.calibrate import Calibration
-    from vmckpt.migrate.host_checks import HostReport
     from vmckpt.plan.link import Link
 
 app = typer.Typer(help="Machines that VMs live on.", no_args_is_help=True, rich_markup_mode=None)
@@ -27,7 +26,7 @@ def list_(json: Json = False) -> None:
     from vmckpt.hosts.inventory import all_entries
     from vmckpt.ui.tables import table
 
-    hosts = [_facts(entry) | {"address": _address(entry)} for entry in all_entries()]
+    hosts = [host_facts(entry) | {"address": _address(entry)} for entry in all_entries()]
     columns = ("name", "address", "migration_address", "qemu", "state_dir")
     rows = [tuple(host[column] or "" for column in columns) for host in hosts]
     header = ("name", "address", "migration address", "qemu", "state directory")
@@ -89,7 +88,65 @@ def add(
     )
     add_host(entry)
     text = f"{name} is added; see what it lacks: vmckpt host check {name}"
-    show(_facts(entry), text, as_json=json)
+    show(host_facts(entry), text, as_json=json)
+
+
+@app.command("set")
+def set_(
+    name: Annotated[str, typer.Argument(help="The host's name.")],
+    address: Annotated[
+        str | None, typer.Option(help="ssh://USER@HOST:PORT; it has to answer there now.")
+    ] = None,
+    migration_addr: Annotated[str | None, typer.Option(help="Where migrations come in.")] = None,
+    qemu: Annotated[str | None, typer.Option(help="The QEMU to start there.")] = None,
+    bridge: Annotated[str | None, typer.Option(help="Where its guests' NICs go.")] = None,
+    migration_ports: Annotated[
+        str | None, typer.Option(help="Ports that migrations may come in on.", metavar="A-B")
+    ] = None,
+    libvirt: Annotated[Path | None, typer.Option(help="The socket of its libvirtd.")] = None,
+    json: Json = False,
+) -> None:
+    """Change what the inventory says of a host; nothing on it changes."""
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.inventory import change_host, find_entry
+
+    entry = find_entry(name)
+    wished: dict[str, Any] = {
+        "address": _moved(entry, address) if address is not None else None,
+        "migration_address": migration_addr,
+        "qemu": qemu,
+        "bridge": bridge,
+        "migration_ports": _ports(migration_ports),
+        "libvirt": libvirt,
+    }
+    changes = {field: value for field, value in wished.items() if value is not None}
+    if not changes:
+        raise UsageError(
+            f"nothing of '{name}' is to be changed",
+            why="no option says what",
+            remedy=f"e.g. vmckpt host set {name} --bridge br0",
+        )
+    changed = replace(entry, **changes)
+    change_host(changed)
+    show(host_facts(changed), f"{name} is changed: {', '.join(changes)}", as_json=json)
+
+
+def _moved(entry: "LocalHost | SshEntry", text: str) -> "Address":
+    """Another address, at which the host answers. Raises UsageError, HostDownError."""
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.entries import SshEntry
+    from vmckpt.hosts.inventory import greet
+    from vmckpt.hosts.ssh.address import Address
+
+    if not isinstance(entry, SshEntry):
+        raise UsageError(
+            f"'{entry.name}' has no address",
+            why="it is this machine, or a part of it",
+            remedy=f"add one that SSH reaches: vmckpt host add NAME {text}",
+        )
+    where = Address.parse(text, entry.address.config)
+    run(greet(entry.name, where, entry.vmckpt, entry.state_dir))
+    return where
 
 
 def _ports(text: str | None) -> tuple[int, int] | None:
@@ -114,25 +171,6 @@ def remove(
 
     remove_host(name)
     show({"name": name, "removed": True}, f"{name} is forgotten", as_json=json)
-
-
-@app.command()
-def check(
-    name: Annotated[str, typer.Argument(help="The host's name.")] = "local", json: Json = False
-) -> None:
-    """Ask a host what it can do, and what it lacks; exit code 4 when it can run no VMs."""
-    from vmckpt.hosts.inventory import find_host, local_host
-    from vmckpt.migrate.host_checks import check_host
-    from vmckpt.ui.tables import fields
-
-    host = find_host(name)
-    report = run(check_host(host, local_host()))
-    facts = _facts(host) | report.facts
-    pairs = [(key.replace("_", " "), str(value)) for key, value in facts.items()]
-    text = f"{fields(pairs)}\n\n{_table(report)}"
-    show(facts | _checks(report), text, as_json=json)
-    if not report.fit:
-        raise typer.Exit(4)
 
 
 @app.command()
@@ -194,76 +232,5 @@ def _links(ways: "list[tuple[str, str, dict[str, Link]]]", skipped: "tuple[str, 
     return "\n".join([table(header, rows), *(f"left out: {reason}" for reason in skipped)])
 
 
-@app.command()
-def doctor(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="The hosts; all without.", metavar="HOST...")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Say what is wrong on each host and what mends it; exit code 4 when one can run no VMs."""
-    from vmckpt.hosts.inventory import all_hosts, find_host
-
-    hosts = [find_host(name) for name in dict.fromkeys(names)] if names else all_hosts()
-    reports = run(_examine(hosts))
-    parts = [
-        f"{host.name}: {_verdict(report)}" for host, report in zip(hosts, reports, strict=True)
-    ]
-    answer = [
-        {"name": host.name} | _checks(report) for host, report in zip(hosts, reports, strict=True)
-    ]
-    show({"hosts": answer}, "\n\n".join(parts), as_json=json)
-    if not all(report.fit for report in reports):
-        raise typer.Exit(4)
-
-
-async def _examine(hosts: "Sequence[Host]") -> "list[HostReport]":
-    import asyncio
-
-    from vmckpt.errors import HostDownError
-    from vmckpt.hosts.inventory import local_host
-    from vmckpt.migrate.host_checks import HostReport, check_host
-    from vmckpt.vm.check import REFUSE, Check
-
-    async def examine(host: "Host") -> HostReport:
-        try:
-            return await check_host(host, local_host())
-        except HostDownError as exc:
-            silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
-            return HostReport({}, (silent,))
-
-    return await asyncio.gather(*(examine(host) for host in hosts))
-
-
-def _verdict(report: "HostReport") -> str:
-    from vmckpt.vm.check import OK
-
-    lacking = [check for check in report.checks if check.verdict != OK]
-    if not lacking:
-        return "nothing is wrong"
-    return "\n".join(
-        f"\n  {check.verdict}  {check.code}: {check.reason}\n        do: {check.remedy}"
-        for check in lacking
-    ).lstrip()
-
-
-def _checks(report: "HostReport") -> dict[str, Any]:
-    return {"fit": report.fit, "checks": [check._asdict() for check in report.checks]}
-
-
-def _table(report: "HostReport") -> str:
-    from vmckpt.ui.tables import table
-
-    rows = [(check.verdict, check.code, check.reason, check.remedy) for check in report.checks]
-    return table(("verdict", "check", "reason", "remedy"), rows)
-
-
-def _facts(host: "Host | Entry") -> dict[str, Any]:
-    return {
-        "name": host.name,
-        "migration_address": host.migration_address,
-        "migration_ports": host.migration_ports,
-        "qemu": host.qemu,
-        "bridge": host.bridge,
-        "state_dir": str(host.state_dir),
-    }
+app.command()(host_checks.check)
+app.command()(host_checks.doctor)

@@ -48,6 +48,13 @@ def parse_entry(name: str, data: Mapping[str, Any]) -> LocalHost | SshEntry:
             raise ValueError(f"{other!r} is no kind of host: '{LOCAL}' and '{SSH}' are")
 
 
+def entry_to_json(entry: LocalHost | SshEntry) -> dict[str, Any]:
+    """For its file; `parse_entry` is the inverse."""
+    if isinstance(entry, SshEntry):
+        return entry.to_json()
+    return {"kind": LOCAL, "enter": list(entry.enter), **fields_to_json(entry)}
+
+
 def fields_to_json(entry: Entry | Host) -> dict[str, Any]:
     """What every kind of host has."""
     return {

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
-from vmckpt.hosts.entries import LOCAL, SshEntry, parse_entry
+from vmckpt.hosts.durable import write_durably
+from vmckpt.hosts.entries import LOCAL, SshEntry, entry_to_json, parse_entry
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ssh.address import Address
@@ -64,14 +65,19 @@ def all_hosts() -> list[Host]:
 
 def find_host(name: str) -> Host:
     """The host of that name. Raises NotFoundError, naming those there are."""
-    hosts = {host.name: host for host in all_hosts()}
-    if name not in hosts:
+    return _host_of(find_entry(name))
+
+
+def find_entry(name: str) -> LocalHost | SshEntry:
+    """What the inventory says of the host of that name. Raises NotFoundError, as `find_host`."""
+    entries = {entry.name: entry for entry in all_entries()}
+    if name not in entries:
         raise NotFoundError(
             f"there is no host '{name}'",
-            why=f"the inventory has: {', '.join(hosts)}",
+            why=f"the inventory has: {', '.join(entries)}",
             remedy="see `vmckpt host list`",
         )
-    return hosts[name]
+    return entries[name]
 
 
 def local_host() -> LocalHost:
@@ -91,9 +97,14 @@ def require_new_name(name: str) -> None:
 
 
 def add_host(entry: SshEntry) -> None:
-    """Write a host into the inventory. Raises RefusedError, UsageError, OSError."""
+    """Write a host into the inventory. Raises RefusedError, UsageError, StorageError."""
     require_new_name(entry.name)
-    path, data = _entry_path(entry.name), entry.to_json()
+    change_host(entry)
+
+
+def change_host(entry: LocalHost | SshEntry) -> None:
+    """Write what the inventory says of a host anew. Raises UsageError, StorageError."""
+    path, data = _entry_path(entry.name), entry_to_json(entry)
     try:
         # A file that cannot be read would make the whole inventory unusable.
         parse_entry(entry.name, data)
@@ -102,7 +113,7 @@ def add_host(entry: SshEntry) -> None:
             f"'{entry.name}' cannot be described so", why=str(exc), remedy="mend the option"
         ) from exc
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    write_durably(path, json.dumps(data, indent=1) + "\n")
 
 
 def remove_host(name: str) -> None:

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
-from vmckpt.errors import HostDownError, RefusedError, UsageError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
+from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
+from vmckpt.migrate import host_remedies as remedies
 from vmckpt.migrate.domains import host_checks as domain_checks
 from vmckpt.units import format_size
 from vmckpt.vm import target_checks
@@ -37,53 +41,61 @@ class HostReport:
         return all(check.verdict != REFUSE for check in self.checks)
 
 
-async def check_host(host: Host, operator: Host) -> HostReport:
-    """Ask a host for all of it; its clock is compared with the operator's.
+async def check_host(host: Host, operator: Host, entry: LocalHost | SshEntry) -> HostReport:
+    """Ask a host for all of it; `entry` is what the inventory says of it.
 
+    Each remedy is a line for the operator's shell; its clock is compared with the operator's.
     Raises HostDownError when it does not answer.
     """
     await host.require_up()
     facts: dict[str, Any] = {}
-    checks = [check async for check in _all(host, operator, facts)]
+    paste = Paste(entry, root=await host.user_id() == 0)
+    checks = [check async for check in _all(host, operator, paste, facts)]
     return HostReport(facts, tuple(checks))
 
 
-async def _all(host: Host, operator: Host, facts: dict[str, Any]) -> AsyncIterator[Check]:
-    yield await _state_dir(host)
-    async for check in _qemu(host, facts):
+async def _all(
+    host: Host, operator: Host, paste: Paste, facts: dict[str, Any]
+) -> AsyncIterator[Check]:
+    yield await _state_dir(host, paste)
+    async for check in _qemu(host, paste, facts):
         yield check
-    yield await _kvm(host, facts)
-    yield await _page_tracking(host, facts)
+    yield await _kvm(host, paste, facts)
+    yield await _page_tracking(host, paste, facts)
+    faults = _mended_by(remedies.userfaultfd(paste), await target_checks.userfaults(host))
     # Only post-copy needs it.
-    faults = await target_checks.userfaults(host)
     yield faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
     yield await _memory(host, facts)
-    yield await _room(host, facts)
-    yield await _certificates(host)
-    yield await _address(host)
+    yield await _room(host, paste, facts)
+    yield await _certificates(host, operator)
+    yield await _address(host, paste)
     for check in await target_checks.ports(host, needed=1):
+        yield _mended_by(remedies.ports(host, paste), check)
+    for check in await _network(host, paste):
         yield check
-    for check in await _network(host):
+    for check in await domain_checks.checks(host, paste, facts):
         yield check
-    for check in await domain_checks.checks(host, facts):
-        yield check
-    yield await target_checks.clock(operator, host)
+    yield _mended_by(remedies.clock(paste), await target_checks.clock(operator, host))
 
 
-async def _state_dir(host: Host) -> Check:
+def _mended_by(line: str, check: Check) -> Check:
+    """Another remedy, unless all is well."""
+    return check if check.verdict == OK else check._replace(remedy=line)
+
+
+async def _state_dir(host: Host, paste: Paste) -> Check:
     if await host.may_write_below(host.state_dir):
         await host.make_dir(host.state_dir)
         return Check("state-dir", OK, f"{host.state_dir} can be written to")
     reason = f"this user may not write to {host.state_dir} on {host.name}"
-    remedy = f"as root on {host.name}: install -d -m 700 -o USER {host.state_dir}"
-    return Check("state-dir", REFUSE, reason, remedy)
+    return Check("state-dir", REFUSE, reason, await remedies.state_dir(host, paste))
 
 
-async def _qemu(host: Host, facts: dict[str, Any]) -> AsyncIterator[Check]:
+async def _qemu(host: Host, paste: Paste, facts: dict[str, Any]) -> AsyncIterator[Check]:
     try:
         found = await abilities(host)
-    except (RefusedError, HostDownError) as exc:
-        yield Check("qemu", REFUSE, f"{exc.what}: {exc.why}", f"on {host.name}: {exc.remedy}")
+    except (RefusedError, HostDownError, OperationFailedError) as exc:
+        yield Check("qemu", REFUSE, f"{exc.what}: {exc.why}", remedies.qemu(host, paste))
         return
     facts |= {
         "qemu_version": str(found.version),
@@ -95,56 +107,55 @@ async def _qemu(host: Host, facts: dict[str, Any]) -> AsyncIterator[Check]:
     yield Check("qemu", OK, f"QEMU {found.version}, newest machine type {facts['newest_q35']}")
     if "/" not in host.qemu and await host.find_executable("qemu-img") is None:
         reason = f"{host.name} has no qemu-img, which makes disk images"
-        yield Check("qemu-img", REFUSE, reason, f"on {host.name}: apt-get install qemu-utils")
+        yield Check("qemu-img", REFUSE, reason, remedies.qemu(host, paste))
 
 
-async def _kvm(host: Host, facts: dict[str, Any]) -> Check:
+async def _kvm(host: Host, paste: Paste, facts: dict[str, Any]) -> Check:
     obstacle = await kvm_obstacle(host)
     facts |= {"accelerator": "tcg" if obstacle else "kvm", "why_not_kvm": obstacle}
     if obstacle is None:
         return Check("kvm", OK, "it runs guests")
-    remedy = "load it (modprobe kvm_intel or kvm_amd), switch virtualization on in the firmware, "
-    remedy += "or add the user to the group kvm; without it guests run under TCG, slowly"
-    return Check("kvm", WARN, f"not usable on {host.name}: {obstacle}", remedy)
+    reason = f"not usable on {host.name}: {obstacle}"
+    return Check("kvm", WARN, reason, await remedies.kvm(host, paste))
 
 
-async def _page_tracking(host: Host, facts: dict[str, Any]) -> Check:
+async def _page_tracking(host: Host, paste: Paste, facts: dict[str, Any]) -> Check:
     facts["pagemap_scan"] = await host.scans_pagemaps()
     if facts["pagemap_scan"]:
         return Check("page-tracking", OK, "the kernel has PAGEMAP_SCAN")
     reason = f"the kernel of {host.name} has no PAGEMAP_SCAN; migrations do without"
-    return Check("page-tracking", WARN, reason, "boot a kernel of 6.7 or newer there")
+    return Check("page-tracking", WARN, reason, await remedies.kernel(host, paste))
 
 
 async def _memory(host: Host, facts: dict[str, Any]) -> Check:
     free = facts["memory_available_bytes"] = await host.available_memory_bytes()
     text = f"{format_size(free)} free on {host.name}"
     if free < LITTLE_MEMORY_BYTES:
-        return Check("memory", WARN, text, "end or move VMs")
+        return Check("memory", WARN, text, remedies.memory(host))
     return Check("memory", OK, text)
 
 
-async def _room(host: Host, facts: dict[str, Any]) -> Check:
+async def _room(host: Host, paste: Paste, facts: dict[str, Any]) -> Check:
     place = host.state_dir
     while not await host.exists(place):
         place = place.parent
     free = facts["state_free_bytes"] = await host.free_bytes(place)
     text = f"{format_size(free)} free for {host.state_dir}"
     if free < LITTLE_ROOM_BYTES:
-        return Check("room", WARN, text, f"free space on {host.name}")
+        return Check("room", WARN, text, remedies.room(place, paste))
     return Check("room", OK, text)
 
 
-async def _certificates(host: Host) -> Check:
-    again = f"vmckpt pki issue {host.name}"
+async def _certificates(host: Host, operator: Host) -> Check:
+    again = remedies.certificates(host, operator)
     try:
         identity = await read_identity(host)
     except UsageError as exc:
-        return Check("certificates", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
+        return Check("certificates", REFUSE, f"{exc.what}: {exc.why}", again)
     if identity is None and host.is_this_machine:
         return Check("certificates", OK, "none, and none are needed between hosts of one machine")
     if identity is None:
-        remedy = f"{again} (once before: vmckpt pki init); or migrate with --tls psk"
+        remedy = f"{again}  # or migrate with --tls psk"
         return Check("certificates", WARN, f"{host.name} has none to encrypt with", remedy)
     now = time.time()
     for certificate in identity:
@@ -158,14 +169,14 @@ async def _certificates(host: Host) -> Check:
     return Check("certificates", verdict, f"they hold for {days} days", remedy)
 
 
-async def _address(host: Host) -> Check:
+async def _address(host: Host, paste: Paste) -> Check:
     address = host.migration_address
     try:
         loopback = ip_address(address).is_loopback
     except ValueError:
         return Check("address", OK, f"migrations come in at {address}")
-    remedy = f"vmckpt host remove {host.name}, then host add with the right --migration-addr"
     shown = await host.run(["ip", "-oneline", "address", "show"])
+    remedy = remedies.address(shown.stdout, paste)
     words = {word.partition("/")[0] for word in shown.stdout.split()}
     if shown.returncode == 0 and address not in words:
         return Check("address", REFUSE, f"{address} is no address of {host.name}", remedy)
@@ -175,21 +186,19 @@ async def _address(host: Host) -> Check:
     return Check("address", OK, f"migrations come in at {address}")
 
 
-async def _network(host: Host) -> list[Check]:
+async def _network(host: Host, paste: Paste) -> list[Check]:
     if host.bridge is not None:
-        return [await target_checks.bridge(host, host.bridge), await _taps(host)]
+        there = await target_checks.bridge(host, host.bridge)
+        mended = _mended_by(remedies.make_bridge(host.bridge, paste), there)
+        return [mended, await _taps(host, paste)]
     reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"
-    remedy = f"name one: vmckpt host remove {host.name}, then host add with --bridge"
-    return [Check("bridge", WARN, reason, remedy)]
+    return [Check("bridge", WARN, reason, await remedies.name_bridge(host, paste))]
 
 
-async def _taps(host: Host) -> Check:
+async def _taps(host: Host, paste: Paste) -> Check:
     """The right to make the taps by which QEMU puts guests on a bridge: CAP_NET_ADMIN."""
     shown = await host.run(["grep", "^CapEff:", "/proc/self/status"])
     if shown.returncode == 0 and int(shown.stdout.split()[1], 16) & CAP_NET_ADMIN:
         return Check("taps", OK, "this user may put guests on the bridge")
     reason = f"this user may make no taps on {host.name}: VMs with a NIC on a bridge do not start"
-    remedy = (
-        "log in there as root (vmckpt_user: root of the role in ansible/), or use user-mode NAT"
-    )
-    return Check("taps", WARN, reason, remedy)
+    return Check("taps", WARN, reason, remedies.taps(paste))

@@ -14,6 +14,9 @@ from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Prog
 from vmckpt.ui.progress import PHASES
 from vmckpt.units import format_duration, format_rate, format_size
 
+# The clocks of an operation and of its display begin together, but for this.
+_EARLY_S = 1.0
+
 
 class _Screen:
     def __init__(self, title: str) -> None:
@@ -23,9 +26,13 @@ class _Screen:
         self._progress: Progress | None = None
         self._job: JobProgress | None = None
         self._began_s = time.monotonic()
-        self._done_s: float | None = None
+        self._done = False
+        self._ended_s: float | None = None
+        self._told_later = False
 
     def add(self, event: Event) -> None:
+        # What has not had the time to happen since is told again, and its end is not seen.
+        self._told_later |= event.at_s - (time.monotonic() - self._began_s) > _EARLY_S
         match event:
             case PhaseBegan():
                 self._phases.append(event)
@@ -38,19 +45,21 @@ class _Screen:
 
     def finish(self) -> None:
         """From now on nothing is current, and the figures of the moment are gone."""
-        self._done_s = time.monotonic() - self._began_s
+        self._done = True
+        if not self._told_later:
+            self._ended_s = time.monotonic() - self._began_s
         self._progress = self._job = None
 
     def __rich__(self) -> Group:
         parts: list[Text | Table] = [Text(self._title, style="bold")]
-        ends_s = [phase.at_s for phase in self._phases[1:]] + [self._done_s]
+        ends_s = [phase.at_s for phase in self._phases[1:]] + [self._ended_s]
         for phase, end_s in zip(self._phases, ends_s, strict=False):
             words = PHASES.get(phase.phase, phase.phase)
-            if end_s is None:
+            if end_s is None and not self._done:
                 parts.append(Text(f" › {words}", style="cyan"))
-            else:
-                took = Text(f"  {format_duration(end_s - phase.at_s)}", "dim")
-                parts.append(Text(f" ✓ {words}", style="green").append_text(took))
+                continue
+            took = "" if end_s is None else f"  {format_duration(end_s - phase.at_s)}"
+            parts.append(Text(f" ✓ {words}", style="green").append(took, "dim"))
         if self._progress:
             done = self._progress.total_bytes - self._progress.remaining_bytes
             parts += [_bar(done, self._progress.total_bytes), self._figures(self._progress)]

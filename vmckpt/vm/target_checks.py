@@ -13,7 +13,6 @@ from vmckpt.vm.probe import choose_accel
 
 # Beyond it certificates, time-outs and what is written down no longer mean the same on both hosts.
 CLOCK_SKEW_S = 1.0
-NAME_A_BRIDGE = "create it, or name the host's bridge in its inventory entry"
 USERFAULTFD = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 
@@ -129,7 +128,7 @@ async def network(vm: Vm, target: Host) -> list[Check]:
         await target.require_up()
     if "bridge" in networks and target.bridge is None:
         reason = f"{target.name} has no bridge for the VM's NICs"
-        checks.append(Check("bridge", REFUSE, reason, NAME_A_BRIDGE))
+        checks.append(Check("bridge", REFUSE, reason, _name_a_bridge(target)))
     if "user" in networks:
         reason = "connections through user-mode NAT break: they end at the source's QEMU"
         remedy = 'use network = "bridge" for what must stay open'
@@ -144,7 +143,12 @@ async def bridge(target: Host, name: str) -> Check:
         return Check("bridge", OK, f"{name} on {target.name}")
     await target.require_up()
     why = done.stderr.strip() or "it is no bridge"
-    return Check("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", NAME_A_BRIDGE)
+    remedy = f"create it, or {_name_a_bridge(target)}"
+    return Check("bridge", REFUSE, f"{target.name} has no bridge '{name}': {why}", remedy)
+
+
+def _name_a_bridge(target: Host) -> str:
+    return f"name another: vmckpt host set {target.name} --bridge BRIDGE"
 
 
 async def ports(target: Host, *, needed: int) -> list[Check]:
@@ -156,7 +160,7 @@ async def ports(target: Host, *, needed: int) -> list[Check]:
     free = last - first + 1 - sum(first <= port <= last for port in taken)
     text = f"{free} of the ports {first} to {last} of {target.name} are free, {needed} needed"
     if free < needed:
-        remedy = "let other migrations to it end, or widen migration_ports in its inventory entry"
+        remedy = f"let others end, or: vmckpt host set {target.name} --migration-ports FIRST-LAST"
         return [Check("ports", REFUSE, text, remedy)]
     return [Check("ports", OK, text)]
 

@@ -130,7 +130,10 @@ async def _domain(name: str, hosts: "list[Host]") -> Driver | None:
         from vmckpt.migrate.domains.recover import recover
 
         _tell(await recover(name, warn))
-    found = await find_domain(name, hosts)
+    # What could not be removed yet where it was is not the domain.
+    journal = await DomainJournal.read(name)
+    left = journal.source if journal is not None and journal.moved else ""
+    found = await find_domain(name, hosts, left=left)
     return None if found is None else LibvirtDomain(found)
 
 

@@ -38,7 +38,7 @@ def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     directory = _directory(state_dir)
-    if (directory / "ca-key.pem").exists():
+    if has_authority(state_dir):
         raise RefusedError(
             "there is a certificate authority already",
             why=f"its key is {directory / 'ca-key.pem'}; every certificate issued hangs on it",
@@ -72,10 +72,20 @@ def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
     return parse_certificate(pem)
 
 
+def has_authority(state_dir: Path) -> bool:
+    """Whether there is one."""
+    return authority_key(state_dir).exists()
+
+
+def authority_key(state_dir: Path) -> Path:
+    """Where its key is, if there is one; that it is there says that the authority is whole."""
+    return _directory(state_dir) / "ca-key.pem"
+
+
 def read_authority(state_dir: Path) -> Certificate | None:
     """The authority's own certificate, None when there is no authority. Raises UsageError."""
     directory = _directory(state_dir)
-    if not (directory / "ca-key.pem").exists():
+    if not has_authority(state_dir):
         return None
     try:
         return parse_certificate((directory / "ca-cert.pem").read_text())

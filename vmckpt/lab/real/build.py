@@ -111,7 +111,13 @@ async def begin(
 
 async def finish(namespaces: Namespaces, switch_enter: tuple[str, ...], begun: Begun) -> None:
     """Connect the operator, and wait until every host is ready. Raises OperationFailedError."""
-    await connect(namespaces.directory, begun.management, switch_enter, begun.hosts)
+    try:
+        await connect(namespaces.directory, begun.management, switch_enter, begun.hosts)
+    except OperationFailedError:
+        for host in begun.hosts:
+            if not host.holder.is_alive():
+                raise _not_made(namespaces, host.name) from None
+        raise
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     for host in begun.hosts:
         while last_line(namespaces.log(host.name)) != READY:

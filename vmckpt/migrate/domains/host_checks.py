@@ -4,17 +4,17 @@ from typing import Any
 
 from vmckpt.errors import HostDownError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.pki.identity import pki_dir, read_identity
+from vmckpt.hosts.paste import Paste
+from vmckpt.hosts.pki.identity import read_identity
+from vmckpt.migrate import host_remedies as remedies
 from vmckpt.migrate.domains.checks import certificate_dir_of
-from vmckpt.migrate.domains.link import TLS_PORT, let_it_listen
+from vmckpt.migrate.domains.link import TLS_PORT
 from vmckpt.sequence.steps import both
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.domains.sessions import libvirtd
 
-START = "where there is none yet: apt-get install libvirt-daemon-system; systemctl start libvirtd"
 
-
-async def checks(host: Host, facts: dict[str, Any]) -> list[Check]:
+async def checks(host: Host, paste: Paste, facts: dict[str, Any]) -> list[Check]:
     """That it answers, and what two of them need of one another; none without a libvirtd."""
     if host.libvirt is None:
         return []
@@ -24,31 +24,26 @@ async def checks(host: Host, facts: dict[str, Any]) -> list[Check]:
     except RefusedError as exc:
         return [Check("libvirtd", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)]
     except HostDownError as exc:
-        remedy = f"on {host.name}: {exc.remedy}; {START}"
+        remedy = await remedies.libvirtd(host, paste)
         return [Check("libvirtd", REFUSE, f"{exc.what}: {exc.why}", remedy)]
     facts["libvirt_version"] = ".".join(map(str, version))
     text = f"libvirt {facts['libvirt_version']} with QEMU {'.'.join(map(str, qemu))} answers"
-    return [Check("libvirtd", OK, text), *await both(_listening(host), _certificates(host))]
+    return [Check("libvirtd", OK, text), *await both(_listens(host, paste), _encrypts(host, paste))]
 
 
-async def _listening(host: Host) -> Check:
+async def _listens(host: Host, paste: Paste) -> Check:
     if TLS_PORT in await host.listening_ports(host.migration_address):
         return Check("libvirt-tls", OK, f"it takes other libvirtds' orders on port {TLS_PORT}")
     reason = (
         f"it does not listen on {host.migration_address} port {TLS_PORT}: no domain can come "
         "here from another host, encrypted"
     )
-    return Check("libvirt-tls", WARN, reason, let_it_listen(host))
+    return Check("libvirt-tls", WARN, reason, remedies.libvirt_listens(host, paste))
 
 
-async def _certificates(host: Host) -> Check:
+async def _encrypts(host: Host, paste: Paste) -> Check:
     directory = await certificate_dir_of(host)
-    ours = pki_dir(host)
-    remedy = (
-        f"vmckpt pki issue {host.name}; in /etc/libvirt/qemu.conf there: "
-        f'migrate_tls_x509_cert_dir = "{ours}" and migrate_tls_x509_verify = 1; then: '
-        "systemctl restart libvirtd"
-    )
+    remedy = remedies.libvirt_encrypts(host, paste, directory)
     try:
         found = await read_identity(host, directory)
     except UsageError as exc:

@@ -20,6 +20,7 @@ from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, look_at
 from vmckpt.migrate.domains.whereabouts import Place
 from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.flags import ErrorCode
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
 
@@ -127,8 +128,7 @@ async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
     """
     where, _ = await look_at(session, journal.uuid, is_source=False)
     if where is Place.OFF:
-        with suppress(NotFoundError):
-            await session.undefine(journal.uuid)
+        await _undefine(session, journal)
     elif where is Place.WAITING:
         raise OutcomeUnknownError(
             f"libvirtd does not see that '{journal.vm}' will not come",
@@ -150,8 +150,7 @@ async def forget(session: Libvirtd, journal: DomainJournal) -> None:
         if where is Place.ABSENT:
             return
         if where is Place.OFF:
-            with suppress(NotFoundError):
-                await session.undefine(journal.uuid)
+            await _undefine(session, journal)
             return
         if where is Place.WAITING and not job:
             with suppress(LibvirtRefusedError, NotFoundError):  # libvirt has just ended it itself
@@ -163,3 +162,18 @@ async def forget(session: Libvirtd, journal: DomainJournal) -> None:
                 remedy=f"virsh destroy {journal.vm} there, and virsh undefine {journal.vm}",
             )
         await asyncio.sleep(POLL_S)
+
+
+async def _undefine(session: Libvirtd, journal: DomainJournal) -> None:
+    """Remove the definition of a domain that is off.
+
+    Raises OutcomeUnknownError while libvirtd has it locked. One whose QEMU dies in the moment in
+    which it gives up a post-copy keeps it so until it is started anew (seen with 11.3).
+    """
+    try:
+        with suppress(NotFoundError):
+            await session.undefine(journal.uuid)
+    except LibvirtRefusedError as exc:
+        if exc.code != ErrorCode.OPERATION_TIMEOUT:
+            raise
+        raise OutcomeUnknownError(exc.what, why=exc.why, remedy=exc.remedy) from exc

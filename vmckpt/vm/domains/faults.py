@@ -34,12 +34,13 @@ _KNOWN = tuple(
         ),
         (
             r"hostname on destination resolved to localhost",
-            "give the host its own migration address: vmckpt host add --migration-addr ADDRESS",
+            "give the host its own migration address: "
+            "vmckpt host set HOST --migration-addr ADDRESS",
         ),
         (
             r"[Uu]nable to resolve address",
             "the migration address has to be one that the source can resolve: better give an IP "
-            "address, vmckpt host add --migration-addr ADDRESS",
+            "address, vmckpt host set HOST --migration-addr ADDRESS",
         ),
         (r"Unsafe migration", f"use cache='none' for the disks, or: {_SHARED}"),
         (

@@ -74,20 +74,21 @@ def as_domain(host: Host, seen: Seen) -> Domain:
     return Domain(host, seen, parse_domain(seen.xml))
 
 
-async def find_domain(name: str, hosts: Iterable[Host]) -> Domain | None:
+async def find_domain(name: str, hosts: Iterable[Host], *, left: str = "") -> Domain | None:
     """The domain of that name; None when no libvirtd that answers has it.
 
-    One that is defined on several hosts is where it runs. Raises UsageError when different domains
+    One that is defined on several hosts is where it runs; if it is off, not on the host called
+    `left`, where it has been and is still to be removed. Raises UsageError when different domains
     have the name, HostDownError when nobody who answers has it and somebody gives no answer.
     """
     found = await all_domains(hosts)
-    chosen = choose([domain for domain in found.given if domain.name == name])
+    chosen = choose([domain for domain in found.given if domain.name == name], left=left)
     if chosen is None and found.silent:
         raise found.silent[0]
     return chosen
 
 
-def choose(same_name: Sequence[Domain]) -> Domain | None:
+def choose(same_name: Sequence[Domain], *, left: str = "") -> Domain | None:
     """The one that is meant. Pure. Raises UsageError when that cannot be said."""
     if len({domain.uuid for domain in same_name}) > 1:
         places = ", ".join(f"{domain.uuid} on {domain.host.name}" for domain in same_name)
@@ -96,7 +97,10 @@ def choose(same_name: Sequence[Domain]) -> Domain | None:
             why=places,
             remedy="rename all but one: virsh domrename",
         )
-    by_worth = sorted(same_name, key=lambda domain: (not domain.is_active, domain.is_arriving))
+    by_worth = sorted(
+        same_name,
+        key=lambda domain: (not domain.is_active, domain.is_arriving, domain.host.name == left),
+    )
     return by_worth[0] if by_worth else None
 
 

@@ -1,5 +1,6 @@
 """Sessions with hosts' libvirtds: opened when they are wanted, and used again."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
@@ -73,14 +74,14 @@ async def _open(host: Host) -> _Open:
         raise RefusedError(
             f"{host.name} has no libvirtd",
             why="its inventory entry names no socket of one",
-            remedy="name it: vmckpt host add --libvirt /run/libvirt/libvirt-sock",
+            remedy=f"vmckpt host set {host.name} --libvirt /run/libvirt/libvirt-sock",
         )
     if not is_installed():
         raise RefusedError(
             f"libvirtd on {host.name} cannot be asked",
             why="this vmckpt has no libvirt-python",
-            remedy="install it: apt-get install gcc libvirt-dev pkg-config python3-dev; "
-            "pip install libvirt-python",
+            remedy="apt-get install -y gcc libvirt-dev pkg-config python3-dev && "
+            f"{sys.executable} -m pip install libvirt-python",
         )
     async with AsyncExitStack() as stack:
         near = await stack.enter_async_context(forwarded(host, host.libvirt))

@@ -1,0 +1,114 @@
+"""vmckpt host check and doctor: what hosts lack, and what mends it."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vmckpt.cli.output import Json, run, show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vmckpt.hosts.host import Entry, Host
+    from vmckpt.migrate.host_checks import HostReport
+
+
+def check(
+    name: Annotated[str, typer.Argument(help="The host's name.")] = "local", json: Json = False
+) -> None:
+    """Ask a host what it can do, and what it lacks; exit code 4 when it can run no VMs."""
+    from vmckpt.hosts.inventory import find_entry, find_host, local_host
+    from vmckpt.migrate.host_checks import check_host
+    from vmckpt.ui.tables import fields
+
+    host = find_host(name)
+    report = run(check_host(host, local_host(), find_entry(name)))
+    facts = host_facts(host) | report.facts
+    pairs = [(key.replace("_", " "), str(value)) for key, value in facts.items()]
+    text = f"{fields(pairs)}\n\n{_table(report)}"
+    if lacking := _lacking(report):
+        text += f"\n\n{lacking}"
+    show(facts | _checks(report), text, as_json=json)
+    if not report.fit:
+        raise typer.Exit(4)
+
+
+def doctor(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="The hosts; all without.", metavar="HOST...")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what is wrong on each host and what mends it; exit code 4 when one can run no VMs."""
+    from vmckpt.hosts.inventory import all_hosts, find_host
+
+    hosts = [find_host(name) for name in dict.fromkeys(names)] if names else all_hosts()
+    reports = run(_examine(hosts))
+    parts = [
+        f"{host.name}: {_verdict(report)}" for host, report in zip(hosts, reports, strict=True)
+    ]
+    answer = [
+        {"name": host.name} | _checks(report) for host, report in zip(hosts, reports, strict=True)
+    ]
+    show({"hosts": answer}, "\n\n".join(parts), as_json=json)
+    if not all(report.fit for report in reports):
+        raise typer.Exit(4)
+
+
+async def _examine(hosts: "Sequence[Host]") -> "list[HostReport]":
+    import asyncio
+
+    from vmckpt.errors import HostDownError
+    from vmckpt.hosts.inventory import find_entry, local_host
+    from vmckpt.migrate.host_checks import HostReport, check_host
+    from vmckpt.migrate.host_remedies import reached_anew
+    from vmckpt.vm.check import REFUSE, Check
+
+    async def examine(host: "Host") -> HostReport:
+        try:
+            return await check_host(host, local_host(), find_entry(host.name))
+        except HostDownError as exc:
+            remedy = reached_anew(find_entry(host.name), exc.remedy)
+            silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", remedy)
+            return HostReport({}, (silent,))
+
+    return await asyncio.gather(*(examine(host) for host in hosts))
+
+
+def _verdict(report: "HostReport") -> str:
+    lacking = _lacking(report)
+    return f"\n{lacking}" if lacking else "nothing is wrong"
+
+
+def _lacking(report: "HostReport") -> str:
+    """What is wrong, and on a line of its own, to be copied, what mends it."""
+    from vmckpt.vm.check import OK
+
+    return "\n\n".join(
+        f"  {check.verdict}  {check.code}: {check.reason}\n{check.remedy}"
+        for check in report.checks
+        if check.verdict != OK
+    )
+
+
+def _checks(report: "HostReport") -> dict[str, Any]:
+    return {"fit": report.fit, "checks": [check._asdict() for check in report.checks]}
+
+
+def _table(report: "HostReport") -> str:
+    from vmckpt.ui.tables import table
+
+    rows = [(check.verdict, check.code, check.reason) for check in report.checks]
+    return table(("verdict", "check", "reason"), rows)
+
+
+def host_facts(host: "Host | Entry") -> dict[str, Any]:
+    """What is said of a host wherever one is shown."""
+    return {
+        "name": host.name,
+        "migration_address": host.migration_address,
+        "migration_ports": host.migration_ports,
+        "qemu": host.qemu,
+        "bridge": host.bridge,
+        "state_dir": str(host.state_dir),
+    }

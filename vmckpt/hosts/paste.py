@@ -1,0 +1,52 @@
+"""Lines for an operator's shell: what is done on a host, or to its inventory entry."""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from vmckpt.hosts.entries import SshEntry
+from vmckpt.hosts.local import LocalHost
+
+# What a shell reads as more than one word each.
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@% ")
+
+
+@dataclass(frozen=True, slots=True)
+class Paste:
+    """Lines for the host of an entry. `root`: whoever is logged in there is root."""
+
+    entry: LocalHost | SshEntry
+    root: bool
+
+    def there(self, command: str, *, asks: bool = False) -> str:
+        """A line of shell, as the user who is logged in there; `asks`: it may want a password."""
+        if isinstance(self.entry, SshEntry):
+            return shlex.join([*_login(self.entry, terminal=asks), command])
+        if self.entry.enter:
+            return shlex.join([*self.entry.enter, "sh", "-c", command])
+        return command
+
+    def as_root(self, command: str) -> str:
+        """A line of shell, as root."""
+        if self.root:
+            return self.there(command)
+        words = command if set(command) <= _PLAIN else f"sh -c {in_double_quotes(command)}"
+        return self.there(f"sudo {words}", asks=True)
+
+    def set(self, *words: str) -> str:
+        """Change the entry: options of `vmckpt host set`."""
+        return shlex.join(["vmckpt", "host", "set", self.entry.name, *words])
+
+
+def in_double_quotes(text: str) -> str:
+    """One word for a shell without single quotes, which would be hard to read between others."""
+    escaped = re.sub(r'(["\\$`])', r"\\\1", text)
+    return f'"{escaped}"'
+
+
+def _login(entry: SshEntry, *, terminal: bool) -> list[str]:
+    where = entry.address
+    config = ["-F", str(where.config)] if where.config else []
+    port = ["-p", str(where.port)] if where.port else []
+    start = ["ssh", "-t"] if terminal else ["ssh"]
+    return [*start, *config, *port, f"{where.user}@{where.host}" if where.user else where.host]

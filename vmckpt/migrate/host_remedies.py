@@ -1,0 +1,183 @@
+"""The lines of shell that mend what a host lacks. What no command mends is a comment (#) in one."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from vmckpt.hosts.entries import SshEntry
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.paste import Paste, in_double_quotes
+from vmckpt.hosts.pki.authority import authority_key, has_authority
+from vmckpt.hosts.pki.identity import pki_dir
+from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS
+
+SYSCTL = "/etc/sysctl.d/61-vmckpt-userfaultfd.conf"
+# More ports for migrations to a host whose range is used up.
+MORE_PORTS = 16
+
+
+def reached_anew(entry: LocalHost | SshEntry, advice: str) -> str:
+    """Log in by hand: ssh(1) says more, and asks whether a key that is not known is right."""
+    if isinstance(entry, SshEntry):
+        return f"{Paste(entry, root=True).there('true')}  # {advice}"
+    return f"# {advice}"
+
+
+async def state_dir(host: Host, paste: Paste) -> str:
+    """Make it, for this user."""
+    made = f"install -d -m 700 -o {await host.user_id()} {shlex.quote(str(host.state_dir))}"
+    return paste.as_root(made)
+
+
+def qemu(host: Host, paste: Paste) -> str:
+    """Install it, and have the host's entry name that one."""
+    install = paste.as_root("apt-get install -y qemu-system-x86 qemu-utils")
+    if "/" not in host.qemu:
+        return install
+    return f"{install} && {paste.set('--qemu', 'qemu-system-x86_64')}"
+
+
+async def kvm(host: Host, paste: Paste) -> str:
+    """By what is in the way of it."""
+    if not VIRTUALIZATION_FLAGS & await host.cpu_flags():
+        return (
+            "# no command: switch virtualization on in the firmware (for a VM: nested, on its "
+            "host); without it guests run under TCG, slowly"
+        )
+    if not await host.exists(DEV_KVM):
+        return paste.as_root("modprobe kvm_intel || modprobe kvm_amd")
+    if not await host.usable(DEV_KVM):
+        return paste.as_root(f'usermod -a -G kvm "$(id -nu {await host.user_id()})"')
+    return paste.as_root("dmesg | grep -i kvm | tail") + "  # says why"
+
+
+async def kernel(host: Host, paste: Paste) -> str:
+    """A newer one, where the distribution has it."""
+    release = await host.read_text(Path("/etc/os-release")) or ""
+    said = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', release, re.MULTILINE))
+    match said.get("ID"):
+        case "debian":
+            suite = f"{said.get('VERSION_CODENAME', 'stable')}-backports"
+            install = f"apt-get install -y -t {suite} linux-image-amd64"
+        case "ubuntu":
+            install = f"apt-get install -y linux-generic-hwe-{said.get('VERSION_ID', '24.04')}"
+        case _:
+            return f"# boot a kernel of 6.7 or newer on {host.name}"
+    return f"{paste.as_root(install)}  # then move its VMs away, and reboot it"
+
+
+def userfaultfd(paste: Paste) -> str:
+    """Now, and at every boot."""
+    setting = "vm.unprivileged_userfaultfd=1"
+    return paste.as_root(f"echo {setting} >{SYSCTL} && sysctl -p {SYSCTL}")
+
+
+def memory(host: Host) -> str:
+    """Nobody but the operator knows which VM can go."""
+    return f"vmckpt vm list  # then move VMs away from {host.name}, or stop them"
+
+
+def room(directory: Path, paste: Paste) -> str:
+    """What takes it."""
+    shown = f"du -xh -d 2 {shlex.quote(str(directory))} | sort -h | tail"
+    return f"{paste.there(shown)}  # says what can go"
+
+
+def certificates(host: Host, operator: Host) -> str:
+    """New ones, by the operator's authority, which there may not be yet."""
+    issue = f"vmckpt pki issue {host.name}"
+    if has_authority(operator.state_dir):
+        return issue
+    # What mends another host may have made it before this is pasted.
+    key = shlex.quote(str(authority_key(operator.state_dir)))
+    return f"test -e {key} || vmckpt pki init; {issue}"
+
+
+def address(shown: str, paste: Paste) -> str:
+    """Another of the host's own, by `ip -oneline address show`."""
+    found = re.findall(r"inet6? (\S+?)/\d+ .*scope global", shown)
+    if not found:
+        return f"# give {paste.entry.name} an address that other hosts reach"
+    others = f"  # or {', '.join(found[1:])}" if found[1:] else ""
+    return paste.set("--migration-addr", found[0]) + others
+
+
+async def name_bridge(host: Host, paste: Paste) -> str:
+    """The first that is up; one may have to be made."""
+    shown = await host.run(["ip", "-oneline", "link", "show", "up", "type", "bridge"])
+    if found := re.findall(r"^\d+: ([^:@\s]+)", shown.stdout, re.MULTILINE):
+        others = f"  # or {', '.join(found[1:])}" if found[1:] else ""
+        return paste.set("--bridge", found[0]) + others
+    return f"{make_bridge('br0', paste)} && {paste.set('--bridge', 'br0')}"
+
+
+def make_bridge(name: str, paste: Paste) -> str:
+    """Until the next boot; the role in ansible/ makes one that stays."""
+    name = shlex.quote(name)
+    return paste.as_root(f"ip link add {name} type bridge && ip link set {name} up")
+
+
+def taps(paste: Paste) -> str:
+    """Only root makes them."""
+    if not isinstance(paste.entry, SshEntry):
+        return "# run vmckpt as root, or let the VMs use user-mode NAT"
+    as_root = str(replace(paste.entry.address, user="root"))
+    return f"{paste.set('--address', as_root)}  # or let its VMs use user-mode NAT"
+
+
+def ports(host: Host, paste: Paste) -> str:
+    """A wider range."""
+    first, last = host.migration_ports or (49152, 49152)
+    return paste.set("--migration-ports", f"{first}-{min(last + MORE_PORTS, 65535)}")
+
+
+async def libvirtd(host: Host, paste: Paste) -> str:
+    """Install, start, or be let in."""
+    socket = host.libvirt
+    if socket is not None and await host.exists(socket) and not await host.usable(socket):
+        user = f'"$(id -nu {await host.user_id()})"'
+        return paste.as_root(f'usermod -a -G "$(stat -c %G {shlex.quote(str(socket))})" {user}')
+    if await host.find_executable("libvirtd"):
+        return paste.as_root("systemctl restart libvirtd")
+    return paste.as_root("apt-get install -y libvirt-daemon-system")
+
+
+def libvirt_listens(host: Host, paste: Paste) -> str:
+    """By TLS, with new certificates of an authority that there is by then."""
+    pki = pki_dir(host)
+    settings = {
+        "ca_file": f'"{pki}/ca-cert.pem"',
+        "cert_file": f'"{pki}/server-cert.pem"',
+        "key_file": f'"{pki}/server-key.pem"',
+    }
+    then = "systemctl stop libvirtd && systemctl enable --now libvirtd-tls.socket"
+    configured = paste.as_root(f"{_put(settings, '/etc/libvirt/libvirtd.conf')} && {then}")
+    return f"vmckpt pki issue {host.name} && {configured}"
+
+
+def libvirt_encrypts(host: Host, paste: Paste, directory: Path) -> str:
+    """Its QEMUs, by certificates of vmckpt's; `directory` is where they look for them."""
+    issue = f"vmckpt pki issue {host.name}"
+    if directory == pki_dir(host):
+        return issue
+    settings = {
+        "migrate_tls_x509_cert_dir": f'"{pki_dir(host)}"',
+        "migrate_tls_x509_verify": "1",
+    }
+    written = _put(settings, "/etc/libvirt/qemu.conf")
+    return f"{issue} && {paste.as_root(f'{written} && systemctl restart libvirtd')}"
+
+
+def clock(paste: Paste) -> str:
+    """A time service."""
+    return paste.as_root("apt-get install -y chrony && chronyc makestep")
+
+
+def _put(settings: Mapping[str, str], path: str) -> str:
+    """Settings of libvirt's, in place of any that the file has: it goes by the first."""
+    lines = " ".join(in_double_quotes(f"{key} = {value}") for key, value in settings.items())
+    old = f"/^ *({'|'.join(settings)}) *=/d"
+    return f'sed -i -E "{old}" {path} && printf "%s\\n" {lines} >>{path}'
