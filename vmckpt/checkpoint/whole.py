@@ -124,7 +124,7 @@ class _TakingWhole(Taking):
             pause_s = await self._save(mapped=mapped)
         self._tell("storing")
         await self._aside(partial(self._store, new))
-        return Moment(pause_s, 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
+        return Moment([pause_s], 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
 
     async def _require_room(self, size_bytes: int) -> None:
         free = await self._vm.host.free_bytes(self.file.parent)

@@ -136,17 +136,43 @@ class Capture:
         """How many were written since they were last copied. Costs the guest nothing."""
         return self._dirty.count()
 
-    async def everything(self, take: Callable[[Pages], Awaitable[None]], chunk_bytes: int) -> None:
+    def saves_devices(self) -> bool:
+        """Whether the next epoch's devices are saved in a moment, and the disks stay its own."""
+        return not self._devices.may_change() and self._devices.base is not None
+
+    async def learn_devices(self) -> float:
+        """Find out how to do so, if there is a way, in a pause of its own, which this gives.
+
+        What an epoch's pause would take longer for otherwise. Raises as `epoch` does.
+        """
+        if self._devices.is_refused or self._devices.may_change():
+            return 0.0
+        async with self._migration() as (events, received):
+            began_s = time.perf_counter()
+            try:
+                uri = f"fd:{_FD_NAME}"
+                steps = commands.stop(self._monitor), commands.migrate(self._monitor, uri)
+                await all_done([asyncio.ensure_future(step) for step in steps])
+                device_state = await self._end_of(received)
+                await self._require_completed(events)
+                await self._devices.learn(device_state)
+            finally:
+                await to_the_end(self.resume())
+            return time.perf_counter() - began_s
+
+    async def everything(self, take: Callable[[Pages], Awaitable[None]], chunk_bytes: int) -> float:
         """Hand all that the RAM holds to `take`, piece by piece, copied while the guest runs.
 
-        What the guest writes meanwhile is found by the next pass. The first thing to be done.
+        What the guest writes meanwhile is found by the next pass. The first thing to be done, but
+        for `learn_devices`. It begins with a pause, which this gives.
         """
         # Protected before, while the guest ran; what was read in flight then is there after a stop.
-        await self._stopped_scan()
+        _, pause_s = await self._stopped_scan()
         for start, end in self._ram.extents():
             for at in range(start, end, chunk_bytes):
                 span = (at, min(end, at + chunk_bytes))
                 await take(Pages((span,), self._ram.copy((span,))))
+        return pause_s
 
     async def early(self) -> tuple[list[Span], float]:
         """What was written since the last pass, to be copied while the guest runs; and its pause.
@@ -183,38 +209,53 @@ class Capture:
         """All that changed since the last pass, as of one moment; its output moves one buffer on.
 
         `at_stop` is called in that moment, and what it raises is raised; `also` gives commands for
-        the same pause, for when the devices have been saved. Without `resume_guest` the guest
+        the same pause, for when the devices have been saved. (By a migration, unless
+        `saves_devices`: by then QEMU has given its disks up.) Without `resume_guest` the guest
         stands still afterwards. Raises RefusedError when it does not run, OperationFailedError when
         QEMU does not give its devices' state.
         """
-        if not also and not self._devices.may_change() and self._devices.base is not None:
-            return await self._saved(number, self._devices.base, at_stop, resume_guest=resume_guest)
+        if self.saves_devices() and self._devices.base is not None:
+            return await self._saved(
+                number, self._devices.base, at_stop, also, resume_guest=resume_guest
+            )
+        async with self._migration() as (events, received):
+            began_s = time.perf_counter()
+            try:
+                migrating = commands.migrate(self._monitor, f"fd:{_FD_NAME}")
+                steps = [*self._output.end_epoch(), migrating]
+                pages, pause, _ = await self._take(began_s, at_stop, steps)
+                device_state = await self._end_of(received)
+                await self._require_completed(events)
+                if also:
+                    await all_done([asyncio.ensure_future(step) for step in also()])
+                else:
+                    await self._devices.learn(device_state)
+            except BaseException:
+                await finish(self.resume())
+                raise
+            if resume_guest:
+                await to_the_end(self.resume())
+            paused_s = time.perf_counter() - began_s
+        return Epoch(number, pages, b"", device_state, pause._replace(total_s=paused_s))
+
+    @asynccontextmanager
+    async def _migration(self) -> AsyncIterator[tuple[Events, "asyncio.Future[bytes]"]]:
+        """A pipe for one, which QEMU has been given; the guest runs. For the block."""
         with _received() as (writer, received):
             with open_fd(writer):
                 giving = self._monitor.give_fd(_FD_NAME, writer)
                 await asyncio.gather(giving, self._require_running())
-            began_s = time.perf_counter()
             with self._monitor.events("MIGRATION") as events:
-                try:
-                    migrating = commands.migrate(self._monitor, f"fd:{_FD_NAME}")
-                    steps = [*self._output.end_epoch(), migrating]
-                    pages, pause, _ = await self._take(began_s, at_stop, steps)
-                    device_state = await self._end_of(received)
-                    await self._require_completed(events)
-                    if also:
-                        await all_done([asyncio.ensure_future(step) for step in also()])
-                    else:
-                        await self._devices.learn(device_state)
-                except BaseException:
-                    await finish(self.resume())
-                    raise
-                if resume_guest:
-                    await to_the_end(self.resume())
-                paused_s = time.perf_counter() - began_s
-        return Epoch(number, pages, b"", device_state, pause._replace(total_s=paused_s))
+                yield events, received
 
     async def _saved(
-        self, number: int, base: bytes, at_stop: Callable[[], None] | None, *, resume_guest: bool
+        self,
+        number: int,
+        base: bytes,
+        at_stop: Callable[[], None] | None,
+        also: InPause | None,
+        *,
+        resume_guest: bool,
     ) -> Epoch:
         """An epoch whose devices are saved, not migrated: `cont` is taken whenever it comes.
 
@@ -230,7 +271,7 @@ class Capture:
         began_s = time.perf_counter()
         try:
             pages, pause, devices = await self._take(
-                began_s, at_stop, [*steps, self._devices.save()], resume_guest=resume_guest
+                began_s, at_stop, [*steps, self._devices.save()], also, resume_guest=resume_guest
             )
         except BaseException:
             await finish(self.resume())
@@ -251,6 +292,7 @@ class Capture:
         began_s: float,
         at_stop: Callable[[], None] | None,
         steps: Iterable[Coroutine[Any, Any, Any]],
+        also: InPause | None = None,
         *,
         resume_guest: bool = False,
     ) -> tuple[Pages, Pause, Any]:
@@ -261,6 +303,7 @@ class Capture:
         stop = asyncio.ensure_future(commands.stop(self._monitor))
         rest = [asyncio.ensure_future(step) for step in steps]
         last = rest[-1]
+        rest += [asyncio.ensure_future(step) for step in (also() if also else ())]
         try:
             await stop
             stopped_s = time.perf_counter()

@@ -50,14 +50,17 @@ async def devices_of(monitor: Monitor) -> AsyncIterator["Devices"]:
 
 
 class Devices:
-    """How the devices of one VM are saved; `base` goes before what `save` gives, None: unknown."""
+    """How the devices of one VM are saved; `base` goes before what `save` gives, None: unknown.
+
+    `is_refused`: they can only be migrated.
+    """
 
     def __init__(
         self, monitor: Monitor, fds: tuple[int, int], fdset: int | None, resets: Events
     ) -> None:
         self._monitor, self._path, self._resets = monitor, f"/dev/fdset/{fdset}", resets
         self._fd, self._writer = fds
-        self._is_refused = fdset is None
+        self.is_refused = fdset is None
         self._reset_s: float | None = None
         self.base: bytes | None = None
 
@@ -78,13 +81,13 @@ class Devices:
 
     async def learn(self, migrated: bytes) -> None:
         """Find the base in what was migrated in this very pause. Raises as `Monitor.tell` does."""
-        if self._is_refused or self.may_change():
+        if self.is_refused or self.may_change():
             return
         try:
             self.base = base_of(migrated, await self.save())
         except CommandRefusedError:
             self.base = None
-        self._is_refused = self.base is None
+        self.is_refused = self.base is None
 
 
 def base_of(migrated: bytes, saved: bytes) -> bytes | None:
