@@ -21,7 +21,8 @@ import numpy as np
 
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
 from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish, aside_calls
-from vmckpt.epoch.capture import all_done, resume, saving
+from vmckpt.epoch.capture import all_done, resume
+from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.memory.ram_file import Span, extents, open_fd
 from vmckpt.qemu import commands

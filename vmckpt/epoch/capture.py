@@ -7,43 +7,25 @@ a read in flight can be written without a fault. `stop` drains.
 """
 
 import asyncio
-import fcntl
-import os
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-)
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from vmckpt.epoch.devices import Devices, devices_of
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.hot import HotRuns
+from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, device_migration, saving
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import RefusedError
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
-from vmckpt.memory.ram_file import RamFile, Span, mapped, open_fd
+from vmckpt.memory.ram_file import RamFile, Span, mapped
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
 
-# RAM that is a named shared file is left out of what `migrate` writes.
-CAPABILITIES = {"x-ignore-shared": True, "events": True, "return-path": False}
-# What is left, ROMs and devices, is written at once, in one round.
-PARAMETERS = {"max-bandwidth": 1 << 40, "downtime-limit": 2_000_000}
-# The proof that its vCPUs ran: of a VM that runs it is in the log, which has no room for all of it.
-VCPU_TRACE = "vm_state_notify"
-# The state of an ordinary machine's devices fits.
-PIPE_BYTES = 1 << 20
-STATE_TIMEOUT_S, CONT_TIMEOUT_S, CONT_POLL_S = 10.0, 5.0, 0.0003
-_FD_NAME = "vmckpt-epoch"
+CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
 # What is asked of QEMU besides while the guest stands still, in order.
 InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 # What QEMU says to `cont` for a moment after a migration has ended.
@@ -63,58 +45,6 @@ async def capturing(
     async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
         with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
             yield Capture(monitor, output, dirty, ram, devices)
-
-
-@asynccontextmanager
-async def saving(
-    monitor: Monitor, wished: Mapping[str, bool], limits: Mapping[str, int]
-) -> AsyncIterator[None]:
-    """QEMU's settings for saving its state, for the block; then they are as they were.
-
-    With `x-ignore-shared` left on, the next migration would leave its memory behind; what an
-    earlier migration left on (multifd) would have QEMU refuse a pipe.
-    """
-    capabilities = await commands.query_migrate_capabilities(monitor)
-    parameters = await commands.query_migrate_parameters(monitor)
-    wanted = {name: False for name, on in capabilities.items() if on} | dict(wished)
-    try:
-        await commands.trace(monitor, VCPU_TRACE, enabled=False)
-        await commands.migrate_set_capabilities(monitor, wanted)
-        await commands.migrate_set_parameters(monitor, limits)
-        yield
-    finally:
-        if monitor.is_open:
-            await finish(commands.trace(monitor, VCPU_TRACE, enabled=True))
-            before = {name: capabilities[name] for name in wanted}
-            await finish(commands.migrate_set_capabilities(monitor, before))
-            values = {name: parameters[name] for name in limits}
-            await finish(commands.migrate_set_parameters(monitor, values))
-
-
-@contextmanager
-def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
-    """The writing end of a pipe, to be closed by the caller, and all that comes until it closes."""
-    loop = asyncio.get_running_loop()
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    with suppress(PermissionError):  # then QEMU waits for us now and then
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    came: list[bytes] = []
-    everything: asyncio.Future[bytes] = loop.create_future()
-
-    def read() -> None:
-        came.append(os.read(reader, PIPE_BYTES))
-        if not came[-1]:
-            loop.remove_reader(reader)
-            if not everything.done():  # nobody waits any more
-                everything.set_result(b"".join(came))
-
-    with open_fd(reader):
-        loop.add_reader(reader, read)
-        try:
-            yield writer, everything
-        finally:
-            loop.remove_reader(reader)
 
 
 class Capture:
@@ -147,15 +77,13 @@ class Capture:
         """
         if self._devices.is_refused or self._devices.may_change():
             return 0.0
-        async with self._migration() as (events, received):
+        await self._require_running()
+        async with device_migration(self._monitor) as migration:
             began_s = time.perf_counter()
             try:
-                uri = f"fd:{_FD_NAME}"
-                steps = commands.stop(self._monitor), commands.migrate(self._monitor, uri)
+                steps = commands.stop(self._monitor), migration.begin()
                 await all_done([asyncio.ensure_future(step) for step in steps])
-                device_state = await self._end_of(received)
-                await self._require_completed(events)
-                await self._devices.learn(device_state)
+                await self._devices.learn(await migration.state())
             finally:
                 await to_the_end(self.resume())
             return time.perf_counter() - began_s
@@ -218,14 +146,13 @@ class Capture:
             return await self._saved(
                 number, self._devices.base, at_stop, also, resume_guest=resume_guest
             )
-        async with self._migration() as (events, received):
+        await self._require_running()
+        async with device_migration(self._monitor) as migration:
             began_s = time.perf_counter()
             try:
-                migrating = commands.migrate(self._monitor, f"fd:{_FD_NAME}")
-                steps = [*self._output.end_epoch(), migrating]
+                steps = [*self._output.end_epoch(), migration.begin()]
                 pages, pause, _ = await self._take(began_s, at_stop, steps)
-                device_state = await self._end_of(received)
-                await self._require_completed(events)
+                device_state = await migration.state()
                 if also:
                     await all_done([asyncio.ensure_future(step) for step in also()])
                 else:
@@ -237,16 +164,6 @@ class Capture:
                 await to_the_end(self.resume())
             paused_s = time.perf_counter() - began_s
         return Epoch(number, pages, b"", device_state, pause._replace(total_s=paused_s))
-
-    @asynccontextmanager
-    async def _migration(self) -> AsyncIterator[tuple[Events, "asyncio.Future[bytes]"]]:
-        """A pipe for one, which QEMU has been given; the guest runs. For the block."""
-        with _received() as (writer, received):
-            with open_fd(writer):
-                giving = self._monitor.give_fd(_FD_NAME, writer)
-                await asyncio.gather(giving, self._require_running())
-            with self._monitor.events("MIGRATION") as events:
-                yield events, received
 
     async def _saved(
         self,
@@ -323,33 +240,6 @@ class Capture:
             step.result()
         pause = Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
         return pages, pause, last.result()
-
-    async def _end_of(self, received: "asyncio.Future[bytes]") -> bytes:
-        """All of the device state. QEMU closes the pipe when it lets the guest run again: `cont` is
-        refused before that, for a moment longer than it has said that it is done.
-        """
-        try:
-            async with asyncio.timeout(STATE_TIMEOUT_S):
-                return await received
-        except TimeoutError as exc:
-            raise self._gives_no_state(f"its pipe is open after {STATE_TIMEOUT_S:g} s") from exc
-
-    async def _require_completed(self, events: Events) -> None:
-        while event := await events.next(STATE_TIMEOUT_S):
-            data: Any = event["data"]
-            if data["status"] == "completed":
-                return
-            if data["status"] in ("failed", "cancelled"):
-                break
-        status = await commands.query_migrate(self._monitor)
-        raise self._gives_no_state(status.error or f"migration to a descriptor is {status.status}")
-
-    def _gives_no_state(self, why: str) -> OperationFailedError:
-        return OperationFailedError(
-            f"{self._monitor.label} does not give the state of its devices",
-            why=why,
-            remedy="look at the VM's stderr.log",
-        )
 
     async def _stopped_scan(self) -> tuple[list[tuple[int, int]], float]:
         await self._require_running()
