@@ -75,18 +75,24 @@ class Capture:
 
         What an epoch's pause would take longer for otherwise. Raises as `epoch` does.
         """
-        if self._devices.is_refused or self._devices.may_change():
+        if not self._devices.can_be_learned():
             return 0.0
         await self._require_running()
         async with device_migration(self._monitor) as migration:
             began_s = time.perf_counter()
+            stop = asyncio.ensure_future(commands.stop(self._monitor))
+            save = asyncio.ensure_future(self._devices.save())
+            begin = asyncio.ensure_future(migration.begin())
             try:
-                steps = commands.stop(self._monitor), migration.begin()
-                await all_done([asyncio.ensure_future(step) for step in steps])
-                await self._devices.learn(await migration.state())
+                await asyncio.wait({stop, save, begin})
+                stop.result()
+                begin.result()
+                migrated = await migration.state()
             finally:
                 await to_the_end(self.resume())
-            return time.perf_counter() - began_s
+            paused_s = time.perf_counter() - began_s
+        await self._devices.learn(migrated, save)
+        return paused_s
 
     async def everything(self, take: Callable[[Pages], Awaitable[None]], chunk_bytes: int) -> float:
         """Hand all that the RAM holds to `take`, piece by piece, copied while the guest runs.
@@ -155,8 +161,8 @@ class Capture:
                 device_state = await migration.state()
                 if also:
                     await all_done([asyncio.ensure_future(step) for step in also()])
-                else:
-                    await self._devices.learn(device_state)
+                elif self._devices.can_be_learned():
+                    await self._devices.learn(device_state, self._devices.save())
             except BaseException:
                 await finish(self.resume())
                 raise

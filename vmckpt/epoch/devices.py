@@ -15,7 +15,7 @@ migrated.
 import os
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import numpy as np
@@ -50,17 +50,14 @@ async def devices_of(monitor: Monitor) -> AsyncIterator["Devices"]:
 
 
 class Devices:
-    """How the devices of one VM are saved; `base` goes before what `save` gives, None: unknown.
-
-    `is_refused`: they can only be migrated.
-    """
+    """How the devices of one VM are saved; `base` goes before what `save` gives, None: unknown."""
 
     def __init__(
         self, monitor: Monitor, fds: tuple[int, int], fdset: int | None, resets: Events
     ) -> None:
         self._monitor, self._path, self._resets = monitor, f"/dev/fdset/{fdset}", resets
         self._fd, self._writer = fds
-        self.is_refused = fdset is None
+        self._is_refused = fdset is None
         self._reset_s: float | None = None
         self.base: bytes | None = None
 
@@ -72,6 +69,10 @@ class Devices:
             return False
         return time.monotonic() - self._reset_s < _SETTLED_AFTER_RESET_S
 
+    def can_be_learned(self) -> bool:
+        """Whether there is a way to find the base out, as far as is known."""
+        return not self._is_refused and not self.may_change()
+
     async def save(self) -> bytes:
         """Their state, as of the pause in which the VM is. Raises as `Monitor.tell` does."""
         os.lseek(self._writer, 0, os.SEEK_SET)
@@ -79,15 +80,16 @@ class Devices:
         length = os.lseek(self._writer, 0, os.SEEK_CUR)
         return os.pread(self._fd, length, 0)[_HEAD_BYTES:] + _NO_DESCRIPTION
 
-    async def learn(self, migrated: bytes) -> None:
-        """Find the base in what was migrated in this very pause. Raises as `Monitor.tell` does."""
-        if self.is_refused or self.may_change():
-            return
+    async def learn(self, migrated: bytes, saved: Awaitable[bytes]) -> None:
+        """Find the base in what was migrated and `saved` in one pause.
+
+        Raises as `Monitor.tell` does.
+        """
         try:
-            self.base = base_of(migrated, await self.save())
+            self.base = base_of(migrated, await saved)
         except CommandRefusedError:
             self.base = None
-        self.is_refused = self.base is None
+        self._is_refused = self.base is None
 
 
 def base_of(migrated: bytes, saved: bytes) -> bytes | None:
