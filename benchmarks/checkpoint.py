@@ -3,8 +3,9 @@
 Run: make bench BENCH=checkpoint, or python -m benchmarks.checkpoint [PART ...] for pieces of at
 most four minutes; each adds to results/checkpoint.json. One guest under TCG, its disk a qcow2:
 
-- pauses-SIZE: of `checkpoint create`, of QEMU's savevm and of a save to a file (mapped-ram), for
-  guests of 256M, 1G and 4G that dirty 0, 20 and 100 MB/s.
+- pauses-SIZE: of `checkpoint create` (the longest of each, and all of them together), of QEMU's
+  savevm and of a save to a file (mapped-ram), for guests of 256M, 1G and 4G that dirty 0, 20 and
+  100 MB/s.
 - stored: what checkpoints of a guest of 256M add to the store, beside zstd over the pages and
   blocks that differ; twenty of them, of one that works (1 MB/s) and of one that dirties 20 MB/s.
 - booted: the first checkpoint of a booted guest of 1 GiB beside a dump of its memory by QEMU onto
@@ -91,9 +92,11 @@ async def pauses(memory: str) -> dict[str, Any]:
             taken = [await create(made) for _ in range(ROUNDS)]
             cell: dict[str, Any] = {
                 "ours_ms": [one["pause_ms"] for one in taken],
+                "together_ms": [one["stopped_ms"] for one in taken],
                 "took_s": [one["took_s"] for one in taken],
                 "added_bytes": [one["stored"] for one in taken],
                 "passes": [one["passes"] for one in taken],
+                "left_pages": [one["changed_pages"] for one in taken],
             }
             cell["savevm_ms"] = await savevm(made)
             files = await saved_to_files(made, "lab-a", NAME)
