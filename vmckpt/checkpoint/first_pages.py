@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
 from vmckpt.store.area import Area
 
-# So long a guest that comes back has the processors for itself: it gets only what it waits for.
-ALONE_S = 0.15
 # Each is had with some tens of others.
 MOST_NOTED = 512
 

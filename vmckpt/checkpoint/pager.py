@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.first_pages import ALONE_S, note, put_first, read_noted
+from vmckpt.checkpoint.first_pages import note, put_first, read_noted
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
@@ -49,6 +49,8 @@ _NICE = 5
 IDLE_MS = 1
 # What is waited for so long after the beginning is noted for the next time.
 NOTED_S = 0.5
+# So long the guest has the processors for itself, and gets only what it waits for.
+ALONE_S = 0.15
 
 
 class Pager:

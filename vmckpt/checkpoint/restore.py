@@ -6,7 +6,6 @@ afterwards only forward. In place the disks' new contents stand beside the old o
 `restore.json` says what is to be renamed.
 """
 
-import asyncio
 import json
 import os
 import time
@@ -28,9 +27,8 @@ from vmckpt.checkpoint.facts import (
     known_facts,
     machine_from_json,
 )
-from vmckpt.checkpoint.first_pages import ALONE_S
 from vmckpt.checkpoint.history import History
-from vmckpt.checkpoint.identity import new_macs, tell_guest
+from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
@@ -388,20 +386,11 @@ class _Restoring:
         # Left on, the next migration would leave its memory behind.
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
         plugged, facts = self._wish.plugged, self._planned.facts
-        is_itself = not new_macs(facts, vm.spec)
-        if is_itself:  # what its agent does would keep its services waiting
-            await self._announce(monitor)
-            await asyncio.sleep(ALONE_S if vm.spec.guest_agent else 0)
         unsaid = await tell_guest(self._host, qemu.files.agent, facts, vm.spec, plugged=plugged)
-        if not is_itself:
-            await self._announce(monitor)
-        return unsaid
-
-    async def _announce(self, monitor: Monitor) -> None:
-        """Have the network learn where it is now."""
-        if self._wish.plugged:
-            with suppress(VmckptError):  # it goes on without, as after a migration
+        with suppress(VmckptError):  # it goes on without, as after a migration
+            if plugged:
                 await commands.announce_self(monitor)
+        return unsaid
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
