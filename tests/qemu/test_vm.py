@@ -32,6 +32,9 @@ def test_run_show_stop_start_rm(made: World) -> None:
 
     asyncio.run(wait())
     shown = made.ok("vm", "show", "one")
+    (seen,) = made.ok("top", "--once")["vms"]
+    assert seen.items() >= shown.items()
+    assert (seen["operation"], seen["replication"], seen["checkpoints"]) == (None, None, None)
     assert (shown["state"], shown["vcpus"], shown["accel"]) == ("running", 2, "tcg")
     root = made.lab.host("lab-a").state_dir
     for path in (root / "vms").rglob("*"):
@@ -39,7 +42,7 @@ def test_run_show_stop_start_rm(made: World) -> None:
         assert mode == (0o700 if path.is_dir() else 0o600) or path.suffix in (".log", ".sock"), path
     refused = made.vmckpt("vm", "rm", "one")
     assert (refused.code, "runs" in refused.error["what"]) == (4, True)
-    made.ok("vm", "stop", "one", "--timeout", "20s")
+    made.ok("vm", "stop", "one", "--timeout", "80s")
     assert made.ok("vm", "show", "one")["state"] == "stopped"
     assert made.qemus() == []
     assert made.vmckpt("migrate", "one", "lab-a").code == 4

@@ -28,6 +28,7 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
 
 KILL_TIMEOUT_S = 5.0
+PATH_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,15 @@ class LocalHost(Entry):
         """Whether there is something at `path`."""
         return path.exists()
 
+    async def await_path(self, path: Path, within_s: float) -> bool:
+        """Wait until there is something at `path`, for so long at most; whether there is."""
+        deadline_s = time.monotonic() + within_s
+        while not path.exists():
+            if time.monotonic() > deadline_s:
+                return False
+            await asyncio.sleep(PATH_POLL_S)
+        return True
+
     async def resolve(self, path: Path) -> Path:
         """Where `path` really is, links followed; what is not there stays as it is."""
         return path.resolve()
@@ -262,9 +272,12 @@ class LocalHost(Entry):
 
     async def listening_ports(self, address: str) -> frozenset[int]:
         """TCP ports that somebody listens on at `address`. Raises HostDownError."""
-        tables = ["/proc/net/tcp", "/proc/net/tcp6"]
-        present = await self.run(["cat", *tables])
-        return listening_ports(present.stdout, address)
+        tables = "/proc/net/tcp", "/proc/net/tcp6"
+        if self.enter:
+            present = (await self.run(["cat", *tables])).stdout
+        else:
+            present = "".join([await self.read_text(Path(table)) or "" for table in tables])
+        return listening_ports(present, address)
 
     async def user_id(self) -> int:
         """The user that commands run as; 0 is root."""
