@@ -3,8 +3,9 @@
 Run: make bench BENCH=checkpoint, or python -m benchmarks.checkpoint [PART ...] for pieces of at
 most four minutes; each adds to results/checkpoint.json. One guest under TCG, its disk a qcow2:
 
-- pauses-SIZE: of `checkpoint create`, of QEMU's savevm and of a save to a file (mapped-ram), for
-  guests of 256M, 1G and 4G that dirty 0, 20 and 100 MB/s.
+- pauses-SIZE: of `checkpoint create` (the longest of each, and all of them together), of QEMU's
+  savevm and of a save to a file (mapped-ram), for guests of 256M, 1G and 4G that dirty 0, 20 and
+  100 MB/s.
 - stored: what checkpoints of a guest of 256M add to the store, beside zstd over the pages and
   blocks that differ; twenty of them, of one that works (1 MB/s) and of one that dirties 20 MB/s.
 - booted: the first checkpoint of a booted guest of 1 GiB beside a dump of its memory by QEMU onto
@@ -12,7 +13,8 @@ most four minutes; each adds to results/checkpoint.json. One guest under TCG, it
 - restore-SIZE: from the end of the checks (a QEMU is started for the last of them) to a guest that
   runs, lazily, 256M and 4G, with its disk and without one, and to the first answer of its TCP
   server, which a client outside asks for all the time; its memory is checked each time.
-- forks: how long each takes, and what 16 of a guest of 256 MiB use of this machine's memory.
+- forks: how long each takes, and what 16 of a guest of 256 MiB use of this machine's memory. It
+  sends no heartbeats: those of 16 guests are more than two processors can emulate.
 """
 
 import argparse
@@ -91,9 +93,11 @@ async def pauses(memory: str) -> dict[str, Any]:
             taken = [await create(made) for _ in range(ROUNDS)]
             cell: dict[str, Any] = {
                 "ours_ms": [one["pause_ms"] for one in taken],
+                "together_ms": [one["stopped_ms"] for one in taken],
                 "took_s": [one["took_s"] for one in taken],
                 "added_bytes": [one["stored"] for one in taken],
                 "passes": [one["passes"] for one in taken],
+                "left_pages": [one["changed_pages"] for one in taken],
             }
             cell["savevm_ms"] = await savevm(made)
             files = await saved_to_files(made, "lab-a", NAME)
@@ -239,6 +243,7 @@ async def come_back(made: World, guest: LabGuest, point: str) -> dict[str, Any]:
 async def forked() -> dict[str, Any]:
     async with a_world() as made:
         control = await loaded(made, "256M", "0", NO_DISK)
+        await control.beat(None)
         await control.close()
         point = await create(made)
         one = memory_used(made, NAME)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.scripted_qmp import Server, play
-from vmckpt.epoch.capture import CAPABILITIES, PARAMETERS, saving
+from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, saving
 from vmckpt.qemu.monitor import Monitor
 
 pytestmark = pytest.mark.contract

@@ -96,6 +96,7 @@ async def _there_and_back(made: World, count: int) -> None:
     assert [one["id"] for one in listed["checkpoints"]] == [one["id"] for one in taken]
     assert listed["checkpoints"][1]["parent"] == taken[0]["id"]
     assert taken[-1]["stored"] < taken[0]["stored"]
+    assert all(0 < one["pause_ms"] < one["stopped_ms"] for one in taken)
     order = list(range(count))
     rng.shuffle(order)
     for number in order:

@@ -1,6 +1,8 @@
 """Epochs of real guests: what is captured is the guest as of one moment, and it always runs on."""
 
 import asyncio
+import socket
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -8,7 +10,7 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 
-from tests.qemu.world import World, image, loaded, qemu, world
+from tests.qemu.world import World, eventually, image, loaded, qemu, world
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.epoch import Epoch, Pages
@@ -95,3 +97,40 @@ async def _same_in_the_end(made: World, guest: LabGuest) -> None:
         assert [bool(epoch.device_base) for epoch in epochs] == [False] + [True] * 29
         pauses = sorted(epoch.pause.total_s * 1e3 for epoch in epochs)
         print(f"pause ms: median {pauses[15]:.1f}, worst {pauses[-1]:.1f}", epochs[-1].pause)
+
+
+@pytest.mark.parametrize("version", ["10.0", "7.2"])
+def test_devices_are_learned_before_an_epoch_and_not_saved_so_after_a_reset(version: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="vk-", dir="/tmp") as directory:
+        asyncio.run(_learned(version, Path(directory)))
+
+
+async def _learned(version: str, directory: Path) -> None:
+    path, ram = directory / "qmp.sock", directory / "ram"
+    memory = f"memory-backend-file,id=ram0,size=32M,share=on,mem-path={ram}"
+    words = ["-nodefaults", "-display", "none", "-accel", "tcg", "-m", "32M", "-object", memory]
+    words += ["-machine", "q35,memory-backend=ram0", "-qmp", f"unix:{path},server=on,wait=on"]
+    child = await asyncio.create_subprocess_exec(qemu(version), *words)
+    try:
+        await asyncio.to_thread(eventually, path.exists, 60, "QEMU listens")
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(path))
+        sock.setblocking(False)
+        async with session(sock, "it") as monitor:
+            output = HeldOutput(monitor, [])
+            async with capturing(child.pid, ram, monitor, output) as capture:
+                assert not capture.saves_devices()
+                assert await capture.learn_devices() > 0
+                assert capture.saves_devices()
+                epoch = await capture.epoch(0)
+                assert epoch.device_base.startswith(b"QEVM")
+                with monitor.events("RESET") as resets:
+                    await monitor.tell("system_reset")
+                    assert await resets.next(60.0)
+                assert not capture.saves_devices()
+                assert await capture.learn_devices() == 0.0
+                epoch = await capture.epoch(1)
+                assert (epoch.device_base, epoch.device_state[:4]) == (b"", b"QEVM")
+    finally:
+        child.kill()
+        await child.wait()

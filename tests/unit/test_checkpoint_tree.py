@@ -32,6 +32,7 @@ def facts(name: str) -> Facts:
         disks=(),
         macs=("52:54:00:00:00:01",),
         pause_ms=4.25,
+        stopped_ms=9.5,
         passes=2,
         took_s=1.5,
         changed_pages=20,
@@ -60,7 +61,7 @@ def test_a_checkpoint_whose_parent_was_removed_stands_first() -> None:
 def test_what_is_shown_names_machine_and_pause() -> None:
     shown = dict(lines(entry("a", 1, None)))
     assert shown["machine"] == "pc-q35-10.0, tcg"
-    assert shown["pause"] == "4.2 ms"
+    assert shown["pause"] == "4.2 ms at most, 9.5 ms in all"
     assert shown["ram"] == "1.00 MiB of 64.0 MiB are not zero"
 
 

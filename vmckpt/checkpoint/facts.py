@@ -55,6 +55,8 @@ class Facts:
     passes: int
     took_s: float
     changed_pages: int
+    # `pause_ms` is the longest time that the guest stood still; all together (0: not known).
+    stopped_ms: float = 0.0
     # How it was taken: EPOCH, or FILE, and then as what QEMU wrote its state (`whole.py`).
     kind: str = "epoch"
     saved_as: str = ""

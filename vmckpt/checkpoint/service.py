@@ -5,6 +5,7 @@ service.log. The process lives until all is done: after a restore, until all of 
 """
 
 import asyncio
+import gc
 import json
 import shutil
 import time
@@ -86,6 +87,7 @@ def request_for(host: Host, asked: Asked, wish: Mapping[str, Any], key_path: Pat
 
 async def serve(directory: Path, own_command: list[str]) -> None:
     """Do what the request says; errors are told, not raised."""
+    gc.freeze()  # or a collection in a pause would look at all that was imported
     files = Files(directory)
     service = _Service(files, _read(files))
     forget_old(directory.parent, time.time())

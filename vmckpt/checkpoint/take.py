@@ -27,7 +27,7 @@ from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.errors import RefusedError
+from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu import commands
@@ -114,9 +114,9 @@ async def take(
 
 
 class Moment(NamedTuple):
-    """How the guest was stopped for it."""
+    """How the guest was stopped for it: for so long each time, the moment's own pause last."""
 
-    pause_s: float
+    pauses_s: Sequence[float]
     passes: int
     changed_pages: int
     kind: str
@@ -151,6 +151,7 @@ class Taking:
         self._tell = tell
         self._began_s = time.monotonic()
         self._disks = DisksAtOnce(monitor, vm.qemu.files.path)
+        self._pauses_s: list[float] = []
         self._passes = 0
 
     async def take(self, place: str, secret: bytes | None) -> Taken:
@@ -200,8 +201,9 @@ class Taking:
     async def _moment(self, new: Transaction) -> Moment:
         """Memory and devices into the new checkpoint, the disks held to the same moment."""
         epoch = await self._memory(new)
-        await self._aside(partial(new.blob, DEVICES, epoch.device_state))
-        return Moment(epoch.pause.total_s, self._passes, epoch.pages.count, EPOCH, "")
+        devices = epoch.device_base + epoch.device_state
+        await self._aside(partial(new.blob, DEVICES, devices))
+        return Moment(self._pauses_s, self._passes, epoch.pages.count, EPOCH, "")
 
     async def _memory(self, new: Transaction) -> Epoch:
         """All of the guest's memory into the new checkpoint, as of the epoch that this gives."""
@@ -209,14 +211,27 @@ class Taking:
         ram_file = self._vm.qemu.files.ram(self._vm.spec.ram_dir)
         output = HeldOutput(self._monitor, [])
         async with capturing(self._vm.qemu.process.pid, ram_file, self._monitor, output) as capture:
+            self._pauses_s.append(await capture.learn_devices())
             self._tell("reading memory")
             new_pages = await self._everything(capture, ram)
             waiting = await self._passes_until_it_fits(capture, ram, new_pages)
             self._tell("the moment")
+            if is_saved := capture.saves_devices():
+                await self._disks.add_filters()
             epoch = await capture.epoch(0, also=self._disks.in_pause)
+            if is_saved and not capture.saves_devices():
+                raise self._was_reset()
+            self._pauses_s.append(epoch.pause.total_s)
         self._tell("storing")
         await self._put_newest([*waiting, epoch.pages], ram)
         return epoch
+
+    def _was_reset(self) -> OperationFailedError:
+        return OperationFailedError(
+            f"'{self._vm.name}' was reset in the moment of its checkpoint",
+            why="the state of its devices may not be that of one moment",
+            remedy="take it again",
+        )
 
     @staticmethod
     def _area(new: Transaction, name: str, size_bytes: int, chunk_bytes: int) -> Any:
@@ -237,7 +252,7 @@ class Taking:
             else:
                 await self._aside(partial(ram.put, numbers, pages.data))
 
-        await capture.everything(take, COPY_BYTES)
+        self._pauses_s.append(await capture.everything(take, COPY_BYTES))
         present = np.concatenate(seen) if seen else np.empty(0, np.int64)
         empty = np.ones(self._vm.spec.memory_bytes // PAGE_BYTES, bool)
         empty[present] = False
@@ -252,7 +267,8 @@ class Taking:
         budget, waiting = Budget(allowed_s, page_s=PAGE_S), list[Pages]()
         spans: Sequence[Span] = new_pages
         while spans or budget.wants_pass(capture.dirty_pages()):
-            written, _ = await capture.early()
+            written, pause_s = await capture.early()
+            self._pauses_s.append(pause_s)
             self._passes += 1
             waiting += capture.copies([*spans, *written], COPY_BYTES)
             spans = ()
@@ -334,7 +350,8 @@ class Taking:
                 for n, disk in enumerate(spec.disks)
             ),
             macs=tuple(nic.mac or default_mac(spec.name, n) for n, nic in enumerate(spec.nics)),
-            pause_ms=round(moment.pause_s * 1e3, 3),
+            pause_ms=round(max(moment.pauses_s) * 1e3, 3),
+            stopped_ms=round(sum(moment.pauses_s) * 1e3, 3),
             passes=moment.passes,
             took_s=round(time.monotonic() - self._began_s, 3),
             changed_pages=moment.changed_pages,

@@ -68,7 +68,7 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
         ("trigger", facts.trigger),
         ("tags", " ".join(f"{key}={value}" for key, value in facts.tags.items()) or "-"),
         ("kind", f"{facts.kind} ({facts.saved_as})" if facts.saved_as else facts.kind),
-        ("pause", f"{facts.pause_ms:.1f} ms"),
+        ("pause", f"{facts.pause_ms:.1f} ms at most, {facts.stopped_ms:.1f} ms in all"),
         ("passes", str(facts.passes)),
         ("took", f"{facts.took_s:.2f} s"),
         ("qemu", facts.qemu_version),

@@ -21,7 +21,8 @@ import numpy as np
 
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
 from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish, aside_calls
-from vmckpt.epoch.capture import all_done, resume, saving
+from vmckpt.epoch.capture import all_done, resume
+from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.memory.ram_file import Span, extents, open_fd
 from vmckpt.qemu import commands
@@ -124,7 +125,7 @@ class _TakingWhole(Taking):
             pause_s = await self._save(mapped=mapped)
         self._tell("storing")
         await self._aside(partial(self._store, new))
-        return Moment(pause_s, 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
+        return Moment([pause_s], 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
 
     async def _require_room(self, size_bytes: int) -> None:
         free = await self._vm.host.free_bytes(self.file.parent)

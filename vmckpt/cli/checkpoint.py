@@ -1,12 +1,38 @@
 """vmckpt checkpoint: create, list, show, diff, verify, rm, prune, restore."""
 
 import re
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from vmckpt.cli import snapshot
+from vmckpt.cli.checkpoint_options import (
+    Apply,
+    As,
+    Daily,
+    Eager,
+    Hourly,
+    InPlace,
+    KeepLast,
+    KeepMacs,
+    Kind,
+    KindOption,
+    MaxAge,
+    MaxPause,
+    MaxSize,
+    Name,
+    Network,
+    OfVm,
+    OnlyTag,
+    OnlyVm,
+    Point,
+    Points,
+    Tags,
+    Trigger,
+    Vm,
+    Weekly,
+    Where,
+)
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.cli.which_checkpoint import (
     KeyCommand,
@@ -23,39 +49,15 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Vm = Annotated[str, typer.Argument(help="The VM's name.")]
-Point = Annotated[str, typer.Argument(help="A checkpoint: its name, or the beginning of its id.")]
-
-
-class Kind(StrEnum):
-    """How a checkpoint is made and kept."""
-
-    epoch = "epoch"
-    savevm = "savevm"
-    file = "file"
-
-
-KindOption = Annotated[
-    Kind,
-    typer.Option(
-        "--kind",
-        help="epoch: into a store, while it runs; file: into a store, saved as a whole, the VM "
-        "stopped for it; savevm: into the qcow2 image, the VM stopped for it.",
-    ),
-]
-OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: whose it is.")]
 
 
 @app.command()
 def create(
     vm: Vm,
-    name: Annotated[str | None, typer.Option("--name", help="What to call it.")] = None,
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="key=value, any number.")] = None,
-    max_pause: Annotated[
-        str | None,
-        typer.Option("--max-pause", help="How long the guest may stand still: 10ms unless told."),
-    ] = None,
-    trigger: Annotated[str, typer.Option("--trigger", help="Why it is taken.")] = "operator",
+    name: Name = None,
+    tag: Tags = None,
+    max_pause: MaxPause = None,
+    trigger: Trigger = "operator",
     kind: KindOption = Kind.epoch,
     store: StorePlace = None,
     key_file: KeyFile = None,
@@ -89,7 +91,7 @@ def create(
 
 @app.command("list")
 def list_(
-    vm: Annotated[str | None, typer.Argument(help="Only this VM's.")] = None,
+    vm: OnlyVm = None,
     kind: KindOption = Kind.epoch,
     store: StorePlace = None,
     key_file: KeyFile = None,
@@ -181,7 +183,7 @@ def verify(
 
 @app.command()
 def rm(
-    points: Annotated[list[str], typer.Argument(help="Checkpoints: names, or ids.")],
+    points: Points,
     kind: KindOption = Kind.epoch,
     vm: OfVm = None,
     store: StorePlace = None,
@@ -210,20 +212,14 @@ def rm(
 @app.command()
 def prune(
     vm: Vm,
-    keep_last: Annotated[int, typer.Option("--keep-last", help="The newest so many.")] = 0,
-    hourly: Annotated[int, typer.Option("--hourly", help="The newest of so many hours.")] = 0,
-    daily: Annotated[int, typer.Option("--daily", help="The newest of so many days.")] = 0,
-    weekly: Annotated[int, typer.Option("--weekly", help="The newest of so many weeks.")] = 0,
-    max_age: Annotated[
-        str | None, typer.Option("--max-age", help="None older than this is kept, e.g. 720h.")
-    ] = None,
-    max_size: Annotated[
-        str | None, typer.Option("--max-size", help="The oldest go until this is kept, e.g. 20GiB.")
-    ] = None,
-    tag: Annotated[
-        str | None, typer.Option("--tag", help="Only checkpoints with this key=value.")
-    ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; else it is only shown.")] = False,
+    keep_last: KeepLast = 0,
+    hourly: Hourly = 0,
+    daily: Daily = 0,
+    weekly: Weekly = 0,
+    max_age: MaxAge = None,
+    max_size: MaxSize = None,
+    tag: OnlyTag = None,
+    apply: Apply = False,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
@@ -263,24 +259,12 @@ def prune(
 @app.command()
 def restore(
     point: Point,
-    in_place: Annotated[
-        bool, typer.Option("--in-place", help="The VM goes back to it; what came since is gone.")
-    ] = False,
-    as_: Annotated[
-        str | None,
-        typer.Option("--as", help="Make a copy of this name, with an identity of its own."),
-    ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Where; else where it was.")] = None,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Have all of its memory there before it runs.")
-    ] = False,
-    network: Annotated[
-        str | None,
-        typer.Option("--network", help="plugged or isolated; a copy is isolated unless told."),
-    ] = None,
-    keep_macs: Annotated[
-        bool, typer.Option("--keep-macs", help="A copy starts anew with the original's MACs.")
-    ] = False,
+    in_place: InPlace = False,
+    as_: As = None,
+    host: Where = None,
+    eager: Eager = False,
+    network: Network = None,
+    keep_macs: KeepMacs = False,
     kind: KindOption = Kind.epoch,
     vm: OfVm = None,
     store: StorePlace = None,

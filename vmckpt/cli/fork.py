@@ -1,26 +1,18 @@
 """vmckpt fork: many running VMs from one instant."""
 
-from typing import Annotated
-
 import typer
 
+from vmckpt.cli.checkpoint_options import Count, ForksName, Plugged, Source, Where
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace, home, key_source
 
-MOST_FORKS = 1000
-
 
 def fork(
-    what: Annotated[str, typer.Argument(help="A checkpoint (name or id), or a running VM.")],
-    count: Annotated[int, typer.Option("--count", help="How many.", min=1, max=MOST_FORKS)] = 1,
-    name: Annotated[
-        str | None, typer.Option("--name", help="They are called NAME-1, NAME-2, ...")
-    ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Where; else where it was.")] = None,
-    plugged: Annotated[
-        bool,
-        typer.Option("--network-plugged", help="Into the host's bridge, all with one address."),
-    ] = False,
+    what: Source,
+    count: Count = 1,
+    name: ForksName = None,
+    host: Where = None,
+    plugged: Plugged = False,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,

@@ -7,43 +7,25 @@ a read in flight can be written without a fault. `stop` drains.
 """
 
 import asyncio
-import fcntl
-import os
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-)
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from vmckpt.epoch.devices import Devices, devices_of
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.hot import HotRuns
+from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, device_migration, saving
 from vmckpt.epoch.output import HeldOutput
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import RefusedError
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
-from vmckpt.memory.ram_file import RamFile, Span, mapped, open_fd
+from vmckpt.memory.ram_file import RamFile, Span, mapped
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
 
-# RAM that is a named shared file is left out of what `migrate` writes.
-CAPABILITIES = {"x-ignore-shared": True, "events": True, "return-path": False}
-# What is left, ROMs and devices, is written at once, in one round.
-PARAMETERS = {"max-bandwidth": 1 << 40, "downtime-limit": 2_000_000}
-# The proof that its vCPUs ran: of a VM that runs it is in the log, which has no room for all of it.
-VCPU_TRACE = "vm_state_notify"
-# The state of an ordinary machine's devices fits.
-PIPE_BYTES = 1 << 20
-STATE_TIMEOUT_S, CONT_TIMEOUT_S, CONT_POLL_S = 10.0, 5.0, 0.0003
-_FD_NAME = "vmckpt-epoch"
+CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
 # What is asked of QEMU besides while the guest stands still, in order.
 InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
 # What QEMU says to `cont` for a moment after a migration has ended.
@@ -65,58 +47,6 @@ async def capturing(
             yield Capture(monitor, output, dirty, ram, devices)
 
 
-@asynccontextmanager
-async def saving(
-    monitor: Monitor, wished: Mapping[str, bool], limits: Mapping[str, int]
-) -> AsyncIterator[None]:
-    """QEMU's settings for saving its state, for the block; then they are as they were.
-
-    With `x-ignore-shared` left on, the next migration would leave its memory behind; what an
-    earlier migration left on (multifd) would have QEMU refuse a pipe.
-    """
-    capabilities = await commands.query_migrate_capabilities(monitor)
-    parameters = await commands.query_migrate_parameters(monitor)
-    wanted = {name: False for name, on in capabilities.items() if on} | dict(wished)
-    try:
-        await commands.trace(monitor, VCPU_TRACE, enabled=False)
-        await commands.migrate_set_capabilities(monitor, wanted)
-        await commands.migrate_set_parameters(monitor, limits)
-        yield
-    finally:
-        if monitor.is_open:
-            await finish(commands.trace(monitor, VCPU_TRACE, enabled=True))
-            before = {name: capabilities[name] for name in wanted}
-            await finish(commands.migrate_set_capabilities(monitor, before))
-            values = {name: parameters[name] for name in limits}
-            await finish(commands.migrate_set_parameters(monitor, values))
-
-
-@contextmanager
-def _received() -> Iterator[tuple[int, "asyncio.Future[bytes]"]]:
-    """The writing end of a pipe, to be closed by the caller, and all that comes until it closes."""
-    loop = asyncio.get_running_loop()
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    with suppress(PermissionError):  # then QEMU waits for us now and then
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    came: list[bytes] = []
-    everything: asyncio.Future[bytes] = loop.create_future()
-
-    def read() -> None:
-        came.append(os.read(reader, PIPE_BYTES))
-        if not came[-1]:
-            loop.remove_reader(reader)
-            if not everything.done():  # nobody waits any more
-                everything.set_result(b"".join(came))
-
-    with open_fd(reader):
-        loop.add_reader(reader, read)
-        try:
-            yield writer, everything
-        finally:
-            loop.remove_reader(reader)
-
-
 class Capture:
     """One VM's epochs. Whatever is raised or cancelled, the VM runs on if its QEMU lives."""
 
@@ -136,17 +66,47 @@ class Capture:
         """How many were written since they were last copied. Costs the guest nothing."""
         return self._dirty.count()
 
-    async def everything(self, take: Callable[[Pages], Awaitable[None]], chunk_bytes: int) -> None:
+    def saves_devices(self) -> bool:
+        """Whether the next epoch's devices are saved in a moment, and the disks stay its own."""
+        return not self._devices.may_change() and self._devices.base is not None
+
+    async def learn_devices(self) -> float:
+        """Find out how to do so, if there is a way, in a pause of its own, which this gives.
+
+        What an epoch's pause would take longer for otherwise. Raises as `epoch` does.
+        """
+        if not self._devices.can_be_learned():
+            return 0.0
+        await self._require_running()
+        async with device_migration(self._monitor) as migration:
+            began_s = time.perf_counter()
+            stop = asyncio.ensure_future(commands.stop(self._monitor))
+            save = asyncio.ensure_future(self._devices.save())
+            begin = asyncio.ensure_future(migration.begin())
+            try:
+                await asyncio.wait({stop, save, begin})
+                stop.result()
+                begin.result()
+                migrated = await migration.state()
+            finally:
+                await to_the_end(self.resume())
+            paused_s = time.perf_counter() - began_s
+        await self._devices.learn(migrated, save)
+        return paused_s
+
+    async def everything(self, take: Callable[[Pages], Awaitable[None]], chunk_bytes: int) -> float:
         """Hand all that the RAM holds to `take`, piece by piece, copied while the guest runs.
 
-        What the guest writes meanwhile is found by the next pass. The first thing to be done.
+        What the guest writes meanwhile is found by the next pass. The first thing to be done, but
+        for `learn_devices`. It begins with a pause, which this gives.
         """
         # Protected before, while the guest ran; what was read in flight then is there after a stop.
-        await self._stopped_scan()
+        _, pause_s = await self._stopped_scan()
         for start, end in self._ram.extents():
             for at in range(start, end, chunk_bytes):
                 span = (at, min(end, at + chunk_bytes))
                 await take(Pages((span,), self._ram.copy((span,))))
+        return pause_s
 
     async def early(self) -> tuple[list[Span], float]:
         """What was written since the last pass, to be copied while the guest runs; and its pause.
@@ -183,38 +143,42 @@ class Capture:
         """All that changed since the last pass, as of one moment; its output moves one buffer on.
 
         `at_stop` is called in that moment, and what it raises is raised; `also` gives commands for
-        the same pause, for when the devices have been saved. Without `resume_guest` the guest
+        the same pause, for when the devices have been saved. (By a migration, unless
+        `saves_devices`: by then QEMU has given its disks up.) Without `resume_guest` the guest
         stands still afterwards. Raises RefusedError when it does not run, OperationFailedError when
         QEMU does not give its devices' state.
         """
-        if not also and not self._devices.may_change() and self._devices.base is not None:
-            return await self._saved(number, self._devices.base, at_stop, resume_guest=resume_guest)
-        with _received() as (writer, received):
-            with open_fd(writer):
-                giving = self._monitor.give_fd(_FD_NAME, writer)
-                await asyncio.gather(giving, self._require_running())
+        if self.saves_devices() and self._devices.base is not None:
+            return await self._saved(
+                number, self._devices.base, at_stop, also, resume_guest=resume_guest
+            )
+        await self._require_running()
+        async with device_migration(self._monitor) as migration:
             began_s = time.perf_counter()
-            with self._monitor.events("MIGRATION") as events:
-                try:
-                    migrating = commands.migrate(self._monitor, f"fd:{_FD_NAME}")
-                    steps = [*self._output.end_epoch(), migrating]
-                    pages, pause, _ = await self._take(began_s, at_stop, steps)
-                    device_state = await self._end_of(received)
-                    await self._require_completed(events)
-                    if also:
-                        await all_done([asyncio.ensure_future(step) for step in also()])
-                    else:
-                        await self._devices.learn(device_state)
-                except BaseException:
-                    await finish(self.resume())
-                    raise
-                if resume_guest:
-                    await to_the_end(self.resume())
-                paused_s = time.perf_counter() - began_s
+            try:
+                steps = [*self._output.end_epoch(), migration.begin()]
+                pages, pause, _ = await self._take(began_s, at_stop, steps)
+                device_state = await migration.state()
+                if also:
+                    await all_done([asyncio.ensure_future(step) for step in also()])
+                elif self._devices.can_be_learned():
+                    await self._devices.learn(device_state, self._devices.save())
+            except BaseException:
+                await finish(self.resume())
+                raise
+            if resume_guest:
+                await to_the_end(self.resume())
+            paused_s = time.perf_counter() - began_s
         return Epoch(number, pages, b"", device_state, pause._replace(total_s=paused_s))
 
     async def _saved(
-        self, number: int, base: bytes, at_stop: Callable[[], None] | None, *, resume_guest: bool
+        self,
+        number: int,
+        base: bytes,
+        at_stop: Callable[[], None] | None,
+        also: InPause | None,
+        *,
+        resume_guest: bool,
     ) -> Epoch:
         """An epoch whose devices are saved, not migrated: `cont` is taken whenever it comes.
 
@@ -230,7 +194,7 @@ class Capture:
         began_s = time.perf_counter()
         try:
             pages, pause, devices = await self._take(
-                began_s, at_stop, [*steps, self._devices.save()], resume_guest=resume_guest
+                began_s, at_stop, [*steps, self._devices.save()], also, resume_guest=resume_guest
             )
         except BaseException:
             await finish(self.resume())
@@ -251,6 +215,7 @@ class Capture:
         began_s: float,
         at_stop: Callable[[], None] | None,
         steps: Iterable[Coroutine[Any, Any, Any]],
+        also: InPause | None = None,
         *,
         resume_guest: bool = False,
     ) -> tuple[Pages, Pause, Any]:
@@ -261,6 +226,7 @@ class Capture:
         stop = asyncio.ensure_future(commands.stop(self._monitor))
         rest = [asyncio.ensure_future(step) for step in steps]
         last = rest[-1]
+        rest += [asyncio.ensure_future(step) for step in (also() if also else ())]
         try:
             await stop
             stopped_s = time.perf_counter()
@@ -280,33 +246,6 @@ class Capture:
             step.result()
         pause = Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
         return pages, pause, last.result()
-
-    async def _end_of(self, received: "asyncio.Future[bytes]") -> bytes:
-        """All of the device state. QEMU closes the pipe when it lets the guest run again: `cont` is
-        refused before that, for a moment longer than it has said that it is done.
-        """
-        try:
-            async with asyncio.timeout(STATE_TIMEOUT_S):
-                return await received
-        except TimeoutError as exc:
-            raise self._gives_no_state(f"its pipe is open after {STATE_TIMEOUT_S:g} s") from exc
-
-    async def _require_completed(self, events: Events) -> None:
-        while event := await events.next(STATE_TIMEOUT_S):
-            data: Any = event["data"]
-            if data["status"] == "completed":
-                return
-            if data["status"] in ("failed", "cancelled"):
-                break
-        status = await commands.query_migrate(self._monitor)
-        raise self._gives_no_state(status.error or f"migration to a descriptor is {status.status}")
-
-    def _gives_no_state(self, why: str) -> OperationFailedError:
-        return OperationFailedError(
-            f"{self._monitor.label} does not give the state of its devices",
-            why=why,
-            remedy="look at the VM's stderr.log",
-        )
 
     async def _stopped_scan(self) -> tuple[list[tuple[int, int]], float]:
         await self._require_running()

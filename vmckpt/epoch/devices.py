@@ -15,7 +15,7 @@ migrated.
 import os
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import numpy as np
@@ -69,6 +69,10 @@ class Devices:
             return False
         return time.monotonic() - self._reset_s < _SETTLED_AFTER_RESET_S
 
+    def can_be_learned(self) -> bool:
+        """Whether there is a way to find the base out, as far as is known."""
+        return not self._is_refused and not self.may_change()
+
     async def save(self) -> bytes:
         """Their state, as of the pause in which the VM is. Raises as `Monitor.tell` does."""
         os.lseek(self._writer, 0, os.SEEK_SET)
@@ -76,12 +80,13 @@ class Devices:
         length = os.lseek(self._writer, 0, os.SEEK_CUR)
         return os.pread(self._fd, length, 0)[_HEAD_BYTES:] + _NO_DESCRIPTION
 
-    async def learn(self, migrated: bytes) -> None:
-        """Find the base in what was migrated in this very pause. Raises as `Monitor.tell` does."""
-        if self._is_refused or self.may_change():
-            return
+    async def learn(self, migrated: bytes, saved: Awaitable[bytes]) -> None:
+        """Find the base in what was migrated and `saved` in one pause.
+
+        Raises as `Monitor.tell` does.
+        """
         try:
-            self.base = base_of(migrated, await self.save())
+            self.base = base_of(migrated, await saved)
         except CommandRefusedError:
             self.base = None
         self._is_refused = self.base is None

@@ -6,8 +6,9 @@ without what was written later (`snapshot-access`) is read over NBD while the gu
 guest's write never fails over it: should the file have no room, the snapshot breaks, and whoever
 reads it is told.
 
-A dirty bitmap, begun in the same pause, says at the next epoch which blocks changed since. It is
-in QEMU's memory alone: without it the next one reads all of the disk.
+A dirty bitmap, begun shortly before, says at the next epoch which blocks changed since, and some
+more; the one before it is ended shortly after. It is in QEMU's memory alone: without it the next
+one reads all of the disk.
 """
 
 import asyncio
@@ -54,6 +55,7 @@ class DisksAtOnce:
         self._disks: list[_Disk] = []
         self._bitmap = ""
         self._may_be_inactive = False
+        self._has_filters = False
 
     @property
     def nodes(self) -> list[str]:
@@ -91,13 +93,23 @@ class DisksAtOnce:
                     remedy="look at it with query-block",
                 )
             size_bytes = images[node].virtual_size_bytes
-            # One that a killed predecessor disabled in its pause misses what was written since.
+            # One that a killed predecessor has ended misses what was written since.
             known = since is not None and bitmaps.get(node, {}).get(BITMAP + since, False)
             disk = _Disk(drives[node], size_bytes, BITMAP + since if known and since else None)
             self._disks.append(disk)
             self._make_file(number, disk)
             if self._may_be_inactive:
                 await self._add_target(number)
+        actions = [block.bitmap_add(disk.drive.node, self._bitmap) for disk in self._disks]
+        await block.transaction(self._monitor, actions)
+
+    async def add_filters(self) -> None:
+        """Before a pause in which the disks stay this QEMU's: then they only have to be used."""
+        for number, disk in enumerate(self._disks):
+            if not self._may_be_inactive:
+                await self._add_target(number)
+            await self._add_filter(number, disk)
+        self._has_filters = True
 
     def _file(self, number: int) -> Path:
         return self._directory / f"old-blocks-{number}"
@@ -126,27 +138,27 @@ class DisksAtOnce:
     def in_pause(self) -> list[Coroutine[Any, Any, Any]]:
         """Commands for the pause, in order: from then on the disks are held to that moment.
 
-        For when the devices have been saved: QEMU does not save them while there is a filter.
+        Without `add_filters` they are for when the devices have been migrated: QEMU does not give
+        its disks up while there is a filter.
         """
         steps: list[Coroutine[Any, Any, Any]] = []
-        if self._disks and self._may_be_inactive:
+        if self._disks and self._may_be_inactive and not self._has_filters:
             steps.append(block.blockdev_set_active(self._monitor))
         for number, disk in enumerate(self._disks):
-            if not self._may_be_inactive:  # one that was there before could not be written to
-                steps.append(self._add_target(number))
-            steps.append(self._add_filter(number, disk))
+            if not self._has_filters:
+                if not self._may_be_inactive:  # one that was there before could not be written to
+                    steps.append(self._add_target(number))
+                steps.append(self._add_filter(number, disk))
             steps.append(block.set_drive(self._monitor, disk.drive, f"{_FILTER}{number}"))
-        actions = [block.bitmap_add(disk.drive.node, self._bitmap) for disk in self._disks]
-        actions += [
-            block.bitmap_disable(disk.drive.node, disk.since) for disk in self._disks if disk.since
-        ]
-        if actions:
-            steps.append(block.transaction(self._monitor, actions))
         return steps
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Path]:
         """For the block the disks can be read at the socket that this gives."""
+        if ended := [(disk.drive.node, disk.since) for disk in self._disks if disk.since]:
+            # What is shown to others does not change any more.
+            actions = [block.bitmap_disable(node, since) for node, since in ended]
+            await block.transaction(self._monitor, actions)
         path = self._directory / "disks.sock"
         path.unlink(missing_ok=True)
         await block.nbd_server_start_unix(self._monitor, path)

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
 
-SYNC_TIMEOUT_S, POLL_S = 2.0, 0.02
+SYNC_TIMEOUT_S = 2.0
+# Between two questions whether a program has ended: each costs the guest time. Longer each time.
+POLL_S, MOST_POLL_S = 0.02, 0.2
 
 
 class AgentSilentError(HostDownError):
@@ -123,7 +125,7 @@ class GuestAgent:
 
     async def _run(self, path: str, words: Sequence[str], timeout_s: float) -> None:
         pid = await self.start([path, *words], timeout_s)
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s, poll_s = time.monotonic() + timeout_s, POLL_S
         while time.monotonic() < deadline_s:
             if done := await self.ended(pid, timeout_s):
                 if done.returncode == 0:
@@ -134,7 +136,8 @@ class GuestAgent:
                     or f"it ended with {done.returncode}",
                     remedy=f"try it there: {path} {' '.join(words)}",
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(poll_s)
+            poll_s = min(2 * poll_s, MOST_POLL_S)
         raise AgentSilentError(
             f"{path} does not end in the guest",
             why=f"not within {timeout_s:g} s",

@@ -10,9 +10,9 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.epoch.capture import VCPU_TRACE
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.guarding import guard_command
+from vmckpt.epoch.migrated import VCPU_TRACE
 from vmckpt.epoch.output import HeldOutput, holds_output
 from vmckpt.errors import (
     BusyError,

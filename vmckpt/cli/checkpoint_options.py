@@ -1,0 +1,80 @@
+"""The options of `vmckpt checkpoint` and `vmckpt fork`."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+Vm = Annotated[str, typer.Argument(help="The VM's name.")]
+OnlyVm = Annotated[str | None, typer.Argument(help="Only this VM's.")]
+Point = Annotated[str, typer.Argument(help="A checkpoint: its name, or the beginning of its id.")]
+Points = Annotated[list[str], typer.Argument(help="Checkpoints: names, or ids.")]
+
+
+class Kind(StrEnum):
+    """How a checkpoint is made and kept."""
+
+    epoch = "epoch"
+    savevm = "savevm"
+    file = "file"
+
+
+KindOption = Annotated[
+    Kind,
+    typer.Option(
+        "--kind",
+        help="epoch: into a store, while it runs; file: into a store, saved as a whole, the VM "
+        "stopped for it; savevm: into the qcow2 image, the VM stopped for it.",
+    ),
+]
+OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: whose it is.")]
+Name = Annotated[str | None, typer.Option("--name", help="What to call it.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="key=value, any number.")]
+MaxPause = Annotated[
+    str | None,
+    typer.Option("--max-pause", help="How long the guest may stand still: 10ms unless told."),
+]
+Trigger = Annotated[str, typer.Option("--trigger", help="Why it is taken.")]
+
+KeepLast = Annotated[int, typer.Option("--keep-last", help="The newest so many.")]
+Hourly = Annotated[int, typer.Option("--hourly", help="The newest of so many hours.")]
+Daily = Annotated[int, typer.Option("--daily", help="The newest of so many days.")]
+Weekly = Annotated[int, typer.Option("--weekly", help="The newest of so many weeks.")]
+MaxAge = Annotated[
+    str | None, typer.Option("--max-age", help="None older than this is kept, e.g. 720h.")
+]
+MaxSize = Annotated[
+    str | None, typer.Option("--max-size", help="The oldest go until this is kept, e.g. 20GiB.")
+]
+OnlyTag = Annotated[str | None, typer.Option("--tag", help="Only checkpoints with this key=value.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; else it is only shown.")]
+
+InPlace = Annotated[
+    bool, typer.Option("--in-place", help="The VM goes back to it; what came since is gone.")
+]
+As = Annotated[
+    str | None,
+    typer.Option("--as", help="Make a copy of this name, with an identity of its own."),
+]
+Where = Annotated[str | None, typer.Option("--host", help="Where; else where it was.")]
+Eager = Annotated[
+    bool, typer.Option("--eager", help="Have all of its memory there before it runs.")
+]
+Network = Annotated[
+    str | None,
+    typer.Option("--network", help="plugged or isolated; a copy is isolated unless told."),
+]
+KeepMacs = Annotated[
+    bool, typer.Option("--keep-macs", help="A copy starts anew with the original's MACs.")
+]
+
+Source = Annotated[str, typer.Argument(help="A checkpoint (name or id), or a running VM.")]
+MOST_FORKS = 1000
+Count = Annotated[int, typer.Option("--count", help="How many.", min=1, max=MOST_FORKS)]
+ForksName = Annotated[
+    str | None, typer.Option("--name", help="They are called NAME-1, NAME-2, ...")
+]
+Plugged = Annotated[
+    bool,
+    typer.Option("--network-plugged", help="Into the host's bridge, all with one address."),
+]
