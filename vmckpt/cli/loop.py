@@ -30,12 +30,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_until_interrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Run what has no other end than Ctrl-C, and nothing to undo; on the same event loop."""
+    """Run what has no other end than Ctrl-C or SIGTERM, and nothing to undo; on the same loop."""
     global _runner  # noqa: PLW0603 - as above
     if _runner is None:
         _runner = asyncio.Runner()
-    with suppress(KeyboardInterrupt):
-        _runner.run(work)
+    with suppress(asyncio.CancelledError):
+        _runner.run(_cancelled_by_signals(work))
 
 
 _runner: asyncio.Runner | None = None
@@ -44,12 +44,24 @@ _ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def _supervised(work: Coroutine[Any, Any, T]) -> T:
+    return await _cancelled_by_signals(
+        work, lambda: warn("asked to stop: going back, unless it is too late for that")
+    )
+
+
+async def _cancelled_by_signals(
+    work: Coroutine[Any, Any, T], asked: Callable[[], None] = lambda: None
+) -> T:
+    """Run `work` as a task that a signal cancels, and `asked` with it.
+
+    Not left to asyncio, whose own handler wakes no loop when another thread gets the signal.
+    """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
 
     def cancel() -> None:
         task.cancel()
-        warn("asked to stop: going back, unless it is too late for that")
+        asked()
 
     for number in _ASKED_TO_STOP:
         loop.add_signal_handler(number, cancel)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli.output import run, warn
+from vmckpt.cli.loop import run, run_until_interrupted
+from vmckpt.cli.output import warn
 
 if TYPE_CHECKING:
     from vmckpt.metrics.exposition import Family
@@ -41,13 +42,7 @@ def serve(
     listen: Annotated[str, typer.Option(help="ADDR:PORT; port 0 is the kernel's choice.")] = LISTEN,
 ) -> None:
     """Serve them over HTTP at /metrics until Ctrl-C, collected anew for each request."""
-    import asyncio
-    from contextlib import suppress
-
-    address, port = _address(listen)
-    # Ctrl-C is its end, and undoes nothing.
-    with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(address, port))
+    run_until_interrupted(_serve(*_address(listen)))
 
 
 async def _serve(address: str, port: int) -> None:

@@ -91,7 +91,8 @@ class DisksAtOnce:
                     remedy="look at it with query-block",
                 )
             size_bytes = images[node].virtual_size_bytes
-            known = since is not None and BITMAP + since in bitmaps.get(node, ())
+            # One that a killed predecessor disabled in its pause misses what was written since.
+            known = since is not None and bitmaps.get(node, {}).get(BITMAP + since, False)
             disk = _Disk(drives[node], size_bytes, BITMAP + since if known and since else None)
             self._disks.append(disk)
             self._make_file(number, disk)

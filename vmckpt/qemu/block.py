@@ -169,14 +169,14 @@ async def file_of(monitor: Monitor, node: str) -> str:
     )
 
 
-async def query_bitmaps(monitor: Monitor) -> dict[str, tuple[str, ...]]:
-    """The usable dirty bitmaps of each named node."""
+async def query_bitmaps(monitor: Monitor) -> dict[str, dict[str, bool]]:
+    """The usable dirty bitmaps of each named node, and whether each still notes what is written."""
     return {
-        item["node-name"]: tuple(
-            bitmap["name"]
+        item["node-name"]: {
+            bitmap["name"]: bitmap["recording"]
             for bitmap in item.get("dirty-bitmaps", ())
             if bitmap.get("name") and not bitmap.get("inconsistent")
-        )
+        }
         for item in await monitor.ask("query-named-block-nodes")
     }
 
