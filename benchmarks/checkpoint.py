@@ -1,15 +1,17 @@
 """What a checkpoint costs its guest, beside what a stock QEMU offers; what it stores; coming back.
 
-Run: python -m benchmarks.checkpoint [PART ...] ; parts are pauses, stored, restore, forks; without
-any, all. Each part adds to results/checkpoint.json. One guest under TCG, its disk a qcow2:
+Run: make bench BENCH=checkpoint, or python -m benchmarks.checkpoint [PART ...] for pieces of at
+most four minutes; each adds to results/checkpoint.json. One guest under TCG, its disk a qcow2:
 
-- pauses: of `checkpoint create`, of QEMU's savevm and of a save to a file (mapped-ram), for guests
-  of 256 MiB, 1 and 4 GiB that dirty 0, 20 and 100 MB/s.
-- stored: what a checkpoint of a guest that dirties 20 MB/s adds to the store, beside zstd over the
-  pages and blocks that differ; twenty of them; the first one of a booted guest of 1 GiB beside a
-  dump of its memory by QEMU.
-- restore: from the end of the checks to a guest that runs, lazily, 256 MiB and 4 GiB, with its disk
-  and without one, and to the first answer of its TCP server.
+- pauses-SIZE: of `checkpoint create`, of QEMU's savevm and of a save to a file (mapped-ram), for
+  guests of 256M, 1G and 4G that dirty 0, 20 and 100 MB/s.
+- stored: what checkpoints of a guest of 256M add to the store, beside zstd over the pages and
+  blocks that differ; twenty of them, of one that works (1 MB/s) and of one that dirties 20 MB/s.
+- booted: the first checkpoint of a booted guest of 1 GiB beside a dump of its memory by QEMU onto
+  the same file system, synced as the store is.
+- restore-SIZE: from the end of the checks (a QEMU is started for the last of them) to a guest that
+  runs, lazily, 256M and 4G, with its disk and without one, and to the first answer of its TCP
+  server, which a client outside asks for all the time; its memory is checked each time.
 - forks: how long each takes, and what 16 of a guest of 256 MiB use of this machine's memory.
 """
 
@@ -17,19 +19,25 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import statistics
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
+from benchmarks.checkpoint_plot import draw
+from benchmarks.first_answer import asking
 from benchmarks.replication_rivals import saved_to_files
 from benchmarks.setting import RESULTS, await_quiet, machine, write_result
 from benchmarks.summary import Verdict, verdicts_as_json
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.checkpoint.place import own_place
-from vmckpt.lab.guest import GuestControl
+from vmckpt.lab.guest import CONTROL_PORT, GuestControl
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu.monitor import session
 from vmckpt.store.open import open_store
@@ -38,8 +46,19 @@ from vmckpt.vm.inventory import Vm, read_vm
 NAME, PATIENCE_S, SETTLE_S = "bench", 60.0, 3.0
 SIZES, RATES = ("256M", "1G", "4G"), ("0", "20M", "100M")
 SETS = {"256M": "96M", "1G": "256M", "4G": "256M"}
-ROUNDS, MANY = 3, 20
+ROUNDS, MANY = 5, 20
 NO_DISK, WITH_DISK = None, "128M"
+
+
+@asynccontextmanager
+async def a_world() -> AsyncIterator[World]:
+    """A lab with one host for the block."""
+    with ExitStack() as stack:
+        made = await asyncio.to_thread(stack.enter_context, world(qemu("10.0")))
+        try:
+            yield made
+        finally:
+            await asyncio.to_thread(stack.pop_all().close)
 
 
 async def loaded(made: World, memory: str, rate: str, disk: str | None) -> GuestControl:
@@ -64,25 +83,24 @@ async def create(made: World) -> dict[str, Any]:
     return await asyncio.to_thread(made.ok, "checkpoint", "create", NAME)
 
 
-async def pauses() -> dict[str, Any]:
+async def pauses(memory: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for memory in SIZES:
-        for rate in RATES:
-            with world(qemu("10.0")) as made:
-                control = await loaded(made, memory, rate, WITH_DISK)
-                taken = [await create(made) for _ in range(ROUNDS)]
-                cell: dict[str, Any] = {
-                    "ours_ms": [one["pause_ms"] for one in taken],
-                    "took_s": [one["took_s"] for one in taken],
-                    "added_bytes": [one["stored"] for one in taken],
-                    "passes": [one["passes"] for one in taken],
-                }
-                if memory != "4G" or rate == "0":
-                    cell["savevm_ms"] = await savevm(made)
-                    cell["files"] = await saved_to_files(made, "lab-a", NAME)
-                await control.close()
-            found[f"{memory} {rate}"] = cell
-            print(memory, rate, {k: v for k, v in cell.items() if k != "files"}, flush=True)
+    for rate in RATES:
+        async with a_world() as made:
+            control = await loaded(made, memory, rate, WITH_DISK)
+            taken = [await create(made) for _ in range(ROUNDS)]
+            cell: dict[str, Any] = {
+                "ours_ms": [one["pause_ms"] for one in taken],
+                "took_s": [one["took_s"] for one in taken],
+                "added_bytes": [one["stored"] for one in taken],
+                "passes": [one["passes"] for one in taken],
+            }
+            cell["savevm_ms"] = await savevm(made)
+            files = await saved_to_files(made, "lab-a", NAME)
+            cell["mapped_ram_ms"] = files["to a file, mapped-ram"]["pauses_ms"]
+            await control.close()
+        found[rate] = cell
+        print(memory, rate, cell, flush=True)
     return found
 
 
@@ -99,38 +117,49 @@ async def savevm(made: World) -> list[float]:
 
 
 async def stored() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    with world(qemu("10.0")) as made:
-        control = await loaded(made, "256M", "20M", WITH_DISK)
-        await control.load_disk("rate=2M size=32M")
+    """Of a guest that works (1 MB/s, its hottest pages most often), and of one under load."""
+    loads = {
+        "1M": ("rate=1M set=16M pattern=zipf content=text", "rate=200K size=16M"),
+        "20M": ("rate=20M set=96M pattern=uniform content=text", "rate=2M size=32M"),
+    }
+    return {rate: await twenty(*words) for rate, words in loads.items()}
+
+
+async def twenty(memory_load: str, disk_load: str) -> dict[str, Any]:
+    async with a_world() as made:
+        control = await loaded(made, "256M", "0", WITH_DISK)
+        await control.load_memory(memory_load)
+        await control.load_disk(disk_load)
+        await asyncio.sleep(SETTLE_S)
         taken = []
         for _ in range(MANY):
             taken.append(await create(made))
             await asyncio.sleep(1.0)
         await control.close()
         place = own_place(made.asked("lab-a").state_dir)
-        ids = [one["id"] for one in taken]
-        changed = await asyncio.to_thread(zstd_of_changes, place, ids)
-        added = [one["stored"] for one in taken]
-        found["twenty"] = {
-            "added_bytes": added,
-            "zstd_of_changes_bytes": changed,
-            "ratios": [a / c for a, c in zip(added[1:], changed, strict=True)],
-            "whole_over_first": sum(added) / added[0],
-        }
-    with world(qemu("10.0")) as made:
-        control = await loaded(made, "1G", "0", NO_DISK)
-        first = await create(made)
-        dump_s, dump_bytes = await dumped(made)
-        await control.close()
-        found["booted"] = {
-            "added_bytes": first["stored"],
-            "took_s": first["took_s"],
-            "dump_bytes": dump_bytes,
-            "dump_s": dump_s,
-        }
+        changed = await asyncio.to_thread(zstd_of_changes, place, [one["id"] for one in taken])
+    added = [one["stored"] for one in taken]
+    found = {
+        "added_bytes": added,
+        "zstd_of_changes_bytes": changed,
+        "ratios": [a / c for a, c in zip(added[1:], changed, strict=True)],
+        "whole_over_first": sum(added) / added[0],
+    }
     print(json.dumps(found), flush=True)
     return found
+
+
+async def booted() -> dict[str, Any]:
+    runs = []
+    for _ in range(2):
+        async with a_world() as made:
+            control = await loaded(made, "1G", "0", NO_DISK)
+            first = await create(made)
+            dump = await dumped(made)
+            await control.close()
+        runs.append({"added_bytes": first["stored"], "took_s": first["took_s"], **dump})
+    print(json.dumps(runs), flush=True)
+    return {"runs": runs}
 
 
 def zstd_of_changes(place: str, ids: list[str]) -> list[int]:
@@ -150,102 +179,127 @@ def zstd_of_changes(place: str, ids: list[str]) -> list[int]:
     return sizes
 
 
-async def dumped(made: World) -> tuple[float, int]:
-    """All of the memory by QEMU's dump-guest-memory: seconds, and bytes."""
+async def dumped(made: World) -> dict[str, Any]:
+    """All of the memory by QEMU's dump-guest-memory: seconds without and with a sync, and bytes."""
     vm = await vm_of(made)
-    path = Path("/dev/shm") / f"vk-dump-{vm.qemu.process.pid}"
+    path = made.state_dir / "dump"
     async with session(await vm.host.connect(vm.qemu.files.operator), NAME) as monitor:
         began_s = time.monotonic()
         await monitor.tell(
             "dump-guest-memory", {"paging": False, "protocol": f"file:{path}"}, timeout_s=None
         )
-        took_s = time.monotonic() - began_s
-    size = path.stat().st_size
+        dumped_s = time.monotonic() - began_s
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    synced_s, size = time.monotonic() - began_s, path.stat().st_size
     path.unlink()
-    return took_s, size
+    return {"dump_bytes": size, "dump_s": dumped_s, "dump_synced_s": synced_s}
 
 
-async def restored() -> dict[str, Any]:
+async def restored(memory: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for memory in ("256M", "4G"):
-        for disk in (NO_DISK, WITH_DISK):
-            with world(qemu("10.0")) as made:
-                control = await loaded(made, memory, "20M", disk)
-                await control.close()
-                point = await create(made)
-                guest = LabGuest(NAME, 1, image(), memory=memory, disk=disk)
-                runs = []
-                for _ in range(ROUNDS):
-                    words = ("checkpoint", "restore", point["id"], "--in-place")
-                    done = await asyncio.to_thread(made.ok, *words)
-                    began_s = time.monotonic()
-                    control = await guest.control(made.lab)
-                    answered_ms = (time.monotonic() - began_s) * 1e3
-                    sound = (await control.verify_memory()).sound
-                    await control.close()
-                    runs.append(done | {"answered_ms": answered_ms, "sound": sound})
-                    while (  # noqa: ASYNC110 - nobody tells
-                        await asyncio.to_thread(made.ok, "vm", "show", NAME)
-                    )["operation"]:
-                        await asyncio.sleep(0.2)
-            key = f"{memory} {'with a disk' if disk else 'no disk'}"
-            found[key] = runs
-            print(key, runs, flush=True)
+    for disk in (NO_DISK, WITH_DISK):
+        async with a_world() as made:
+            control = await loaded(made, memory, "20M", disk)
+            if disk:
+                await control.load_disk("rate=2M size=32M")
+            await control.close()
+            point = await create(made)
+            guest = LabGuest(NAME, 1, image(), memory=memory, disk=disk)
+            runs = [await come_back(made, guest, point["id"]) for _ in range(ROUNDS)]
+        key = f"{memory} {'with a disk' if disk else 'no disk'}"
+        found[key] = runs
+        print(key, runs, flush=True)
     return found
 
 
+async def come_back(made: World, guest: LabGuest, point: str) -> dict[str, Any]:
+    """Restored where there is no such VM any more; who asks all the time is answered when?"""
+    await asyncio.to_thread(made.ok, "vm", "stop", NAME, "--force")
+    await asyncio.to_thread(made.ok, "vm", "rm", NAME)
+    (made.shared / f"{NAME}.qcow2").unlink(missing_ok=True)
+    probe = await asyncio.to_thread(asking, made.lab, guest.address, CONTROL_PORT)
+    with probe:
+        done = await asyncio.to_thread(made.ok, "checkpoint", "restore", point)
+        answered_unix_s = float((await asyncio.to_thread(probe.communicate))[0])
+    answered_ms = (answered_unix_s - done["ran_unix_s"]) * 1e3 + done["running_ms"]
+    while (  # noqa: ASYNC110 - nobody tells
+        await asyncio.to_thread(made.ok, "vm", "show", NAME)
+    )["operation"]:
+        await asyncio.sleep(0.2)
+    whole_s = time.time() - done["ran_unix_s"]
+    control = await guest.control(made.lab)
+    sound = (await control.verify_memory()).sound
+    await control.close()
+    if not sound:
+        raise SystemExit("the guest's memory is wrong")
+    return done | {"answered_ms": answered_ms, "whole_s": whole_s}
+
+
 async def forked() -> dict[str, Any]:
-    with world(qemu("10.0")) as made:
+    async with a_world() as made:
         control = await loaded(made, "256M", "0", NO_DISK)
         await control.close()
         point = await create(made)
-        one_bytes = memory_used(made, NAME)
-        done = await asyncio.to_thread(
-            made.ok, "fork", point["id"], "--count", "16", "--name", "fork"
-        )
+        one = memory_used(made, NAME)
+        began_s = time.monotonic()
+        words = ("fork", point["id"], "--count", "16", "--name", "fork")
+        done = await asyncio.to_thread(made.ok, *words)
+        command_s = time.monotonic() - began_s
         await asyncio.sleep(SETTLE_S)
         names = [one["name"] for one in done["forks"]]
-        all_bytes = sum(memory_used(made, name) for name in names)
+        apart_bytes = sum(sum(memory_used(made, name)[:2]) for name in names)
+        [base, *_] = Path("/dev/shm").glob("vmckpt-fork-1-*")
+        shared_bytes = base.stat().st_blocks * 512
     found = {
         "took_ms": [one["took_ms"] for one in done["forks"]],
+        "command_s": command_s,
         "errors": [one["error"] for one in done["forks"] if one["error"]],
-        "one_bytes": one_bytes,
-        "sixteen_bytes": all_bytes,
+        "one_bytes": sum(one),
+        "apart_bytes": apart_bytes,
+        "shared_bytes": shared_bytes,
+        "sixteen_bytes": apart_bytes + shared_bytes,
     }
     print(json.dumps(found), flush=True)
     return found
 
 
-def memory_used(made: World, name: str) -> int:
-    """The VM's share of this machine's memory, pages that others have too counted in part (Pss)."""
+def memory_used(made: World, name: str) -> tuple[int, int, int]:
+    """The VM's share of this machine's memory, in bytes: its own, of programs', and of RAM files.
+
+    What others have too counts in part (Pss).
+    """
     [pid] = made.pids(name)
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit("no Pss")
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    found = {line.split()[0]: int(line.split()[1]) * 1024 for line in lines[1:]}
+    return found["Pss_Anon:"], found["Pss_File:"], found["Pss_Shmem:"]
 
 
 def verdicts(found: dict[str, Any]) -> list[Verdict]:
     judged = []
-    for cell, seen in found.get("pauses", {}).items():
-        judged.append(Verdict(f"pause, {cell}, ms", statistics.median(seen["ours_ms"]), 10.0))
-        if cell.startswith("1G") and "savevm_ms" in seen:
-            ratio = statistics.median(seen["ours_ms"]) / statistics.median(seen["savevm_ms"])
-            judged.append(Verdict(f"pause / savevm's, {cell}", ratio, 1 / 50))
-    if "stored" in found:
-        twenty, booted = found["stored"]["twenty"], found["stored"]["booted"]
-        median = statistics.median(twenty["ratios"])
+    for memory in SIZES:
+        for rate, seen in found.get(f"pauses-{memory}", {}).items():
+            ours, savevm_ms = (statistics.median(seen[key]) for key in ("ours_ms", "savevm_ms"))
+            judged.append(Verdict(f"pause, {memory} at {rate}, ms", ours, 10.0))
+            if memory == "1G":
+                name = f"pause / savevm's, {memory} at {rate}"
+                judged.append(Verdict(name, ours / savevm_ms, 1 / 50))
+    for rate, seen in found.get("stored", {}).items():
+        median = statistics.median(seen["ratios"])
         judged += [
-            Verdict("stored by an incremental / zstd of what changed", median, 1.2),
-            Verdict("20 checkpoints / the first", twenty["whole_over_first"], 2.0),
-            Verdict(
-                "booted 1 GiB: stored / dump", booted["added_bytes"] / booted["dump_bytes"], 0.19
-            ),
-            Verdict("booted 1 GiB: time / dump's", booted["took_s"] / booted["dump_s"], 1.0),
+            Verdict(f"stored / zstd of what changed, {rate}", median, 1.2),
+            Verdict(f"20 checkpoints / the first, {rate}", seen["whole_over_first"], 2.0),
         ]
-    for key, runs in found.get("restore", {}).items():
-        running = statistics.median(one["running_ms"] for one in runs)
-        judged.append(Verdict(f"restore to running, {key}, ms", running, 60.0))
+    for run in found.get("booted", {}).get("runs", []):
+        judged += [
+            Verdict("booted 1 GiB: stored / dump", run["added_bytes"] / run["dump_bytes"], 0.19),
+            Verdict("booted 1 GiB: time / dump's", run["took_s"] / run["dump_synced_s"], 1.0),
+        ]
+    for memory in ("256M", "4G"):
+        for key, runs in found.get(f"restore-{memory}", {}).items():
+            for field, limit in (("running_ms", 60.0), ("answered_ms", 150.0)):
+                median = statistics.median(one[field] for one in runs)
+                judged.append(Verdict(f"restore, {key}: {field}", median, limit))
     if "forks" in found:
         forks = found["forks"]
         judged += [
@@ -255,19 +309,29 @@ def verdicts(found: dict[str, Any]) -> list[Verdict]:
     return judged
 
 
-PARTS = {"pauses": pauses, "stored": stored, "restore": restored, "forks": forked}
+PARTS: dict[str, Callable[[], Coroutine[Any, Any, dict[str, Any]]]] = {
+    **{f"pauses-{memory}": partial(pauses, memory) for memory in SIZES},
+    "stored": stored,
+    "booted": booted,
+    **{f"restore-{memory}": partial(restored, memory) for memory in ("256M", "4G")},
+    "forks": forked,
+}
 
 
 def main(parts: list[str]) -> None:
-    """The parts, printed and written to results/checkpoint.json."""
+    """The parts, printed and written to results/checkpoint.json, with a picture."""
+    # Commands are compiled once, as in an installation.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     busy = asyncio.run(await_quiet(10.0, PATIENCE_S))
     before = RESULTS / "checkpoint.json"
     found: dict[str, Any] = json.loads(before.read_text()) if before.exists() else {}
     for part in parts or list(PARTS):
         found[part] = asyncio.run(PARTS[part]())
-    found |= {"machine": machine(), "others_use_percent": round(busy, 1)}
-    found["verdicts"] = verdicts_as_json(verdicts(found))
-    print(f"written: {write_result('checkpoint', found)}")
+        found |= {"machine": machine(), "others_use_percent": round(busy, 1)}
+        found["verdicts"] = verdicts_as_json(verdicts(found))
+        path = write_result("checkpoint", found)
+    draw(found, path.with_suffix(".png"))
+    print(f"written: {path}")
     for verdict in found["verdicts"]:
         met = "met " if verdict["met"] else "NOT "
         print(f"  {met} {verdict['promise']}: {verdict['measured']:.3g} (at most "
@@ -276,5 +340,5 @@ def main(parts: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="checkpoints, measured")
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
     main(parser.parse_args().parts)

@@ -5,6 +5,8 @@ Its folder says what it may use: tests/unit, contract, etcd, qemu, real or role.
 hosts that look like machines are long but for the ones marked `sample`.
 """
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,13 @@ settings.load_profile("the same everywhere")
 
 KINDS = ("unit", "contract", "etcd", "qemu", "real", "role")
 HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory: where pytest puts files, paths are too long for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="vk-", dir="/tmp") as path:
+        yield Path(path)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.scripted_qmp import Server, play
-from vmckpt.epoch.capture import CAPABILITIES, PARAMETERS, _settings
+from vmckpt.epoch.capture import CAPABILITIES, PARAMETERS, saving
 from vmckpt.qemu.monitor import Monitor
 
 pytestmark = pytest.mark.contract
@@ -45,7 +45,7 @@ def test_what_an_earlier_migration_left_on_is_off_meanwhile() -> None:
             return
 
     async def client(monitor: Monitor) -> None:
-        async with _settings(monitor):
+        async with saving(monitor, CAPABILITIES, PARAMETERS):
             seen.append(dict(now))
 
     play(script, client)

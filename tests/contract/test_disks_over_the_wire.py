@@ -20,7 +20,7 @@ from vmckpt.lease.rule import Claimant
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
 from vmckpt.replicate import channel, keeper
 from vmckpt.replicate.channel import ALONE, Channel
-from vmckpt.replicate.disks.copies import prepare
+from vmckpt.replicate.disks.copies import Copy, prepare
 from vmckpt.replicate.disks.image import Image, opened
 from vmckpt.replicate.disks.journal import Journal
 from vmckpt.replicate.disks.known import BLOCK_BYTES, Known
@@ -80,7 +80,7 @@ class Both:
 @asynccontextmanager
 async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
     copy = tmp_path / "disk.raw"
-    prepare([(copy, SIZE)], "web", "run1")
+    prepare([Copy(copy, SIZE, "raw")], "web", "run1")
     here, there = socket.socketpair()
     ours = Channel(*await asyncio.open_connection(sock=here), 7)
     theirs = Channel(*await asyncio.open_connection(sock=there), 7)
@@ -92,7 +92,7 @@ async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
 
     lease = Lease(FileStore(tmp_path), "web", Claimant("a/1"), Span(60.0))
     stream = Stream(ours, Keeper(lease, lambda _: None), PAGES * PAGE_BYTES, lambda: None, tell)
-    with opened(copy) as opened_, mapped(ram_path) as ram:
+    with opened(copy, "raw") as opened_, mapped(ram_path) as ram:
         image = Small(opened_._fd, SIZE)
         with replica_in(ram, Journal([(copy, image)])) as replica:
             both = Both(stream, replica, image, known)

@@ -9,16 +9,23 @@ from typing import Any
 
 import pytest
 
-from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, VmckptError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    VmckptError,
+)
 from vmckpt.events.types import Event as Event_
 from vmckpt.events.types import Note
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.domains.bury import bury
+from vmckpt.migrate.domains.hold import PARAMETER
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.domains.settle import look_at, unknown
-from vmckpt.migrate.domains.tidy import forget, leave_on_target
+from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place, View
 from vmckpt.migrate.options import Method, Options
@@ -103,7 +110,7 @@ def test_copies_stay_of_a_domain_that_may_have_run_last_with_them(
     proof.write_text("records")
     copy.hardlink_to(proof)
     disks = (CopiedDisk("/elsewhere/web.qcow2", str(copy)),)
-    journal = DomainJournal("r", "web", UUID, "a", "b", True, disks, may_postcopy)
+    journal = DomainJournal("r", "web", UUID, "a", "b", True, disks, may_postcopy, True)
 
     async def main() -> list[str]:
         told: list[str] = []
@@ -177,6 +184,52 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
     assert not image.exists()
     # The next command ends what is left on the source; what is called so by then is no old image.
     assert kept == replace(MOVED, moved=True)
+    assert "migrate --recover web" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (None, []),
+        (State.SHUTOFF, ["undefine"]),
+        (State.RUNNING, []),
+    ],
+    ids=("nothing", "a definition", "somebody's"),
+)
+def test_a_target_keeps_no_definition_of_a_domain_that_stayed(
+    state: State | None, told: list[str]
+) -> None:
+    session = Answers(state, job=IDLE)
+    asyncio.run(give_back(session, MOVED))
+    assert session.told == told
+
+
+def test_a_target_that_still_waits_for_what_will_not_come_is_asked_again() -> None:
+    session = Answers(SENT, State.SHUTOFF, job=IDLE)
+    with pytest.raises(OutcomeUnknownError, match="will not come"):
+        asyncio.run(give_back(session, MOVED))
+    asyncio.run(give_back(session, MOVED))
+    assert session.told == ["undefine"]
+
+
+def test_what_a_silent_target_keeps_is_left_to_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    silent = LocalHost("b", tmp_path, "::2", libvirt=tmp_path / "none")
+    copy, proof = tmp_path / "web.qcow2", tmp_path / "web.qcow2.vmckpt-r"
+    proof.write_text("half of it")
+    copy.hardlink_to(proof)
+    journal = replace(MOVED, disks=(CopiedDisk("/elsewhere/web.qcow2", str(copy)),))
+
+    async def main() -> tuple[list[str], DomainJournal | None]:
+        told: list[str] = []
+        await leave_on_source(journal, silent, told.append, patience_s=0.0)
+        return told, await DomainJournal.read("web")
+
+    told, kept = asyncio.run(main())
+    assert (copy.exists(), proof.exists()) == (True, True)  # its QEMU may still write there
+    assert kept == replace(journal, stayed=True)
     assert "migrate --recover web" in told[0]
 
 
@@ -279,14 +332,14 @@ def test_a_domain_that_is_gone_before_the_call_has_ended_has_moved() -> None:
 class Stalling(Gone):
     """A libvirtd whose migration gains nothing in any round; it does what it is told."""
 
-    def __init__(self, *, ends_at: str) -> None:
+    def __init__(self, *, ends_at: str, speed: float = 0.0) -> None:
         super().__init__()
         self.told: list[tuple[str, int]] = []
-        self._ends_at, self._round = ends_at, 0
+        self._ends_at, self._round, self._speed = ends_at, 0, speed
 
     async def job(self, uuid: str) -> Job:
         self._round += 1
-        return Job(True, self._round, 200, 100, transferred_bytes=self._round)
+        return Job(True, self._round, 200, 100, self._round, self._speed)
 
     async def set_max_downtime(self, uuid: str, downtime_ms: int) -> None:
         self._tell_of("downtime", downtime_ms)
@@ -306,7 +359,7 @@ class Stalling(Gone):
             self.looked_for.set()
 
 
-def steered(session: Stalling, options: Options) -> list[str]:
+def steered(session: Stalling, options: Options, held_mib_per_s: int = 0) -> list[str]:
     """What is said of a domain's migration until the libvirtd ends it."""
     said: list[str] = []
 
@@ -316,7 +369,13 @@ def steered(session: Stalling, options: Options) -> list[str]:
 
     async def main() -> None:
         transfer = DomainTransfer(
-            session, UUID, options, clock=lambda: 0.0, emit=hear, patience_s=0.1
+            session,
+            UUID,
+            options,
+            clock=lambda: 0.0,
+            emit=hear,
+            held_mib_per_s=held_mib_per_s,
+            patience_s=0.1,
         )
         await transfer.run(Request("", {}, MigrateFlag.LIVE), session)
 
@@ -327,6 +386,44 @@ def steered(session: Stalling, options: Options) -> list[str]:
 POLICY = Policy(
     (Rule(2, Act.RAISE_DOWNTIME, 100, 500), Rule(4, Act.POSTCOPY)),
 )
+
+
+@pytest.mark.timeout(20)
+def test_a_held_domain_is_let_go_when_all_has_gone_once_and_steered_in_the_same_terms() -> None:
+    session = Stalling(ends_at="postcopy", speed=100.0 * MIB)
+    steered(session, Options(Method.PRECOPY, policy=POLICY), held_mib_per_s=1)
+    assert session.told == [("downtime", 30_000), ("downtime", 50_000), ("postcopy", 0)]
+
+
+class Old(Gone):
+    """A libvirtd whose domain's QEMU has never heard of a speed at the switchover."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[dict[str, Any]] = []
+
+    async def migrate(
+        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
+    ) -> None:
+        self.asked.append(dict(parameters))
+        if PARAMETER in parameters:
+            why = "Parameter 'avail-switchover-bandwidth' is unexpected"
+            raise LibvirtRefusedError("no", why=why, remedy="update it", code=1)
+
+
+@pytest.mark.timeout(10)
+def test_a_qemu_that_cannot_be_held_back_moves_all_the_same_and_it_is_said() -> None:
+    session, heard = Old(), list[Event_]()
+
+    async def main() -> None:
+        transfer = DomainTransfer(
+            session, UUID, Options(), lambda: 0.0, heard.append, held_mib_per_s=1, patience_s=0.1
+        )
+        await transfer.run(Request("", {PARAMETER: 1, "bandwidth": 9}, MigrateFlag.LIVE), session)
+
+    asyncio.run(main())
+    assert session.asked == [{PARAMETER: 1, "bandwidth": 9}, {"bandwidth": 9}]
+    assert [event.code for event in heard if isinstance(event, Note)] == ["switchover"]
 
 
 @pytest.mark.timeout(20)

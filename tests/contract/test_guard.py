@@ -33,6 +33,7 @@ class Monitor:
         peer, _ = self._server.accept()
         # The test ends the guard when it has seen enough, in the middle of a word too.
         with suppress(ConnectionError), peer, peer.makefile("rw") as lines:
+            self._lines = lines
             lines.write(json.dumps({"QMP": {}}) + "\n")
             lines.flush()
             while line := lines.readline():
@@ -45,6 +46,11 @@ class Monitor:
                 lines.flush()
                 if command == "qmp_capabilities":
                     self.greeted.set()
+
+    def tell_events(self, count: int) -> None:
+        """Tell so many; returns when they were taken."""
+        self._lines.write((json.dumps({"event": "STOP"}) + "\n") * count)
+        self._lines.flush()
 
     def close(self) -> None:
         self._server.close()
@@ -149,6 +155,19 @@ def test_a_guest_that_was_let_run_when_it_may_not_is_stopped_again(
         tell(child, f"{boottime_s() + 0.1}")
         until(monitor, "paused")
         monitor.state = "running"  # by an epoch that was in the middle of it
+        until(monitor, "paused")
+
+
+def test_what_qemu_tells_everybody_is_taken_and_never_stands_before_an_answer(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]"
+) -> None:
+    with guarded(tmp_path, qemu, "running") as (child, monitor):
+        # More than a socket holds; QEMU would have to keep the rest.
+        telling = threading.Thread(target=monitor.tell_events, args=(100_000,), daemon=True)
+        telling.start()
+        telling.join(10)
+        assert not telling.is_alive()
+        tell(child, f"{boottime_s() + 0.1}")
         until(monitor, "paused")
 
 

@@ -1,6 +1,7 @@
 """A monitor against scripted servers: greeting, replies, errors, silence, hang-up, garbage."""
 
 import asyncio
+import gc
 import json
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from qemu.qmp import Message
 
 from tests.scripted_qmp import GREETING, Script, Server, answering, nothing, play
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
@@ -244,6 +246,26 @@ def test_events_are_those_asked_for_in_order_from_the_block_on() -> None:
             assert [message["data"] for message in events.drain()] == [{"status": "active"}]
             assert events.drain() == []
             assert await events.next(SHORT_S) is None
+
+    play(script, client)
+
+
+def test_events_are_kept_until_they_are_taken_and_no_longer() -> None:
+    async def script(server: Server) -> None:
+        command = await server.command()
+        await server.send(*[event("JOB_STATUS_CHANGE", number=n) for n in range(200)])
+        await server.answer(command, {})
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(thing, Message) for thing in gc.get_objects())
+
+    async def client(monitor: Monitor) -> None:
+        before = kept()
+        with monitor.events("JOB_STATUS_CHANGE") as events:
+            await monitor.ask("query-jobs")
+            assert len(events.drain()) == 200
+            assert kept() - before < 5
 
     play(script, client)
 

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,34 +27,74 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
 PAGES = 4096
-# Maps a file, and says of the pages it is told what the first eight bytes are.
+HAMMERED_S = 0.5
+# Maps a file, and says of the pages it is told what the first eight bytes are. It gives pages back
+# as QEMU does where a guest reports free ones: "give" some, or "hammer" with 2 MiB at a time.
 READER = """
-import mmap, sys
+import ctypes, mmap, random, sys, threading
 file = open(sys.argv[1], "r+b")
 ram = mmap.mmap(file.fileno(), 0)
+libc = ctypes.CDLL(None)
+base = ctypes.addressof(ctypes.c_char.from_buffer(ram))
+if len(sys.argv) > 2:
+    ram[4096:4104] = b"earlier!"
+
+def give(first, count):
+    at, size = ctypes.c_long(first * 4096), ctypes.c_long(count * 4096)
+    libc.fallocate(file.fileno(), 3, at, size)
+    libc.madvise(ctypes.c_void_p(base + first * 4096), size, 4)
+
+def value(page):
+    return int.from_bytes(ram[page * 4096 : page * 4096 + 8], "little")
+
+seen = []
+def hammer():
+    rng = random.Random(1)
+    while True:
+        first = rng.randrange(0, len(ram) // 4096, 512)
+        seen.extend((page, value(page)) for page in range(first, first + 512, 37))
+        give(first, 512)
+
 print("ready", flush=True)
 for line in sys.stdin:
     what, *pages = line.split()
+    pages = list(map(int, pages))
     if what == "write":
-        ram[int(pages[0]) * 4096 : int(pages[0]) * 4096 + 8] = b"mine!!!!"
+        ram[pages[0] * 4096 : pages[0] * 4096 + 8] = b"mine!!!!"
         pages = []
-    print(" ".join(str(int.from_bytes(ram[p * 4096 : p * 4096 + 8], "little"))
-                   for p in map(int, pages)), flush=True)
+    elif what == "give":
+        give(*pages)
+        pages = []
+    elif what == "hammer":
+        for _ in range(3):
+            threading.Thread(target=hammer, daemon=True).start()
+    elif what == "seen":
+        print(" ".join(f"{page}:{what}" for page, what in seen), flush=True)
+        continue
+    print(" ".join(str(value(p)) for p in pages), flush=True)
 """
+
+
+def mixed() -> "np.ndarray[Any, Any]":
+    """Every other page is unlike all others, the rest is empty."""
+    content = np.zeros(PAGES, np.uint64)
+    content[::2] = np.arange(PAGES // 2, dtype=np.uint64) + 1_000_000
+    content[PAGES // 2 : PAGES // 2 + 100] = 0
+    return content
 
 
 class Guest:
     """A process in place of a QEMU, its host, and a checkpoint of its memory."""
 
-    def __init__(self, directory: Path, ram_file: Path) -> None:
+    def __init__(
+        self, directory: Path, ram_file: Path, content: "np.ndarray[Any, Any]", *more: str
+    ) -> None:
         self.host = LocalHost("here", directory, "127.0.0.1")
         self.ram_file, self.place = ram_file, str(directory / "store")
-        self.content = np.zeros(PAGES, np.uint64)
-        self.content[::2] = np.arange(PAGES // 2, dtype=np.uint64) + 1_000_000
-        self.content[PAGES // 2 : PAGES // 2 + 100] = 0
+        self.content = content
         self.checkpoint = self._store()
         self.child = subprocess.Popen(
-            [sys.executable, "-c", READER, str(ram_file)],
+            [sys.executable, "-c", READER, str(ram_file), *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -64,11 +106,14 @@ class Guest:
         assert itself
         self.qemu = Qemu(files, itself, Platform("q35", "tcg", "qemu64"))
         self.log = files.path / "pager.log"
+        self.noted = directory / "noted" / "guest"
 
     def _store(self) -> str:
         numbers = np.flatnonzero(self.content)
-        noise = np.random.default_rng(7).integers(0, 255, (len(numbers), PAGE_BYTES), np.uint8)
-        noise[:, :8] = self.content[numbers].view(np.uint8).reshape(-1, 8)
+        names, which = np.unique(self.content[numbers], return_inverse=True)
+        noise = np.random.default_rng(7).integers(0, 255, (len(names), PAGE_BYTES), np.uint8)
+        noise[:, :8] = names.view(np.uint8).reshape(-1, 8)
+        noise = noise[which]
         with create_store(self.place) as store, store.begin("guest") as new:
             area = new.area("ram", size_bytes=PAGES * PAGE_BYTES, chunk_bytes=PAGE_CHUNK_BYTES)
             area.put(numbers, noise.tobytes())
@@ -98,22 +143,30 @@ class Guest:
                 pack.write_bytes(data)
 
     async def paged(self) -> Pager:
-        pager = await Pager.start(self.place, self.checkpoint, self.log)
+        where = self.place, self.checkpoint, self.log, self.ram_file
+        pager = await Pager.start(*where, noted=self.noted)
         await pager.opened()
-        await pager.attach(self.qemu, self.ram_file)
+        await pager.attach(self.qemu)
         return pager
 
 
-@pytest.fixture
-def guest(tmp_path: Path) -> Iterator[Guest]:
+@contextmanager
+def running(directory: Path, content: "np.ndarray[Any, Any]", *more: str) -> Iterator[Guest]:
+    """A guest whose memory was so."""
     with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
         file.truncate(PAGES * PAGE_BYTES)
-        made = Guest(tmp_path, Path(file.name))
+        made = Guest(directory, Path(file.name), content, *more)
         try:
             yield made
         finally:
             made.child.kill()
             made.child.communicate()
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> Iterator[Guest]:
+    with running(tmp_path, mixed()) as made:
+        yield made
 
 
 def test_pages_come_when_they_are_wanted_and_then_all_of_them(guest: Guest) -> None:
@@ -133,6 +186,67 @@ def test_pages_come_when_they_are_wanted_and_then_all_of_them(guest: Guest) -> N
     assert guest.reads(*range(PAGES)) == expected.tolist()
     # What is empty has taken no memory, but for what was looked at by name.
     assert guest.ram_file.stat().st_blocks * 512 >= np.count_nonzero(expected) * PAGE_BYTES
+
+
+def test_pages_that_are_all_alike_are_many_for_one(tmp_path: Path) -> None:
+    """What one of them costs is not what all of them cost: they come all the same, each once."""
+    content = mixed()
+    content[500:3500] = 77
+
+    async def go(guest: Guest) -> None:
+        pager = await guest.paged()
+        wanted = [1000, 3499, 0, 500]
+        assert guest.reads(*wanted) == [int(content[n]) for n in wanted]
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0, guest.log.read_text()
+
+    with running(tmp_path, content) as guest:
+        asyncio.run(go(guest))
+        assert guest.reads(*range(PAGES)) == content.tolist()
+
+
+def test_pages_that_are_given_back_are_empty_from_then_on(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        assert guest.reads(1024) == [int(guest.content[1024])]
+        guest.ask("give", 1024, 512)
+        guest._line()
+        assert guest.reads(1024) == [0]
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0, guest.log.read_text()
+
+    asyncio.run(go())
+    assert guest.reads(1024, 0) == [0, int(guest.content[0])]
+
+
+def test_pages_may_be_given_back_at_any_moment(guest: Guest) -> None:
+    """By three threads, 2 MiB at a time: the kernel then takes page tables away at any moment."""
+
+    async def go() -> None:
+        pager = await guest.paged()
+        guest.ask("hammer")
+        guest._line()
+        await asyncio.sleep(HAMMERED_S)
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0, guest.log.read_text()
+
+    asyncio.run(go())
+    guest.ask("seen")
+    seen = [tuple(map(int, word.split(":"))) for word in guest._line().split()]
+    assert seen
+    assert all(value in (0, int(guest.content[page])) for page, value in seen)
+    assert any(value for _, value in seen)
+
+
+def test_what_was_there_before_the_guest_is_not_the_guests(tmp_path: Path) -> None:
+    async def go(guest: Guest) -> None:
+        pager = await guest.paged()
+        assert guest.reads(1, 2) == [int(guest.content[1]), int(guest.content[2])]
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0
+
+    with running(tmp_path, mixed(), "earlier") as guest:
+        asyncio.run(go(guest))
 
 
 def test_a_pager_that_is_killed_is_followed_by_another(guest: Guest) -> None:

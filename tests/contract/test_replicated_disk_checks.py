@@ -17,7 +17,9 @@ from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
 
-def checked(tmp_path: Path, disk: str, *, allocated_bytes: int = 4096) -> list[Check]:
+def checked(
+    tmp_path: Path, disk: str, *, allocated_bytes: int = 4096, snapshots: tuple[str, ...] = ()
+) -> list[Check]:
     primary, standby = (LocalHost(name, tmp_path / name, "192.0.2.1") for name in ("a", "b"))
     for host in (primary, standby):
         (host.state_dir / "images").mkdir(parents=True)
@@ -25,7 +27,7 @@ def checked(tmp_path: Path, disk: str, *, allocated_bytes: int = 4096) -> list[C
     directory = vm_dir(primary.state_dir, "web")
     spec = parse_spec(text, "spec", tmp_path)
     qemu = Qemu(directory.qemu("01234567"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
-    images = {"disk0": DiskImage("disk0", 1 << 20, allocated_bytes, ())}
+    images = {"disk0": DiskImage("disk0", 1 << 20, allocated_bytes, snapshots)}
 
     async def run() -> list[Check]:
         vm = Vm(spec, primary, directory, qemu)
@@ -37,7 +39,6 @@ def checked(tmp_path: Path, disk: str, *, allocated_bytes: int = 4096) -> list[C
 @pytest.mark.parametrize(
     ("disk", "code", "words"),
     [
-        ('image = "web.qcow2"', "disk-format", "qcow2"),
         ('path = "web.raw"\nformat = "raw"', "disk-shared", "shared with b"),
         ('path = "/dev/null"\nformat = "raw"', "disk-device", "device"),
         ('path = "/proc/web.raw"\nformat = "raw"', "disk-shared", "nobody knows"),
@@ -52,13 +53,18 @@ def test_disks_that_cannot_go_along_are_refused(
     assert found.remedy
 
 
-def test_a_raw_image_of_the_hosts_own_can_if_there_is_room(tmp_path: Path) -> None:
-    (found,) = checked(tmp_path / "one", 'image = "web.raw"\nformat = "raw"')
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+def test_an_image_of_the_hosts_own_can_if_there_is_room(tmp_path: Path, kind: str) -> None:
+    disk = f'image = "web.img"\nformat = "{kind}"'
+    (found,) = checked(tmp_path / "one", disk)
     assert (found.verdict, found.code) == ("ok", "disk-room")
-    (found,) = checked(
-        tmp_path / "two", 'image = "web.raw"\nformat = "raw"', allocated_bytes=1 << 60
-    )
+    (found,) = checked(tmp_path / "two", disk, allocated_bytes=1 << 60)
     assert (found.verdict, found.code) == ("refuse", "disk-room")
+
+
+def test_snapshots_would_be_lost(tmp_path: Path) -> None:
+    (found,) = checked(tmp_path, 'image = "web.qcow2"', snapshots=("before",))
+    assert (found.verdict, found.code) == ("refuse", "disk-snapshots")
 
 
 def test_a_read_only_disk_is_not_copied(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import pytest
 
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
 from vmckpt.replicate import begin, sides
+from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare
+from vmckpt.replicate.leftover_copies import Fate, settle_here
 from vmckpt.replicate.operate import settle, stop
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import Files, Options, Request
@@ -28,6 +30,7 @@ from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
 
 SPEC = 'name = "web"\nmemory = "32M"\n'
+DISK = '[[disks]]\nimage = "web.raw"\nformat = "raw"\n'
 PLATFORM = Platform("q35", "tcg", "qemu64")
 GONE = ProcessId(1 << 22, 1)
 
@@ -49,13 +52,15 @@ def home(host: LocalHost, qemu_id: str, replaces: Replaced | None = None) -> Vm:
     return Vm(spec, host, directory, qemu)
 
 
-def requested(hosts: tuple[LocalHost, LocalHost], tmp_path: Path) -> Files:
+def requested(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, disks: tuple[CopiedDisk, ...] = ()
+) -> Files:
     """Both services were asked, and were killed; the primary's files."""
     primary, standby = hosts
     request = Request(
-        run="1", vm="web", spec=SPEC, platform=PLATFORM._asdict(), primary=primary,
-        standby=standby, options=Options(str(tmp_path / "leases"), lease_s=0.1),
-        one_machine=True, qemu_id="old",
+        run="1", vm="web", spec=SPEC + DISK * len(disks), platform=PLATFORM._asdict(),
+        primary=primary, standby=standby, options=Options(str(tmp_path / "leases"), lease_s=0.1),
+        one_machine=True, qemu_id="old", disks=disks,
     )  # fmt: skip
     for host in hosts:
         files = Files.of(host, "web")
@@ -100,11 +105,22 @@ def test_a_start_does_not_push_aside_what_was_killed_and_may_be_taken_over_from(
         asyncio.run(begin._require_new(vm, hosts[1]))
     assert refused.value.remedy == "vmckpt replicate stop web"
     assert files.request.exists()
-    for host in hosts:
-        role = "primary" if host is hosts[0] else "standby"
-        Files.of(host, "web").status.write_text(json.dumps({"role": role, "state": "ended"}))
+    # A primary that has ended has told the arbiter that the standby may not.
+    ended = {"role": "primary", "state": "ended", "run": "1"}
+    files.status.write_text(json.dumps(ended | {"run": "0"}))
+    with pytest.raises(OperationFailedError):
+        asyncio.run(begin._require_new(vm, hosts[1]))
+    assert Files.of(hosts[1], "web").request.exists()
+    requested_again(files, ended)
     asyncio.run(begin._require_new(vm, hosts[1]))
     assert not files.path.exists()
+    assert not Files.of(hosts[1], "web").path.exists()
+
+
+def requested_again(files: Files, status: dict[str, str]) -> None:
+    files.path.mkdir(exist_ok=True)
+    files.request.write_text("{}")
+    files.status.write_text(json.dumps(status))
 
 
 def test_a_guest_that_died_with_its_service_is_left_to_the_standby(
@@ -182,6 +198,12 @@ while True:
 """
 
 
+def until_seen(child: "subprocess.Popen[bytes]", mark: str) -> None:
+    """A process's command line is there a moment after it has been started."""
+    while not find_by_argument(mark):
+        assert child.poll() is None
+
+
 def stopped(files: Files) -> Path:
     """What the service writes when it is stopped in good order."""
     return files.path.parent.parent / "stopped"
@@ -198,6 +220,7 @@ def service(files: Files, ear_after_s: float = 0, *, silent: bool = False) -> It
             assert child.stdout is not None
             if not ear_after_s:
                 child.stdout.readline()
+            until_seen(child, f"replica\0primary\0{directory}\0")
             yield
         finally:
             child.kill()
@@ -219,6 +242,46 @@ def test_a_beginning_that_is_undone_stops_the_primary_as_soon_as_that_hears(
     assert not files.path.exists()
 
 
+@pytest.mark.parametrize(
+    ("fate", "run", "stays"),
+    [
+        (Fate.DISCARD, "1", False),
+        (Fate.DISCARD, "0", False),
+        (Fate.UNDO, "1", False),
+        (Fate.UNDO, "0", True),
+        (Fate.KEEP, "1", True),
+    ],
+)
+def test_copies_of_a_killed_standby_go_or_are_there_for_the_next_one(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, fate: Fate, run: str, stays: bool
+) -> None:
+    requested(hosts, tmp_path, (CopiedDisk(0, 4096),))
+    copy = Copy(hosts[1].state_dir / "images/web.raw", 4096, "raw")
+    prepare([copy], "web", run)
+    settle_here(Files.of(hosts[1], "web").path, fate)
+    assert copy.path.exists() is stays
+    if fate is Fate.KEEP:  # also when the next one is undone
+        prepare([copy], "web", "2")
+        settle_here(Files.of(hosts[1], "web").path, Fate.UNDO)
+        assert copy.path.exists()
+
+
+def test_a_beginning_that_is_undone_leaves_the_recovery_of_a_killed_primary_its_files(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """They were removed before it could read them: the guest was stopped when the lease ended."""
+    files = requested(hosts, tmp_path)
+    script = "import sys, time; time.sleep(1); print(open(sys.argv[4]).read())"
+    words = ["replica", "recover", str(files.path), str(files.request)]
+    with subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE) as child:
+        until_seen(child, f"replica\0recover\0{files.path}\0")
+        undoing = begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web"))
+        asyncio.run(undoing)
+        assert child.stdout is not None
+        assert b'"vm": "web"' in child.stdout.read()
+    assert not files.path.exists()
+
+
 def test_a_beginning_that_is_undone_leaves_no_waiting_qemu(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:
@@ -232,6 +295,7 @@ def test_a_beginning_that_is_undone_leaves_no_waiting_qemu(
         script = "import time; time.sleep(60)"
         argv = [sys.executable, "-c", script, *waiting.mark.strip("\0").split("\0")]
         with subprocess.Popen(argv) as qemu:
+            until_seen(qemu, waiting.mark)
             asyncio.run(begin._undo(hosts[0], files, hosts[1], Files.of(hosts[1], "web")))
             assert qemu.wait(10) == -9, pidfile
         other.kill()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.scripted_qmp import Server, play
 from tests.unit.test_device_state import DESCRIPTION, HEAD, devices
-from vmckpt.epoch.devices import Devices, saving
+from vmckpt.epoch.devices import Devices, devices_of
 from vmckpt.qemu.monitor import Monitor
 
 pytestmark = pytest.mark.contract
@@ -70,7 +70,7 @@ def test_the_base_is_learned_once_and_forgotten_at_a_reset() -> None:
     qemu = Qemu(BLOCKS)
 
     async def client(monitor: Monitor) -> None:
-        async with saving(monitor) as saved:
+        async with devices_of(monitor) as saved:
             qemu.gave(saved)
             assert not saved.may_change()
             await saved.learn(MIGRATED)
@@ -91,7 +91,7 @@ def test_devices_that_are_others_in_a_migration_are_always_migrated() -> None:
     qemu = Qemu(BLOCKS)
 
     async def client(monitor: Monitor) -> None:
-        async with saving(monitor) as saved:
+        async with devices_of(monitor) as saved:
             qemu.gave(saved)
             for _ in range(2):
                 await saved.learn(MIGRATED.replace(b"timer", b"timex"))
@@ -106,7 +106,7 @@ def test_with_other_memory_than_roms_devices_are_always_migrated(blocks: str) ->
     qemu = Qemu(blocks)
 
     async def client(monitor: Monitor) -> None:
-        async with saving(monitor) as saved:
+        async with devices_of(monitor) as saved:
             await saved.learn(MIGRATED)
             assert saved.base is None
 

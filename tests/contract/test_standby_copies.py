@@ -9,10 +9,14 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.qcow2 import read_qcow2
+from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.errors import OperationFailedError, RefusedError, StorageError
-from vmckpt.replicate.disks.copies import discard, mark_as_disks, prepare, read_mark
+from vmckpt.qemu.qcow2 import CLUSTER_BYTES
+from vmckpt.replicate.disks.copies import Copy, discard, mark_as_disks, prepare, read_mark
 from vmckpt.replicate.disks.image import Image, opened
 from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.disks.known import BLOCK_BYTES, blocks_of, digest_of
@@ -21,10 +25,17 @@ from vmckpt.replicate.wire.messages import Digests, Disk, DiskWrite
 SIZE = 5 * BLOCK_BYTES + 512
 
 
-def made(directory: Path, name: str = "disk.raw") -> Path:
+KINDS = pytest.mark.parametrize("kind", ["raw", "qcow2"])
+
+
+def made(directory: Path, name: str = "disk.img", kind: str = "raw") -> Path:
     path = directory / name
-    prepare([(path, SIZE)], "web", "run1")
+    prepare([Copy(path, SIZE, kind)], "web", "run1")
     return path
+
+
+def content(path: Path, kind: str) -> bytes:
+    return path.read_bytes() if kind == "raw" else read_qcow2(path)
 
 
 def test_new_copies_are_holes_and_go_with_their_replication(tmp_path: Path) -> None:
@@ -41,9 +52,67 @@ def test_what_was_the_vms_disk_is_gone_on_from_and_stays(tmp_path: Path) -> None
     path = tmp_path / "disk.raw"
     path.write_bytes(b"x" * SIZE)
     mark_as_disks([path], "web")
-    prepare([(path, SIZE)], "web", "run2")
+    prepare([Copy(path, SIZE, "raw")], "web", "run2")
     discard([path], "web")
     assert path.read_bytes() == b"x" * SIZE
+
+
+def written(path: Path, pieces: Sequence[int], size: int = SIZE) -> None:
+    """A qcow2 as a VM's own disk is: what was never written has no place."""
+    chunks = [(np.array([n]), bytes([n + 1]) * CLUSTER_BYTES) for n in pieces]
+    write_image(path, "qcow2", size, chunks)
+    mark_as_disks([path], "web")
+
+
+def test_a_qcow2_that_was_the_vms_disk_gets_places_for_all_and_keeps_what_it_holds(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "disk.qcow2"
+    written(path, [3, 1])
+    before = read_qcow2(path)
+    for run in ("run1", "run2"):  # of which the second finds all of it there
+        prepare([Copy(path, SIZE, "qcow2")], "web", run)
+        length = path.stat().st_size
+        assert read_qcow2(path) == before
+    with opened(path, "qcow2") as image:
+        assert image.digests(1, 1) == digest_of(b"\2" * BLOCK_BYTES)
+        image.apply([DiskWrite(0, BLOCK_BYTES - 1, b"abc"), DiskWrite(0, SIZE - 1, b"z")])
+    after = bytearray(before)
+    after[BLOCK_BYTES - 1 : BLOCK_BYTES + 2], after[-1:] = b"abc", b"z"
+    assert read_qcow2(path) == after
+    assert path.stat().st_size == length
+
+
+def test_one_for_whose_tables_there_is_no_room_is_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "disk.qcow2"
+    written(path, [0, 2])
+    before = read_qcow2(path)
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(StorageError, match="cannot make a copy"):
+        patched.setattr(os, "fsync", full)
+        prepare([Copy(path, SIZE, "qcow2")], "web", "run1")
+    assert read_qcow2(path) == before
+    prepare([Copy(path, SIZE, "qcow2")], "web", "run1")
+    assert read_qcow2(path) == before
+
+
+def test_a_qcow2_that_cannot_be_gone_on_from_is_left_as_it_is(tmp_path: Path) -> None:
+    plain, over, longer = (tmp_path / name for name in ("plain", "over", "longer"))
+    plain.write_bytes(b"x" * SIZE)
+    write_overlay(over, SIZE, tmp_path / "below", "raw")
+    written(longer, [1], 2 * SIZE)
+    mark_as_disks([plain, over], "web")
+    for path, why in ((plain, "no qcow2"), (over, "a backing file"), (longer, f"{2 * SIZE} bytes")):
+        before = path.read_bytes()
+        with pytest.raises(RefusedError, match="is another disk") as caught:
+            prepare([Copy(path, SIZE, "qcow2")], "web", "run1")
+        assert why in caught.value.why
+        assert path.read_bytes() == before
 
 
 def test_what_is_somebody_elses_is_not_touched(tmp_path: Path) -> None:
@@ -53,11 +122,11 @@ def test_what_is_somebody_elses_is_not_touched(tmp_path: Path) -> None:
         if other:
             mark_as_disks([theirs], other)
         with pytest.raises(RefusedError, match="exists on the standby already"):
-            prepare([(new, SIZE), (theirs, SIZE)], "web", "run1")
+            prepare([Copy(new, SIZE, "raw"), Copy(theirs, SIZE, "raw")], "web", "run1")
         assert not new.exists()
     mark_as_disks([theirs], "web")
     with pytest.raises(RefusedError, match="is another disk"):
-        prepare([(new, SIZE), (theirs, SIZE + 512)], "web", "run1")
+        prepare([Copy(new, SIZE, "raw"), Copy(theirs, SIZE + 512, "raw")], "web", "run1")
     discard([theirs], "web")
     assert theirs.read_bytes() == b"y" * SIZE
     assert read_mark(new) is None
@@ -72,51 +141,57 @@ def test_what_a_qemu_has_open_is_neither_gone_on_from_nor_removed(tmp_path: Path
         discard([path], "web")
         assert path.exists()
         with pytest.raises(RefusedError, match="is in use"):
-            prepare([(path, SIZE)], "web", "run2")
+            prepare([Copy(path, SIZE, "raw")], "web", "run2")
     discard([path], "web")
     assert not path.exists()
 
 
 def test_no_room_for_a_file_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot make a copy"):
-        prepare([(Path("/proc/vmckpt/disk.raw"), SIZE)], "web", "run1")
+        prepare([Copy(Path("/proc/vmckpt/disk.raw"), SIZE, "raw")], "web", "run1")
 
 
-def test_it_tells_what_it_holds_and_reads_no_holes(tmp_path: Path) -> None:
-    path, content = made(tmp_path), random.Random(1).randbytes(BLOCK_BYTES)
-    with opened(path) as image:
-        image.apply([DiskWrite(0, 2 * BLOCK_BYTES, content)])
-        expected = path.read_bytes()
+@KINDS
+def test_it_tells_what_it_holds_and_reads_no_holes(tmp_path: Path, kind: str) -> None:
+    path, data = made(tmp_path, kind=kind), random.Random(1).randbytes(BLOCK_BYTES)
+    with opened(path, kind) as image:
+        image.apply([DiskWrite(0, 2 * BLOCK_BYTES, data)])
+        expected = content(path, kind)
         digests = image.digests(0, 3) + image.digests(3, 100)
+    assert expected[2 * BLOCK_BYTES : 3 * BLOCK_BYTES] == data
     blocks = [expected[at : at + BLOCK_BYTES] for at in range(0, SIZE, BLOCK_BYTES)]
     assert digests == b"".join(map(digest_of, blocks))
     assert len(blocks) == blocks_of(SIZE)
 
 
-def test_writes_and_zeroes_are_applied_in_order_and_twice_is_the_same(tmp_path: Path) -> None:
-    rng, content, writes = random.Random(3), bytearray(SIZE), []
+@KINDS
+def test_writes_and_zeroes_are_applied_in_order_and_twice_is_the_same(
+    tmp_path: Path, kind: str
+) -> None:
+    rng, expected, writes = random.Random(3), bytearray(SIZE), []
     for _ in range(200):
         start = rng.randrange(SIZE - 1)
         length = rng.randrange(1, min(SIZE - start, 2 * BLOCK_BYTES) + 1)
         if rng.random() < 0.4:
             writes.append(DiskWrite(0, start, b"", zero_bytes=length))
-            content[start : start + length] = bytes(length)
+            expected[start : start + length] = bytes(length)
         else:
             writes.append(DiskWrite(0, start, rng.randbytes(length)))
-            content[start : start + length] = writes[-1].data
-    path = made(tmp_path)
-    with opened(path) as image:
+            expected[start : start + length] = writes[-1].data
+    path = made(tmp_path, kind=kind)
+    with opened(path, kind) as image:
         image.reserve(writes)
         image.apply(writes)
-        assert path.read_bytes() == content
+        assert content(path, kind) == expected
         image.apply(writes)
         image.flush()
-    assert path.read_bytes() == content
+    assert content(path, kind) == expected
 
 
-def test_reserving_changes_nothing_that_is_read(tmp_path: Path) -> None:
-    path = made(tmp_path)
-    with opened(path) as image:
+@KINDS
+def test_reserving_changes_nothing_that_is_read(tmp_path: Path, kind: str) -> None:
+    path = made(tmp_path, kind=kind)
+    with opened(path, kind) as image:
         image.apply([DiskWrite(0, 0, b"a" * 4096)])
         before = path.read_bytes()
         image.reserve([DiskWrite(0, 0, b"b" * (2 * BLOCK_BYTES))])
@@ -171,7 +246,7 @@ def test_a_copy_that_cannot_be_written_is_found_before_anybody_goes_on_from_it(
 def test_epochs_are_applied_one_after_the_other(tmp_path: Path) -> None:
     async def run() -> None:
         paths = [made(tmp_path, "a.raw"), made(tmp_path, "b.raw")]
-        async with journal_of(paths) as journal:
+        async with journal_of([Copy(path, SIZE, "raw") for path in paths]) as journal:
             journal.require_same([Disk("disk0", SIZE), Disk("disk1", SIZE)])
             with pytest.raises(OperationFailedError, match="others than"):
                 journal.require_same([Disk("disk0", SIZE)])
@@ -190,5 +265,5 @@ def test_epochs_are_applied_one_after_the_other(tmp_path: Path) -> None:
 
 
 def opened_digests(path: Path) -> bytes:
-    with opened(path) as image:
+    with opened(path, "raw") as image:
         return image.digests(0, blocks_of(SIZE))

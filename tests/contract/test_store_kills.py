@@ -35,6 +35,8 @@ def kill_once(folder: Path, seed: int, after_s: float) -> list[str]:
         time.sleep(after_s)
         os.kill(process.pid, signal.SIGKILL)
         said += out.readlines()
+    # Else it had ended before, by an error of its own.
+    assert process.returncode == -signal.SIGKILL, said
     assert not any(line.startswith("error") for line in said), said
     return [line.strip() for line in said]
 

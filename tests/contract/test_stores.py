@@ -265,6 +265,28 @@ def test_a_reader_reads_on_while_gc_rewrites_what_it_reads(store: Store) -> None
         assert read_whole(point.area(DISK)) == after.tobytes()
 
 
+def test_what_differs_is_known_while_gc_rewrites_what_it_is_told_by(
+    store: Store, places: Places
+) -> None:
+    states = [memory(PAGES, 1)]
+    saved = [save(store, states[0])]
+    for seed in range(2):
+        ram, dirty = dirtied(states[-1], 300, seed)
+        states.append(ram)
+        saved.append(save(store, ram, parent=saved[-1], dirty=dirty))
+    ids = saved[1].id, saved[2].id
+    with open_store(store.place) as reader, create_store(places("two"), from_environment()) as two:
+        before = reader.diff(*ids)
+        store.remove([saved[0].id])
+        assert collect(store, plan_gc(store)) > 0
+        after = reader.diff(*ids)
+        assert {name: list(found) for name, found in after.items()} == {
+            name: list(found) for name, found in before.items()
+        }
+        copy_checkpoints(reader, two, reader.manifests())
+        require_same(two, saved[2], states[2])
+
+
 def test_a_plan_that_came_too_late_takes_nothing_that_is_needed(store: Store) -> None:
     ram = memory(PAGES, 1)
     first = save(store, ram)

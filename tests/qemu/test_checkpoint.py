@@ -145,13 +145,13 @@ async def _killed(made: World) -> None:
     await take(made, "--name", "whole")
     for after_s in (0.6, 1.2):
         command = made.begin("checkpoint", "create", "guest")
-        await _kill_service(command, after_s)
+        await kill_service(made, command, after_s)
         await sound(made)
     taken = await take(made, "--name", "after")
     assert taken["pause_ms"] > 0
     for after_s in (0.5, 1.0):
         command = made.begin("checkpoint", "restore", "whole", "--in-place")
-        await _kill_service(command, after_s)
+        await kill_service(made, command, after_s)
         shown = await asyncio.to_thread(made.vmckpt, "vm", "show", "guest")
         assert shown.code in (0, 5), shown
         await sound(made)
@@ -160,10 +160,10 @@ async def _killed(made: World) -> None:
     await all_there(made, "guest")
 
 
-async def _kill_service(command: "subprocess.Popen[str]", after_s: float) -> None:
+async def kill_service(made: World, command: "subprocess.Popen[str]", after_s: float) -> None:
     """SIGKILL what does the work on the host, and whoever asked."""
     await asyncio.sleep(after_s)
-    for process in find_by_argument("checkpointing\0"):
+    for process in find_by_argument(f"checkpointing\0{made.state_dir}"):
         if "--recover" in _words(process.pid):
             continue
         os.kill(process.pid, signal.SIGKILL)
@@ -189,4 +189,7 @@ def test_what_is_not_there_or_not_meant_is_said() -> None:
             check=True,
         ).stdout  # fmt: skip
         assert "CHECKPOINT" in text
-        assert json.loads(json.dumps(made.ok("checkpoint", "list"))) == {"checkpoints": []}
+        assert json.loads(json.dumps(made.ok("checkpoint", "list"))) == {
+            "checkpoints": [],
+            "silent": [],
+        }

@@ -228,7 +228,7 @@ def test_what_cannot_be_protected_is_refused_with_the_reason() -> None:
         made.run_guest(guest, "lab-a")
         refused = made.vmckpt("replicate", "start", NAME, "lab-b")
         assert refused.code == 4
-        assert "[disk-format]" in refused.error["why"]
+        assert "[disk-shared]" in refused.error["why"]
         assert made.vmckpt("replicate", "start", NAME, "lab-a").code == 4
         assert made.vmckpt("replicate", "status", NAME).code == 3
         assert made.vmckpt("replicate", "stop", NAME).code == 3

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from vmckpt.epoch.epoch import Pages
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import commands
-from vmckpt.qemu.block import block_job_cancel, query_disk_images
+from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.disks.image import Image, opened
 from vmckpt.replicate.disks.known import blocks_of
@@ -29,6 +30,8 @@ from vmckpt.replicate.wire.sections import Packer
 from vmckpt.vm.inventory import Vm, read_vm
 
 SIZE = "40M"
+# Of records on a disk of which the rest was never written.
+RING = 40 << 20
 
 
 @asynccontextmanager
@@ -66,7 +69,7 @@ async def _same_at_every_epoch(made: World, guest: LabGuest) -> None:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(loaded(made, guest))
         _, monitor, capture = await stack.enter_async_context(captured(made))
-        image_ = stack.enter_context(opened(copy))
+        image_ = stack.enter_context(opened(copy, "raw"))
         sources = [Source(0, "disk0", disk.stat().st_size)]
         socket = made.state_dir / "disks.sock"
         async with mirrored(monitor, sources, socket) as mirrors:
@@ -100,27 +103,39 @@ async def _same_at_every_epoch(made: World, guest: LabGuest) -> None:
 
 
 @contextmanager
-def protected(version: str, size: str = "48M") -> Iterator[tuple[World, LabGuest]]:
-    """A guest on lab-a that writes to its disk, with lab-b as its standby."""
-    guest = LabGuest("guest", 1, image(), memory="160M", disk=size, disk_format="raw")
-    with world(qemu(version), qemu(version)) as made:
+def guest_with_disk(
+    version: str, kind: str = "raw", size: str = "64M", ring: str = "40M", hosts: int = 2
+) -> Iterator[tuple[World, LabGuest]]:
+    """A guest on lab-a whose disk holds a ring of records, and which goes on writing to it."""
+    guest = LabGuest("guest", 1, image(), memory="160M", disk=size, disk_format=kind)
+    with world(*[qemu(version)] * hosts) as made:
         made.run_guest(guest, "lab-a", own_disk=True)
-        asyncio.run(_loaded(made, guest))
-        made.ok("replicate", "start", "guest", "lab-b")
+        asyncio.run(fill_and_write(made, guest, ring))
         try:
             yield made, guest
         finally:
             made.vmckpt("replicate", "stop", "guest")
 
 
-async def _loaded(made: World, guest: LabGuest) -> None:
+@contextmanager
+def protected(version: str, kind: str = "raw", hosts: int = 2) -> Iterator[tuple[World, LabGuest]]:
+    """The same, with lab-b as its standby."""
+    with guest_with_disk(version, kind, hosts=hosts) as (made, guest):
+        made.ok("replicate", "start", "guest", "lab-b")
+        yield made, guest
+
+
+async def fill_and_write(made: World, guest: LabGuest, ring: str) -> None:
     control = await guest.control(made.lab)
-    await control.load_disk("rate=4M size=8M")
+    await control.load_disk(f"rate=1G size={ring}")
+    while (stat := await control.stat()).disk_seq <= stat.disk_slots:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    await control.load_disk("rate=500K")
     await control.load_memory("rate=5M set=16M pattern=uniform content=text")
     await control.close()
 
 
-async def _told_of_disk(
+async def told_of_disk(
     made: World,
     guest: LabGuest,
     do: Callable[[], Any],
@@ -159,34 +174,93 @@ def kill_all_of_the_primary(made: World, host: str) -> None:
         os.kill(victim, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("version", ["10.0", pytest.param("7.2", marks=pytest.mark.long)])
-def test_a_disk_goes_on_with_its_guest_and_back_without_being_copied(version: str) -> None:
-    with protected(version) as (made, guest):
-        asyncio.run(_told_of_disk(made, guest, lambda: kill_all_of_the_primary(made, "lab-a")))
+def is_kept(primary: str, standby: str, but: str = "") -> Callable[[World], bool]:
+    """Whether it is protected so, in another run than `but`."""
+
+    def found(made: World) -> bool:
+        told = made.vmckpt("replicate", "status", "guest")
+        sides = told.result.get("sides", [])
+        mine = [one for one in sides if one["role"] == "primary" and one["state"] == "protected"]
+        return [(one["primary"], one["standby"]) for one in mine if one["run"] != but] == [
+            (primary, standby)
+        ]
+
+    return found
+
+
+def is_on(host: str) -> Callable[[World], bool]:
+    return lambda made: is_only_on(made, host)
+
+
+def copied_bytes(made: World) -> int:
+    """What a beginning copied of the disk; the rest the standby had."""
+    told = sides(made)["primary"]
+    return int(told["disk_bytes"] - told["disk_bytes_not_sent"])
+
+
+LONG = pytest.mark.long
+EVERY = [
+    ("10.0", "qcow2"),
+    pytest.param("10.0", "raw", marks=LONG),
+    pytest.param("7.2", "raw", marks=LONG),
+    pytest.param("7.2", "qcow2", marks=LONG),
+]
+
+
+@pytest.mark.parametrize(("version", "kind"), EVERY)
+def test_a_disk_goes_over_and_back_and_over_again(version: str, kind: str) -> None:
+    """Once all of it is copied; then only what was written on either side since."""
+    with protected(version, kind) as (made, guest):
+        whole = copied_bytes(made)
+        assert whole > RING
+        images = [made.state(host) / f"images/guest.{kind}" for host in ("lab-a", "lab-b")]
+
+        kill_it = partial(kill_all_of_the_primary, made, "lab-a")
+        asyncio.run(told_of_disk(made, guest, kill_it))
+        eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
+
+        # The old primary's disk is compared, and what differs is sent.
+        back: list[dict[str, Any]] = []
+        go_back = lambda: back.append(made.ok("replicate", "failback", "guest"))  # noqa: E731
+        asyncio.run(told_of_disk(made, guest, go_back, is_on("lab-a")))
+        print(f"copied: {whole}, back: {back[0]['disk_bytes_applied']}")
+        assert back[0]["disk_bytes_applied"] < RING / 2
+        assert sorted(path.exists() for path in images) == [True, True]
+
+        made.ok("replicate", "start", "guest", "lab-b")
+        print(f"and over again: {copied_bytes(made)}")
+        assert copied_bytes(made) < RING / 2
+        asyncio.run(told_of_disk(made, guest, kill_it))
         eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
         made.ok("replicate", "stop", "guest")
-        disks = [made.state(host) / "images/guest.raw" for host in ("lab-a", "lab-b")]
-        size = disks[0].stat().st_size
+        made.ok("vm", "stop", "guest", "--force")
+        for path in images:
+            require_sound(path, kind)
 
-        # Back: the old primary's disk is compared, and what differs is sent.
-        made.ok("replicate", "start", "guest", "lab-a")
-        told = sides(made)["primary"]
-        sent = told["disk_bytes"] - told["disk_bytes_not_sent"]
-        print(f"of {size} bytes {sent} were sent, {told['disk_bytes_not_sent']} were there")
-        assert told["disk_bytes_not_sent"] > size * 0.75
-        hand_over = partial(made.ok, "replicate", "failover", "guest")
-        asyncio.run(_told_of_disk(made, guest, hand_over))
-        eventually(lambda: is_only_on(made, "lab-a"), 10, "one guest, on lab-a")
-        made.ok("replicate", "stop", "guest")
 
-        # A new host gets all of it, and loses it when the protection is ended.
-        disks[1].unlink()
-        made.ok("replicate", "start", "guest", "lab-b")
-        assert disks[1].stat().st_size == size
+def require_sound(path: Path, kind: str) -> None:
+    if kind == "qcow2":
+        words = [str(qemu("10.0").with_name("qemu-img")), "check", "-f", "qcow2", str(path)]
+        checked = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (checked.returncode, "No errors" in checked.stdout) == (0, True), checked
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+def test_a_host_that_never_had_the_disk_gets_all_of_it(kind: str) -> None:
+    """After a failover a third one; and it loses its copy when the protection is ended."""
+    with protected("10.0", kind, hosts=3) as (made, guest):
+        kill_it = partial(kill_all_of_the_primary, made, "lab-a")
+        asyncio.run(told_of_disk(made, guest, kill_it))
         made.ok("replicate", "stop", "guest")
-        assert not disks[1].exists()
-        assert disks[0].exists()
-        made.ok("migrate", "guest", "lab-b", "--disks", "copy")
+        copy = made.state("lab-c") / f"images/guest.{kind}"
+        made.ok("replicate", "start", "guest", "lab-c")
+        assert copy.exists()
+        made.ok("replicate", "stop", "guest")
+        assert not copy.exists()
+        go_on = partial(made.ok, "replicate", "failback", "guest", "lab-c")
+        asyncio.run(told_of_disk(made, guest, go_on, is_on("lab-c")))
+        assert copy.exists()
 
 
 def kill(made: World, *roles: str) -> None:
@@ -195,8 +269,22 @@ def kill(made: World, *roles: str) -> None:
             os.kill(victim, signal.SIGKILL)
 
 
-def is_alone(made: World) -> bool:
-    return not services(made, "primary")
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+def test_a_kept_vm_is_protected_again_without_its_disk_being_copied(kind: str) -> None:
+    with guest_with_disk("10.0", kind) as (made, guest):
+        keeping = made.begin("replicate", "keep", "guest", "lab-a", "lab-b")
+        try:
+            eventually(partial(is_kept("lab-a", "lab-b"), made), 60, "lab-b protects it")
+            kill_it = partial(kill_all_of_the_primary, made, "lab-a")
+            asyncio.run(told_of_disk(made, guest, kill_it, is_kept("lab-b", "lab-a")))
+            assert copied_bytes(made) < RING / 2
+            lose_it = partial(kill, made, "standby")
+            again = is_kept("lab-b", "lab-a", sides(made)["primary"]["run"])
+            asyncio.run(told_of_disk(made, guest, lose_it, again))
+            assert copied_bytes(made) < RING / 2
+        finally:
+            made.kill(keeping)
 
 
 @pytest.mark.long
@@ -207,111 +295,8 @@ def test_killed_again_and_again_and_no_record_is_lost(version: str) -> None:
         homes = ["lab-a", "lab-b"]
         for _ in range(4):
             kill_it = partial(kill_all_of_the_primary, made, homes[0])
-            asyncio.run(_told_of_disk(made, guest, kill_it))
+            asyncio.run(told_of_disk(made, guest, kill_it))
             eventually(lambda: is_only_on(made, homes[1]), 10, f"one guest, on {homes[1]}")
             made.ok("replicate", "stop", "guest")
             made.ok("replicate", "start", "guest", homes[0])
             homes.reverse()
-
-
-@pytest.mark.long
-def test_a_primary_whose_service_alone_dies_is_replaced_with_its_disk() -> None:
-    with protected("10.0") as (made, guest):
-        asyncio.run(_told_of_disk(made, guest, lambda: kill(made, "primary")))
-        eventually(lambda: is_only_on(made, "lab-b"), 20, "one guest, on lab-b")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("roles", [("standby",), ("standby", "primary")])
-def test_without_its_standby_a_guest_goes_on_with_its_own_disk(roles: tuple[str, ...]) -> None:
-    """Nothing of the mirror is left in QEMU, nothing of the copy on the standby."""
-    with protected("10.0") as (made, guest):
-        asyncio.run(_told_of_disk(made, guest, lambda: kill(made, *roles), is_alone))
-        made.ok("replicate", "stop", "guest")
-        assert is_only_on(made, "lab-a")
-        assert not (made.state("lab-b") / "images/guest.raw").exists()
-        asyncio.run(_has_no_mirrors(made))
-        made.ok("migrate", "guest", "lab-b", "--disks", "copy")
-
-
-async def _has_no_mirrors(made: World) -> None:
-    vm = await read_vm(made.asked("lab-a"), "guest")
-    assert vm is not None
-    async with session(await vm.host.connect(vm.qemu.files.onlooker), "guest") as monitor:
-        assert await commands.query_jobs(monitor) == []
-        assert not [name for name in await query_disk_images(monitor) if name.startswith(PREFIX)]
-
-
-@pytest.mark.long
-def test_a_standby_that_was_lost_keeps_its_copy_for_the_next_one() -> None:
-    with protected("10.0") as (made, guest):
-        frozen = services(made, "standby")
-
-        def freeze() -> None:
-            for pid in frozen:
-                os.kill(pid, signal.SIGSTOP)
-
-        asyncio.run(_told_of_disk(made, guest, freeze, is_alone))
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
-        eventually(lambda: not services(made, "standby"), 20, "the standby has ended")
-        copy = made.state("lab-b") / "images/guest.raw"
-        made.ok("replicate", "start", "guest", "lab-b")
-        assert sides(made)["primary"]["disk_bytes_not_sent"] > copy.stat().st_size * 0.75
-        kill_it = partial(kill_all_of_the_primary, made, "lab-a")
-        asyncio.run(_told_of_disk(made, guest, kill_it))
-        eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
-
-
-@pytest.mark.long
-def test_a_mirror_that_somebody_ends_ends_the_protection_and_nothing_else() -> None:
-    with protected("10.0") as (made, guest):
-
-        async def cancel() -> None:
-            vm = await read_vm(made.asked("lab-a"), "guest")
-            assert vm is not None
-            async with session(await vm.host.connect(vm.qemu.files.onlooker), "guest") as monitor:
-                await block_job_cancel(monitor, f"{PREFIX}0", force=True)
-
-        asyncio.run(_told_of_disk(made, guest, lambda: asyncio.run(cancel()), is_alone))
-        told = sides(made)["primary"]
-        assert told["ending"] == "alone"
-        assert "a disk is not written through any more" in told["why"]
-
-
-@pytest.mark.long
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
-def test_a_standby_whose_disk_is_full_says_so_and_the_guest_goes_on() -> None:
-    guest = LabGuest("guest", 1, image(), memory="160M", disk="48M", disk_format="raw")
-    with world(qemu("10.0"), qemu("10.0")) as made:
-        images = made.state("lab-b") / "images"
-        images.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6M", "none", images], check=True)
-        try:
-            made.run_guest(guest, "lab-a", own_disk=True)
-            asyncio.run(_ready(made, guest))
-            made.ok("replicate", "start", "guest", "lab-b")
-            asyncio.run(
-                _told_of_disk(made, guest, lambda: asyncio.run(_fill(made, guest)), is_alone)
-            )
-            told = sides(made)
-            assert told["primary"]["ending"] == "alone"
-            assert "has no room for" in told["primary"]["why"]
-            made.ok("replicate", "stop", "guest")
-            assert list(images.iterdir()) == []
-        finally:
-            subprocess.run(["umount", "-l", images], check=True)
-
-
-async def _ready(made: World, guest: LabGuest) -> None:
-    control = await guest.control(made.lab)
-    await control.load_disk("rate=200K size=2M")
-    await control.load_memory("rate=5M set=16M pattern=uniform content=text")
-    await control.close()
-
-
-async def _fill(made: World, guest: LabGuest) -> None:
-    """More than the standby has room for; the answer waits until the guest is alone."""
-    control = await guest.control(made.lab)
-    await control.load_disk("rate=4M size=32M")
-    await control.close()

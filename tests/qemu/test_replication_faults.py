@@ -147,12 +147,12 @@ async def struck(made: World, case: Case, home: str, away: str, counting: Counti
         if case.step == HANDED_OVER:
             handing = asyncio.ensure_future(hand_over(made, home))
             await asyncio.sleep(random.uniform(0.0, HANDING_OVER_S))
-        before = counting.answers
         async with struck_by(made, case, home, away):
             outcome = await settled(made, case, home)
         # One that the standby had by then is not protected any more.
         assert outcome != LOST or case.step != HANDED_OVER or await has_term(made, away)
-        await counting.more_than(before if outcome == LOST else counting.answers + 1)
+        if outcome != LOST:  # a guest that died gives no more answers
+            await counting.more_than(counting.answers + 1)
     finally:
         if case.step == HANDED_OVER:
             await handing

@@ -2,8 +2,6 @@
 
 import asyncio
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +17,6 @@ from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 
 SPEC = 'name = "slow"\nmemory = "32M"\n'
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """Where pytest puts files, paths are too long for Unix sockets."""
-    with tempfile.TemporaryDirectory(prefix="vk-", dir="/tmp") as path:
-        yield Path(path)
 
 
 def hangs(directory: Path, times: int) -> Path:

@@ -85,6 +85,23 @@ def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machi
     assert outcomes[-2:] == ["completed", "completed"]
 
 
+@pytest.mark.long
+def test_libvirts_own_record_of_a_move_agrees_and_the_run_is_told_again(domain: Machines) -> None:
+    moved = domain.ok("migrate", GUEST.name, "lab-b")
+    record = libvirts_record(domain, "lab-b")
+    assert record["memory_processed"] == moved["transferred_bytes"]
+    assert record["downtime"] == moved["downtime_ms"]
+    assert record["time_elapsed"] / 1000 <= moved["total_time_s"]
+    assert domain.ok("runs", "attach", moved["run"]) == moved
+
+
+def libvirts_record(made: Machines, host: str) -> dict[str, int]:
+    """What libvirt itself keeps of the last job of a domain, of its figures that are numbers."""
+    said = made.virsh(host, "domjobinfo", GUEST.name, "--completed", "--rawstats")
+    pairs = (line.split(":", 1) for line in said.splitlines() if ":" in line)
+    return {name.strip(): int(text) for name, text in pairs if text.strip().isdecimal()}
+
+
 def test_a_disk_of_the_hosts_own_is_copied_and_leaves_the_source(own_disk: Machines) -> None:
     async def move() -> dict[str, object]:
         async with loaded(own_disk, GUEST):

@@ -1,7 +1,8 @@
 """Checkpoints as a tree, and what one says of itself."""
 
+from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError, machine_from_json, machine_to_json
-from vmckpt.checkpoint.operate import Entry
+from vmckpt.checkpoint.place import Place
 from vmckpt.checkpoint.tree import lines, rows
 from vmckpt.qemu.compare import Machine
 from vmckpt.store.manifest import AreaFacts, Manifest
@@ -44,7 +45,7 @@ def entry(name: str, number: int, parent: str | None) -> Entry:
         f"{name}{'0' * 31}", "web", parent and f"{parent}{'0' * 31}", number, 1 << 20, areas, (),
         (), given.to_json(),
     )  # fmt: skip
-    return Entry("/store", manifest, given)
+    return Entry((Place(None, "s3://store"),), manifest, given)
 
 
 def test_a_line_stays_flat_and_a_branch_moves_in() -> None:

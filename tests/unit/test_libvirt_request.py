@@ -28,6 +28,11 @@ def test_a_persistent_domain_moves_live_encrypted_and_for_good() -> None:
     assert request.to_libvirtd == ROUTE.to_libvirtd
 
 
+def test_a_source_that_can_is_held_back_from_the_switchover() -> None:
+    request = build(Options(method=Method.PRECOPY), ROUTE, PLAIN, held_mib_per_s=3)
+    assert request.parameters["bandwidth.avail.switchover"] == 3
+
+
 def test_a_transient_domain_is_defined_nowhere() -> None:
     cargo = PLAIN._replace(persistent=False, encrypted=False)
     assert build(Options(method=Method.STOP), ROUTE, cargo).flags == Flag.PEER2PEER

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vmckpt.checkpoint.qcow2 import CLUSTER_BYTES, write_image, write_overlay
+from tests.qcow2 import read_qcow2
+from vmckpt.checkpoint.qcow2 import write_image, write_overlay
+from vmckpt.qemu.qcow2 import CLUSTER_BYTES
 
 COUNT = 20
 
@@ -16,29 +18,27 @@ def chunks(numbers: list[int]) -> tuple["np.ndarray", bytes]:
     return np.array(numbers), b"".join(bytes([n + 1]) * CLUSTER_BYTES for n in numbers)
 
 
-def read_qcow2(path: Path) -> bytes:
-    """The plain way: header, first table, second table, cluster."""
-    data = path.read_bytes()
-    size = struct.unpack_from(">Q", data, 24)[0]
-    entries, level1 = struct.unpack_from(">IQ", data, 36)
-    found = bytearray(size)
-    for table in range(entries):
-        level2 = struct.unpack_from(">Q", data, level1 + 8 * table)[0] & ~(1 << 63)
-        for slot in range(8192 if level2 else 0):
-            place = struct.unpack_from(">Q", data, level2 + 8 * slot)[0] & ~(1 << 63)
-            start = (table * 8192 + slot) * CLUSTER_BYTES
-            if place:
-                part = data[place : place + CLUSTER_BYTES]
-                found[start : start + CLUSTER_BYTES] = part[: size - start]
-    return bytes(found)
-
-
 @pytest.mark.parametrize("tail", [0, 512])
 def test_both_formats_hold_the_same(tmp_path: Path, tail: int) -> None:
     size = COUNT * CLUSTER_BYTES - tail
     pieces = [chunks([7, 8, 19]), chunks([0]), chunks([3])]
     write_image(tmp_path / "a.raw", "raw", size, pieces)
     write_image(tmp_path / "a.qcow2", "qcow2", size, pieces)
+    raw = (tmp_path / "a.raw").read_bytes()
+    assert len(raw) == size
+    assert [raw[n * CLUSTER_BYTES] for n in (0, 1, 3, 7, 8, 19)] == [1, 0, 4, 8, 9, 20]
+    assert read_qcow2(tmp_path / "a.qcow2") == raw
+
+
+def test_one_that_was_begun_is_filled(tmp_path: Path) -> None:
+    size = COUNT * CLUSTER_BYTES - 512
+    pieces = [chunks([7, 8, 19]), chunks([0]), chunks([3])]
+    for kind in ("raw", "qcow2"):
+        path = tmp_path / f"a.{kind}"
+        write_image(path, kind, size, [chunks([0])])
+        begun = path.stat()
+        write_image(path, kind, size, pieces, fills=True)
+        assert path.stat().st_ino == begun.st_ino
     raw = (tmp_path / "a.raw").read_bytes()
     assert len(raw) == size
     assert [raw[n * CLUSTER_BYTES] for n in (0, 1, 3, 7, 8, 19)] == [1, 0, 4, 8, 9, 20]

@@ -9,6 +9,10 @@ from vmckpt.qemu.compare import Machine
 
 FORMAT = 1
 RAM, DEVICES = "ram", "device-state"
+# Of a VM that was saved as a whole (`whole.py`): what QEMU wrote.
+SAVED = "saved"
+EPOCH, FILE = "epoch", "file"
+MAPPED_RAM, STREAM = "mapped-ram", "stream"
 
 
 class UnknownFactsError(ValueError):
@@ -51,6 +55,9 @@ class Facts:
     passes: int
     took_s: float
     changed_pages: int
+    # How it was taken: EPOCH, or FILE, and then as what QEMU wrote its state (`whole.py`).
+    kind: str = "epoch"
+    saved_as: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""

@@ -9,24 +9,28 @@ goes with its last fork. Disks are qcow2 overlays over one image each, which sta
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.epoch.load import SETTINGS, load_devices
-from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
+from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IMAGES, lock_path
@@ -49,31 +53,53 @@ class Forked:
     name: str
     took_ms: float
     error: str = ""
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For the one who asked."""
         return asdict(self)
 
 
-async def fork(host: LocalHost, place: str, wish: Wish) -> list[Forked]:
+async def fork(
+    host: LocalHost, place: str, wish: Wish, secret: bytes | None = None
+) -> list[Forked]:
     """Make them, one after the other; one that fails leaves nothing, and the others run.
+
+    They all begin to run when the last one is ready: until then none takes the others' time.
 
     Raises RefusedError, NotFoundError, StorageError when none can be.
     """
-    async with reading(place, wish.checkpoint) as point:
-        return await _Forking(host, point, wish).run()
+    async with reading(place, wish.checkpoint, secret) as point:
+        return await _Forking(host, point, wish, place).run()
+
+
+class _Ready(NamedTuple):
+    """One that waits to run; without a monitor there is none."""
+
+    planned: Planned
+    made: list[Path]
+    monitor: Monitor | None
+    error: str
+    took_s: float
 
 
 class _Forking:
     """All forks of one request."""
 
-    def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish) -> None:
+    def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish, place: str) -> None:
         self._host, self._point, self._wish = host, point, wish
+        self._history = History().then(point.manifest.id, host, place)
         self._facts = known_facts(point.manifest.facts)
         self._ram: Path | None = None
         self._disks: dict[int, Path] = {}
 
     async def run(self) -> list[Forked]:
+        if self._facts.kind == FILE:
+            raise RefusedError(
+                "the checkpoint cannot be forked",
+                why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
+                remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
+            )
         names = [
             check_name(f"{self._wish.name}-{number + 1}", "VM")
             for number in range(self._wish.number)
@@ -84,10 +110,29 @@ class _Forking:
         try:
             await self._make_base(planned[0])
             state = await in_thread(partial(self._point.blob, DEVICES))
-            return [await self._one(plan, state) for plan in planned]
+            async with AsyncExitStack() as locks:
+                ready: list[_Ready] = []
+                try:
+                    for plan in planned:
+                        ready.append(await self._one(plan, state, locks))  # noqa: PERF401 - undone
+                except BaseException:
+                    for one in ready:
+                        await finish(self._undo(one.planned, one.made))
+                    raise
+                forks = [await self._run(one) for one in ready]
+            # When all run: whoever waits for an agent keeps no other from running.
+            return await all_of(map(self._told, forks, planned))
         finally:
             if self._ram is not None:
                 await self._host.remove(self._ram)
+
+    async def _told(self, fork: Forked, planned: Planned) -> Forked:
+        """After the guest was told what it can be."""
+        if fork.error:
+            return fork
+        agent, plugged = planned.vm.qemu.files.agent, self._wish.plugged
+        unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
+        return replace(fork, warnings=tuple(unsaid))
 
     async def _make_base(self, planned: Planned) -> None:
         self._ram = planned.spec.ram_dir / f"vmckpt-fork-{secrets.token_hex(4)}.base"
@@ -117,60 +162,71 @@ class _Forking:
         finally:
             os.close(fd)
 
-    async def _one(self, planned: Planned, state: bytes) -> Forked:
+    async def _one(self, planned: Planned, state: bytes, locks: AsyncExitStack) -> "_Ready":
+        """One that waits to run, and whose lock is held; or why there is none."""
         began_s = time.monotonic()
-
-        def took_ms() -> float:
-            return round((time.monotonic() - began_s) * 1e3, 1)
-
+        made: list[Path] = []
+        monitor, error = None, ""
         try:
             lock = lock_path(self._host.state_dir, planned.vm.name)
-            async with self._host.lock(lock, owner("fork")):
-                await self._start(planned, state)
+            await locks.enter_async_context(self._host.lock(lock, owner("fork")))
+            await sweep(self._host, planned.spec, planned.vm.directory, None)
+            try:
+                monitor = await self._start(planned, state, made)
+            except BaseException:
+                await finish(self._undo(planned, made))
+                raise
+            locks.push_async_callback(monitor.close)
         except (VmckptError, OSError) as exc:
-            return Forked(planned.vm.name, took_ms(), str(exc))
-        return Forked(planned.vm.name, took_ms())
+            error = str(exc)
+        return _Ready(planned, made, monitor, error, time.monotonic() - began_s)
 
-    async def _start(self, planned: Planned, state: bytes) -> None:
+    async def _run(self, one: "_Ready") -> Forked:
+        began_s, name, error = time.monotonic(), one.planned.vm.name, one.error
+        if one.monitor is not None:
+            try:
+                await to_the_end(commands.cont(one.monitor))
+            except VmckptError as exc:
+                await finish(self._undo(one.planned, one.made))
+                error = str(exc)
+        took_ms = (one.took_s + time.monotonic() - began_s) * 1e3
+        return Forked(name, round(took_ms, 1), error)
+
+    async def _start(self, planned: Planned, state: bytes, made: list[Path]) -> Monitor:
         vm, host = planned.vm, self._host
         files, spec = vm.qemu.files, vm.spec
-        await sweep(host, spec, vm.directory, None)
-        made: list[Path] = []
+        await host.make_dir(files.path)
+        if variables := await in_thread(partial(copy_variables, planned)):
+            made.append(variables)
+        for disk in planned.disks:
+            facts = self._facts.disks[disk.number]
+            write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
+            made.append(disk.path)
+        if self._ram is not None:
+            files.ram(spec.ram_dir).hardlink_to(self._ram)
+        qemu, monitor = await start_qemu(
+            host, spec, vm.qemu.platform, files, incoming=True, private_ram=True
+        )
         try:
-            await host.make_dir(files.path)
-            if variables := await in_thread(partial(copy_variables, planned)):
-                made.append(variables)
-            for disk in planned.disks:
-                facts = self._facts.disks[disk.number]
-                write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
-                made.append(disk.path)
-            if self._ram is not None:
-                files.ram(spec.ram_dir).hardlink_to(self._ram)
-            qemu, monitor = await start_qemu(
-                host, spec, vm.qemu.platform, files, incoming=True, private_ram=True
-            )
-            try:
-                here = machine_from_json(self._facts.machine)
-                if found := differences(here, await describe(monitor)):
-                    raise OperationFailedError(
-                        f"the QEMU on {host.name} is another machine",
-                        why="; ".join(found),
-                        remedy="use the QEMU that the checkpoint was taken with, or one like it",
-                    )
-                await commands.migrate_set_capabilities(monitor, SETTINGS)
-                await load_devices(monitor, state)
-                await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
-                if self._wish.plugged:
-                    await plug_taps(host, spec, files)
-                await host.write_text(vm.directory.spec, spec.text)
-                await host.write_text(vm.directory.point, self._point.manifest.id)
-                await host.write_text(vm.directory.current, qemu.to_json())
-                await to_the_end(commands.cont(monitor))
-            finally:
-                await finish(monitor.close())
+            here = machine_from_json(self._facts.machine)
+            if found := differences(here, await describe(monitor)):
+                raise OperationFailedError(
+                    f"the QEMU on {host.name} is another machine",
+                    why="; ".join(found),
+                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                )
+            await commands.migrate_set_capabilities(monitor, SETTINGS)
+            await load_devices(monitor, state)
+            await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+            if self._wish.plugged:
+                await plug_taps(host, spec, files)
+            await host.write_text(vm.directory.spec, spec.text)
+            await host.write_text(vm.directory.point, self._history.text)
+            await host.write_text(vm.directory.current, qemu.to_json())
         except BaseException:
-            await finish(self._undo(planned, made))
+            await finish(monitor.close())
             raise
+        return monitor
 
     async def _undo(self, planned: Planned, made: list[Path]) -> None:
         await end_qemu(self._host, planned.spec.ram_dir, planned.vm.qemu.files)

@@ -1,17 +1,17 @@
 """Looking into stores, and removing from them."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import NamedTuple
 
-from vmckpt.checkpoint.operate import Entry, entries
+from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.place import Key, Place, opened
 from vmckpt.checkpoint.retention import Candidate, Rule, plan
 from vmckpt.errors import RefusedError
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.store.open import open_store
+from vmckpt.store.store import Store
 
 
 class AreaDifference(NamedTuple):
@@ -31,32 +31,35 @@ class Decision:
     why: str
 
 
-async def differences(one: Entry, other: Entry) -> list[AreaDifference]:
-    """How much of each area differs. Raises RefusedError when they are in two stores."""
-    if one.place != other.place:
+async def differences(one: Entry, other: Entry, key: Key = None) -> list[AreaDifference]:
+    """How much of each area differs. Raises RefusedError when no store has both."""
+    there = [place.label for place in other.places]
+    both = [place for place in one.places if place.label in there]
+    if not both:
         raise RefusedError(
             "the two checkpoints are in two stores",
-            why=f"{one.place} and {other.place}",
-            remedy="copy one of them: vmckpt store copy",
+            why=f"{one.place.label} and {other.place.label}",
+            remedy="copy one of them: "
+            f"vmckpt store copy {other.place.label} {one.id[:12]} --store {one.place.label}",
         )
-    return await in_thread(partial(_differences, one, other))
-
-
-def _differences(one: Entry, other: Entry) -> list[AreaDifference]:
+    async with opened(both[0], key) as store:
+        found = await in_thread(partial(store.diff, one.id, other.id))
     sizes = {area.name: area.chunk_bytes for entry in (other, one) for area in entry.manifest.areas}
-    with open_store(one.place) as store:
-        found = store.diff(one.id, other.id)
     return [AreaDifference(name, len(chunks), sizes[name]) for name, chunks in found.items()]
 
 
-async def verify(entry: Entry) -> int:
-    """Read all of it: how many bytes. Raises DamagedError."""
-    return await in_thread(partial(_verify, entry))
+async def verify(entry: Entry, key: Key = None) -> dict[str, int]:
+    """Read all of it, in every store that has it: how many bytes, by store. Raises DamagedError."""
+    found = {}
+    for place in entry.places:
+        async with opened(place, key) as store:
+            found[place.label] = await in_thread(partial(_verify, store, entry))
+    return found
 
 
-def _verify(entry: Entry) -> int:
+def _verify(store: Store, entry: Entry) -> int:
     total = 0
-    with open_store(entry.place) as store, store.read(entry.id) as point:
+    with store.read(entry.id) as point:
         for area in entry.manifest.areas:
             for _, contents in point.area(area.name).stream():
                 total += len(contents)
@@ -65,29 +68,29 @@ def _verify(entry: Entry) -> int:
     return total
 
 
-async def remove(found: Sequence[Entry]) -> None:
-    """Remove them. Raises BusyError (one is being read)."""
-    for place, those in groupby(sorted(found, key=lambda one: one.place), lambda one: one.place):
-        await in_thread(partial(_remove, place, [one.id for one in those]))
-
-
-def _remove(place: str, ids: list[str]) -> None:
-    with open_store(place) as store:
-        store.remove(ids)
+async def remove(found: Sequence[Entry], key: Key = None) -> None:
+    """Remove them from every store that has them. Raises BusyError (one is being read)."""
+    ids: dict[str, tuple[Place, list[str]]] = {}
+    for one in found:
+        for place in one.places:
+            ids.setdefault(place.label, (place, []))[1].append(one.id)
+    for place, those in ids.values():
+        async with opened(place, key) as store:
+            await in_thread(partial(store.remove, those))
 
 
 async def prune(
-    where: Iterable[str], vm: str, rule: Rule, tags: Mapping[str, str], *, apply: bool
+    entries: Sequence[Entry], rule: Rule, tags: Mapping[str, str], key: Key, *, apply: bool
 ) -> list[Decision]:
     """What the rule means for a VM's checkpoints that have the tags; done with `apply`."""
-    found = [one for one in await entries(where, vm) if _has(one, tags)]
+    found = [one for one in entries if _has(one, tags)]
     candidates = [
         Candidate(one.id, one.manifest.created_unix_s, one.manifest.added_bytes) for one in found
     ]
     verdicts = plan(candidates, rule, now_unix_s=time.time())
     decisions = [Decision(one, *verdicts[one.id]) for one in found]
     if apply:
-        await remove([one.entry for one in decisions if not one.keep])
+        await remove([one.entry for one in decisions if not one.keep], key)
     return decisions
 
 

@@ -1,153 +1,196 @@
-"""The operator's side: which checkpoints there are, and having one made, restored or forked."""
+"""The operator's side: having a checkpoint made, restored or forked by the host it is to be on."""
 
 import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint import fork, restore, take
-from vmckpt.checkpoint.facts import Facts, UnknownFactsError
-from vmckpt.checkpoint.place import own_place
+from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.facts import FILE
+from vmckpt.checkpoint.place import Place, own, parse_place, secret_at
+from vmckpt.checkpoint.recover import recover
+from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.service import (
     CREATE,
     DONE,
     FAILED,
     FORK,
+    RECOVER,
     RESTORE,
     RUNNING,
+    SETTLED,
+    Asked,
     Files,
     request_for,
 )
-from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError, UsageError
+from vmckpt.checkpoint.whole import require_savable
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.remote.values import unpack_error
-from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
-from vmckpt.store.manifest import Manifest
-from vmckpt.store.open import open_store
-from vmckpt.vm.inventory import Vm
+from vmckpt.store.checkpoint_file import CHECKPOINTS
+from vmckpt.store.sealing.keys import KeySource
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import restore_is_cut_off
+from vmckpt.vm.paths import vms_dir
 
 POLL_S = 0.02
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A checkpoint in a store; `facts` of None: another version of vmckpt wrote it."""
-
-    place: str
-    manifest: Manifest
-    facts: Facts | None
-
-    @property
-    def id(self) -> str:
-        """What it is called for good."""
-        return self.manifest.id
-
-    @property
-    def name(self) -> str:
-        """What its maker called it."""
-        return self.facts.name if self.facts else "?"
-
-
-def places(hosts: Iterable[Host], given: str | None) -> list[str]:
-    """The stores to look in: the one that was named, or those of this machine's hosts."""
-    if given is not None:
-        return [given]
-    own = (own_place(host.state_dir) for host in hosts if host.is_this_machine)
-    return [place for place in own if Path(place).exists()]
-
-
-async def entries(where: Iterable[str], vm: str | None = None) -> list[Entry]:
-    """All checkpoints there, oldest first. Raises StorageError."""
-    found: list[Entry] = []
-    for place in where:
-        manifests = await in_thread(partial(_manifests, place, vm))
-        found += [Entry(place, manifest, _facts(manifest)) for manifest in manifests]
-    return sorted(found, key=lambda one: (one.manifest.created_unix_s, one.id))
-
-
-async def find(where: Iterable[str], text: str) -> Entry:
-    """The one whose id begins so, or whose name it is. Raises NotFoundError, UsageError."""
-    every = await entries(where)
-    exact = [one for one in every if one.id == text]
-    named = [one for one in every if one.name == text]
-    begun = [one for one in every if len(text) >= 4 and one.id.startswith(text)]
-    found = exact or named or begun
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(
-            f"'{text}' is {len(found)} checkpoints",
-            why=", ".join(f"{one.id[:12]} of {one.manifest.vm}" for one in found),
-            remedy="write more of the id",
+async def create(
+    vm: Vm, given: str | None, wish: take.Wish, tell: Tell, key: KeySource | None = None
+) -> dict[str, Any]:
+    """Have a checkpoint of the VM taken by its host. Raises what `take.take` does."""
+    place = parse_place(given, vm.host) if given else own(vm.host)
+    if place.host is not None and not _same_machine(place.host, vm.host):
+        raise RefusedError(
+            f"{vm.host.name} does not see the store {place.label}",
+            why=f"it is a directory of {place.host.name}, and '{vm.name}' is on {vm.host.name}",
+            remedy=f"take it into a store there, then: vmckpt store copy {place.label}",
         )
-    raise NotFoundError(
-        f"there is no checkpoint '{text}'",
-        why="no store that was looked in has it",
-        remedy="see `vmckpt checkpoint list`, or name its store: --store",
+    await (require_savable(vm) if wish.kind == FILE else take.require_capturable(vm))
+    secret = await secret_at(place, key)
+    asked = Asked(CREATE, vm.name, place.path)
+    return await _have_done(vm.host, asked, wish._asdict(), tell, secret)
+
+
+async def restore_to(
+    host: Host, entry: Entry, wish: restore.Wish, tell: Tell, key: KeySource | None = None
+) -> dict[str, Any]:
+    """Have the host make a running VM of a checkpoint; returns as soon as the guest runs."""
+    name = wish.name or entry.manifest.vm
+    if not wish.in_place:
+        await _require_unused([name], host)
+    place = await _seen_from(host, entry)
+    secret = await secret_at(place, key)
+    words = wish._asdict() | {"checkpoint": entry.id}
+    return await _have_done(host, Asked(RESTORE, name, place.path), words, tell, secret)
+
+
+async def fork_on(
+    host: Host, entry: Entry, wish: fork.Wish, tell: Tell, key: KeySource | None = None
+) -> dict[str, Any]:
+    """Have the host make forks of a checkpoint; each says how it went."""
+    await _require_unused([f"{wish.name}-{number + 1}" for number in range(wish.number)], host)
+    place = await _seen_from(host, entry)
+    secret = await secret_at(place, key)
+    asked = Asked(FORK, wish.name, place.path)
+    return await _have_done(host, asked, wish._asdict(), tell, secret)
+
+
+async def recover_there(vm: Vm) -> None:
+    """Have the VM's host end a restore or a saving that was cut off there.
+
+    Raises BusyError, VmLostError; OperationFailedError when it did not come to an end.
+    """
+    host = vm.host
+    if host.is_this_machine:
+        await recover(vm)
+        return
+    files = Files.of(host, _new_run())
+    await host.make_dir(files.path)
+    try:
+        text = request_for(host, Asked(RECOVER, vm.name, ""), {}, None)
+        await host.write_text(files.request, text)
+        words = [*await host.own_command(), "checkpointing", str(files.path), "--recover"]
+        process = await host.spawn(words, files.log)
+        while await host.is_alive(process):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(POLL_S)
+        if await restore_is_cut_off(vm):
+            raise await _died(host, files, "recovery")
+    finally:
+        await finish(host.remove(files.path))
+
+
+def _new_run() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+
+
+async def _require_unused(names: Collection[str], host: Host) -> None:
+    """No other host that answers has a VM of these names; `host` looks itself. RefusedError."""
+
+    async def look(other: Host) -> list[Vm | None]:
+        if other.name == host.name:
+            return []
+        there = await other.list_dir(vms_dir(other.state_dir))
+        return [await read_vm(other, name) for name in there if name in names]
+
+    found = await ask_every(all_hosts(), look)
+    for vm in (one for those in found.given for one in those if one is not None):
+        raise RefusedError(
+            f"there is a VM '{vm.name}' already",
+            why=f"on host {vm.host.name}",
+            remedy="restore it --in-place there, or make a copy of another name",
+        )
+
+
+def _same_machine(one: Host, other: Host) -> bool:
+    return one.name == other.name or (one.is_this_machine and other.is_this_machine)
+
+
+async def _seen_from(host: Host, entry: Entry) -> Place:
+    """The store, of those that have the checkpoint, that the host gets to; its own comes first.
+
+    Raises RefusedError.
+    """
+    remote = [place for place in entry.places if place.host is None]
+    paths = dict.fromkeys([own(host).path, *(p.path for p in entry.places if p.host is not None)])
+    for path in paths:
+        # A directory that hosts share is known by what is in it.
+        if await host.exists(Path(path) / CHECKPOINTS / entry.id):
+            return Place(host, path)
+        if host.is_this_machine and Path(path).is_file():
+            return Place(host, path)  # an exported file, which the operator named
+    if remote:
+        return remote[0]
+    raise RefusedError(
+        f"{host.name} does not see checkpoint '{entry.name}'",
+        why=f"it is in {' and '.join(place.label for place in entry.places)}",
+        remedy="copy it there first: "
+        f"vmckpt store copy {host.name}: {entry.id[:12]} --store {entry.place.label}",
     )
 
 
-async def create(vm: Vm, place: str | None, wish: take.Wish, tell: Tell) -> dict[str, Any]:
-    """Have a checkpoint of the VM taken by its host. Raises what `take.take` does."""
-    await take.require_capturable(vm)
-    where = place or own_place(vm.host.state_dir)
-    return await _have_done(vm.host, CREATE, (vm.name, where), wish._asdict(), tell)
-
-
-async def restore_to(host: Host, entry: Entry, wish: restore.Wish, tell: Tell) -> dict[str, Any]:
-    """Have the host make a running VM of a checkpoint; returns as soon as the guest runs."""
-    _require_reachable(host, entry)
-    asked = wish._asdict() | {"checkpoint": entry.id}
-    name = wish.name or entry.manifest.vm
-    return await _have_done(host, RESTORE, (name, entry.place), asked, tell)
-
-
-async def fork_on(host: Host, entry: Entry, wish: fork.Wish, tell: Tell) -> dict[str, Any]:
-    """Have the host make forks of a checkpoint; each says how it went."""
-    _require_reachable(host, entry)
-    return await _have_done(host, FORK, (wish.name, entry.place), wish._asdict(), tell)
-
-
-def _require_reachable(host: Host, entry: Entry) -> None:
-    if not host.is_this_machine and "://" not in entry.place:
-        raise RefusedError(
-            f"{host.name} does not see the store {entry.place}",
-            why="it is a directory of this machine",
-            remedy="copy it there first (vmckpt store copy), and restore there: --store",
-        )
-
-
 async def _have_done(
-    host: Host, verb: str, what: tuple[str, str], wish: Mapping[str, Any], tell: Tell
+    host: Host, asked: Asked, wish: Mapping[str, Any], tell: Tell, secret: bytes | None
 ) -> dict[str, Any]:
-    """Have a service there do it to a VM with a store, (VM, place); its result."""
-    run = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    """Have a service there do it; its result."""
+    run = _new_run()
     files = Files.of(host, run)
     await host.make_dir(files.path)
-    await host.write_text(files.request, request_for(host, verb, what, wish))
+    async with written_on(host, run, secret) as key_path:
+        text = request_for(host, asked, wish, key_path)
+        await host.write_text(files.request, text)
+        return await _served(host, asked.verb, files, tell)
+
+
+async def _served(host: Host, verb: str, files: Files, tell: Tell) -> dict[str, Any]:
     command = [*await host.own_command(), "checkpointing", str(files.path)]
     service = await host.spawn(command, files.log)
-    said = ""
+    said = 0
     try:
         while True:
             alive = await host.is_alive(service)
             status = json.loads(await host.read_text(files.status) or "{}")
-            if status.get("state") in (RUNNING, DONE):
+            done = status.get("state") in (SETTLED, DONE)
+            if done or (status.get("state") == RUNNING and not alive):
                 result: dict[str, Any] = status["result"]
                 return result
             if status.get("state") == FAILED:
                 raise unpack_error(status["error"])
             if not alive:
                 raise await _died(host, files, verb)
-            if (step := status.get("step", "")) != said:
-                tell(said := step)
+            steps = status.get("steps", [])
+            for step in steps[said:]:
+                tell(step)
+            said = max(said, len(steps))
             await asyncio.sleep(POLL_S)
     except asyncio.CancelledError:
         await finish(_interrupt(host, service))
@@ -170,30 +213,3 @@ async def _died(host: Host, files: Files, verb: str) -> OperationFailedError:
         why="; ".join(words[-2:]) or "its process was killed",
         remedy="ask again; `vmckpt vm list` shows how the VM is",
     )
-
-
-def _manifests(place: str, vm: str | None) -> list[Manifest]:
-    with open_store(place) as store:
-        return store.manifests(vm)
-
-
-def _facts(manifest: Manifest) -> Facts | None:
-    try:
-        return Facts.from_json(manifest.facts)
-    except UnknownFactsError:
-        return None
-
-
-def to_json(entry: Entry) -> dict[str, Any]:
-    """All that is known of it."""
-    manifest = entry.manifest
-    return {
-        "id": manifest.id,
-        "vm": manifest.vm,
-        "parent": manifest.parent,
-        "created_unix_s": manifest.created_unix_s,
-        "added_bytes": manifest.added_bytes,
-        "areas": [asdict(area) for area in manifest.areas],
-        "store": entry.place,
-        "facts": entry.facts.to_json() if entry.facts else None,
-    }

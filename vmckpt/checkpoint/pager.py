@@ -4,34 +4,42 @@
 
 A line of JSON comes by the socket for each step, and one goes back:
 
-    {"store", "checkpoint"}                                    -> {"open": pages that are not zero}
-    {"pid", "ram_file", "again": null or the descriptor}       -> {"missing": the descriptor}
+    {"store", "checkpoint", "key", "ram_file", "noted"}        -> {"open": pages that are not zero}
+    {"pid", "again": null or the descriptor}                   -> {"missing": the descriptor}
     {"go": the file that says that pages are missing}          -> nothing
 
-Then pages are served, and all others fetched, until all are there.
+Then pages are served, and all others fetched, until all are there. `noted` is a file of the pages
+that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
+is the file with what opens an encrypted store, or left out.
 
 Whoever told it may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
 copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
 wait for its next page, and another pager can go on. A page that the store does not give as it was
 ends the guest: it is killed, never given something else. The file then says why; at the end of all
 pages it is removed.
+
+Each page is given once: one that the guest has given back since (it reports free pages, or has a
+balloon) is zeroes when it is wanted again.
 """
 
+import itertools
 import json
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vmckpt.checkpoint.first_pages import note, put_first, read_noted
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
-from vmckpt.memory.ram_file import PAGE_BYTES, extents
+from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
 from vmckpt.store.open import open_store
 
 # Streamed at once between two looks for faults.
@@ -39,52 +47,41 @@ PIECE_PAGES = 32
 _NICE = 5
 # How long nobody may wait for a page before it is looked whether there is news.
 IDLE_MS = 1
+# What is waited for so long after the beginning is noted for the next time.
+NOTED_S = 0.5
+# So long the guest has the processors for itself, and gets only what it waits for.
+ALONE_S = 0.15
 
 
 class Pager:
     """The pages of one guest, from one checkpoint."""
 
-    def __init__(self, area: Any, missing: MissingPages, ram_file: Path, there: np.ndarray) -> None:
-        self._area, self._missing, self._ram_file = area, missing, ram_file
-        self._wanted = np.zeros(len(there), bool)
-        self._wanted[area.numbers()] = True
-        self._left = self._wanted & ~there
+    def __init__(self, area: Any, missing: MissingPages, there: np.ndarray) -> None:
+        self._area, self._missing = area, missing
+        self._left = ~there
+        empty = np.ones(len(there), bool)
+        empty[area.numbers()] = False
+        self._left[empty] = False
+        # In its first moments, in order.
+        self.waited_for: list[int] = []
+        self._began_s = time.monotonic()
 
     def serve(self) -> None:
         """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
-        self.answer()
+        while time.monotonic() < self._began_s + ALONE_S:
+            self.answer(IDLE_MS)
         for numbers, contents in self._area.stream():
-            self._give(numbers, contents)
+            for at in range(0, len(numbers), PIECE_PAGES):
+                start, end = at * PAGE_BYTES, (at + PIECE_PAGES) * PAGE_BYTES
+                self._give(numbers[at : at + PIECE_PAGES], memoryview(contents)[start:end])
+                self.answer()
         if self._left.any():
-            # A stream tells each page once; what came before it is there.
-            rest = np.flatnonzero(self._left)
-            self._give(rest, self._area.read(rest))
-        self.answer()
-        self._require_all()
-        self._missing.end()
-
-    def _require_all(self) -> None:
-        """Every page is really there. Raises OperationFailedError."""
-        there = np.zeros(len(self._wanted), bool)
-        mark_present(there, self._ram_file)
-        if missing := int(np.count_nonzero(self._wanted & ~there)):
             raise OperationFailedError(
-                f"{missing} pages of the guest's memory could not be put there",
-                why="the kernel took them, and does not have them",
-                remedy="restore it with --eager",
+                f"{np.count_nonzero(self._left)} pages of the guest's memory did not come",
+                why="the checkpoint lists them, and its stream does not have them",
+                remedy="look at the store: vmckpt store check",
             )
-
-    def _give(self, numbers: "np.ndarray", contents: Any) -> None:
-        view = memoryview(contents)
-        for at in range(0, len(numbers), PIECE_PAGES):
-            piece = numbers[at : at + PIECE_PAGES]
-            for first, count in _runs(piece):
-                start = (at + first) * PAGE_BYTES
-                if self._left[piece[first] : piece[first] + count].any():
-                    data = view[start : start + count * PAGE_BYTES]
-                    self._missing.fill(int(piece[first]) * PAGE_BYTES, data)
-            self._left[piece] = False
-            self.answer()
+        self._missing.end()
 
     def answer(self, wait_ms: int = 0) -> None:
         """Whoever waits for a page gets it, and what is had along with it."""
@@ -93,31 +90,36 @@ class Pager:
             along = []
             for offset in waited_for:
                 number = offset // PAGE_BYTES
-                if not self._wanted[number]:
+                if time.monotonic() < self._began_s + NOTED_S:
+                    self.waited_for.append(number)
+                if not self._left[number]:
                     self._missing.zero(offset)
                     continue
                 numbers, contents = self._area.read_around(number)
                 place = int(np.flatnonzero(numbers == number)[0]) * PAGE_BYTES
-                view = memoryview(contents)
-                self._missing.fill(offset, view[place : place + PAGE_BYTES])
+                self._missing.fill(offset, memoryview(contents)[place : place + PAGE_BYTES])
                 self._left[number] = False
-                along.append((numbers, view))
+                along.append((numbers, memoryview(contents)))
             for numbers, view in along:
-                for first, count in _runs(numbers):
-                    if self._left[numbers[first : first + count]].any():
-                        start = first * PAGE_BYTES
-                        data = view[start : start + count * PAGE_BYTES]
-                        self._missing.fill(int(numbers[first]) * PAGE_BYTES, data)
-                self._left[numbers] = False
+                self._give(numbers, view)
+
+    def _give(self, numbers: "np.ndarray", contents: memoryview) -> None:
+        """Those of the pages that were not given yet."""
+        chosen = np.flatnonzero(self._left[numbers])
+        for first, count in _runs(numbers, chosen):
+            data = contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
+            self._missing.fill(int(numbers[first]) * PAGE_BYTES, data)
+            self._left[numbers[first : first + count]] = False
 
 
-def _runs(numbers: "np.ndarray") -> Iterator[tuple[int, int]]:
-    """Where numbers follow one another: (place of the first, how many)."""
-    ends = np.flatnonzero(np.diff(numbers) != 1) + 1
-    first = 0
-    for end in [*ends.tolist(), len(numbers)]:
-        yield first, end - first
-        first = end
+def _runs(numbers: "np.ndarray", chosen: "np.ndarray") -> Iterator[tuple[int, int]]:
+    """Where chosen places lie beside one another, and so do their numbers: (place, how many)."""
+    if not len(chosen):
+        return
+    apart = (np.diff(chosen) != 1) | (np.diff(numbers[chosen]) != 1)
+    starts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(chosen)]
+    for start, end in itertools.pairwise(starts):
+        yield int(chosen[start]), end - start
 
 
 def main() -> None:
@@ -126,26 +128,39 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as told, told.makefile("rw") as lines:
         where = json.loads(lines.readline())
-        with open_store(where["store"]).read(where["checkpoint"]) as point:
-            area = point.area("ram")
-            _say(lines, {"open": len(area.numbers())})
-            line = lines.readline()
-            if not line:
-                return
-            vm = json.loads(line)
-            ram_file = Path(vm["ram_file"])
-            there = np.zeros(ram_file.stat().st_size // PAGE_BYTES, bool)
-            if vm["again"] is None:
-                missing = MissingPages.begin(vm["pid"], ram_file)
-            else:
-                missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
-                mark_present(there, ram_file)
-            _say(lines, {"missing": missing.number})
-            pager = Pager(area, missing, ram_file, there)
-            # The devices' state touches pages too: served from here on.
-            marker = _until_go(told, pager)
-            if marker is not None:
-                _serve(pager, vm["pid"], marker)
+        key = Path(where["key"]) if "key" in where else None
+        secret = bytes.fromhex(key.read_text()) if key else None
+        try:
+            with open_store(where["store"], secret).read(where["checkpoint"]) as point:
+                _page(told, lines, where, point.area("ram"))
+        except VmckptError as exc:
+            sys.exit(f"{exc.what}: {exc.why}")
+
+
+def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> None:
+    ram_file, noted = Path(where["ram_file"]), where["noted"]
+    first = put_first(ram_file, area, read_noted(Path(noted))) if noted else None
+    _say(lines, {"open": len(area.numbers())})
+    line = lines.readline()
+    if not line:
+        return
+    vm = json.loads(line)
+    if vm["again"] is None:
+        missing = MissingPages.begin(vm["pid"], ram_file)
+        there = overwritten(ram_file, area, first)
+    else:
+        missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
+        there = present(ram_file)
+    _say(lines, {"missing": missing.number})
+    pager = Pager(area, missing, there)
+    # The devices' state touches pages too: served from here on.
+    marker = _until_go(told, pager)
+    if marker is not None:
+        _serve(pager, vm["pid"], marker)
+        if "key" in where:
+            Path(where["key"]).unlink(missing_ok=True)
+        if noted:
+            note(Path(noted), pager.waited_for)
 
 
 def _until_go(told: socket.socket, pager: Pager) -> Path | None:
@@ -182,12 +197,23 @@ def _serve(pager: Pager, pid: int, marker: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def mark_present(there: "np.ndarray", ram_file: Path) -> None:
-    """The pages that have memory."""
-    fd = os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)
-    for start, end in extents(fd, len(there) * PAGE_BYTES):
-        there[start // PAGE_BYTES : end // PAGE_BYTES] = True
-    os.close(fd)
+def present(ram_file: Path) -> "np.ndarray":
+    """Of each page whether it has memory."""
+    size_bytes = ram_file.stat().st_size
+    found = np.zeros(size_bytes // PAGE_BYTES, bool)
+    with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        for start, end in extents(fd, size_bytes):
+            found[start // PAGE_BYTES : end // PAGE_BYTES] = True
+    return found
+
+
+def overwritten(ram_file: Path, area: Any, but: "np.ndarray | None") -> "np.ndarray":
+    """What the QEMU has put there itself, for no guest runs yet, becomes what it has to be."""
+    found = present(ram_file)
+    with open_fd(os.open(ram_file, os.O_RDWR | os.O_CLOEXEC)) as fd:
+        for number in np.flatnonzero(found if but is None else found & ~but).tolist():
+            os.pwrite(fd, area.read(np.array([number])), number * PAGE_BYTES)
+    return found
 
 
 def _say(lines: Any, words: dict[str, Any]) -> None:

@@ -7,19 +7,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from vmckpt.errors import OperationFailedError, VmLostError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import Qemu
 
+T = TypeVar("T")
 ANSWER_S, POLL_S = 30.0, 0.02
 
 
@@ -36,8 +38,21 @@ class Pager:
         self._told: dict[str, Any] = {}
 
     @classmethod
-    async def start(cls, place: str, checkpoint_id: str, log: Path) -> Self:
-        """A pager that opens the checkpoint meanwhile; `opened` waits for that. Raises OSError."""
+    async def start(
+        cls,
+        place: str,
+        checkpoint_id: str,
+        log: Path,
+        ram_file: Path,
+        *,
+        noted: Path | None = None,
+        key: Path | None = None,
+    ) -> Self:
+        """A pager that opens the checkpoint meanwhile; `opened` waits for that. Raises OSError.
+
+        What `noted` (see `first_pages.py`) names is put into the RAM file, which nobody uses yet.
+        `key` has what opens an encrypted store (`secret.py`); it goes with the last page.
+        """
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as words, _signals_blocked():
             process = subprocess.Popen(  # noqa: ASYNC220 - it does not wait for anything
@@ -50,26 +65,27 @@ class Pager:
             )
         ours.setblocking(False)
         pager = cls(process, await asyncio.open_connection(sock=ours), log)
-        pager._told = {"store": place, "checkpoint": checkpoint_id}
-        pager._tell(pager._told)
+        pager._told = {"store": place, "checkpoint": checkpoint_id, "ram_file": str(ram_file)}
+        if key is not None:
+            pager._told["key"] = str(key)
+        pager._tell(pager._told | {"noted": str(noted) if noted else None})
         return pager
 
     async def opened(self) -> None:
         """Wait until it has opened the checkpoint. Raises OperationFailedError."""
         await self._answer()
 
-    async def attach(self, qemu: Qemu, ram_file: Path, again: int | None = None) -> None:
+    async def attach(self, qemu: Qemu, again: int | None = None) -> None:
         """From here on the QEMU waits at missing pages, and is given them.
 
         Raises OperationFailedError.
         """
-        self._tell({"pid": qemu.process.pid, "ram_file": str(ram_file), "again": again})
+        self._tell({"pid": qemu.process.pid, "again": again})
         answer = await self._answer()
         itself = identify(self._process.pid)
         self._told |= {
             "descriptor": answer["missing"],
             "pager": asdict(itself) if itself else None,
-            "ram_file": str(ram_file),
         }
 
     async def go(self, host: Host, files: QemuDir) -> None:
@@ -79,9 +95,26 @@ class Pager:
 
     async def ended(self) -> int:
         """Return when it has ended: its exit status."""
-        status = await asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+        status = await in_thread(self._process.wait)
         self._writer.close()
         return status
+
+    async def alive_during(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives, which may wait for pages. Raises OperationFailedError: it has died."""
+        waiting, working = asyncio.ensure_future(self.ended()), asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({waiting, working}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise OperationFailedError(
+                "the guest's memory could not be had",
+                why=self._last_words() or "its pager was killed",
+                remedy="`vmckpt checkpoint verify` says whether the checkpoint is whole",
+            )
+        finally:
+            for task in (waiting, working):
+                task.cancel()
+            await asyncio.wait({waiting, working})
 
     async def end(self) -> None:
         """End one that serves nobody yet, or whose VM is to be ended."""
@@ -99,13 +132,16 @@ class Pager:
                 line = await self._reader.readline()
             answer: dict[str, Any] = json.loads(line)
         except (OSError, TimeoutError, ValueError) as exc:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
             raise OperationFailedError(
                 "the pager did not begin",
-                why=lines[-1] if lines else str(exc) or "it gave no answer",
+                why=self._last_words() or str(exc) or "it gave no answer",
                 remedy="restore with --eager, or verify the checkpoint: vmckpt checkpoint verify",
             ) from exc
         return answer
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
 
 @contextmanager
@@ -145,10 +181,12 @@ async def see_to_pages(host: Host, qemu: Qemu) -> None:
         told = json.loads(await host.read_text(qemu.files.missing) or "{}")
         if told and not (told["pager"] and await host.is_alive(ProcessId(**told["pager"]))):
             log = qemu.files.path / "pager.log"
-            successor = await Pager.start(told["store"], told["checkpoint"], log)
+            key = Path(told["key"]) if "key" in told else None
+            where = told["store"], told["checkpoint"], log, Path(told["ram_file"])
+            successor = await Pager.start(*where, key=key)
             try:
                 await successor.opened()
-                await successor.attach(qemu, Path(told["ram_file"]), told["descriptor"])
+                await successor.attach(qemu, told["descriptor"])
                 await successor.go(host, qemu.files)
             except BaseException:
                 await finish(successor.end())

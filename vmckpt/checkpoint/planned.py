@@ -65,6 +65,12 @@ def plan_copy(facts: Facts, host: Host, name: str, *, keep_macs: bool) -> Planne
     """Another VM: its own name, disks in the host's `images/`, MACs and generation."""
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
+    if spec.adopted is not None:
+        raise RefusedError(
+            f"the checkpoint cannot become '{name}'",
+            why="its VM was adopted: its name, MACs and disks stand in a command line of others'",
+            remedy="restore the VM itself: --in-place, or where there is none of its name",
+        )
     nics = tuple(
         nic._replace(mac=facts.macs[number] if keep_macs else None)
         for number, nic in enumerate(spec.nics)

@@ -1,7 +1,8 @@
-"""After the death of whoever restored a VM: its disks get their names, its memory comes."""
+"""What is done after the death of whoever restored or saved a VM: it is whole, and it runs."""
 
 from vmckpt.checkpoint.paging import see_to_pages
 from vmckpt.checkpoint.restore import finish_in_place, let_run
+from vmckpt.checkpoint.whole import let_go
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
@@ -13,6 +14,7 @@ async def recover(vm: Vm) -> None:
         await finish_in_place(vm)
         now = await read_vm(vm.host, vm.name)
         if now is not None:
+            await let_go(now)
             # Whichever of the two it is: it stood still for the other, or was about to begin.
             await let_run(now)
             await see_to_pages(now.host, now.qemu)

@@ -11,12 +11,24 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, known_facts, machine_from_json
+import numpy as np
+
+from vmckpt.checkpoint.facts import (
+    DEVICES,
+    FILE,
+    MAPPED_RAM,
+    RAM,
+    SAVED,
+    known_facts,
+    machine_from_json,
+)
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
@@ -29,6 +41,8 @@ from vmckpt.checkpoint.planned import (
     require,
 )
 from vmckpt.checkpoint.qcow2 import write_image
+from vmckpt.checkpoint.secret import keep
+from vmckpt.checkpoint.whole_again import load_whole
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import (
     HostDownError,
@@ -38,12 +52,10 @@ from vmckpt.errors import (
     RefusedError,
     VmckptError,
 )
-from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.qemu import commands
-from vmckpt.qemu.agent import GuestAgent
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
@@ -51,7 +63,7 @@ from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.paths import IN_MEMORY, lock_path
 from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
 
 
@@ -67,35 +79,50 @@ class Wish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A VM that runs from a checkpoint. Times count from when all checks had been made."""
+    """A VM that runs from a checkpoint.
+
+    Times count from when all checks had been made, for the last of which a QEMU was started
+    (`preflight_ms`); `ran_unix_s` is when the guest ran.
+    """
 
     vm: str
     host: str
     checkpoint: str
+    preflight_ms: float
     disks_ms: float
     running_ms: float
+    ran_unix_s: float
     warnings: tuple[str, ...]
+    # Whether the guest has been told all that it can be (`identity.py`).
+    settled: bool = False
 
 
-Tell = Callable[[str], None]
+class Source(NamedTuple):
+    """A checkpoint of a store; `secret` opens an encrypted one."""
+
+    place: str
+    checkpoint: str
+    secret: bytes | None = None
 
 
 async def restore(
-    host: LocalHost, place: str, checkpoint_id: str, wish: Wish, running: Callable[[Restored], None]
+    host: LocalHost, source: Source, wish: Wish, running: Callable[[Restored], None]
 ) -> None:
     """Restore it; `running` is told as soon as the guest runs, before all of its memory is there.
+
+    And once more when the guest was told what it can be.
 
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be had later.
     """
-    async with reading(place, checkpoint_id) as point:
+    async with reading(*source) as point:
         facts = known_facts(point.manifest.facts)
         if wish.name is None:
             planned = plan_itself(facts, host)
         else:
             planned = plan_copy(facts, host, wish.name, keep_macs=wish.keep_macs)
         async with _entitled(planned, wish) as old:
-            work = _Restoring(planned, point, place, wish, old)
+            work = _Restoring(planned, point, source, wish, old)
             await work.run(running)
 
 
@@ -131,9 +158,10 @@ class _Restoring:
     """One restore."""
 
     def __init__(
-        self, planned: Planned, point: Checkpoint, place: str, wish: Wish, old: Vm | None
+        self, planned: Planned, point: Checkpoint, source: Source, wish: Wish, old: Vm | None
     ) -> None:
-        self._planned, self._point, self._place = planned, point, place
+        self._planned, self._point, self._source = planned, point, source
+        self._is_whole = planned.facts.kind == FILE
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
         self._made: dict[int, Path] = {}
@@ -144,47 +172,62 @@ class _Restoring:
     async def run(self, running: Callable[[Restored], None]) -> None:
         """All of it."""
         wish, vm = self._wish, self._planned.vm
+        began_s = time.monotonic()
         async with AsyncExitStack() as undone:
             undone.push_async_exit(self._undo)
             await self._host.make_dir(self._files.path)
             helper = None
-            if not wish.eager:
+            if not wish.eager and not self._is_whole:
                 # It takes its time to begin: meanwhile all is checked.
-                log = self._files.path / "pager.log"
-                helper = await Pager.start(self._place, self._point.manifest.id, log)
+                helper = await self._pager()
                 # Not `end` by whatever ends us later: from the commit on it serves the guest.
                 undone.push_async_callback(helper.end)
             warnings = await self._preflight()
-            state = await in_thread(partial(self._point.blob, DEVICES))
-            if helper is not None:
-                await helper.opened()
-            self._began_s = time.monotonic()
-            await self._make_disks()
-            self._disks_ms = (time.monotonic() - self._began_s) * 1e3
-            qemu, monitor = await self._start()
+            state = b""
+            if not self._is_whole:
+                state = await in_thread(partial(self._point.blob, DEVICES))
+            qemu, monitor = await self._same_machine()
             try:
-                await both(self._require_same(monitor), self._have_memory(qemu, helper))
-                await both(load_devices(monitor, state), self._plug())
+                if helper is not None:
+                    await helper.opened()
+                self._began_s = time.monotonic()
+                await both(self._fill_disks(), self._have_memory(qemu, helper))
+                load = self._load(monitor, state)
+                await both(helper.alive_during(load) if helper else load, self._plug())
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
-                running(
-                    Restored(
-                        vm=vm.name,
-                        host=self._host.name,
-                        checkpoint=self._point.manifest.id,
-                        disks_ms=round(self._disks_ms, 1),
-                        running_ms=round(took_ms, 1),
-                        warnings=warnings,
-                    )
+                restored = Restored(
+                    vm=vm.name,
+                    host=self._host.name,
+                    checkpoint=self._point.manifest.id,
+                    preflight_ms=round((self._began_s - began_s) * 1e3, 1),
+                    disks_ms=round(self._disks_ms, 1),
+                    running_ms=round(took_ms, 1),
+                    ran_unix_s=time.time(),
+                    warnings=warnings,
                 )
+                running(restored)
                 try:
-                    await to_the_end(self._afterwards(qemu, monitor))
+                    unsaid = await to_the_end(self._afterwards(qemu, monitor))
+                    warnings += tuple(unsaid)
+                    running(replace(restored, warnings=warnings, settled=True))
                 finally:
                     if helper is not None:
                         await self._all_pages(helper, qemu)
             finally:
                 await finish(monitor.close())
+
+    async def _pager(self) -> Pager:
+        host, source = self._host, self._source
+        return await Pager.start(
+            source.place,
+            source.checkpoint,
+            self._files.path / "pager.log",
+            self._files.ram(self._planned.spec.ram_dir),
+            noted=host.state_dir / "cache" / "first-pages" / Path(self._point.manifest.vm).name,
+            key=await in_thread(self._keep_key),
+        )
 
     async def _all_pages(self, helper: Pager, qemu: Qemu) -> None:
         """Wait for the last page; should the pager die, another goes on."""
@@ -194,30 +237,63 @@ class _Restoring:
     async def _preflight(self) -> tuple[str, ...]:
         """What it warns of. Raises RefusedError."""
         wish = self._wish
-        found = await checks(
-            self._planned, in_place=wish.in_place, lazy=not wish.eager, plugged=wish.plugged
-        )
+        lazy = not wish.eager and not self._is_whole
+        found = await checks(self._planned, in_place=wish.in_place, lazy=lazy, plugged=wish.plugged)
         require(found, self._planned.vm.name, self._host.name)
         return tuple(check.reason for check in found if check.verdict == "warn")
 
-    async def _make_disks(self) -> None:
-        if path := await in_thread(partial(copy_variables, self._planned)):
+    async def _same_machine(self) -> tuple[Qemu, Monitor]:
+        """A QEMU that waits for the guest, the same machine as it was, its disks still empty.
+
+        Raises OperationFailedError: it is another.
+        """
+        await finish(in_thread(self._make_disks))
+        qemu, monitor = await self._start()
+        try:
+            if not self._is_whole:
+                await commands.migrate_set_capabilities(monitor, SETTINGS)
+            here = machine_from_json(self._planned.facts.machine)
+            if found := differences(here, await describe(monitor)):
+                raise OperationFailedError(
+                    f"the QEMU on {self._host.name} is another machine",
+                    why="; ".join(found),
+                    remedy="use the QEMU that the checkpoint was taken with, or one like it",
+                )
+        except BaseException:
+            await finish(monitor.close())
+            raise
+        return qemu, monitor
+
+    def _make_disks(self) -> None:
+        """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""
+        if path := copy_variables(self._planned):
             self._made_besides.append(path)
         for disk in self._planned.disks:
             facts = self._planned.facts.disks[disk.number]
-            path = aside_path(disk.path) if self._wish.in_place else disk.path
-            await self._host.make_dir(path.parent)
-            self._made[disk.number] = path
             if facts.area is None:
                 raise NotFoundError(
                     f"the checkpoint has no content for disk {disk.path}",
                     why="it could only be read when it was taken",
                     remedy="restore another checkpoint",
                 )
-            area = self._point.area(facts.area)
-            await in_thread(
-                partial(write_image, path, facts.format, facts.size_bytes, area.stream())
-            )
+            path = aside_path(disk.path) if self._wish.in_place else disk.path
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._made[disk.number] = path
+            area, first = self._point.area(facts.area), np.array([0])
+            chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
+            write_image(path, facts.format, facts.size_bytes, chunks)
+
+    async def _fill_disks(self) -> None:
+        """All that they have, before the devices are loaded: then QEMU reads their tables anew.
+
+        So it does at the end of a migration, whose source has written to them all the while.
+        """
+        for number, path in self._made.items():
+            facts = self._planned.facts.disks[number]
+            chunks = self._point.area(str(facts.area)).stream()
+            write = partial(write_image, path, facts.format, facts.size_bytes, chunks, fills=True)
+            await in_thread(write)
+        self._disks_ms = (time.monotonic() - self._began_s) * 1e3
 
     async def _start(self) -> tuple[Qemu, Monitor]:
         """A QEMU that waits for the guest, the same machine as it was."""
@@ -233,23 +309,28 @@ class _Restoring:
             )
         return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
 
-    async def _require_same(self, monitor: Monitor) -> None:
-        """The QEMU is the machine that the guest was on."""
-        await commands.migrate_set_capabilities(monitor, SETTINGS)
-        here = machine_from_json(self._planned.facts.machine)
-        if found := differences(here, await describe(monitor)):
-            raise OperationFailedError(
-                f"the QEMU on {self._host.name} is another machine",
-                why="; ".join(found),
-                remedy="use the QEMU that the checkpoint was taken with, or one like it",
-            )
-
     async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
         """Its memory is there, or comes when it is looked at."""
         if helper is not None:
-            await helper.attach(qemu, self._files.ram(self._planned.spec.ram_dir))
-        else:
+            await helper.attach(qemu)
+        elif not self._is_whole:  # of one that was saved as a whole it comes with the devices
             await in_thread(self._fill)
+
+    async def _load(self, monitor: Monitor, state: bytes) -> None:
+        """Devices, or all that QEMU saved."""
+        if not self._is_whole:
+            await load_devices(monitor, state)
+            return
+        area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
+        directory = self._files.path if self._source.secret is None else IN_MEMORY
+        await load_whole(monitor, area, mapped=mapped, directory=directory)
+
+    def _keep_key(self) -> Path | None:
+        """What opens an encrypted store, left for the pager and its successors. Blocking."""
+        if self._source.secret is None:
+            return None
+        keep(self._files.key, self._source.secret)
+        return self._files.key
 
     async def _plug(self) -> None:
         if self._wish.plugged:
@@ -293,20 +374,23 @@ class _Restoring:
             await let_run(old)
             raise
 
-    async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> None:
-        """Only forward: the guest runs."""
+    async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
+        """Only forward: the guest runs. What it could not be told."""
         vm = self._planned.vm
-        await self._host.write_text(vm.directory.point, self._point.manifest.id)
+        history = History.parse(await self._host.read_text(vm.directory.point))
+        history = history.then(self._point.manifest.id, self._host, self._source.place)
+        await self._host.write_text(vm.directory.point, history.text)
         if self._old is not None:
             await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
             await finish_in_place(vm)
         # Left on, the next migration would leave its memory behind.
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+        plugged, facts = self._wish.plugged, self._planned.facts
+        unsaid = await tell_guest(self._host, qemu.files.agent, facts, vm.spec, plugged=plugged)
         with suppress(VmckptError):  # it goes on without, as after a migration
-            if self._wish.plugged:
+            if plugged:
                 await commands.announce_self(monitor)
-            if vm.spec.guest_agent:
-                await _set_clock(self._host, qemu)
+        return unsaid
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
@@ -360,11 +444,3 @@ async def let_run(vm: Vm) -> None:
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             if (await commands.query_status(monitor)).status == "paused":
                 await commands.cont(monitor)
-
-
-async def _set_clock(host: Host, qemu: Qemu) -> None:
-    agent = await GuestAgent.connect(await host.connect(qemu.files.agent))
-    try:
-        await agent.set_time()
-    finally:
-        await agent.close()

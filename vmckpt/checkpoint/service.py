@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from vmckpt.checkpoint import fork, recover, restore, take
+from vmckpt.checkpoint.facts import FILE
+from vmckpt.checkpoint.secret import forget_old_secrets, taken_from
+from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.entries import fields_to_json, parse_fields
@@ -25,10 +28,10 @@ from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
 
 DIRECTORY = "checkpointing"
-CREATE, RESTORE, FORK = "create", "restore", "fork"
+CREATE, RESTORE, FORK, RECOVER = "create", "restore", "fork", "recover"
 # What a run told can be read for so long after its end.
 KEPT_S = 86_400.0
-WORKING, RUNNING, DONE, FAILED = "working", "running", "done", "failed"
+WORKING, RUNNING, SETTLED, DONE, FAILED = "working", "running", "settled", "done", "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,22 @@ class Files:
         return self.path / "recovery.log"
 
 
-def request_for(host: Host, verb: str, what: tuple[str, str], wish: Mapping[str, Any]) -> str:
-    """The text of a request. `what` is the VM and the store, `wish` the verb's own."""
-    vm, place = what
+class Asked(NamedTuple):
+    """What is to be done, to which VM, with the store in which place."""
+
+    verb: str
+    vm: str
+    store: str
+
+
+def request_for(host: Host, asked: Asked, wish: Mapping[str, Any], key_path: Path | None) -> str:
+    """The text of a request. `wish` is the verb's own.
+
+    `key_path` is where the secret of an encrypted store is left (`secret.py`).
+    """
     where = {"name": host.name, **fields_to_json(host)}
-    return json.dumps({"host": where, "verb": verb, "vm": vm, "store": place, "wish": dict(wish)})
+    key = str(key_path) if key_path else None
+    return json.dumps({"host": where, **asked._asdict(), "wish": dict(wish), "key": key})
 
 
 async def serve(directory: Path, own_command: list[str]) -> None:
@@ -75,6 +89,7 @@ async def serve(directory: Path, own_command: list[str]) -> None:
     files = Files(directory)
     service = _Service(files, _read(files))
     forget_old(directory.parent, time.time())
+    forget_old_secrets(time.time() - KEPT_S)
     with ExitStack() as stack:
         recovery = [*own_command, "checkpointing", str(directory), "--recover"]
         stack.enter_context(armed(recovery, files.recovery_log))
@@ -105,6 +120,7 @@ class _Service:
         self._files, self._asked = files, asked
         self._host = _host(asked)
         self._told: dict[str, Any] = {}
+        self._steps: list[str] = []
 
     async def work(self) -> None:
         """To its end."""
@@ -118,6 +134,7 @@ class _Service:
 
     async def _do(self) -> None:
         verb, place, wish = self._asked["verb"], self._asked["store"], self._asked["wish"]
+        secret = taken_from(self._asked["key"])
         if verb == CREATE:
             vm = await read_vm(self._host, self._asked["vm"])
             if vm is None:
@@ -126,23 +143,26 @@ class _Service:
                     why="it was moved or removed meanwhile",
                     remedy="see `vmckpt vm list`",
                 )
-            taken = await take.take(
-                vm, place, take.Wish(**wish), lambda step: self._say(WORKING, step=step)
-            )
-            self._say(
-                DONE, result={"id": taken.id, "stored": taken.stored_bytes, **asdict(taken.facts)}
-            )
+            asked = take.Wish(**wish)
+            taker = take_whole if asked.kind == FILE else take.take
+            taken = await taker(vm, place, asked, self._step, secret)
+            self._say(DONE, result=taken.to_json())
         elif verb == RESTORE:
             given = restore.Wish(**{k: v for k, v in wish.items() if k != "checkpoint"})
-            await restore.restore(self._host, place, wish["checkpoint"], given, self._is_running)
+            point = restore.Source(place, wish["checkpoint"], secret)
+            await restore.restore(self._host, point, given, self._is_running)
             self._say(DONE, **self._told)
         else:
-            forks = await fork.fork(self._host, place, fork.Wish(**wish))
+            forks = await fork.fork(self._host, place, fork.Wish(**wish), secret)
             self._say(DONE, result={"forks": [one.to_json() for one in forks]})
+
+    def _step(self, text: str) -> None:
+        self._steps.append(text)
+        self._say(WORKING, steps=self._steps)
 
     def _is_running(self, restored: restore.Restored) -> None:
         self._told = {"result": asdict(restored)}
-        self._say(RUNNING, **self._told)
+        self._say(SETTLED if restored.settled else RUNNING, **self._told)
 
     def _say(self, state: str, **more: Any) -> None:
         part = self._files.status.with_name(".status.part")

@@ -11,14 +11,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.facts import DEVICES, RAM, DiskFacts, Facts, machine_to_json
+from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
+from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
@@ -51,7 +52,9 @@ MOST_WAITING_BYTES = 512 << 20
 # New pages are stored only when they have been read once more, if there are no more than this.
 MOST_LATER_BYTES = 256 << 20
 # Of the pause that is allowed this much is left for what is not copying.
-COPY_SHARE = 0.6
+COPY_SHARE = 0.5
+# To find a page that lies alone, and copy it.
+PAGE_S = 4e-6
 
 
 class Wish(NamedTuple):
@@ -61,6 +64,7 @@ class Wish(NamedTuple):
     tags: Mapping[str, str]
     trigger: str
     max_pause_s: float
+    kind: str = EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,14 @@ class Taken:
     id: str
     facts: Facts
     stored_bytes: int
+    parent: str | None
+    # Its last checkpoint is in another store: nothing of this one was there already.
+    apart: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """For the one who asked."""
+        told = {"stored": self.stored_bytes, "parent": self.parent, "apart": self.apart}
+        return {"id": self.id, **told, **asdict(self.facts)}
 
 
 async def require_capturable(vm: Vm) -> None:
@@ -87,16 +99,28 @@ async def require_capturable(vm: Vm) -> None:
         )
 
 
-async def take(vm: Vm, place: str, wish: Wish, tell: Callable[[str], None]) -> Taken:
+async def take(
+    vm: Vm, place: str, wish: Wish, tell: Callable[[str], None], secret: bytes | None = None
+) -> Taken:
     """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it is there.
+    OperationFailedError: then nothing of it is there. `secret` opens an encrypted store.
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
         with attended(guard_command(now.qemu), now.qemu.files.path / "guard.log"):
             connected = await now.host.connect(now.qemu.files.operator)
-            async with session(connected, now.name) as monitor, _aside() as aside:
-                return await _Taking(now, monitor, wish, aside, tell).take(place)
+            async with session(connected, now.name) as monitor, aside_calls() as aside:
+                return await Taking(now, monitor, wish, aside, tell).take(place, secret)
+
+
+class Moment(NamedTuple):
+    """How the guest was stopped for it."""
+
+    pause_s: float
+    passes: int
+    changed_pages: int
+    kind: str
+    saved_as: str
 
 
 class Aside:
@@ -111,12 +135,13 @@ class Aside:
 
 
 @asynccontextmanager
-async def _aside() -> AsyncIterator[Aside]:
+async def aside_calls() -> AsyncIterator[Aside]:
+    """The thread, for the block."""
     with ThreadPoolExecutor(1, "store") as pool:
         yield Aside(pool)
 
 
-class _Taking:
+class Taking:
     """One checkpoint in the making."""
 
     def __init__(
@@ -128,35 +153,37 @@ class _Taking:
         self._disks = DisksAtOnce(monitor, vm.qemu.files.path)
         self._passes = 0
 
-    async def take(self, place: str) -> Taken:
-        store = await self._aside(partial(open_or_create, place))
+    async def take(self, place: str, secret: bytes | None) -> Taken:
+        """All of it, into the store at `place`."""
+        store = await self._aside(partial(open_or_create, place, secret))
         try:
             return await self._take(store)
         finally:
             await finish(self._aside(store.close))
 
     async def _take(self, store: Store) -> Taken:
-        parent = await self._parent(store)
+        history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
+        parent = await self._parent(store, history)
         new = await self._aside(partial(store.begin, self._vm.name, parent=parent))
         keeps = False
         try:
             await self._disks.prepare(self._written_disks(), new.id, parent)
-            epoch = await self._memory(new)
-            await self._aside(partial(new.blob, DEVICES, epoch.device_state))
+            moment = await self._moment(new)
             await self._store_disks(new)
-            facts = await self._facts(epoch)
+            facts = await self._facts(moment)
             manifest = await self._aside(partial(new.commit, facts.to_json()))
             keeps = True
-            await self._vm.host.write_text(self._vm.directory.point, manifest.id)
-            return Taken(manifest.id, facts, manifest.added_bytes)
+            history_now = history.then(manifest.id, self._vm.host, store.place)
+            await self._vm.host.write_text(self._vm.directory.point, history_now.text)
+            apart = history.last is not None and parent is None
+            return Taken(manifest.id, facts, manifest.added_bytes, parent, apart)
         finally:
             await finish(self._end(new, keeps=keeps))
 
-    async def _parent(self, store: Store) -> str | None:
+    async def _parent(self, store: Store, history: History) -> str | None:
         """What it was last taken or restored as, else the VM's newest checkpoint."""
-        last = await self._vm.host.read_text(self._vm.directory.point)
-        if last is not None and last in await self._aside(store.ids):
-            return last
+        if history.last is not None and history.last in await self._aside(store.ids):
+            return history.last
         mine = await self._aside(partial(store.manifests, self._vm.name))
         return mine[-1].id if mine else None
 
@@ -169,6 +196,12 @@ class _Taking:
     def _written_disks(self) -> list[str]:
         disks = self._vm.spec.disks
         return [self._vm.nodes[n] for n, disk in enumerate(disks) if not disk.read_only]
+
+    async def _moment(self, new: Transaction) -> Moment:
+        """Memory and devices into the new checkpoint, the disks held to the same moment."""
+        epoch = await self._memory(new)
+        await self._aside(partial(new.blob, DEVICES, epoch.device_state))
+        return Moment(epoch.pause.total_s, self._passes, epoch.pages.count, EPOCH, "")
 
     async def _memory(self, new: Transaction) -> Epoch:
         """All of the guest's memory into the new checkpoint, as of the epoch that this gives."""
@@ -215,7 +248,8 @@ class _Taking:
         self, capture: Capture, ram: AreaWriter, new_pages: Sequence[Span]
     ) -> list[Pages]:
         """New pages, and what was written since, copied while the guest runs; oldest first."""
-        budget, waiting = Budget(self._wish.max_pause_s * COPY_SHARE), list[Pages]()
+        allowed_s = self._wish.max_pause_s * COPY_SHARE
+        budget, waiting = Budget(allowed_s, page_s=PAGE_S), list[Pages]()
         spans: Sequence[Span] = new_pages
         while spans or budget.wants_pass(capture.dirty_pages()):
             written, _ = await capture.early()
@@ -272,7 +306,7 @@ class _Taking:
         finally:
             export.close()
 
-    async def _facts(self, epoch: Epoch) -> Facts:
+    async def _facts(self, moment: Moment) -> Facts:
         vm, spec = self._vm, self._vm.spec
         written = self._disks.nodes
         code = await vm.host.fingerprint(spec.firmware.code) if spec.firmware else None
@@ -300,10 +334,12 @@ class _Taking:
                 for n, disk in enumerate(spec.disks)
             ),
             macs=tuple(nic.mac or default_mac(spec.name, n) for n, nic in enumerate(spec.nics)),
-            pause_ms=round(epoch.pause.total_s * 1e3, 3),
-            passes=self._passes,
+            pause_ms=round(moment.pause_s * 1e3, 3),
+            passes=moment.passes,
             took_s=round(time.monotonic() - self._began_s, 3),
-            changed_pages=epoch.pages.count,
+            changed_pages=moment.changed_pages,
+            kind=moment.kind,
+            saved_as=moment.saved_as,
         )
 
 

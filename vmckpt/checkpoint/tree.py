@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from vmckpt.checkpoint.operate import Entry
+from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.units import format_size
 
 
@@ -34,6 +34,7 @@ def _row(entry: Entry, mark: str) -> tuple[str, ...]:
         f"{mark}{entry.name}",
         manifest.id[:12],
         manifest.vm,
+        ", ".join(place.label for place in entry.places),
         f"{_when(manifest.created_unix_s)}",
         format_size(manifest.added_bytes),
         f"{facts.pause_ms:.1f} ms" if facts else "?",
@@ -50,7 +51,7 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
         ("vm", manifest.vm),
         ("taken", _when(manifest.created_unix_s)),
         ("parent", manifest.parent or "-"),
-        ("store", entry.place),
+        ("store", ", ".join(place.label for place in entry.places)),
         ("added", format_size(manifest.added_bytes)),
     ]
     found += [
@@ -66,6 +67,7 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
         ("host", facts.host),
         ("trigger", facts.trigger),
         ("tags", " ".join(f"{key}={value}" for key, value in facts.tags.items()) or "-"),
+        ("kind", f"{facts.kind} ({facts.saved_as})" if facts.saved_as else facts.kind),
         ("pause", f"{facts.pause_ms:.1f} ms"),
         ("passes", str(facts.passes)),
         ("took", f"{facts.took_s:.2f} s"),
@@ -73,6 +75,7 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
         ("machine", f"{facts.platform['machine']}, {facts.platform['accel']}"),
         ("cpu", f"{facts.platform['cpu']}, {facts.machine['vcpus']} vCPUs"),
         ("firmware", facts.firmware or "-"),
+        ("devices", ", ".join(sorted(facts.machine["devices"])) or "-"),
         *(("disk", f"{disk.path} ({disk.format}, {format_size(disk.size_bytes)})")
           for disk in facts.disks),
     ]  # fmt: skip

@@ -2,15 +2,21 @@
 
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from vmckpt.cli import snapshot
 from vmckpt.cli.output import Json, run, show, warn
-
-if TYPE_CHECKING:
-    from vmckpt.checkpoint.operate import Entry
+from vmckpt.cli.which_checkpoint import (
+    KeyCommand,
+    KeyFile,
+    StorePlace,
+    catalogue,
+    find,
+    home,
+    key_source,
+)
 
 app = typer.Typer(
     help="Points in time of a VM that it can return to, or be forked from.",
@@ -19,10 +25,6 @@ app = typer.Typer(
 )
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 Point = Annotated[str, typer.Argument(help="A checkpoint: its name, or the beginning of its id.")]
-StorePlace = Annotated[
-    str | None,
-    typer.Option("--store", help="Where checkpoints are kept; else the host's own store."),
-]
 
 
 class Kind(StrEnum):
@@ -30,12 +32,15 @@ class Kind(StrEnum):
 
     epoch = "epoch"
     savevm = "savevm"
+    file = "file"
 
 
 KindOption = Annotated[
     Kind,
     typer.Option(
-        "--kind", help="epoch: into a store; savevm: into the qcow2 image, the VM stopped for it."
+        "--kind",
+        help="epoch: into a store, while it runs; file: into a store, saved as a whole, the VM "
+        "stopped for it; savevm: into the qcow2 image, the VM stopped for it.",
     ),
 ]
 OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: whose it is.")]
@@ -47,11 +52,14 @@ def create(
     name: Annotated[str | None, typer.Option("--name", help="What to call it.")] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="key=value, any number.")] = None,
     max_pause: Annotated[
-        str, typer.Option("--max-pause", help="How long the guest may stand still.")
-    ] = "10ms",
+        str | None,
+        typer.Option("--max-pause", help="How long the guest may stand still: 10ms unless told."),
+    ] = None,
     trigger: Annotated[str, typer.Option("--trigger", help="Why it is taken.")] = "operator",
     kind: KindOption = Kind.epoch,
     store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
     """Take a checkpoint of a running VM: memory, devices and disks as of one moment."""
@@ -64,13 +72,18 @@ def create(
     from vmckpt.units import format_size, parse_duration_s
 
     found = run(find_own(vm))
-    wish = Wish(_name(name, vm), _tags(tag or []), trigger, parse_duration_s(max_pause))
-    result = run(create_(found, store, wish, _tell(json)))
+    # Of one that is saved as a whole nobody else knows what is too long.
+    usual_s = 0.0 if kind is Kind.file else 0.010
+    allowed_s = parse_duration_s(max_pause) if max_pause else usual_s
+    wish = Wish(_name(name, vm), _tags(tag or []), trigger, allowed_s, kind.value)
+    result = run(create_(found, store, wish, _tell(json), key_source(key_file, key_command)))
     text = (
         f"{result['name']} is checkpoint {result['id'][:12]} of {vm}: paused "
         f"{result['pause_ms']:.1f} ms, {format_size(result['stored'])} stored, "
         f"{result['took_s']:.2f} s in all"
     )
+    if result["apart"]:
+        text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {vm})"
     show({"vm": vm, **result}, text, as_json=json)
 
 
@@ -79,41 +92,64 @@ def list_(
     vm: Annotated[str | None, typer.Argument(help="Only this VM's.")] = None,
     kind: KindOption = Kind.epoch,
     store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
     """List checkpoints, each below the one it was taken after."""
     if kind is Kind.savevm:
         snapshot.list_(_whose(vm), json)
         return
-    from vmckpt.checkpoint.operate import entries, to_json
+    from vmckpt.checkpoint.catalogue import to_json
     from vmckpt.checkpoint.tree import rows
     from vmckpt.ui.tables import table
 
-    found = run(entries(_places(store), vm))
-    head = ("checkpoint", "id", "vm", "taken", "added", "pause", "trigger", "tags")
-    show({"checkpoints": [to_json(one) for one in found]}, table(head, rows(found)), as_json=json)
+    found = catalogue(store, key_source(key_file, key_command), vm)
+    for error in found.silent:
+        warn(f"not listed: {error.what}: {error.why}")
+    head = ("checkpoint", "id", "vm", "store", "taken", "added", "pause", "trigger", "tags")
+    facts = {
+        "checkpoints": [to_json(one) for one in found.entries],
+        "silent": [{"what": error.what, "why": error.why} for error in found.silent],
+    }
+    show(facts, table(head, rows(found.entries)), as_json=json)
 
 
 @app.command("show")
-def show_(point: Point, store: StorePlace = None, json: Json = False) -> None:
+def show_(
+    point: Point,
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
     """Show all that is known of a checkpoint."""
-    from vmckpt.checkpoint.operate import to_json
+    from vmckpt.checkpoint.catalogue import to_json
     from vmckpt.checkpoint.tree import lines
     from vmckpt.ui.tables import fields
 
-    found = _find(point, store)
+    found = find(point, store, key_source(key_file, key_command))
     show(to_json(found), fields(lines(found)), as_json=json)
 
 
 @app.command()
-def diff(one: Point, other: Point, store: StorePlace = None, json: Json = False) -> None:
+def diff(
+    one: Point,
+    other: Point,
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
     """Show how much of memory and disks differs between two checkpoints of one store."""
     from vmckpt.checkpoint.look import differences
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
-    first, second = _find(one, store), _find(other, store)
-    found = run(differences(first, second))
+    key = key_source(key_file, key_command)
+    there = catalogue(store, key)
+    first, second = there.find(one), there.find(other)
+    found = run(differences(first, second, key))
     rows = [
         (area.name, str(area.chunks), format_size(area.chunks * area.chunk_bytes)) for area in found
     ]
@@ -123,15 +159,24 @@ def diff(one: Point, other: Point, store: StorePlace = None, json: Json = False)
 
 
 @app.command()
-def verify(point: Point, store: StorePlace = None, json: Json = False) -> None:
+def verify(
+    point: Point,
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
     """Read all of a checkpoint and compare it with its checksums."""
     from vmckpt.checkpoint.look import verify as verify_
     from vmckpt.units import format_size
 
-    found = _find(point, store)
-    size = run(verify_(found))
-    text = f"{found.name} is whole: {format_size(size)} read"
-    show({"id": found.id, "whole": True, "read_bytes": size}, text, as_json=json)
+    key = key_source(key_file, key_command)
+    found = find(point, store, key)
+    sizes = run(verify_(found, key))
+    size = sum(sizes.values())
+    text = f"{found.name} is whole: {format_size(size)} read, in {', '.join(sizes)}"
+    facts = {"id": found.id, "whole": True, "read_bytes": size, "stores": list(sizes)}
+    show(facts, text, as_json=json)
 
 
 @app.command()
@@ -140,17 +185,24 @@ def rm(
     kind: KindOption = Kind.epoch,
     vm: OfVm = None,
     store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Remove checkpoints; none needs another. Space comes back by `vmckpt store gc`."""
+    """Remove checkpoints, from all stores that have them; none needs another.
+
+    Space comes back by `vmckpt store gc`.
+    """
     if kind is Kind.savevm:
         for point in points:
             snapshot.delete(_whose(vm), point, json)
         return
     from vmckpt.checkpoint.look import remove
 
-    found = [_find(point, store) for point in points]
-    run(remove(found))
+    key = key_source(key_file, key_command)
+    there = catalogue(store, key)
+    found = [there.find(point) for point in points]
+    run(remove(found, key))
     names = ", ".join(one.name for one in found)
     show({"removed": [one.id for one in found]}, f"removed: {names}", as_json=json)
 
@@ -173,6 +225,8 @@ def prune(
     ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Do it; else it is only shown.")] = False,
     store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
     """Remove the checkpoints that a rule does not keep: shown first, done with --apply."""
@@ -190,7 +244,11 @@ def prune(
         max_bytes=parse_size_bytes(max_size) if max_size else None,
     )
     wanted = _tags([tag]) if tag else {}
-    decisions = run(prune_(_places(store), vm, rule, wanted, apply=apply))
+    key = key_source(key_file, key_command)
+    there = catalogue(store, key, vm)
+    for error in there.silent:
+        warn(f"left alone: {error.what}: {error.why}")
+    decisions = run(prune_(there.entries, rule, wanted, key, apply=apply))
     rows = [
         (one.entry.name, one.entry.id[:12], "keep" if one.keep else "remove", one.why)
         for one in decisions
@@ -226,6 +284,8 @@ def restore(
     kind: KindOption = Kind.epoch,
     vm: OfVm = None,
     store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
     """Make a running VM of a checkpoint; returns when the guest runs."""
@@ -235,7 +295,7 @@ def restore(
     from vmckpt.checkpoint.operate import restore_to
     from vmckpt.checkpoint.restore import Wish
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import check_name, find_host
+    from vmckpt.hosts.inventory import check_name
 
     if in_place and as_:
         raise UsageError(
@@ -243,8 +303,9 @@ def restore(
             why="the VM goes back, or a copy is made",
             remedy="leave one of them out",
         )
-    found = _find(point, store)
-    where = host or (found.facts.host if found.facts else "local")
+    key = key_source(key_file, key_command)
+    found = find(point, store, key)
+    where = run(home(found, host, copy=as_ is not None))
     wish = Wish(
         name=check_name(as_, "VM") if as_ else None,
         in_place=in_place,
@@ -252,7 +313,7 @@ def restore(
         plugged=_plugged(network, default=as_ is None),
         keep_macs=keep_macs,
     )
-    result = run(restore_to(find_host(where), found, wish, _tell(json)))
+    result = run(restore_to(where, found, wish, _tell(json), key))
     for text in result["warnings"]:
         warn(f"warning: {text}")
     text = (
@@ -283,19 +344,6 @@ def _plugged(network: str | None, *, default: bool) -> bool:
             remedy="write one of them",
         )
     return default if network is None else network == "plugged"
-
-
-def _places(store: str | None) -> list[str]:
-    from vmckpt.checkpoint.operate import places
-    from vmckpt.hosts.inventory import all_hosts
-
-    return places(all_hosts(), store)
-
-
-def _find(point: str, store: str | None) -> "Entry":
-    from vmckpt.checkpoint.operate import find
-
-    return run(find(_places(store), point))
 
 
 def _name(name: str | None, vm: str) -> str:

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.checkpoint import StorePlace
 from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace, home, key_source
 
 MOST_FORKS = 1000
 
@@ -22,20 +22,26 @@ def fork(
         typer.Option("--network-plugged", help="Into the host's bridge, all with one address."),
     ] = False,
     store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
     """Make running VMs of one instant, which share memory and disks until they write."""
     from vmckpt.checkpoint.fork import Wish
     from vmckpt.checkpoint.operate import fork_on
     from vmckpt.cli.fork_source import instant
-    from vmckpt.hosts.inventory import check_name, find_host
+    from vmckpt.hosts.inventory import check_name
     from vmckpt.ui.tables import table
 
-    entry = instant(what, store)
-    where = host or (entry.facts.host if entry.facts else "local")
+    key = key_source(key_file, key_command)
+    entry = instant(what, store, key)
+    where = run(home(entry, host, copy=True))
     called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
     wish = Wish(entry.id, called, count, plugged)
-    result = run(fork_on(find_host(where), entry, wish, lambda _: None))
+    result = run(fork_on(where, entry, wish, lambda _: None, key))
+    for one in result["forks"]:
+        for text in one["warnings"]:
+            warn(f"warning: {one['name']}: {text}")
     failed = [one for one in result["forks"] if one["error"]]
     rows = [
         (one["name"], f"{one['took_ms']:.0f} ms", one["error"] or "runs") for one in result["forks"]

@@ -5,26 +5,30 @@ from typing import TYPE_CHECKING
 from vmckpt.cli.output import run
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.operate import Entry
+    from vmckpt.checkpoint.catalogue import Entry
+    from vmckpt.store.sealing.keys import KeySource
 
 
-def instant(what: str, store: str | None) -> "Entry":
+def instant(what: str, store: str | None, key: "KeySource | None") -> "Entry":
     """The checkpoint of that name or id, else a new one of the VM of that name.
 
     Raises NotFoundError when there is neither.
     """
     import time
 
-    from vmckpt.checkpoint.operate import create, find, places
+    from vmckpt.checkpoint.operate import create
     from vmckpt.checkpoint.take import Wish
     from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.which_checkpoint import find
     from vmckpt.errors import NotFoundError
-    from vmckpt.hosts.inventory import all_hosts
 
     try:
-        return run(find(places(all_hosts(), store), what))
-    except NotFoundError:
-        vm = run(find_own(what))
+        return find(what, store, key)
+    except NotFoundError as no_checkpoint:
+        try:
+            vm = run(find_own(what))
+        except NotFoundError:
+            raise no_checkpoint from None
     name = f"{what[:18]}-fork-{time.strftime('%Y%m%d-%H%M%S')}"
-    taken = run(create(vm, store, Wish(name, {}, "fork", 0.010), lambda _: None))
-    return run(find(places(all_hosts(), store), taken["id"]))
+    taken = run(create(vm, store, Wish(name, {}, "fork", 0.010), lambda _: None, key))
+    return find(taken["id"], store, key)

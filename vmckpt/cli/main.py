@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 
 import click
 import typer
@@ -19,11 +20,12 @@ changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9
 # One file each. A call imports its own alone: importing is most of what starting costs.
 COMMANDS = ("migrate", "check", "plan", "dirty-rate", "report", "replay", "fork")
 # Started by vmckpt itself: not in --help.
-HIDDEN = ("serve", "link", "job", "replica", "observe", "checkpointing")
+HIDDEN = ("serve", "link", "job", "replica", "observe", "checkpointing", "lend")
 NOUNS = (
     "vm",
     "replicate",
     "checkpoint",
+    "guard",
     "host",
     "snapshot",
     "store",
@@ -85,7 +87,8 @@ def main() -> int:
 
 def told(error: Exception) -> int:
     """Tell what a command ended with; the exit code."""
-    as_json = "--json" in sys.argv
+    # What stands behind a `--` is somebody else's command.
+    as_json = "--json" in takewhile(lambda word: word != "--", sys.argv)
     match error:
         case VmckptError():
             return print_error(error, as_json=as_json)

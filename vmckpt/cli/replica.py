@@ -19,6 +19,7 @@ class Role(StrEnum):
     abandon = "abandon"
     discard = "discard"
     undo = "undo"
+    keep = "keep"
 
 
 def replica(
@@ -36,10 +37,10 @@ def replica(
         from vmckpt.replicate.primary import serve_primary
 
         run(serve_primary(directory, run(local_host().own_command())))
-    elif role in (Role.discard, Role.undo):
-        from vmckpt.replicate.leftover_copies import discard_here
+    elif role in (Role.discard, Role.undo, Role.keep):
+        from vmckpt.replicate.leftover_copies import Fate, settle_here
 
-        discard_here(directory, of_this_run=role is Role.undo)
+        settle_here(directory, Fate(role.value))
     elif role is Role.abandon:
         from vmckpt.replicate.recovery import abandon
 

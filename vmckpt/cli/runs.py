@@ -68,7 +68,7 @@ def attach(
     run: Annotated[str, typer.Argument(help="The run's id, see `vmckpt runs list`.")],
     json: Json = False,
 ) -> None:
-    """Show a migration that runs on its hosts, from its beginning to its end."""
+    """Show a migration from its beginning to its end, wherever it is carried out."""
     from vmckpt.cli.migrate import show_outcome
 
     show_outcome(output.run(_attach(run)), as_json=json)
@@ -76,10 +76,14 @@ def attach(
 
 async def _attach(run: str) -> "Report | Recovery":
     from vmckpt.hosts.inventory import check_name
+    from vmckpt.migrate.retell import is_done_here, retell
     from vmckpt.migrate.watch import find_job, watch
     from vmckpt.ui.progress import display
 
-    host = await find_job(check_name(run, "run"))
+    if is_done_here(check_name(run, "run")):
+        with display(f"run {run}") as emit:
+            return await retell(run, emit)
+    host = await find_job(run)
     with display(f"run {run} on {host.name}") as emit:
         return await watch(host, run, emit)
 

@@ -1,5 +1,7 @@
 """vmckpt store: init, info, check, gc, export, import, copy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,12 +10,14 @@ import typer
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
+    from vmckpt.store.backends.backend import Backend
     from vmckpt.store.manifest import Manifest
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.store.store import Store
 
 app = typer.Typer(
-    help="Where checkpoints are kept: a directory, s3://BUCKET/PREFIX, or an exported file.",
+    help="Where checkpoints are kept: a directory, HOST: or HOST:/DIRECTORY, s3://BUCKET/PREFIX, "
+    "or an exported file.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -59,14 +63,14 @@ def init(
     from vmckpt.store.open import create_store
     from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 
-    source = _key(key_file, key_command)
+    source = key_of(key_file, key_command)
     if key_agent:
         source = _one_key(source, KeySource(Keeper.AGENT))
     made = key_file is not None and not Path(key_file).exists()
     if key_file is not None and made:
         make_key_file(Path(key_file))
     try:
-        with create_store(place or _own_place(), source) as store:
+        with _backend(place or _own_place()) as where, create_store(where, source) as store:
             result = _facts(store)
     except BaseException:
         if key_file is not None and made:
@@ -266,13 +270,33 @@ def _own_place() -> str:
     return str(state_dir() / "checkpoints")
 
 
-def _open(place: str | None, key_file: str | None, key_command: str | None) -> "Store":
+@contextmanager
+def _open(place: str | None, key_file: str | None, key_command: str | None) -> "Iterator[Store]":
+    """A store for the block; one of another host is used over the connection to that host."""
     from vmckpt.store.open import open_store
 
-    return open_store(place or _own_place(), _key(key_file, key_command))
+    key = key_of(key_file, key_command)
+    with _backend(place or _own_place()) as backend, open_store(backend, key) as store:
+        yield store
 
 
-def _key(key_file: str | None, key_command: str | None) -> "KeySource | None":
+@contextmanager
+def _backend(text: str) -> "Iterator[str | Backend]":
+    from vmckpt.checkpoint.place import lent, parse_place
+    from vmckpt.store.backends.lent import LentBackend
+
+    place = parse_place(text)
+    if place.host is None or place.host.is_this_machine:
+        yield place.path
+        return
+    from vmckpt.cli.beside import beside
+
+    with beside() as call:
+        yield LentBackend(call(lent(place.host, place.path)), place.label)
+
+
+def key_of(key_file: str | None, key_command: str | None) -> "KeySource | None":
+    """Where a store's key is had, by options. Raises UsageError: by two."""
     from vmckpt.store.sealing.keys import Keeper, KeySource
 
     found = KeySource(Keeper.FILE, key_file) if key_file is not None else None

@@ -10,12 +10,20 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.epoch.devices import Devices, saving
+from vmckpt.epoch.devices import Devices, devices_of
 from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.output import HeldOutput
@@ -52,32 +60,34 @@ async def capturing(
     this process die in a pause it lets the guest run on. Raises OSError as `tracked` does,
     CommandRefusedError.
     """
-    async with _settings(monitor), saving(monitor) as devices:
+    async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
         with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
             yield Capture(monitor, output, dirty, ram, devices)
 
 
 @asynccontextmanager
-async def _settings(monitor: Monitor) -> AsyncIterator[None]:
-    """QEMU's settings for saving devices alone, for the block; then they are as they were.
+async def saving(
+    monitor: Monitor, wished: Mapping[str, bool], limits: Mapping[str, int]
+) -> AsyncIterator[None]:
+    """QEMU's settings for saving its state, for the block; then they are as they were.
 
     With `x-ignore-shared` left on, the next migration would leave its memory behind; what an
     earlier migration left on (multifd) would have QEMU refuse a pipe.
     """
     capabilities = await commands.query_migrate_capabilities(monitor)
     parameters = await commands.query_migrate_parameters(monitor)
-    wanted = {name: False for name, on in capabilities.items() if on} | CAPABILITIES
+    wanted = {name: False for name, on in capabilities.items() if on} | dict(wished)
     try:
         await commands.trace(monitor, VCPU_TRACE, enabled=False)
         await commands.migrate_set_capabilities(monitor, wanted)
-        await commands.migrate_set_parameters(monitor, PARAMETERS)
+        await commands.migrate_set_parameters(monitor, limits)
         yield
     finally:
         if monitor.is_open:
             await finish(commands.trace(monitor, VCPU_TRACE, enabled=True))
             before = {name: capabilities[name] for name in wanted}
             await finish(commands.migrate_set_capabilities(monitor, before))
-            values = {name: parameters[name] for name in PARAMETERS}
+            values = {name: parameters[name] for name in limits}
             await finish(commands.migrate_set_parameters(monitor, values))
 
 
@@ -192,7 +202,7 @@ class Capture:
                     device_state = await self._end_of(received)
                     await self._require_completed(events)
                     if also:
-                        await _all_done([asyncio.ensure_future(step) for step in also()])
+                        await all_done([asyncio.ensure_future(step) for step in also()])
                     else:
                         await self._devices.learn(device_state)
                 except BaseException:
@@ -230,15 +240,7 @@ class Capture:
 
     async def resume(self) -> None:
         """Let the guest run; one that runs is left alone."""
-        deadline_s = time.monotonic() + CONT_TIMEOUT_S
-        while True:
-            try:
-                await commands.cont(self._monitor)
-                return
-            except CommandRefusedError as exc:
-                if _NOT_YET not in exc.description or time.monotonic() > deadline_s:
-                    raise
-            await asyncio.sleep(CONT_POLL_S)
+        await resume(self._monitor)
 
     async def release(self) -> None:
         """Let go the output of the epochs taken so far: they are safe."""
@@ -326,7 +328,20 @@ class Capture:
             )
 
 
-async def _all_done(steps: list[asyncio.Future[Any]]) -> None:
+async def resume(monitor: Monitor) -> None:
+    """Let a guest run whose state was saved; one that runs is left alone."""
+    deadline_s = time.monotonic() + CONT_TIMEOUT_S
+    while True:
+        try:
+            await commands.cont(monitor)
+            return
+        except CommandRefusedError as exc:
+            if _NOT_YET not in exc.description or time.monotonic() > deadline_s:
+                raise
+        await asyncio.sleep(CONT_POLL_S)
+
+
+async def all_done(steps: list[asyncio.Future[Any]]) -> None:
     """All of them have ended when this returns or raises the first error."""
     if steps:
         await asyncio.wait(steps)

@@ -38,7 +38,7 @@ _RAM, _ROMS, _ROM_BEGINS, _ROM_ENDS = "ram0", ("pc.bios", "pc.rom"), "/rom@", ".
 
 
 @asynccontextmanager
-async def saving(monitor: Monitor) -> AsyncIterator["Devices"]:
+async def devices_of(monitor: Monitor) -> AsyncIterator["Devices"]:
     """Ways to save the devices of a VM for the block. Raises as `Monitor.ask` does."""
     with monitor.events("RESET") as resets, _memory() as (fd, writer):
         fdset = await monitor.add_fd(writer) if await _has_only_roms(monitor) else None

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
 
@@ -18,11 +19,15 @@ def to_line(event: Event) -> str:
 
 def from_line(line: str) -> Event:
     """The inverse. Raises ValueError."""
-    data = json.loads(line)
+    return from_record(json.loads(line))
+
+
+def from_record(data: dict[str, Any]) -> Event:
+    """The event that a run record has as a table. Raises ValueError."""
     try:
-        return _KINDS[data.pop("event")](**data)
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise ValueError(f"no event: {line!r}") from exc
+        return _KINDS[data["event"]](**{key: data[key] for key in data if key != "event"})
+    except (KeyError, TypeError) as exc:
+        raise ValueError(f"no event: {data!r}") from exc
 
 
 class Lines:

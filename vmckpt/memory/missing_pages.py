@@ -8,6 +8,10 @@ admin-guide/mm/userfaultfd.rst.
 Faults of system calls that write guest memory (a disk that is read) come too: the userfaultfd must
 not be for user mode only, so QEMU has to be root's, or the kernel to allow it
 (vm.unprivileged_userfaultfd).
+
+Where all pages of 2 MiB are given back (a guest reports free ones) just as one is put there, the
+kernel says EAGAIN (seen), or by its source EFAULT: it works when tried again. EFAULT is said too
+where a huge page has come, and then the page is there. See mfill_atomic() in mm/userfaultfd.c.
 """
 
 import ctypes
@@ -17,7 +21,7 @@ import mmap
 import os
 import select
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vmckpt.memory.dirty_pages import Mapping, find_mappings
@@ -31,13 +35,18 @@ _MISSING_SHMEM, _MODE_MISSING = 1 << 5, 1
 _EVENT_PAGEFAULT, _MESSAGE_BYTES = 0x12, 32
 # Filled at once at most.
 MOST_BYTES = 1 << 20
+# How often in a row the kernel may say of one page that it cannot be put there just now.
+_TRIES = 10_000
 
 
 class MissingPages:
     """The pages of a RAM file that a process finds missing; offsets are the file's."""
 
-    def __init__(self, pid: int, uffd: int, mappings: Sequence[Mapping], number: int) -> None:
+    def __init__(
+        self, pid: int, uffd: int, ram_file: Path, mappings: Sequence[Mapping], number: int
+    ) -> None:
         self._uffd, self._mappings = uffd, tuple(mappings)
+        self._file = os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)
         # Of the descriptor, in the process that keeps it.
         self.number = number
         # Where the kernel copies from: memory that never moves.
@@ -62,12 +71,13 @@ class MissingPages:
         for start, end, _ in mappings:
             argument = struct.pack("QQQQ", start, end - start, _MODE_MISSING, 0)
             fcntl.ioctl(uffd, _REGISTER, bytearray(argument))
-        return cls(pid, uffd, mappings, number)
+        return cls(pid, uffd, ram_file, mappings, number)
 
     @classmethod
     def again(cls, pid: int, ram_file: Path, number: int) -> "MissingPages":
         """Go on after the death of another pager, with the descriptor that `pid` has kept."""
-        return cls(pid, descriptor_of(pid, number), find_mappings(pid, ram_file), number)
+        mappings = find_mappings(pid, ram_file)
+        return cls(pid, descriptor_of(pid, number), ram_file, mappings, number)
 
     def faults(self, timeout_ms: int) -> list[int]:
         """The pages that are waited for, once there are any. Raises OSError: the process ended."""
@@ -95,37 +105,58 @@ class MissingPages:
         for at in range(0, len(view), MOST_BYTES):
             piece = view[at : at + MOST_BYTES]
             self._staged[: len(piece)] = piece
-            start = offset + at
-            for mapping, first, end in self._within(start, start + len(piece)):
-                self._copy(mapping.start - mapping.offset, first, end, self._address - start)
+            source = self._address - offset - at
 
-    def _copy(self, shift: int, at: int, end: int, source: int) -> None:
-        while at < end:
-            argument = bytearray(struct.pack("QQQQq", shift + at, source + at, end - at, 0, 0))
-            try:
-                fcntl.ioctl(self._uffd, _COPY, argument)
-            except OSError as exc:
-                if exc.errno == errno.EEXIST:
-                    self._wake(shift + at)
-                    at += PAGE_BYTES
-                    continue
-                if exc.errno != errno.EAGAIN:
-                    raise
-                # Done in part.
-                copied = struct.unpack_from("q", argument, 32)[0]
-                at += max(0, copied)
-                continue
-            return
+            def copy(shift: int, first: int, end: int, source: int = source) -> int:
+                return self._ioctl(_COPY, shift + first, source + first, end - first, 0)
+
+            self._put(copy, offset + at, offset + at + len(piece))
 
     def zero(self, offset: int) -> None:
-        """One page of zeroes."""
-        for mapping, first, _ in self._within(offset, offset + PAGE_BYTES):
-            address = mapping.start - mapping.offset + first
-            argument = bytearray(struct.pack("QQQq", address, PAGE_BYTES, 0, 0))
-            try:
-                fcntl.ioctl(self._uffd, _ZEROPAGE, argument)
-            except FileExistsError:
-                self._wake(address)
+        """One page of zeroes, unless something is there already. Raises as `fill` does."""
+
+        def put(shift: int, first: int, end: int) -> int:
+            return self._ioctl(_ZEROPAGE, shift + first, end - first, 0)
+
+        self._put(put, offset, offset + PAGE_BYTES)
+
+    def _put(self, put: Callable[[int, int, int], int], start: int, end: int) -> None:
+        """Have the kernel put pages there; `put` gives how many bytes it did."""
+        for mapping, first, last in self._within(start, end):
+            shift, at, tries = mapping.start - mapping.offset, first, 0
+            while at < last:
+                try:
+                    done = put(shift, at, last)
+                except OSError as exc:
+                    if exc.errno != errno.EEXIST and not self._is_there(at):
+                        tries += 1
+                        if exc.errno not in (errno.EAGAIN, errno.EFAULT) or tries > _TRIES:
+                            raise
+                        continue
+                    self._wake(shift + at)
+                    done = PAGE_BYTES
+                at, tries = at + done, 0
+
+    def _ioctl(self, request: int, *words: int) -> int:
+        """What a request has done of the bytes it was for. Raises OSError when that is nothing."""
+        argument = bytearray(struct.pack(f"{len(words)}Qq", *words, 0))
+        try:
+            fcntl.ioctl(self._uffd, request, argument)
+        except BlockingIOError:  # done in part
+            done = int(struct.unpack_from("q", argument, 8 * len(words))[0])
+            if done <= 0:
+                raise
+            return done
+        return int(struct.unpack_from("q", argument, 8 * len(words))[0])
+
+    def _is_there(self, offset: int) -> bool:
+        """Whether the file has memory for a page."""
+        try:
+            return os.lseek(self._file, offset, os.SEEK_DATA) == offset
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # there is none up to the end
+                return False
+            raise
 
     def end(self) -> None:
         """What has no memory now holds zeroes, and nobody waits any more. Raises OSError."""

@@ -214,7 +214,11 @@ class Migration:
     async def prepare(self) -> None:
         """The target's QEMU, waiting, the same machine to the guest as the source's."""
         host, files = self._target_host, self._pair.target.files
-        await host.write_text(vm_dir(host.state_dir, self._vm.name).spec, self._vm.spec.text)
+        theirs = vm_dir(host.state_dir, self._vm.name)
+        await host.write_text(theirs.spec, self._vm.spec.text)
+        # Where its checkpoints are, and which was the last.
+        if point := await self._vm.host.read_text(self._vm.directory.point):
+            await host.write_text(theirs.point, point)
         await create_files(host, self._run, self._copies)
         # The source is asked while the target's QEMU starts, which takes longer.
         _, ours = await both(self._start_target(), self._source_machine())

@@ -1,20 +1,33 @@
 """The QEMU guest agent: JSON lines over a virtio serial port, answered by a daemon in the guest."""
 
 import asyncio
+import base64
 import json
 import random
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
 
-SYNC_TIMEOUT_S = 2.0
+SYNC_TIMEOUT_S, POLL_S = 2.0, 0.02
 
 
 class AgentSilentError(HostDownError):
     """No agent runs in the guest, or it does not answer now."""
+
+
+class NoProgramError(OperationFailedError):
+    """The guest does not run that program: it has none, or its agent may run none."""
+
+
+class GuestExit(NamedTuple):
+    """How a program in the guest ended: its exit status, a signal's as minus its number."""
+
+    returncode: int
+    out: bytes
+    err: bytes
 
 
 class GuestAgent:
@@ -46,6 +59,87 @@ class GuestAgent:
         Raises AgentSilentError, OperationFailedError (the guest refused).
         """
         await self._ask("guest-set-time", {"time": time.time_ns()}, timeout_s)
+
+    async def interfaces(self, timeout_s: float = 5.0) -> list[dict[str, Any]]:
+        """The guest's network interfaces: `name`, `hardware-address`, ...
+
+        Raises AgentSilentError, OperationFailedError (the guest refused).
+        """
+        found: list[dict[str, Any]] = await self._ask("guest-network-get-interfaces", {}, timeout_s)
+        return found
+
+    async def addresses(self, timeout_s: float = 5.0) -> list[str]:
+        """The guest's own addresses, IPv4 first, without those that nobody else can reach.
+
+        Raises as `interfaces` does.
+        """
+        found = [
+            (one["ip-address-type"], one["ip-address"])
+            for interface in await self.interfaces(timeout_s)
+            for one in interface.get("ip-addresses", ())
+        ]
+        reachable = [
+            one for one in found if not one[1].startswith(("127.", "fe80:")) and one[1] != "::1"
+        ]
+        return [address for _, address in sorted(reachable, key=lambda one: one[0] != "ipv4")]
+
+    async def start(self, argv: Sequence[str], timeout_s: float = 5.0) -> int:
+        """Start a program in the guest, its output kept by the agent; its pid there.
+
+        Raises AgentSilentError, NoProgramError.
+        """
+        words = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        try:
+            return int((await self._ask("guest-exec", words, timeout_s))["pid"])
+        except OperationFailedError as exc:
+            raise NoProgramError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+
+    async def ended(self, pid: int, timeout_s: float = 5.0) -> GuestExit | None:
+        """How a program that `start` began has ended; None: it runs. Told once.
+
+        Raises AgentSilentError, OperationFailedError (the agent knows no such program).
+        """
+        status = await self._ask("guest-exec-status", {"pid": pid}, timeout_s)
+        if not status["exited"]:
+            return None
+        out, err = (base64.b64decode(status.get(key, "")) for key in ("out-data", "err-data"))
+        code = status.get("exitcode")
+        return GuestExit(-status.get("signal", 0) if code is None else code, out, err)
+
+    async def run_first(
+        self, paths: Sequence[str], words: Sequence[str], timeout_s: float = 5.0
+    ) -> None:
+        """Run the first of these programs that the guest has, to its end.
+
+        Raises AgentSilentError, OperationFailedError: the guest refuses, or has none, or it fails.
+        """
+        *others, last = paths
+        for path in others:
+            try:
+                return await self._run(path, words, timeout_s)
+            except NoProgramError:
+                continue
+        return await self._run(last, words, timeout_s)
+
+    async def _run(self, path: str, words: Sequence[str], timeout_s: float) -> None:
+        pid = await self.start([path, *words], timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if done := await self.ended(pid, timeout_s):
+                if done.returncode == 0:
+                    return
+                raise OperationFailedError(
+                    f"{path} failed in the guest",
+                    why=done.err.decode(errors="replace").strip()
+                    or f"it ended with {done.returncode}",
+                    remedy=f"try it there: {path} {' '.join(words)}",
+                )
+            await asyncio.sleep(POLL_S)
+        raise AgentSilentError(
+            f"{path} does not end in the guest",
+            why=f"not within {timeout_s:g} s",
+            remedy="look at the guest",
+        )
 
     async def _ask(self, command: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         request = {"execute": command, "arguments": arguments}

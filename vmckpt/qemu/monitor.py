@@ -36,6 +36,14 @@ class _Client(QMPClient):
         return msg
 
 
+class _Listener(EventListener):
+    """Keeps an event until it is taken, and no longer: the library's keeps all that ever came."""
+
+    async def put(self, event: Message) -> None:
+        if self.accept(event):
+            await self._queue.put(event)
+
+
 class CommandRefusedError(VmckptError):
     """QEMU answered a command with an error; the command had no effect."""
 
@@ -73,6 +81,8 @@ class Monitor:
         monitor, or QEMU is stuck), or the peer is no QMP server.
         """
         client = _Client(label, readbuflen=READ_BUFFER_BYTES)
+        # It would collect every event for somebody who never comes.
+        client.events.event_filter = lambda _: False
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(sock)
@@ -172,7 +182,8 @@ class Monitor:
     @contextmanager
     def events(self, *names: str) -> Iterator["Events"]:
         """Collect the named events from here to the end of the block."""
-        with self._client.listener(names) as listener:
+        listener = _Listener(names)
+        with self._client.listen(listener):
             yield Events(listener)
 
     async def close(self) -> None:

@@ -15,10 +15,17 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.checks import copied_disks
-from vmckpt.replicate.leftover_copies import discard_copies
+from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
-from vmckpt.replicate.sides import DEAD, POLL_S, last_word, sides, until_gone
+from vmckpt.replicate.sides import (
+    DEAD,
+    POLL_S,
+    last_word,
+    sides,
+    until_gone,
+    until_recovered,
+)
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.check import REFUSE, WARN, refusal
 from vmckpt.vm.inventory import Vm
@@ -56,6 +63,9 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         await _write(standby, theirs, request)
         place = await have_listen(standby, theirs.path, ("replica", "standby"))
         await _require_same(vm, standby)
+        # Where its checkpoints are, and which was the last: none is taken while it is protected.
+        if point := await vm.host.read_text(vm.directory.point):
+            await standby.write_text(vm_dir(standby.state_dir, vm.name).point, point)
         await _write(vm.host, ours, replace(request, place=place))
         command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
         service = await vm.host.spawn(command, ours.log)
@@ -70,19 +80,31 @@ async def _require_new(vm: Vm, standby: Host) -> None:
     """Another replication of it that has not ended is not pushed aside.
 
     Of one whose services were killed the arbiter has a standby that may take over; but not of the
-    primary from which this VM was taken over, however that one ended.
+    primary from which this VM was taken over, however that one ended; and a primary that has ended
+    has told the arbiter that its standby, if it was killed, may not.
     """
     old = vm.qemu.replaces.host if vm.qemu.replaces is not None else None
-    for side in await sides(vm.name, (vm.host, standby)):
+    found = await sides(vm.name, (vm.host, standby))
+    has_ended = {
+        side.status["run"]
+        for side in found
+        if side.status["role"] == "primary" and side.status["state"] in ENDED
+    }
+    for side in found:
         told = side.status
-        was_replaced = (told["role"], told["state"], side.host.name) == ("primary", DEAD, old)
-        if side.answers or not (was_replaced or told["state"] in ENDED):
+        is_dead = told["state"] == DEAD
+        was_replaced = is_dead and told["role"] == "primary" and side.host.name == old
+        was_lost = is_dead and told["role"] == "standby" and told["run"] in has_ended
+        if side.answers or not (was_replaced or was_lost or told["state"] in ENDED):
             why = "answers" if side.answers else f"is {side.status['state']}, not ended"
             raise OperationFailedError(
                 f"'{vm.name}' is being replicated",
                 why=f"the {side.status['role']}'s service on {side.host.name} {why}",
                 remedy=f"vmckpt replicate stop {vm.name}",
             )
+        if was_lost:
+            await end_waiting(side.host, vm.name)
+            await settle_copies(side.host, Files.of(side.host, vm.name), Fate.KEEP)
         await side.host.remove(Files.of(side.host, vm.name).path)
 
 
@@ -146,10 +168,11 @@ async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> Non
     with suppress(VmckptError):  # what failed before says more
         # Again and again: it may not have come so far yet that it hears.
         await until_gone(primary, name, lambda: ask(primary, ours, "stop"))
+        await until_recovered(primary, name)  # of one that was killed, see `recovery.py`
         await primary.remove(ours.path)
     with suppress(VmckptError):
         # Its primary may never have come to it.
         await until_gone(standby, name, lambda: ask(standby, theirs, DISMISS))
         await end_waiting(standby, name)
-        await discard_copies(standby, theirs, of_this_run=True)
+        await settle_copies(standby, theirs, Fate.UNDO)
         await standby.remove(theirs.path)

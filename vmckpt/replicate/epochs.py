@@ -54,6 +54,8 @@ class Epochs:
         self.pace = Pace(options.epoch_s)
         self.figures = Figures()
         self.is_safe = False
+        # The state in which the guest stands still without anybody's having stopped it; "": none.
+        self.stands_still = ""
         self._resumed_s = 0.0
 
     async def copy(self, require_wanted: Callable[[], None]) -> None:
@@ -85,6 +87,7 @@ class Epochs:
             with self._killed_if_stuck():
                 await self._let_run()
             return False
+        self.stands_still = ""
         self._learn(epoch)
         await self._stream.acknowledged(epoch.number)
         self.figures.safe(epoch.number, captured_s)
@@ -147,6 +150,8 @@ class Epochs:
     async def _let_run(self) -> None:
         """The guest stands still: if it was the guard that stopped it, and it may run, it does."""
         state = await commands.query_status(self._monitor)
-        if self._keeper.may_run() and not state.running and state.status in STOPPED_FOR_AN_EPOCH:
+        is_stuck = not state.running and state.status not in STOPPED_FOR_AN_EPOCH
+        self.stands_still = state.status if is_stuck else ""
+        if self._keeper.may_run() and not state.running and not is_stuck:
             await self._capture.resume()
         await asyncio.sleep(POLL_S)

@@ -10,6 +10,7 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.begin import start
 from vmckpt.replicate.keeping import Move, View, Window, decide
+from vmckpt.replicate.leftover_copies import Fate
 from vmckpt.replicate.operate import settle, stop
 from vmckpt.replicate.request import ENDED, Options
 from vmckpt.replicate.sides import sides
@@ -44,7 +45,7 @@ async def keep(
             move, vm, said, is_cut_off = await _look(name, hosts, window)
             if move is Move.PROTECT and vm is not None:
                 if is_cut_off:
-                    await stop(name, hosts)
+                    await stop(name, hosts, Fate.KEEP)
                 standby = next(host for host in hosts if host.name == said)
                 await start(vm, standby, options_of(vm, standby), new_run())
                 tell("protected", f"{name} on {vm.host.name} is protected by {said}")

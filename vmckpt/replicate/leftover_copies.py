@@ -1,33 +1,40 @@
 """Copies of disks that are of no use any more, on whichever host."""
 
+from enum import StrEnum
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.host import Host
-from vmckpt.replicate.disks.copies import discard
+from vmckpt.replicate.disks.copies import discard, keep
 from vmckpt.replicate.request import Files, read_request
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 
 
-async def discard_copies(host: Host, files: Files, *, of_this_run: bool = False) -> None:
-    """Have `host` remove the copies of which the request there tells, or this run's only.
+class Fate(StrEnum):
+    """What becomes of the copies of which a request tells; a disk that was the VM's own stays."""
 
-    A disk that was the VM's own once stays. Raises HostDownError, OperationFailedError.
-    """
+    DISCARD = "discard"
+    # Of this run only: others' were there before.
+    UNDO = "undo"
+    # A next standby goes on from them.
+    KEEP = "keep"
+
+
+async def settle_copies(host: Host, files: Files, fate: Fate) -> None:
+    """Have `host` do so with its copies. Raises HostDownError, OperationFailedError."""
     if not await host.exists(files.request):
         return
-    role = "undo" if of_this_run else "discard"
-    done = await host.run([*await host.own_command(), "replica", role, str(files.path)])
+    done = await host.run([*await host.own_command(), "replica", fate.value, str(files.path)])
     if done.returncode:
         raise OperationFailedError(
-            f"{host.name} could not remove its copies of the disks",
+            f"{host.name} could not see to its copies of the disks",
             why=done.stderr.strip() or f"exit status {done.returncode}",
             remedy="mend that, and the same again",
         )
 
 
-def discard_here(directory: Path, *, of_this_run: bool) -> None:
+def settle_here(directory: Path, fate: Fate) -> None:
     """The same, on that host itself."""
     request = read_request(directory)
     home = vm_dir(request.standby.state_dir, request.vm)
@@ -35,4 +42,7 @@ def discard_here(directory: Path, *, of_this_run: bool) -> None:
         return  # the VM is at home here, and these are its disks
     spec = parse_spec(request.spec, str(home.spec), home.path)
     paths = [spec.disks[disk.number].on(request.standby.state_dir) for disk in request.disks]
-    discard(paths, request.vm, request.run if of_this_run else None)
+    if fate is Fate.KEEP:
+        keep(paths, request.vm)
+    else:
+        discard(paths, request.vm, request.run if fate is Fate.UNDO else None)

@@ -9,7 +9,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Tim
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.leftover_copies import discard_copies
+from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files
 from vmckpt.replicate.sides import (
@@ -26,12 +26,13 @@ from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.start import Replaced
 
 
-async def stop(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
+async def stop(name: str, hosts: Iterable[Host], copies: Fate = Fate.DISCARD) -> dict[str, Any]:
     """End the VM's replication: it runs on where it is, unprotected.
 
-    What services that have ended left to read goes too. When both were killed the arbiter is told
-    that no standby may take over any more. Raises NotFoundError, RefusedError when a standby whose
-    primary is silent may have the only copy of the guest, TimedOutError, OperationFailedError.
+    `copies`: what becomes of those of a standby that was killed. What services that have ended left
+    to read goes too. When both were killed the arbiter is told that no standby may take over any
+    more. Raises NotFoundError, RefusedError when a standby whose primary is silent may have the
+    only copy of the guest, TimedOutError, OperationFailedError.
     """
     found = await sides(name, hosts)
     if not found:
@@ -53,7 +54,7 @@ async def stop(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
             last = await _released(side.host, name)
         if side.status["role"] == "standby":
             await end_waiting(side.host, name)
-            await discard_copies(side.host, Files.of(side.host, name))
+            await settle_copies(side.host, Files.of(side.host, name), copies)
         await side.host.remove(Files.of(side.host, name).path)
     return last
 

@@ -165,10 +165,15 @@ class Protection:
             raise StandbyLostError("asked to end before all was copied")
 
     async def _hand_over(self, receiving: "asyncio.Task[None]") -> Ending:
-        """The guest goes on from its last moment here, with the standby."""
+        """The guest goes on from its last moment here, with the standby.
+
+        One that QEMU has stopped (its disk is full) goes on from its last epoch.
+        """
         while not await self._epochs.one(self._replica, resume_guest=False):
             if self._keeper.replaced.is_set():
                 return Ending.REPLACED
+            if self._stands_still():
+                break
         self._is_handing_over = True
         await self._keeper.hand_over()
         await self._stream.end(YOURS, "asked for")
@@ -269,7 +274,7 @@ class Protection:
             "standby": self._request.standby.name,
             "state": self._stage(),
             "ending": self._ending.name.lower() if self._ending else None,
-            "why": self._why,
+            "why": self._why or self._stands_still(),
             "term": self._keeper.term,
             "may_run": self._ending is not None or self._keeper.may_run(),
             "output_commit": options.holds_output,
@@ -280,6 +285,10 @@ class Protection:
             **self._grip.mirrors.status(),
             **self._epochs.figures.to_json(),
         }
+
+    def _stands_still(self) -> str:
+        state = self._epochs.stands_still
+        return f"QEMU has stopped the guest: '{state}'" if state else ""
 
     def _stage(self) -> str:
         if self._ending is not None:

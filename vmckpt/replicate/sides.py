@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from vmckpt.errors import HostDownError, NotFoundError, VmckptError
+from vmckpt.errors import HostDownError, NotFoundError, TimedOutError, VmckptError
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
@@ -100,6 +100,23 @@ async def until_gone(
         if asyncio.get_running_loop().time() > given_up_s:
             for process in left:
                 await host.kill(process)
+        await asyncio.sleep(POLL_S)
+
+
+async def until_recovered(host: Host, name: str) -> None:
+    """Wait until the dead-man's switch of a primary's service has done what was to be done.
+
+    It reads what stands in the service's directory. Raises TimedOutError: it goes on.
+    """
+    mark = f"replica\0recover\0{Files.of(host, name).path}\0"
+    given_up_s = asyncio.get_running_loop().time() + BEGIN_S
+    while await host.find_processes(mark):
+        if asyncio.get_running_loop().time() > given_up_s:
+            raise TimedOutError(
+                f"what the killed service of '{name}' left is not put right within {BEGIN_S:g} s",
+                why="the arbiter gives no answer, or another works on the VM",
+                remedy=f"see to the arbiter: {host.name} goes on trying",
+            )
         await asyncio.sleep(POLL_S)
 
 

@@ -26,7 +26,7 @@ from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
 from vmckpt.replicate.control import DISMISS, answering, write_last_word
-from vmckpt.replicate.disks.copies import discard, keep, mark_as_disks, prepare
+from vmckpt.replicate.disks.copies import Copy, discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
 from vmckpt.replicate.leftovers import remove_stale_home
@@ -74,9 +74,13 @@ async def serve_standby(directory: Path) -> None:
         await host.write_text(directory_.spec, spec.text)
         abandon = [*await host.own_command(), "replica", "abandon", str(directory)]
         stack.enter_context(armed(abandon, files.recovery_log))
-        copies = [(spec.disks[disk.number].on(host.state_dir), disk) for disk in request.disks]
-        paths = [path for path, _ in copies]
-        prepare([(path, disk.size_bytes) for path, disk in copies], request.vm, request.run)
+        copies = [
+            Copy(disk.on(host.state_dir), copied.size_bytes, disk.format)
+            for copied in request.disks
+            for disk in (spec.disks[copied.number],)
+        ]
+        paths = [copy.path for copy in copies]
+        prepare(copies, request.vm, request.run)
         undo = stack.enter_context(ExitStack())
         undo.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
@@ -84,7 +88,7 @@ async def serve_standby(directory: Path) -> None:
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:
-            async with journal_of(paths) as disks:
+            async with journal_of(copies) as disks:
                 with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
                     await standby.serve(ram, disks)
         finally:

@@ -2,10 +2,10 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,12 @@ from vmckpt.store.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_of
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Numbers, Pack
 
-T = TypeVar("T")
 # Frames kept for whoever asks for their other chunks.
 _KEPT_FRAMES = 64
 # Frames being read while others are used.
 _AHEAD = 8
+# Told at once at most: of chunks that are all alike a frame may be thousands.
+_MOST_AT_ONCE = 256
 
 
 class Chunks(NamedTuple):
@@ -86,11 +87,13 @@ class Area:
             if number >= 0:
                 places = np.flatnonzero(packs == number)
                 slots = slots_of(refs[places])
-                out[places] = self._with_pack(number, partial(self._gather, slots))
+                out[places] = self._opened.packs.use(
+                    self._pack_ids[number], partial(self._gather, slots)
+                )
         return out.reshape(-1).data
 
     def read_around(self, number: int) -> Chunks:
-        """A chunk, and all others that are had for the same price, in the order they lie in.
+        """A chunk, and others that are had for the same price, in the order they lie in.
 
         Raises DamagedError, IndexError.
         """
@@ -106,11 +109,15 @@ class Area:
             slots = table.slots[[first, first + int(table.counts[frame]) - 1]]
             lying, refs = self._by_place()
             low, high = np.searchsorted(refs, make_refs(pack_number, slots + np.array([0, 1])))
+            if high - low > _MOST_AT_ONCE:
+                place = low + int(np.flatnonzero(lying[low:high] == number)[0])
+                low = max(low, place - _MOST_AT_ONCE // 2)
+                high = min(high, low + _MOST_AT_ONCE)
             offsets = table.positions(slots_of(refs[low:high])) - first
             data = self._cache.get(pack, int(frame))
             return Chunks(lying[low:high], self._pick(data, offsets))
 
-        return self._with_pack(pack_number, read)
+        return self._opened.packs.use(self._pack_ids[pack_number], read)
 
     def stream(self) -> Iterator[Chunks]:
         """Every chunk that is not zero, once, in the order they lie in. Raises DamagedError."""
@@ -139,8 +146,10 @@ class Area:
         starts = np.flatnonzero(np.diff(frames, prepend=-1))
         for start, end in zip(starts, [*starts[1:], len(frames)], strict=True):
             frame = int(frames[start])
-            offsets = positions[start:end] - pack.table.firsts[frame]
-            yield frame, lying[low + start : low + end], offsets
+            for at in range(start, end, _MOST_AT_ONCE):
+                to = min(end, at + _MOST_AT_ONCE)
+                offsets = positions[at:to] - pack.table.firsts[frame]
+                yield frame, lying[low + at : low + to], offsets
 
     def _read_frame(self, pack: Pack, frame: int, numbers: Numbers, offsets: Numbers) -> Chunks:
         try:
@@ -174,11 +183,3 @@ class Area:
             order = np.argsort(refs, kind="stable")
             self._lying = numbers[order], refs[order]
         return self._lying
-
-    def _with_pack(self, number: int, read: Callable[[Pack], T]) -> T:
-        """Do it with a pack; once more with its next generation, if it was written anew."""
-        packs, pack_id = self._opened.packs, self._pack_ids[number]
-        try:
-            return read(packs.find(pack_id))
-        except MissingError:
-            return read(packs.find(pack_id, again=True))

@@ -97,6 +97,8 @@ def plan_gc(store: Store) -> Plan:
         except DamagedError:
             bad.append(pack_name(pack_id, generation))
             continue
+        except MissingError:  # another gc has removed it meanwhile
+            continue
         if unneeded > size * WORTH_RATIO:
             rewrites.append(Rewrite(pack_id, generation, size, unneeded))
     leftovers = store.opened.backend.leftovers()

@@ -70,17 +70,22 @@ def read_config(backend: Backend) -> Config:
             why="it has no file `store`",
             remedy="make one: vmckpt store init",
         ) from exc
+    return parse_config(data, backend.place)
+
+
+def parse_config(data: bytes, place: str) -> Config:
+    """The file's bytes. Raises DamagedError, RefusedError."""
     try:
         words = json.loads(data.partition(b"\n")[0])["vmckpt-store"]
         config = Config(**words)
         whole = config.encode() == data
     except (ValueError, TypeError, KeyError) as exc:
-        raise damaged(f"{backend.place}/{CONFIG} is damaged", str(exc)) from exc
+        raise damaged(f"{place}/{CONFIG} is damaged", str(exc)) from exc
     if not whole:
-        raise damaged(f"{backend.place}/{CONFIG} is damaged", "its checksum does not hold")
+        raise damaged(f"{place}/{CONFIG} is damaged", "its checksum does not hold")
     if config.format != VERSION:
         raise RefusedError(
-            f"the store {backend.place} has format {config.format}",
+            f"the store {place} has format {config.format}",
             why=f"this vmckpt reads and writes format {VERSION}",
             remedy="use the vmckpt that made it",
         )

@@ -1,6 +1,7 @@
 """Making and opening stores, wherever they are.
 
-A place is a directory, `s3://BUCKET/PREFIX`, or an exported file, which can only be read.
+A place is a directory, `s3://BUCKET/PREFIX`, or an exported file, which can only be read; or a back
+end that somebody has opened already.
 """
 
 import os
@@ -14,7 +15,14 @@ from vmckpt.store.backends.archive import ArchiveBackend, NewArchive
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.checkpoint_file import Files
-from vmckpt.store.config import SECRET_BYTES, Config, new_config, read_config, write_config
+from vmckpt.store.config import (
+    SECRET_BYTES,
+    Config,
+    new_config,
+    parse_config,
+    read_config,
+    write_config,
+)
 from vmckpt.store.header import Header, Kind
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Packs
@@ -25,26 +33,51 @@ from vmckpt.store.store import Store
 S3_SCHEME = "s3://"
 
 
-def create_store(place: str, key: KeySource | None = None) -> Store:
+def create_store(place: str | Backend, key: KeySource | None = None) -> Store:
     """Make a store, and open it; with a key it is encrypted.
 
     Raises RefusedError when there is one, or no key is had; StorageError.
     """
-    backend = _backend(place)
+    backend = _backend(place) if isinstance(place, str) else place
     secret = os.urandom(SECRET_BYTES)
     config = new_config(wrap(secret, key) if key else clear(secret))
     write_config(backend, config)
     return _open(backend, config, secret)
 
 
-def open_store(place: str, key: KeySource | None = None) -> Store:
+def open_store(place: str | Backend, key: KeySource | bytes | None = None) -> Store:
     """Open a store. Without `key` an encrypted one takes the environment's, or ssh-agent's.
 
-    Raises NotFoundError, DamagedError, RefusedError, StorageError.
+    Bytes are the secret itself, as somebody had it from `secret_of`. Raises NotFoundError,
+    DamagedError, RefusedError, StorageError.
     """
+    backend = _backend(place) if isinstance(place, str) else place
+    try:
+        config = read_config(backend)
+        secret = key if isinstance(key, bytes) else unwrap(config.key, key)[0]
+        return _open(backend, config, secret)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def config_at(place: str) -> bytes:
+    """The file `store` of a store. Raises NotFoundError, StorageError."""
     backend = _backend(place)
-    config = read_config(backend)
-    return _open(backend, config, unwrap(config.key, key)[0])
+    try:
+        return read_config(backend).encode()
+    finally:
+        backend.close()
+
+
+def secret_of(config: bytes, place: str, key: KeySource | None) -> bytes | None:
+    """What opens the encrypted store whose file `store` is `config`; None: it is not encrypted.
+
+    For a process that has no way to the key, and keeps this in memory alone. Raises as
+    `open_store` does.
+    """
+    secret, encrypted = unwrap(parse_config(config, place).key, key)
+    return secret if encrypted else None
 
 
 @contextmanager

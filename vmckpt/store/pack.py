@@ -16,19 +16,21 @@ needs, as the next generation, `packs/ID-GENERATION`, and the slots keep their n
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.store.backends.backend import Backend, Writer
+from vmckpt.store.backends.backend import Backend, MissingError, Writer
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.errors import damaged
 from vmckpt.store.header import HEADER_BYTES, Header
 from vmckpt.store.sealing.seal import HASH_BYTES, TAG_BYTES, Box, Seal, Sealer
 
+T = TypeVar("T")
 PACKS = "packs"
 FRAME_BYTES = 128 << 10
 # Of chunks, before they are compressed.
@@ -241,12 +243,30 @@ class Packs:
                 self._packs.pop(pack_id, None)
                 self._names.clear()
             if pack_id not in self._packs:
-                if pack_id not in self._names:
-                    self._names = newest(self.backend)
-                if pack_id not in self._names:
-                    raise damaged(f"pack {pack_id.hex()} is missing", "a checkpoint needs it")
-                self._packs[pack_id] = self.open(pack_id, self._names[pack_id][0])
+                try:
+                    found = self._open_newest(pack_id)
+                except MissingError:  # written anew since names were looked up
+                    self._names.clear()
+                    found = self._open_newest(pack_id)
+                self._packs[pack_id] = found
             return self._packs[pack_id]
+
+    def use(self, pack_id: bytes, read: Callable[[Pack], T]) -> T:
+        """What `read` has of the pack; once more with its next generation, if it was written anew.
+
+        Raises as `find` and `read` do.
+        """
+        try:
+            return read(self.find(pack_id))
+        except MissingError:
+            return read(self.find(pack_id, again=True))
+
+    def _open_newest(self, pack_id: bytes) -> Pack:
+        if pack_id not in self._names:
+            self._names = newest(self.backend)
+        if pack_id not in self._names:
+            raise damaged(f"pack {pack_id.hex()} is missing", "a checkpoint needs it")
+        return self.open(pack_id, self._names[pack_id][0])
 
     def look_again(self) -> dict[bytes, tuple[int, int]]:
         """Every pack's newest generation, and its size, as of now."""

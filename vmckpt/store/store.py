@@ -17,7 +17,7 @@ from vmckpt.store.index import Index
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.maps import Refs, packs_of, resized, slots_of
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import Hashes, Numbers
+from vmckpt.store.pack import Hashes, Numbers, Pack
 from vmckpt.store.transaction import Origin, Transaction, new_origin
 
 # For what others do in a moment: gc at its end, a writer that is about to be done.
@@ -200,7 +200,7 @@ class Store:
         for number in np.unique(numbers).tolist():
             if number >= 0:
                 chosen = numbers == number
-                hashes = self.opened.packs.find(packs[number]).hashes()
+                hashes = self.opened.packs.use(packs[number], Pack.hashes)
                 found[chosen] = hashes[slots_of(refs[chosen])]
         return found
 

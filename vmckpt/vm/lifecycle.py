@@ -17,7 +17,7 @@ from vmckpt.hosts.inventory import all_hosts, local_host, state_dir
 from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
-from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -169,10 +169,9 @@ async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
 
 
 async def restore_is_cut_off(vm: Vm) -> bool:
-    """Whether a restore of the VM has begun and nobody works on it any more."""
-    begun = await vm.host.exists(vm.directory.restoring) or await vm.host.exists(
-        vm.qemu.files.missing
-    )
+    """Whether a restore or a saving of the VM has begun and nobody works on it any more."""
+    marks = (vm.directory.restoring, vm.qemu.files.missing, vm.directory.saving)
+    begun = any(await all_of(vm.host.exists(mark) for mark in marks))
     return begun and await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name)) is None
 
 

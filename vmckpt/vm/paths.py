@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QEMU_PREFIX = "qemu-"
+IN_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,21 @@ class VmDir:
 
     @property
     def point(self) -> Path:
-        """The id of the checkpoint that it was last taken or restored as, here."""
+        """Which checkpoint it was last taken or restored as, and where it has some (JSON).
+
+        It goes with the VM wherever that moves.
+        """
         return self.path / "checkpoint"
 
     @property
     def restoring(self) -> Path:
         """A restore in place that is under way, or was cut off (JSON)."""
         return self.path / "restore.json"
+
+    @property
+    def saving(self) -> Path:
+        """There while the guest stands still to be saved as a whole: whose it is to let it run."""
+        return self.path / "saving"
 
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""
@@ -115,6 +124,11 @@ class QemuDir:
         them.
         """
         return self.path / "missing.json"
+
+    @property
+    def key(self) -> Path:
+        """What opens the encrypted store that pages are still to come from; in memory, as they."""
+        return IN_MEMORY / f"vmckpt-{self.vm_name}-{self.qemu_id}.key"
 
     def ram(self, ram_dir: Path) -> Path:
         """The file that is the guest's RAM."""

@@ -196,6 +196,7 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
 async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
     """Remove what a QEMU that has ended leaves: its directory and its RAM file."""
     await host.remove(files.ram(ram_dir))
+    await host.remove(files.key)
     await host.remove(files.path)
 
 

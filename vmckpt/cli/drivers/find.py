@@ -113,10 +113,10 @@ async def _restored(vm: "Vm") -> "Vm":
 
     if not await restore_is_cut_off(vm):
         return vm
-    from vmckpt.checkpoint.recover import recover
+    from vmckpt.checkpoint.operate import recover_there
 
-    await recover(vm)
-    warn(f"a restore of {vm.name} was cut off: it was ended")
+    await recover_there(vm)
+    warn(f"a checkpoint or restore of {vm.name} was cut off: it was ended")
     return await find_vm(vm.name)
 
 

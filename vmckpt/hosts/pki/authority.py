@@ -4,14 +4,13 @@ Its key stays in STATE/pki/ca/ca-key.pem (0600, in a directory of mode 0700) and
 """
 
 import datetime
-import os
 import time
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.hosts.durable import write_durably
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.certificate import Certificate, canonical, parse_certificate
 from vmckpt.hosts.pki.dh_group import DH_PARAMS, DH_PARAMS_FILE
@@ -68,8 +67,8 @@ def make_authority(state_dir: Path, *, days: int = CA_DAYS) -> Certificate:
     directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory.mkdir(exist_ok=True, mode=0o700)
     # The key comes last: its presence says that the authority is whole.
-    _write_private(directory / "ca-cert.pem", pem)
-    _write_private(directory / "ca-key.pem", _key_pem(key))
+    write_durably(directory / "ca-cert.pem", pem)
+    write_durably(directory / "ca-key.pem", _key_pem(key))
     return parse_certificate(pem)
 
 
@@ -229,24 +228,6 @@ def _read_key(path: Path) -> "EllipticCurvePrivateKey":
 
 def _directory(state_dir: Path) -> Path:
     return state_dir / "pki" / "ca"
-
-
-def _write_private(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
-    except OSError as exc:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise StorageError(
-            f"cannot write {path}",
-            why=exc.strerror or str(exc),
-            remedy="free space there, or mend the rights of the directory",
-        ) from exc
 
 
 def _damaged(path: Path, exc: Exception) -> UsageError:

@@ -25,7 +25,7 @@ async def bury(
             await keep_files(target, journal.run, journal.disks)
             paths = ", ".join(disk.target for disk in journal.disks)
             note(f"{paths}: on both hosts, since nobody can say which is newer")
-        await leave_on_source(journal, target)
+        await leave_on_source(journal, target, note)
         return
     if journal.persistent and IN_POSTCOPY & {view.source, view.target}:
         # Before anything is ended: as long as one end is in post-copy it can be seen who ran last.

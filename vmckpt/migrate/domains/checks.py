@@ -10,13 +10,13 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate import dirty_log
 from vmckpt.migrate.disk_plan import DiskCopy, disk_checks
-from vmckpt.migrate.domains import target_libvirt
+from vmckpt.migrate.domains import hold, target_libvirt
 from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.migrate.domains.link import find_link
 from vmckpt.migrate.domains.request import Cargo, Request, Route, bandwidth_mib_per_s, build
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
-from vmckpt.migrate.options import Options, Tls
+from vmckpt.migrate.options import Method, Options, Tls
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import MIB
@@ -35,7 +35,7 @@ class DomainPreflight(NamedTuple):
     """All checks, and what libvirt will be asked for when they are passed.
 
     `options` are those asked for, with "auto" replaced by what it comes to; `known_to_target`: the
-    target has a definition of it.
+    target has a definition of it; `held_mib_per_s`: by what its QEMU is held back, see hold.py.
     """
 
     checks: tuple[Check, ...]
@@ -44,6 +44,7 @@ class DomainPreflight(NamedTuple):
     copies: tuple[DiskCopy, ...] = ()
     encryption: Encryption = IN_CLEAR
     known_to_target: bool = False
+    held_mib_per_s: int = 0
 
     @property
     def possible(self) -> bool:
@@ -78,6 +79,8 @@ async def preflight(
     what, disks = domain.description, moving.disks
     loss = dirty_log.loss_of(what.accel_word, at_source.version, what.memory_back_ends)
     options = resolve_method(options, loses_pages=loss is not None)
+    can_hold = at_source.can_hold and at_target.can_hold and options.method is not Method.STOP
+    held_mib_per_s = hold.held_mib_per_s(what.memory_bytes) if can_hold else 0
     checks = (
         Check("running", OK, f"the domain is {domain.state}"),
         *at_target.checks,
@@ -97,22 +100,26 @@ async def preflight(
             options,
             Route(link.uri, there.migration_address, *moving.ports),
             _cargo(domain, disks, encryption[0]),
+            held_mib_per_s,
         ),
         disks.plan.copies,
         encryption[0],
         at_target.known,
+        held_mib_per_s,
     )
 
 
 class _AtSource(NamedTuple):
     version: QemuVersion
     checks: list[Check]
+    can_hold: bool
 
 
 class _AtTarget(NamedTuple):
     checks: list[Check]
     known: bool
     userfaults: list[Check]
+    can_hold: bool
 
 
 class _Moving(NamedTuple):
@@ -124,12 +131,13 @@ class _Moving(NamedTuple):
 async def _look_at_target(
     domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
 ) -> _AtTarget:
-    checks, (names, userfaults) = await both(
+    checks, ((names, userfaults), libvirt) = await both(
         target_libvirt.checks(domain, source, target),
-        both(target.names(), _userfaults(target, options)),
+        both(both(target.names(), _userfaults(target, options)), target.version()),
     )
     name = await target_libvirt.name(domain, names, target.host)
-    return _AtTarget([name, *checks], domain.uuid in {one.uuid for one in names}, userfaults)
+    known = domain.uuid in {one.uuid for one in names}
+    return _AtTarget([name, *checks], known, userfaults, libvirt >= hold.SINCE_LIBVIRT)
 
 
 async def _look_at_disks(
@@ -204,7 +212,7 @@ def option_checks(options: Options) -> Iterator[Check]:
 
 
 async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
-    version = QemuVersion(*await source.qemu_version())
+    version, libvirt = QemuVersion(*await source.qemu_version()), await source.version()
     checks = []
     if (await source.job(domain.uuid)).active:
         remedy = "wait for its end; virsh domjobinfo shows it, virsh domjobabort ends it"
@@ -218,7 +226,8 @@ async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
         checks.append(Check("migratable", REFUSE, reason, "detach it (virsh detach-device)"))
     if not any(check.code == "migratable" for check in checks):
         checks.append(Check("migratable", OK, "no device of the host's own is passed through"))
-    return _AtSource(version, checks)
+    can_hold = libvirt >= hold.SINCE_LIBVIRT and version >= hold.SINCE_QEMU
+    return _AtSource(version, checks, can_hold)
 
 
 async def _encryption(source: Host, target: Host, tls: Tls) -> tuple[Encryption, Check]:

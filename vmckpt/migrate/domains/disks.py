@@ -1,6 +1,6 @@
 """Which of a domain's disks libvirt has to copy, and which both hosts share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
@@ -15,13 +15,14 @@ from vmckpt.vm.spec import Disk
 # With others a host may go on reading what it has cached (libvirt's own rule).
 COHERENT = frozenset({"none", "directsync"})
 _ON_FILES = frozenset({"file", "block"})
-_ON_NETWORK = frozenset({"network", "vhostuser", "nvme", "volume"})
+_ON_NETWORK = frozenset({"network", "vhostuser"})
+_IN_POOLS = "volume"
 
 
 class DomainDisks(NamedTuple):
     """`plan` is for the disks that are files; `copied` names those to copy, as the domain does.
 
-    `proved_shared`: there are shared ones, and each was proved to be.
+    `proved_shared`: there are shared files, each was proved to be one, and libvirt need not look.
     """
 
     plan: DiskPlan
@@ -48,17 +49,30 @@ async def plan_domain_disks(
     plan = await plan_disks(Owned(domain.host, domain.name, owned, nodes), target, how, images)
     copied = [local[copy.number] for copy in plan.copies]
     shared = [disk for disk in local if disk not in copied]
-    wrong = (*_strange(disks), *_incoherent(shared), *_uncopiable(copied))
+    wrong = (*strange(disks), *_incoherent(shared), *_uncopiable(copied))
     return DomainDisks(
         plan._replace(obstacles=plan.obstacles + wrong),
         tuple(disk.target for disk in copied),
-        proved_shared=bool(shared),
+        proved_shared=bool(shared) and may_vouch(disks),
     )
 
 
-def _strange(disks: list[DomainDisk]) -> Iterator[Obstacle]:
+def may_vouch(disks: Iterable[DomainDisk]) -> bool:
+    """Whether vmckpt's word may stand for libvirt's own look at the storage. Pure.
+
+    Not where it cannot tell itself: a pool's volume is on the network, or a file that another host
+    has another of. libvirt holds whatever is on the network for safe.
+    """
+    return all(disk.kind != _IN_POOLS for disk in disks)
+
+
+def strange(disks: Iterable[DomainDisk]) -> Iterator[Obstacle]:
+    """Disks that cannot be moved to. Pure."""
     for disk in disks:
-        if disk.kind not in _ON_FILES | _ON_NETWORK:
+        if disk.kind == "nvme":
+            reason = f"disk {disk.target} is an NVMe device of the host's own"
+            yield Obstacle("disk-kind", reason, "detach it (virsh detach-disk)")
+        elif disk.kind not in _ON_FILES | _ON_NETWORK | {_IN_POOLS}:
             reason = f"vmckpt does not know what becomes of disk {disk.target} ({disk.kind})"
             yield Obstacle("disk-kind", reason, "migrate it by virsh, or detach the disk")
 

@@ -21,6 +21,8 @@ class DomainJournal:
 
     `may_postcopy`: the guest may come to run there before its memory is. `known_to_target`: its
     definition was there before. `moved`: it is the target's; only the source is not tidied yet.
+    `stayed`: it is the source's; only the target is not. `held_mib_per_s`: see hold.py; the guest
+    may stand still for `max_downtime_ms`.
     """
 
     run: str
@@ -33,6 +35,9 @@ class DomainJournal:
     may_postcopy: bool = False
     known_to_target: bool = False
     moved: bool = False
+    stayed: bool = False
+    held_mib_per_s: int = 0
+    max_downtime_ms: int = 0
 
     async def write(self) -> None:
         """Keep it. Raises StorageError."""

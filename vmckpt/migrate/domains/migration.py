@@ -20,7 +20,7 @@ from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.domains.settle import lost, settle, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
-from vmckpt.migrate.domains.whereabouts import Move, Place
+from vmckpt.migrate.domains.whereabouts import Move
 from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.recover import locked
@@ -81,6 +81,8 @@ class DomainMigration:
             ),
             may_postcopy=checked.options.may_postcopy,
             known_to_target=checked.known_to_target,
+            held_mib_per_s=checked.held_mib_per_s,
+            max_downtime_ms=checked.options.max_downtime_ms,
         )
         self._began_s = self._ended_s = time.monotonic()
 
@@ -98,6 +100,7 @@ class DomainMigration:
             self._checked.options,
             self._run.elapsed_s,
             self._run.tell,
+            held_mib_per_s=self._checked.held_mib_per_s,
         )
         try:
             self._begin("prepare")
@@ -130,11 +133,9 @@ class DomainMigration:
             return lost(self._journal, view, self._ends)
         if move is not Move.SOURCE_OWNS:
             return await unknown(self._journal, move, view, self._ends)
-        if view.target is Place.SILENT and self._journal.disks:
-            text = f"the images made on {self._ends[1].name} go when its libvirtd answers again"
-            self._run.note("undo-failed", text)
-        else:
-            await leave_on_source(self._journal, self._ends[1])
+        await leave_on_source(
+            self._journal, self._ends[1], lambda text: self._run.note("undo-failed", text)
+        )
         if isinstance(exc, VmckptError) and not isinstance(exc, OperationFailedError):
             return OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy)
         return exc

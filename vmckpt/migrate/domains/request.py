@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from vmckpt.hosts.uri import in_uri
+from vmckpt.migrate.domains import hold
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.units import MIB
 from vmckpt.vm.domains.flags import MigrateFlag
@@ -43,8 +44,11 @@ class Cargo(NamedTuple):
     encrypted: bool
 
 
-def build(options: Options, route: Route, cargo: Cargo) -> Request:
-    """The call for these options; "auto" has been replaced by what it comes to. Pure."""
+def build(options: Options, route: Route, cargo: Cargo, held_mib_per_s: int = 0) -> Request:
+    """The call for these options; "auto" has been replaced by what it comes to. Pure.
+
+    `held_mib_per_s`: see hold.py; 0: QEMU goes by its own measure.
+    """
     flags = MigrateFlag.PEER2PEER
     parameters: dict[str, Parameter] = {"migrate_uri": _uri(route.address, route.memory_port)}
     if options.method is not Method.STOP:
@@ -65,6 +69,8 @@ def build(options: Options, route: Route, cargo: Cargo) -> Request:
         parameters["disks_uri"] = _uri(route.address, route.disks_port)
     if options.bandwidth_bytes_per_s:
         parameters["bandwidth"] = bandwidth_mib_per_s(options)
+    if held_mib_per_s:
+        parameters[hold.PARAMETER] = held_mib_per_s
     channels = options.channels or (DEFAULT_CHANNELS if options.compression else None)
     if channels:
         flags |= MigrateFlag.PARALLEL
@@ -73,6 +79,12 @@ def build(options: Options, route: Route, cargo: Cargo) -> Request:
         flags |= MigrateFlag.COMPRESSED
         parameters["compression"] = [options.compression]
     return Request(route.to_libvirtd, parameters, flags)
+
+
+def unheld(request: Request) -> Request:
+    """The same for a QEMU that cannot be held back. Pure."""
+    parameters = {k: v for k, v in request.parameters.items() if k != hold.PARAMETER}
+    return request._replace(parameters=parameters)
 
 
 def bandwidth_mib_per_s(options: Options) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from vmckpt.errors import (
     HostDownError,
     NotFoundError,
     OutcomeUnknownError,
+    RefusedError,
     StorageError,
     VmckptError,
 )
@@ -26,10 +27,36 @@ from vmckpt.vm.domains.sessions import libvirtd
 FORGET_S = 60.0
 
 
-async def leave_on_source(journal: DomainJournal, target: Host) -> None:
-    """The domain stays: nothing made for it on the target does."""
-    await remove_files(target, journal.run, journal.disks)
-    await journal.remove()
+async def leave_on_source(
+    journal: DomainJournal,
+    target: Host,
+    note: Callable[[str], None],
+    *,
+    patience_s: float = SILENT_S,
+) -> None:
+    """The domain stays: neither images made for it nor a definition that came stay on the target.
+
+    A target that is silent for longer than `patience_s` is left to the next command on the domain:
+    the journal stays.
+    """
+    try:
+        if not journal.known_to_target:
+            await _undefined(journal, target, note, patience_s)
+        await remove_files(target, journal.run, journal.disks)
+    except (HostDownError, OutcomeUnknownError, StorageError) as exc:
+        note(_left_to_the_next(journal, target, exc))
+        await replace(journal, stayed=True).write()
+    else:
+        await journal.remove()
+
+
+async def _undefined(
+    journal: DomainJournal, target: Host, note: Callable[[str], None], patience_s: float
+) -> None:
+    try:
+        await _patiently(target, None, patience_s, lambda asked: give_back(asked, journal))
+    except (LibvirtRefusedError, RefusedError) as exc:
+        note(f"a definition of it may stay on {target.name}: {exc}")
 
 
 async def leave_on_target(
@@ -53,12 +80,9 @@ async def leave_on_target(
     except (HostDownError, StorageError) as exc:
         note(f"its old images may stay on {source.name}: {exc}")
     try:
-        await _have_forgotten(journal, source, session, patience_s)
+        await _patiently(source, session, patience_s, lambda asked: forget(asked, journal))
     except (HostDownError, OutcomeUnknownError) as exc:
-        note(
-            f"{source.name} may still have what is left of it, which is removed when libvirtd "
-            f"there answers again, by: vmckpt migrate --recover {journal.vm} ({exc})"
-        )
+        note(_left_to_the_next(journal, source, exc))
         await journal.write()
         return
     except VmckptError as exc:
@@ -67,21 +91,50 @@ async def leave_on_target(
         await journal.remove()
 
 
-async def _have_forgotten(
-    journal: DomainJournal, source: Host, session: Libvirtd | None, patience_s: float
+def _left_to_the_next(journal: DomainJournal, host: Host, exc: VmckptError) -> str:
+    return (
+        f"{host.name} may still have what is left of it, which is removed when it answers again, "
+        f"by: vmckpt migrate --recover {journal.vm} ({exc})"
+    )
+
+
+async def _patiently(
+    host: Host,
+    session: Libvirtd | None,
+    patience_s: float,
+    work: Callable[[Libvirtd], Awaitable[None]],
 ) -> None:
-    """`forget`, asked again for a while of a libvirtd that is being started anew."""
+    """Done, tried again for a while with a libvirtd that is being started anew."""
     given_up_s = time.monotonic() + patience_s
     while True:
         try:
-            async with nullcontext(session) if session else libvirtd(source) as asked:
-                await forget(asked, journal)
+            async with nullcontext(session) if session else libvirtd(host) as asked:
+                await work(asked)
                 return
         except (HostDownError, OutcomeUnknownError):
             session = None
             if time.monotonic() > given_up_s:
                 raise
         await asyncio.sleep(POLL_S)
+
+
+async def give_back(session: Libvirtd, journal: DomainJournal) -> None:
+    """The target has no definition of a domain that the source has and that came only now.
+
+    libvirt defines it there when all of it has arrived, just before it runs. A libvirtd that dies
+    in that moment ends its QEMU when it is started again, and keeps the definition. Raises
+    HostDownError; OutcomeUnknownError while it still waits there for the migration.
+    """
+    where, _ = await look_at(session, journal.uuid, is_source=False)
+    if where is Place.OFF:
+        with suppress(NotFoundError):
+            await session.undefine(journal.uuid)
+    elif where is Place.WAITING:
+        raise OutcomeUnknownError(
+            f"libvirtd does not see that '{journal.vm}' will not come",
+            why=f"to it the domain {where.value}",
+            remedy=f"if it stays so, see its log on {journal.target}: journalctl -u libvirtd",
+        )
 
 
 async def forget(session: Libvirtd, journal: DomainJournal) -> None:

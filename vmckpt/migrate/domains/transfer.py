@@ -13,8 +13,9 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.types import Emit, Note
+from vmckpt.migrate.domains.hold import IN_QEMU, Hold
 from vmckpt.migrate.domains.progress import figures, progress
-from vmckpt.migrate.domains.request import Request, whole_mib
+from vmckpt.migrate.domains.request import Request, unheld, whole_mib
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options
 from vmckpt.migrate.steering import Order, Steering, given_up, pilot
 from vmckpt.plan.policy import Act, Look
@@ -23,9 +24,9 @@ from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.job import Job
 from vmckpt.vm.domains.libvirtd import Libvirtd
 
-# Each look goes through libvirtd to the QEMU that sends: what looks too often, or just when a round
-# ends, keeps them from what comes next.
-SAMPLE_S = 0.2
+# Each look goes through libvirtd to the QEMU that sends, and takes it and its target some time: no
+# more of them than a display needs; and more where post-copy is to begin in good time.
+SAMPLE_S, SAMPLE_POSTCOPY_S = 0.5, 0.2
 # QEMU's own default: libvirt need not be told.
 DEFAULT_DOWNTIME_MS = 300
 # With more than the least downtime pre-copy is done before post-copy can begin.
@@ -50,10 +51,15 @@ class DomainTransfer:
         clock: Callable[[], float],
         emit: Emit,
         *,
+        held_mib_per_s: int = 0,
         patience_s: float = GIVE_UP_S,
     ) -> None:
         self._source, self._uuid, self._options = source, uuid, options
         self._patience_s = patience_s
+        self._sample_s = SAMPLE_POSTCOPY_S if options.may_postcopy else SAMPLE_S
+        limit = options.bandwidth_bytes_per_s
+        self._hold = Hold(held_mib_per_s, limit) if held_mib_per_s else None
+        self._wished_ms = options.max_downtime_ms
         self._clock, self._emit = clock, emit
         self._steering, self._pilot = Steering(options), pilot(options)
         self._began_s = time.monotonic()
@@ -74,6 +80,17 @@ class DomainTransfer:
         ask both ends. One that was begun is given up before, unless the guest is in post-copy; that
         may be in vain, then libvirt goes on with it.
         """
+        try:
+            await self._run(request, caller)
+        except LibvirtRefusedError as exc:
+            if self._hold is None or IN_QEMU not in exc.why:
+                raise
+            # The domain's QEMU is older than the host's.
+            self._hold = None
+            self._emit(Note(self._clock(), "switchover", f"not held back: {exc.why}"))
+            await self._run(unheld(request), caller)
+
+    async def _run(self, request: Request, caller: Libvirtd) -> None:
         async with self._source.ended_jobs(self._uuid) as jobs:
             call = asyncio.ensure_future(caller.migrate(self._uuid, *request))
             watch = asyncio.ensure_future(self._watch(jobs))
@@ -100,7 +117,7 @@ class DomainTransfer:
             with suppress(LibvirtRefusedError, HostDownError, NotFoundError):
                 await self._look()
             with suppress(TimeoutError):
-                async with asyncio.timeout(SAMPLE_S):
+                async with asyncio.timeout(self._sample_s):
                     self.last = await jobs.get()
                     return  # what is left is libvirt's own to finish
 
@@ -109,11 +126,12 @@ class DomainTransfer:
         if not job.active:
             return
         self.last = job
-        self._steering.see(figures(job))
+        self._steering.see(figures(job), held=self._hold is not None and self._hold.is_on)
         self._emit(progress(job, self._clock(), postcopy=self.postcopy))
         if job.round == 0:
             return  # disks are copied, or it is being prepared
-        await self._set_downtime()
+        if not self.postcopy:
+            await self._set_downtime(job)
         if not self.postcopy:
             await self._obey_policy(job)
         if not self.postcopy:
@@ -122,20 +140,40 @@ class DomainTransfer:
             job.transferred_bytes, time.monotonic(), expected=self.postcopy
         )
 
-    async def _set_downtime(self) -> None:
+    async def _set_downtime(self, job: Job) -> None:
+        if self._options.method is Method.POSTCOPY:
+            await self._set_once(POSTCOPY_DOWNTIME_MS)
+        elif self._hold is None:
+            await self._set_once(self._wished_ms)
+        else:
+            self._hold.see(job)
+            if (downtime_ms := self._hold.order(job, self._wished_ms)) is not None:
+                await self._source.set_max_downtime(self._uuid, downtime_ms)
+
+    async def _set_once(self, downtime_ms: int) -> None:
         if self._downtime_set:
             return
-        wished_ms = self._options.max_downtime_ms
-        if self._options.method is Method.POSTCOPY:
-            wished_ms = POSTCOPY_DOWNTIME_MS
         self._downtime_set = True
-        if wished_ms != DEFAULT_DOWNTIME_MS:
-            await self._source.set_max_downtime(self._uuid, wished_ms)
+        if downtime_ms != DEFAULT_DOWNTIME_MS:
+            await self._source.set_max_downtime(self._uuid, downtime_ms)
+
+    async def _allow(self, downtime_ms: int) -> None:
+        """From here on the guest may stand still for so long."""
+        self._wished_ms = downtime_ms
+        if self._hold is not None:
+            downtime_ms = self._hold.give(downtime_ms)
+        await self._source.set_max_downtime(self._uuid, downtime_ms)
+
+    async def _stop_guest(self) -> None:
+        self._hold, self._downtime_set = None, True
+        await self._source.set_max_downtime(self._uuid, UNLIMITED_DOWNTIME_MS)
 
     async def hold_to(self, bandwidth_bytes_per_s: int) -> None:
         """Send no faster than this from here on, in whole MiB/s."""
         if self.last.active and not self.postcopy:
             await self._source.set_max_speed(self._uuid, whole_mib(bandwidth_bytes_per_s))
+            if self._hold is not None:
+                self._hold.limit_bytes_per_s = bandwidth_bytes_per_s
         else:
             raise OperationFailedError(
                 "the domain's memory does not move now", why="libvirt prepares it", remedy="wait"
@@ -155,13 +193,13 @@ class DomainTransfer:
         self._emit(Note(self._clock(), "policy", f"{decision.words}: {decision.why}"))
         match decision.act:
             case Act.RAISE_DOWNTIME:
-                await self._source.set_max_downtime(self._uuid, decision.downtime_ms)
+                await self._allow(decision.downtime_ms)
             case Act.POSTCOPY:
                 await self._source.start_postcopy(self._uuid)
                 self.postcopy = True
             case Act.PAUSE:
                 self._pilot = None
-                await self._source.set_max_downtime(self._uuid, UNLIMITED_DOWNTIME_MS)
+                await self._stop_guest()
             case Act.ABORT:
                 raise given_up(decision)
             case Act.THROTTLE:
@@ -177,7 +215,7 @@ class DomainTransfer:
             await self._source.start_postcopy(self._uuid)
             self.postcopy = True
         else:
-            await self._source.set_max_downtime(self._uuid, UNLIMITED_DOWNTIME_MS)
+            await self._stop_guest()
 
     async def _give_up(self, call: "asyncio.Future[None]") -> None:
         """Until libvirt's call has ended: given up, or in post-copy brought to its end.

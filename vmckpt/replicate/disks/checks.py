@@ -6,6 +6,7 @@ from pathlib import Path
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import session
+from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, Check
@@ -35,7 +36,7 @@ async def disk_checks(
     for disk, node in zip(vm.spec.disks, vm.nodes, strict=True):
         if disk.read_only:
             continue
-        refused = await _refused(disk, vm, standby)
+        refused = await _refused(disk, images[node], vm, standby)
         if refused is not None:
             yield refused
             continue
@@ -44,7 +45,7 @@ async def disk_checks(
             directory = there.parent
             while not await standby.exists(directory):
                 directory = directory.parent
-            needed[directory] = needed.get(directory, 0) + images[node].allocated_bytes
+            needed[directory] = needed.get(directory, 0) + _needed_bytes(disk, images[node])
     for directory, need_bytes in needed.items():
         free_bytes = await standby.free_bytes(directory)
         text = f"{format_size(need_bytes)} needed in {directory}, {format_size(free_bytes)} free"
@@ -54,12 +55,16 @@ async def disk_checks(
             yield Check("disk-room", OK, text)
 
 
-async def _refused(disk: Disk, vm: Vm, standby: Host) -> Check | None:
+def _needed_bytes(disk: Disk, image: DiskImage) -> int:
+    tables = 0 if disk.format == "raw" else tables_bytes(image.virtual_size_bytes)
+    return image.allocated_bytes + tables
+
+
+async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host) -> Check | None:
     here, there = disk.on(vm.host.state_dir), disk.on(standby.state_dir)
-    if disk.format != "raw":
-        reason = f"its disk {here} is {disk.format}: only raw disks are replicated"
-        remedy = 'stop it, `qemu-img convert -O raw` the image, and write format = "raw" for it'
-        return Check("disk-format", REFUSE, reason, remedy)
+    if image.snapshots:
+        reason = f"its disk {here} holds snapshots: they would not be on the standby"
+        return Check("disk-snapshots", REFUSE, reason, "delete them: vmckpt snapshot delete")
     if (await vm.host.resolve(here)).is_relative_to("/dev"):
         reason = f"its disk {here} is a device: what a copy of it is cannot be told"
         return Check("disk-device", REFUSE, reason, "use an image file")

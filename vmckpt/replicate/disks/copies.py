@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.memory.ram_file import open_fd
+from vmckpt.qemu.qcow2 import UnfitError, read_clusters
+from vmckpt.replicate.disks import placed
 
 ATTRIBUTE = "user.vmckpt.replica"
 _COPY, _KEPT, _DISK = "copy", "kept", "disk"
@@ -40,6 +42,14 @@ class CopiedDisk:
 
     number: int
     size_bytes: int
+
+
+class Copy(NamedTuple):
+    """A standby's file for one disk: of the disk's format and length."""
+
+    path: Path
+    size_bytes: int
+    image_format: str
 
 
 class Mark(NamedTuple):
@@ -59,20 +69,20 @@ def read_mark(path: Path) -> Mark | None:
     return None
 
 
-def prepare(copies: Iterable[tuple[Path, int]], vm: str, run: str) -> None:
-    """A file of that size at each path: a new one, or what is left there of the VM's disk.
+def prepare(copies: Iterable[Copy], vm: str, run: str) -> None:
+    """An image of that size at each path: a new one, or what is left there of the VM's disk.
 
     Raises RefusedError when something else stands there, StorageError. Then none is left that was
     not there before.
     """
     made: list[Path] = []
     try:
-        for path, size_bytes in copies:
-            if os.path.lexists(path):
-                _require_base(path, size_bytes, vm)
+        for copy in copies:
+            if os.path.lexists(copy.path):
+                _require_base(copy, vm)
             else:
-                made.append(path)
-                _create(path, size_bytes, Mark(_COPY, run, vm))
+                made.append(copy.path)
+                _create(copy, Mark(_COPY, run, vm))
     except BaseException:
         for path in made:
             path.unlink(missing_ok=True)
@@ -114,37 +124,39 @@ def _set(file: Path | int, mark: Mark) -> None:
     os.setxattr(file, ATTRIBUTE, " ".join(mark).encode())
 
 
-def _create(path: Path, size_bytes: int, mark: Mark) -> None:
+def _create(copy: Copy, mark: Mark) -> None:
+    path = copy.path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open_fd(os.open(path, flags, 0o600)) as fd:
-            os.ftruncate(fd, size_bytes)
             _set(fd, mark)
+            if copy.image_format == "raw":
+                os.ftruncate(fd, copy.size_bytes)
+            else:
+                placed.create(fd, copy.size_bytes)
     except OSError as exc:
-        why = exc.strerror or str(exc)
-        if exc.errno in (errno.ENOTSUP, errno.EOPNOTSUPP):
-            why = "its file system has no extended attributes, by which copies are known again"
-        raise StorageError(
-            f"cannot make a copy of a disk at {path}",
-            why=why,
-            remedy="put the disk where the standby has room for it, on ext4, XFS or Btrfs",
-        ) from exc
+        raise _no_copy(path, exc) from exc
 
 
-def _require_base(path: Path, size_bytes: int, vm: str) -> None:
-    """What stands at `path` is what is left of this VM's disk, and nobody has it open."""
-    mark = read_mark(path)
+def _no_copy(path: Path, exc: OSError) -> StorageError:
+    why = exc.strerror or str(exc)
+    if exc.errno in (errno.ENOTSUP, errno.EOPNOTSUPP):
+        why = "its file system has no extended attributes, by which copies are known again"
+    return StorageError(
+        f"cannot make a copy of a disk at {path}",
+        why=why,
+        remedy="put the disk where the standby has room for it, on ext4, XFS or Btrfs",
+    )
+
+
+def _require_base(copy: Copy, vm: str) -> None:
+    """What stands there is what is left of this VM's disk, and nobody has it open."""
+    path, mark = copy.path, read_mark(copy.path)
     if mark is None or mark.vm != vm:
         raise RefusedError(
             f"{path} exists on the standby already",
             why=f"nothing on it says that it was a copy of a disk of '{vm}'",
-            remedy="remove or rename it there",
-        )
-    if path.stat().st_size != size_bytes:
-        raise RefusedError(
-            f"{path} on the standby is another disk",
-            why=f"it has {path.stat().st_size} bytes, the VM's has {size_bytes}",
             remedy="remove or rename it there",
         )
     if _is_open(path):
@@ -153,6 +165,31 @@ def _require_base(path: Path, size_bytes: int, vm: str) -> None:
             why="a QEMU there has it open",
             remedy="stop what uses it: see `vmckpt vm list`",
         )
+    try:
+        why = _is_no_base(copy)
+    except OSError as exc:
+        raise _no_copy(path, exc) from exc
+    if why:
+        raise RefusedError(
+            f"{path} on the standby is another disk", why=why, remedy="remove or rename it there"
+        )
+
+
+def _is_no_base(copy: Copy) -> str:
+    """Why a copy cannot go on from what stands there; "": it can, and is ready for it."""
+    with open_fd(os.open(copy.path, os.O_RDWR | os.O_CLOEXEC)) as fd:
+        size_bytes, clusters = os.fstat(fd).st_size, None
+        if copy.image_format != "raw":
+            try:
+                clusters = read_clusters(fd)
+            except UnfitError as exc:
+                return str(exc)
+            size_bytes = clusters.size_bytes
+        if size_bytes != copy.size_bytes:
+            return f"it has {size_bytes} bytes, the VM's has {copy.size_bytes}"
+        if clusters is not None:
+            placed.give_places(fd, clusters)
+    return ""
 
 
 def _is_open(path: Path) -> bool:

@@ -1,16 +1,20 @@
-"""A standby's copy of one disk: a raw image, written past the QEMU that waits with it.
+"""A standby's copy of one disk, written past the QEMU that waits with it.
 
-QEMU has it open but inactive, and neither reads nor writes it before the guest is here.
+QEMU has it open but inactive, and neither reads nor writes it before the guest is here. Of a qcow2
+only clusters are written, never its tables: all of its clusters have their places, see `qcow2.py`.
 """
 
 import ctypes
 import errno
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vmckpt.memory.ram_file import open_fd
+from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
 from vmckpt.replicate.disks.known import BLOCK_BYTES, blocks_of, digest_of, zero_digest
 from vmckpt.replicate.wire.messages import DiskWrite
 
@@ -24,13 +28,14 @@ _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Image:
-    """A raw image that is open for writing. Every method may block: for threads.
+    """An image that is open for writing. Every method may block: for threads.
 
+    `places`: which cluster of the file each cluster of the disk is in; None: the file is the disk.
     `written_bytes` tells others meanwhile that it gets on; holes are not counted.
     """
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
-        self._fd, self.size_bytes = fd, size_bytes
+    def __init__(self, fd: int, size_bytes: int, places: Any = None) -> None:
+        self._fd, self.size_bytes, self._places = fd, size_bytes, places
         self.written_bytes = 0
 
     def reserve(self, writes: Sequence[DiskWrite]) -> None:
@@ -41,9 +46,10 @@ class Image:
         """
         for write in writes:
             if not write.zero_bytes:
-                length = memoryview(write.data).nbytes
-                if length and not _fallocate(self._fd, _KEEP_SIZE, write.offset_bytes, length):
-                    return
+                end = write.offset_bytes + memoryview(write.data).nbytes
+                for start, length in self._in_file(write.offset_bytes, end):
+                    if not _fallocate(self._fd, _KEEP_SIZE, start, length):
+                        return
 
     def apply(self, writes: Sequence[DiskWrite]) -> None:
         """Write them, in order; doing it twice is the same. Raises OSError."""
@@ -67,34 +73,55 @@ class Image:
 
         Raises OSError.
         """
-        end = min(first_block + count, blocks_of(self.size_bytes))
         found = []
-        data_at = -1
-        for block in range(first_block, end):
-            at = block * BLOCK_BYTES
-            length = min(BLOCK_BYTES, self.size_bytes - at)
-            if data_at < at:
-                data_at = self._data_from(at)
-            if data_at >= at + length:
+        hole_at = data_at = 0
+        for block in range(first_block, min(first_block + count, blocks_of(self.size_bytes))):
+            length = min(BLOCK_BYTES, self.size_bytes - block * BLOCK_BYTES)
+            at = self._place(block * BLOCK_BYTES)
+            if not hole_at <= at < at + length <= data_at:
+                hole_at, data_at = at, self._data_from(at)
+            if at + length <= data_at:
                 found.append(zero_digest(length))
             else:
                 found.append(digest_of(os.pread(self._fd, length, at)))
-                data_at = -1
         return b"".join(found)
 
-    def _data_from(self, offset_bytes: int) -> int:
+    def _data_from(self, at: int) -> int:
         try:
-            return os.lseek(self._fd, offset_bytes, os.SEEK_DATA)
+            return os.lseek(self._fd, at, os.SEEK_DATA)
         except OSError as exc:
             if exc.errno != errno.ENXIO:  # there is none up to the end
                 raise
-            return self.size_bytes
+            return sys.maxsize
+
+    def _place(self, offset_bytes: int) -> int:
+        """Where in the file the cluster is that begins at an offset of the disk."""
+        if self._places is None:
+            return offset_bytes
+        return int(self._places[offset_bytes // CLUSTER_BYTES]) * CLUSTER_BYTES
+
+    def _in_file(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Where in the file a span of the disk is, and how long: piece by piece, in order."""
+        if self._places is None:
+            yield start, end - start
+            return
+        while start < end:
+            first = start - start % CLUSTER_BYTES
+            place, stop = self._place(first), first + CLUSTER_BYTES
+            while stop < end and self._place(stop) == place + stop - first:
+                stop += CLUSTER_BYTES
+            stop = min(stop, end)
+            yield place + start - first, stop - start
+            start = stop
 
     def _write(self, offset_bytes: int, data: memoryview) -> None:
-        while data:
-            done = os.pwrite(self._fd, data[:PIECE_BYTES], offset_bytes)
-            data, offset_bytes = data[done:], offset_bytes + done
-            self.written_bytes += done
+        for at, length in self._in_file(offset_bytes, offset_bytes + data.nbytes):
+            rest, data = data[:length], data[length:]
+            place = at
+            while rest:
+                done = os.pwrite(self._fd, rest[:PIECE_BYTES], place)
+                rest, place = rest[done:], place + done
+                self.written_bytes += done
 
     def _zero(self, start: int, end: int, reserved: Sequence[tuple[int, int]]) -> None:
         """Zero a span: as a hole, but for what is reserved for writes that come with it."""
@@ -109,9 +136,10 @@ class Image:
         self._punch(at, end)
 
     def _punch(self, start: int, end: int) -> None:
-        mode = _KEEP_SIZE | _PUNCH_HOLE
-        if start < end and not _fallocate(self._fd, mode, start, end - start):
-            self._write_zeroes(start, end)
+        for at, length in self._in_file(start, end) if start < end else ():
+            if not _fallocate(self._fd, _KEEP_SIZE | _PUNCH_HOLE, at, length):
+                self._write_zeroes(start, end)
+                return
 
     def _write_zeroes(self, start: int, end: int) -> None:
         for at in range(start, end, BLOCK_BYTES):
@@ -119,10 +147,16 @@ class Image:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Image]:
-    """The image at `path`, for the block. Raises OSError."""
+def opened(path: Path, image_format: str) -> Iterator[Image]:
+    """The image at `path`, for the block. Raises OSError; ValueError: it is no copy, see `made`."""
     with open_fd(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        yield Image(fd, os.fstat(fd).st_size)
+        if image_format == "raw":
+            yield Image(fd, os.fstat(fd).st_size)
+            return
+        found = read_clusters(fd)
+        if not found.are_all_there:
+            raise ValueError(f"{path} is no copy of a disk")
+        yield Image(fd, found.size_bytes, found.places)
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vmckpt.errors import OperationFailedError, StorageError
+from vmckpt.replicate.disks.copies import Copy
 from vmckpt.replicate.disks.image import Image, opened
 from vmckpt.replicate.disks.known import blocks_of
 from vmckpt.replicate.wire.messages import Digests, Disk, DiskWrite
@@ -114,13 +115,18 @@ class Journal:
 
 
 @asynccontextmanager
-async def journal_of(paths: Sequence[Path]) -> AsyncIterator[Journal]:
-    """A journal before the copies at `paths`, for the block; at its end none is being written.
+async def journal_of(copies: Sequence[Copy]) -> AsyncIterator[Journal]:
+    """A journal before the copies, for the block; at its end none is being written.
 
-    Raises OSError.
+    Raises OSError, ValueError (no copy as `prepare` makes them).
     """
     with ExitStack() as stack:
-        journal = Journal([(path, stack.enter_context(opened(path))) for path in paths])
+        journal = Journal(
+            [
+                (copy.path, stack.enter_context(opened(copy.path, copy.image_format)))
+                for copy in copies
+            ]
+        )
         try:
             yield journal
         finally:

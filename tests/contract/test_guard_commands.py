@@ -1,0 +1,143 @@
+"""`vmckpt guard` where there is no guest: what is refused, and what the list shows."""
+
+import asyncio
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.errors import RefusedError
+from vmckpt.fleet.guard import health
+from vmckpt.fleet.guard.health import parse_check
+from vmckpt.vm.inventory import Look, Vm
+
+pytestmark = pytest.mark.contract
+COMMAND = [sys.executable, "-m", "vmckpt.cli.entry", "guard"]
+
+
+def guard(state: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [*COMMAND, *words],
+        env=os.environ | {"VMCKPT_STATE_DIR": str(state)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_what_cannot_be_guarded_is_said_and_not_begun(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    command = ["--json", "--", "touch", str(mark)]
+    assert guard(tmp_path, "web", *command)[0] == 3
+    wrong = [["--for", "soon"], ["--check", "tcp:x"], ["--in", "there"], ["--proof", "none"]]
+    for words in (*wrong, ["--after-rollback", "mail 'root"], ["--on-failure", "panic"]):
+        assert guard(tmp_path, "web", *words, *command)[0] == 2
+    for verb in ("commit", "rollback", "resume"):
+        code, said = guard(tmp_path, verb, "web", "--json")
+        assert (code, said["error"]["what"]) == (3, "'web' has no guard")
+    assert guard(tmp_path, "list", "--json") == (0, {"guards": []})
+    assert not mark.exists()
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/well" else 503)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def pages() -> Iterator[int]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ailments(monkeypatch: pytest.MonkeyPatch, state: str, *texts: str) -> list[str]:
+    class Host:
+        name = "a"
+
+    class Guest:
+        name, host = "web", Host()
+
+    vm = cast("Vm", Guest())
+
+    async def look(_: Vm) -> Look:
+        return Look(vm, state, migrating=False, owner=None)
+
+    monkeypatch.setattr(health, "look", look)
+    checks = tuple(parse_check(text, None) for text in texts)
+    return asyncio.run(health.ailments(vm, checks))
+
+
+def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        closed = nobody.getsockname()[1]
+        with pages() as port:
+            url = f"http://127.0.0.1:{port}"
+            well = (f"{url}/well", f"tcp:127.0.0.1:{port}", "true")
+            assert ailments(monkeypatch, "running", *well, "sh -c 'test $VMCKPT_VM = web'") == []
+            found = ailments(
+                monkeypatch,
+                "running",
+                f"{url}/ill",
+                f"tcp:127.0.0.1:{closed}",
+                "sh -c 'echo no >&2; exit 4'",
+                "no-such-program",
+            )
+    assert "HTTP 503" in found[0]
+    assert "refused" in found[1].lower()
+    assert found[2].endswith("exit status 4: no")
+    assert "No such file" in found[3]
+
+
+class _Spec:
+    guest_agent = False
+
+
+class _Agentless:
+    name, spec = "web", _Spec()
+
+
+@pytest.mark.parametrize(
+    ("checks", "in_guest", "named"),
+    [(["agent"], False, "agent"), (["tcp:80"], False, "tcp:80"), ([], True, "--in guest")],
+)
+def test_what_needs_an_agent_is_refused_where_there_is_none(
+    checks: list[str], in_guest: bool, named: str
+) -> None:
+    """Before the checkpoint: the command in the guest would fail, and the VM be rolled back."""
+    found = tuple(parse_check(text, None) for text in checks)
+    with pytest.raises(RefusedError, match=f"cannot do {named}"):
+        health.require_possible(cast("Vm", _Agentless()), found, in_guest=in_guest)
+    elsewhere = (parse_check("tcp:192.0.2.1:80", None), parse_check("true", None))
+    health.require_possible(cast("Vm", _Agentless()), elsewhere, in_guest=False)
+
+
+def test_a_vm_that_does_not_run_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ailments(monkeypatch, "internal-error", "true") == ["it is internal-error"]
+
+
+def test_a_check_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.2)
+    assert ailments(monkeypatch, "running", "sleep 3600") == ["sleep 3600: no answer within 0.2 s"]

@@ -1,0 +1,69 @@
+"""The process that runs a guard's command: how that ended, and that nothing of it goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.contract
+
+
+def begin(result: Path, *command: str) -> "subprocess.Popen[bytes]":
+    words = [sys.executable, "-m", "vmckpt.fleet.guard.worker", str(result), *command]
+    return subprocess.Popen(words)
+
+
+def told(result: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads(result.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["true"], {"returncode": 0}),
+        (["sh", "-c", "exit 3"], {"returncode": 3}),
+        (["sh", "-c", "kill -9 $$"], {"returncode": -9}),
+        (["no-such-program"], {"error": "no-such-program: No such file or directory"}),
+    ],
+)
+def test_it_tells_how_the_command_ended(
+    tmp_path: Path, command: list[str], expected: dict[str, object]
+) -> None:
+    assert begin(tmp_path / "result", *command).wait(30) == 0
+    assert told(tmp_path / "result") == expected
+
+
+def test_told_to_end_it_ends_all_that_was_begun(tmp_path: Path) -> None:
+    """Children that nobody waits for and that ignore being asked, in sessions of their own, too."""
+    deaf = "trap '' TERM INT; echo $$ >>pids; while :; do sleep 1; done"
+    script = f'cd {tmp_path}; (setsid sh -c "{deaf}" &) ; sh -c "{deaf}"'
+    worker = begin(tmp_path / "result", "sh", "-c", script.replace("$$", "\\$\\$"))
+    pids = tmp_path / "pids"
+    given_up_s = time.monotonic() + 30
+    while not pids.exists() or len(pids.read_text().split()) < 2:
+        assert time.monotonic() < given_up_s
+        time.sleep(0.01)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+    assert told(tmp_path / "result") == {"error": "it was ended"}
+    for pid in map(int, pids.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_ctrl_c_is_the_commands_own_affair(tmp_path: Path) -> None:
+    script = f"trap 'exit 5' INT; touch {tmp_path}/ready; while :; do sleep 0.05; done"
+    words = [sys.executable, "-m", "vmckpt.fleet.guard.worker", str(tmp_path / "result")]
+    worker = subprocess.Popen([*words, "sh", "-c", script], start_new_session=True)
+    while not (tmp_path / "ready").exists():
+        assert worker.poll() is None
+        time.sleep(0.01)
+    os.killpg(worker.pid, signal.SIGINT)
+    assert worker.wait(30) == 0
+    assert told(tmp_path / "result") == {"returncode": 5}

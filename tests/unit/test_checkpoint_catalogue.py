@@ -1,0 +1,47 @@
+"""Which checkpoint is meant, and that one which several stores have is one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_checkpoint_tree import entry
+from vmckpt.checkpoint.catalogue import Catalogue, _different, _merged
+from vmckpt.checkpoint.place import Place, own
+from vmckpt.errors import HostDownError, NotFoundError, UsageError
+from vmckpt.hosts.local import LocalHost
+
+A, B = (LocalHost(name, Path(f"/{name}"), "127.0.0.1") for name in ("lab-a", "lab-b"))
+BUCKET = Place(None, "s3://bucket/web")
+
+
+def test_what_two_stores_have_is_one_checkpoint() -> None:
+    one, two = entry("a", 1, None), entry("b", 2, "a")
+    found = _merged([(BUCKET, two.manifest), (own(A), one.manifest), (own(B), two.manifest)])
+    assert [(each.id, each.places) for each in found] == [
+        (one.id, (own(A),)),
+        (two.id, (own(B), BUCKET)),
+    ]
+
+
+def test_a_directory_of_this_machine_is_looked_into_once() -> None:
+    shared = [Place(A, "/srv/points"), Place(B, "/srv/points")]
+    assert _different([own(A), *shared, BUCKET, BUCKET]) == [own(A), shared[0], BUCKET]
+
+
+def test_by_name_or_by_the_beginning_of_its_id() -> None:
+    found = Catalogue([entry("a", 1, None), entry("b", 2, "a")], [])
+    assert found.find("a").name == "a"
+    assert found.find("b000").name == "b"
+    other = entry("a", 2, None)
+    other = replace(other, manifest=replace(other.manifest, id="c" * 32))
+    twice = Catalogue([entry("a", 1, None), other], [])
+    with pytest.raises(UsageError):
+        twice.find("a")
+
+
+def test_stores_that_were_not_looked_into_are_named() -> None:
+    down = HostDownError("host lab-b is down", why="no answer", remedy="-")
+    with pytest.raises(NotFoundError) as told:
+        Catalogue([], [down]).find("a")
+    assert "host lab-b is down: no answer" in told.value.why

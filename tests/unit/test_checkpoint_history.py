@@ -1,0 +1,54 @@
+"""What a VM has with it of its checkpoints: the last one, and the stores that have some."""
+
+from pathlib import Path
+
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.place import Place, own
+from vmckpt.hosts.local import LocalHost
+
+HOST = LocalHost("local", Path("/state"), "127.0.0.1")
+OTHER = LocalHost("other", Path("/other"), "127.0.0.1")
+
+
+def test_a_hosts_own_store_needs_no_mention() -> None:
+    history = History().then("a", HOST, "/state/checkpoints")
+    assert history == History("a")
+    assert History.parse(history.text) == history
+
+
+def test_each_store_is_known_once_by_whose_directory_it_is() -> None:
+    history = History()
+    for place in ("/srv/points", "s3://bucket/web", "/srv/points"):
+        history = history.then("a", HOST, place)
+    assert history.stores == ("s3://bucket/web", "local:/srv/points")
+
+
+def test_a_directory_is_looked_for_where_it_was_and_where_the_vm_is() -> None:
+    history = History("a", ("local:/srv/points", "s3://bucket/web"))
+    assert list(history.places(OTHER)) == [
+        Place(LocalHost("local", *_here()), "/srv/points"),
+        Place(OTHER, "/srv/points"),
+        Place(None, "s3://bucket/web"),
+    ]
+
+
+def test_a_host_that_the_inventory_has_no_more_leaves_the_directory() -> None:
+    history = History("a", ("gone:/srv/points",))
+    assert list(history.places(OTHER)) == [Place(OTHER, "/srv/points")]
+
+
+def test_what_cannot_be_read_says_nothing() -> None:
+    for text in (None, "", "a" * 32, "{}", '{"last": "a"}', "[1]"):
+        assert History.parse(text) == History()
+
+
+def test_places_in_words() -> None:
+    assert own(OTHER).label == "other:"
+    assert Place(OTHER, "/srv/points").label == "/srv/points"
+    assert Place(None, "s3://bucket/web").label == "s3://bucket/web"
+
+
+def _here() -> tuple[Path, str]:
+    from vmckpt.hosts.inventory import local_host
+
+    return local_host().state_dir, local_host().migration_address

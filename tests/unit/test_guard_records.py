@@ -1,0 +1,116 @@
+"""What a guard writes down, and what a health check means."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import NotFoundError, StorageError, UsageError
+from vmckpt.fleet.guard.health import Kind, parse_check
+from vmckpt.fleet.guard.record import (
+    OnFailure,
+    Phase,
+    Proof,
+    Record,
+    Request,
+    Where,
+    Worker,
+    forget,
+    guards_dir,
+    load,
+    load_all,
+    of_vm,
+    save,
+)
+from vmckpt.hosts.process import ProcessId
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+
+
+def request(vm: str = "web") -> Request:
+    return Request(
+        vm=vm,
+        command=("apt", "upgrade"),
+        where=Where.GUEST,
+        checks=("agent", "tcp:80"),
+        address=None,
+        watch_s=60.0,
+        every_s=5.0,
+        failures=3,
+        command_timeout_s=None,
+        on_failure=OnFailure.ASK,
+        proof=Proof.READ,
+        keep_s=86400.0,
+        max_pause_s=0.01,
+        after_rollback=("mail root",),
+        store=None,
+    )
+
+
+def record(run: str, phase: Phase, vm: str = "web") -> Record:
+    return Record(run, request(vm), phase, 1.0)
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    written = save(
+        record("r1", Phase.PREPARING),
+        phase=Phase.COMMAND,
+        checkpoint="c1",
+        worker=Worker("local", ProcessId(7, 8), "/r"),
+    )
+    assert load("r1") == written
+    assert [path.name for path in guards_dir().iterdir()] == ["r1.json"]
+    forget(written)
+    forget(written)
+    assert load_all() == []
+
+
+def test_the_guard_of_a_vm_is_the_one_that_is_not_over() -> None:
+    save(record("r1", Phase.OPEN))
+    save(record("r2", Phase.KEPT))
+    save(record("r3", Phase.OPEN, "db"))
+    assert of_vm("web").run == "r1"
+    save(load("r1"), phase=Phase.ROLLED_BACK)
+    assert of_vm("web").run == "r2"
+    with pytest.raises(NotFoundError, match="'mail' has no guard"):
+        of_vm("mail")
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", json.dumps({"request": {}, "worker": None})])
+def test_a_damaged_one_is_named(text: str) -> None:
+    save(record("r1", Phase.OPEN))
+    (guards_dir() / "r1.json").write_text(text)
+    with pytest.raises(StorageError, match=r"r1\.json is damaged"):
+        load("r1")
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "guards").write_text("no directory")
+    with pytest.raises(StorageError, match="cannot make"):
+        save(record("r1", Phase.PREPARING))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("agent", Kind.AGENT, ()),
+        ("tcp:80", Kind.TCP, ("192.0.2.1", "80")),
+        ("tcp:web.example:443", Kind.TCP, ("web.example", "443")),
+        ("tcp:[2001:db8::1]:443", Kind.TCP, ("2001:db8::1", "443")),
+        ("https://web/ok", Kind.HTTP, ("https://web/ok",)),
+        ("curl -f 'a b'", Kind.COMMAND, ("curl", "-f", "a b")),
+    ],
+)
+def test_a_check_says_what_it_asks(text: str, kind: Kind, words: tuple[str, ...]) -> None:
+    assert parse_check(text, "192.0.2.1")[:2] == (kind, words)
+
+
+@pytest.mark.parametrize("text", ["", "tcp:", "tcp:0", "tcp:http", "tcp:1.2.3.4:99999", "'a"])
+def test_what_is_no_check_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no health check"):
+        parse_check(text, None)

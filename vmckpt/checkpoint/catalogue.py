@@ -1,0 +1,177 @@
+"""Which checkpoints there are, wherever they are kept and wherever their VMs are now."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from vmckpt.checkpoint.facts import Facts, UnknownFactsError
+from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.place import Key, Place, is_there, opened, own, parse_place
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    RefusedError,
+    StorageError,
+    UsageError,
+    VmckptError,
+)
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.manifest import Manifest
+from vmckpt.vm.paths import vm_dir, vms_dir
+
+# Of one store only: it is not listed, and whoever asked is told.
+_ITS_OWN = (HostDownError, StorageError, RefusedError, NotFoundError)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint, in one store or several. `facts` of None: another version of vmckpt's."""
+
+    places: tuple[Place, ...]
+    manifest: Manifest
+    facts: Facts | None
+
+    @property
+    def place(self) -> Place:
+        """The store that is nearest."""
+        return self.places[0]
+
+    @property
+    def id(self) -> str:
+        """What it is called for good."""
+        return self.manifest.id
+
+    @property
+    def name(self) -> str:
+        """What its maker called it."""
+        return self.facts.name if self.facts else "?"
+
+
+class Catalogue(NamedTuple):
+    """All checkpoints that were found, oldest first; which are damaged, or in silent stores."""
+
+    entries: list[Entry]
+    silent: list[VmckptError]
+
+    def find(self, text: str) -> Entry:
+        """The one whose id begins so, or whose name it is. Raises NotFoundError, UsageError."""
+        every = self.entries
+        exact = [one for one in every if one.id == text]
+        named = [one for one in every if one.name == text]
+        begun = [one for one in every if len(text) >= 4 and one.id.startswith(text)]
+        found = exact or named or begun
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UsageError(
+                f"'{text}' is {len(found)} checkpoints",
+                why=", ".join(f"{one.id[:12]} of {one.manifest.vm}" for one in found),
+                remedy="write more of the id",
+            )
+        whys = ["no store that was looked in has it", *(f"{e.what}: {e.why}" for e in self.silent)]
+        raise NotFoundError(
+            f"there is no checkpoint '{text}'",
+            why="; ".join(whys),
+            remedy="see `vmckpt checkpoint list`, or name its store: --store",
+        )
+
+
+async def catalogue(
+    hosts: Sequence[Host], given: str | None, key: Key = None, vm: str | None = None
+) -> Catalogue:
+    """All checkpoints, or one VM's, in the store that was named, else in all that are known of.
+
+    Those are every host's own, and those that its VMs were taken into. Raises StorageError,
+    RefusedError, HostDownError when a store that was named cannot be read.
+    """
+    if given is not None:
+        there = await _read(parse_place(given), key, vm)
+        return Catalogue(_merged(there.manifests), there.damaged)
+    answers = await ask_every(hosts, lambda host: _places(host, vm))
+    silent = list(answers.silent)
+    places = _different(place for found in answers.given for place in found)
+
+    async def look(place: Place) -> _There:
+        try:
+            return await _read(place, key, vm) if await is_there(place) else _There([], [])
+        except _ITS_OWN as exc:
+            return _There([], [exc])
+
+    found = await asyncio.gather(*(look(place) for place in places))
+    silent += [error for there in found for error in there.damaged]
+    return Catalogue(_merged([one for there in found for one in there.manifests]), silent)
+
+
+async def _places(host: Host, vm: str | None) -> list[Place]:
+    names = [vm] if vm else await host.list_dir(vms_dir(host.state_dir))
+    paths = [vm_dir(host.state_dir, name).point for name in names]
+    texts = await asyncio.gather(*(host.read_text(path) for path in paths))
+    return [own(host), *(place for text in texts for place in History.parse(text).places(host))]
+
+
+def _different(places: Iterable[Place]) -> list[Place]:
+    """Each once: a directory of this machine is the same, whichever of its hosts names it."""
+    found: dict[tuple[str, str], Place] = {}
+    for place in places:
+        where = "" if place.is_here or place.host is None else place.host.name
+        if place.is_own or (where, place.path) not in found:
+            found[where, place.path] = place
+    return list(found.values())
+
+
+class _There(NamedTuple):
+    """What one store has, and what of it cannot be read."""
+
+    manifests: list[tuple[Place, Manifest]]
+    damaged: list[VmckptError]
+
+
+async def _read(place: Place, key: Key, vm: str | None) -> _There:
+    async with opened(place, key) as store:
+        found = await in_thread(store.catalogue)
+    mine = [(place, one) for one in found.manifests if vm is None or one.vm == vm]
+    return _There(mine, list(found.damaged.values()))
+
+
+def _merged(found: Sequence[tuple[Place, Manifest]]) -> list[Entry]:
+    """One entry each, however many stores have it; those of this machine come first."""
+    places: dict[str, list[Place]] = {}
+    manifests: dict[str, Manifest] = {}
+    for place, manifest in found:
+        places.setdefault(manifest.id, []).append(place)
+        manifests[manifest.id] = manifest
+    entries = [
+        Entry(
+            tuple(sorted(places[one], key=lambda place: (not place.is_here, place.host is None))),
+            manifest,
+            _facts(manifest),
+        )
+        for one, manifest in manifests.items()
+    ]
+    return sorted(entries, key=lambda one: (one.manifest.created_unix_s, one.id))
+
+
+def _facts(manifest: Manifest) -> Facts | None:
+    try:
+        return Facts.from_json(manifest.facts)
+    except UnknownFactsError:
+        return None
+
+
+def to_json(entry: Entry) -> dict[str, Any]:
+    """All that is known of it."""
+    manifest = entry.manifest
+    return {
+        "id": manifest.id,
+        "vm": manifest.vm,
+        "parent": manifest.parent,
+        "created_unix_s": manifest.created_unix_s,
+        "added_bytes": manifest.added_bytes,
+        "areas": [asdict(area) for area in manifest.areas],
+        "store": entry.place.label,
+        "stores": [place.label for place in entry.places],
+        "facts": entry.facts.to_json() if entry.facts else None,
+    }

@@ -1,0 +1,58 @@
+"""What a VM has with it of its checkpoints, wherever it moves: `vms/VM/checkpoint` on its host."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from vmckpt.checkpoint.place import Place, own, parse_place
+from vmckpt.errors import NotFoundError
+from vmckpt.hosts.host import Host
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """`last`: what it was last taken or restored as, the next one's parent.
+
+    `stores` are those that it was taken into besides hosts' own: `s3://...`, or `HOST:DIRECTORY`.
+    """
+
+    last: str | None = None
+    stores: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """Of its file, which may be missing, or damaged: then nothing is known."""
+        try:
+            words = json.loads(text or "")
+            return cls(str(words["last"]), tuple(map(str, words["stores"])))
+        except (ValueError, KeyError, TypeError):
+            return cls()
+
+    @property
+    def text(self) -> str:
+        """For its file."""
+        return json.dumps(asdict(self))
+
+    def then(self, checkpoint_id: str, host: Host, place: str) -> "History":
+        """After a checkpoint was taken, or restored, by `host` from the store at `place`."""
+        name = place
+        if "://" not in place:
+            if place == own(host).path:
+                return History(checkpoint_id, self.stores)
+            name = f"{host.name}:{place}"
+        others = tuple(one for one in self.stores if one != name)
+        return History(checkpoint_id, (*others, name))
+
+    def places(self, home: Host) -> Sequence[Place]:
+        """Where to look, for a VM that is on `home` now: a directory may be one that it shares."""
+        found: list[Place] = []
+        for text in self.stores:
+            try:
+                place = parse_place(text)
+                found.append(place)
+            except NotFoundError:  # the inventory has no such host any more
+                place = Place(home, text.partition(":")[2])
+            if place.host is not None:
+                found.append(Place(home, place.path))
+        return found

@@ -1,0 +1,259 @@
+"""Save a VM as a whole, for those that can do no better: adopted ones, forks, older kernels.
+
+The guest stands still while QEMU writes all of its memory and devices to a file: in place
+(`mapped-ram`, QEMU >= 9.0: pages stand where they would in memory, so that what the store has
+already is found), else as the stream that a migration is. Then it runs on, and the file goes into
+the store like anything. What a pause it will be is told before, and nothing is touched if the file
+would not fit. Whoever dies meanwhile leaves `vms/VM/saving`: the dead-man's switch, or the next
+command on the VM, gives the saving up and lets the guest run.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
+from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish, aside_calls
+from vmckpt.epoch.capture import all_done, resume, saving
+from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
+from vmckpt.memory.ram_file import Span, extents, open_fd
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.transaction import Transaction
+from vmckpt.units import format_duration, format_rate, format_size
+from vmckpt.vm.blockers import device_checks
+from vmckpt.vm.check import REFUSE
+from vmckpt.vm.inventory import Vm, require_alive
+from vmckpt.vm.lifecycle import held
+from vmckpt.vm.paths import IN_MEMORY
+
+# What devices take, and ROMs; and for writing them.
+BESIDES_BYTES, BESIDES_S = 64 << 20, 0.1
+PROBE_BYTES = 32 << 20
+FINISH_S, LOOK_S, POLL_S = 30.0, 1.0, 0.005
+# While it saves QEMU goes on answering, and at its end little is left.
+LIMITS = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
+_FD_NAME = "vmckpt-saved"
+_FILE = "saved-state"
+
+
+async def require_savable(vm: Vm) -> None:
+    """Raises RefusedError with every reason why QEMU cannot save a VM."""
+    await require_alive(vm)
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+        blockers = (await commands.query_migrate(monitor)).blockers
+        pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
+        state = await commands.query_status(monitor)
+    refused = [check for check in device_checks(blockers, pci_ids) if check.verdict == REFUSE]
+    if refused:
+        raise RefusedError(
+            f"'{vm.name}' cannot be saved",
+            why="; ".join(f"[{check.code}] {check.reason}" for check in refused),
+            remedy="; ".join(dict.fromkeys(check.remedy for check in refused if check.remedy)),
+        )
+    if not state.running:
+        raise RefusedError(
+            f"'{vm.name}' does not run",
+            why=f"its state is '{state.status}'",
+            remedy="let it run: see `vmckpt vm show`",
+        )
+
+
+async def take_whole(
+    vm: Vm, place: str, wish: Wish, tell: Callable[[str], None], secret: bytes | None = None
+) -> Taken:
+    """Save it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
+    OperationFailedError: then nothing of it is there. `wish.max_pause_s` of 0: as long as it takes.
+    """
+    async with held(vm, "checkpoint create") as now:
+        await require_savable(now)
+        # What is encrypted in the store does not stand on a disk in the clear before.
+        directory = now.qemu.files.path if secret is None else IN_MEMORY
+        file = directory / (_FILE if secret is None else f"vmckpt-{vm.name}-{_FILE}")
+        connected = await now.host.connect(now.qemu.files.operator)
+        async with session(connected, now.name) as monitor, aside_calls() as aside:
+            taking = _TakingWhole(now, monitor, wish, aside, tell)
+            taking.file = file
+            try:
+                return await taking.take(place, secret)
+            finally:
+                file.unlink(missing_ok=True)
+
+
+async def let_go(vm: Vm) -> None:
+    """After the death of whoever saved it: nothing goes on being saved, and the guest runs.
+
+    For the lock's holder.
+    """
+    if not await vm.host.exists(vm.directory.saving):
+        return
+    with suppress(VmckptError):  # it has died, or been stopped for good
+        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+            await _give_up(monitor)
+            await resume(monitor)
+            if (await commands.query_migrate_capabilities(monitor)).get(MAPPED_RAM):
+                await commands.migrate_set_capabilities(monitor, {MAPPED_RAM: False})
+    for file in (IN_MEMORY / f"vmckpt-{vm.name}-{_FILE}", vm.qemu.files.path / _FILE):
+        await vm.host.remove(file)
+    await vm.host.remove(vm.directory.saving)
+
+
+class _TakingWhole(Taking):
+    """One VM being saved as a whole, into `file` first."""
+
+    file: Path
+
+    async def _moment(self, new: Transaction) -> Moment:
+        offered = await commands.query_migrate_capabilities(self._monitor)
+        mapped = MAPPED_RAM in offered
+        size_bytes = _expected_bytes(self._vm)
+        await self._require_room(size_bytes)
+        await self._require_short(size_bytes)
+        wanted = {"events": True} | ({MAPPED_RAM: True} if mapped else {})
+        async with saving(self._monitor, wanted, LIMITS):
+            pause_s = await self._save(mapped=mapped)
+        self._tell("storing")
+        await self._aside(partial(self._store, new))
+        return Moment(pause_s, 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
+
+    async def _require_room(self, size_bytes: int) -> None:
+        free = await self._vm.host.free_bytes(self.file.parent)
+        if self.file.parent == IN_MEMORY:
+            free = min(free, await self._vm.host.available_memory_bytes())
+        if free < size_bytes:
+            raise RefusedError(
+                f"there is no room to save '{self._vm.name}'",
+                why=f"it takes up to {format_size(size_bytes)} in {self.file.parent}, "
+                f"{format_size(free)} are free",
+                remedy="make room there; the guest was not touched",
+            )
+
+    async def _require_short(self, size_bytes: int) -> None:
+        """Say what pause to expect. Raises RefusedError when that is longer than allowed."""
+        speed = await in_thread(partial(_speed_bytes_per_s, self.file))
+        expected_s = size_bytes / speed + BESIDES_S
+        text = (
+            f"about {format_duration(expected_s)}: up to {format_size(size_bytes)}, "
+            f"written at {format_rate(speed)}"
+        )
+        self._tell(f"the guest will stand still for {text}")
+        if 0 < self._wish.max_pause_s < expected_s:
+            raise RefusedError(
+                f"saving '{self._vm.name}' would stop it for too long",
+                why=f"{text}; --max-pause allows {format_duration(self._wish.max_pause_s)}",
+                remedy="allow more, or run it from a spec of vmckpt's: then milliseconds will do",
+            )
+
+    async def _save(self, *, mapped: bool) -> float:
+        """The guest into the file, the disks held to the same moment; how long it stood still."""
+        fd = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open_fd(fd):
+            if not mapped:
+                await self._monitor.give_fd(_FD_NAME, fd)
+        await self._vm.host.write_text(self._vm.directory.saving, "")
+        began_s = time.perf_counter()
+        with self._monitor.events("MIGRATION") as events:
+            try:
+                await commands.stop(self._monitor)
+                uri = f"file:{self.file}" if mapped else f"fd:{_FD_NAME}"
+                await commands.migrate(self._monitor, uri)
+                await self._saved(events)
+                await all_done([asyncio.ensure_future(step) for step in self._disks.in_pause()])
+            except BaseException:
+                await finish(self._undone())
+                raise
+            await to_the_end(resume(self._monitor))
+        pause_s = time.perf_counter() - began_s
+        await self._vm.host.remove(self._vm.directory.saving)
+        return pause_s
+
+    async def _saved(self, events: Any) -> None:
+        """Return when all of it is written. Raises OperationFailedError."""
+        while True:
+            event = await events.next(LOOK_S)
+            found = await commands.query_migrate(self._monitor, timeout_s=FINISH_S)
+            status = event["data"]["status"] if event else found.status
+            if status == "completed":
+                return
+            if status in ("failed", "cancelled"):
+                break
+        raise OperationFailedError(
+            f"'{self._vm.name}' could not be saved; it runs on",
+            why=found.error or f"QEMU's migration to the file is {found.status}",
+            remedy=f"see that {self.file.parent} has room, and the VM's stderr.log",
+        )
+
+    async def _undone(self) -> None:
+        await _give_up(self._monitor)
+        await resume(self._monitor)
+        await self._vm.host.remove(self._vm.directory.saving)
+
+    def _store(self, new: Transaction) -> None:
+        fd = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
+        with open_fd(fd):
+            size = os.fstat(fd).st_size
+            area = new.area(SAVED, size_bytes=size, chunk_bytes=PAGE_CHUNK_BYTES)
+            empty = np.ones(-(-size // PAGE_CHUNK_BYTES), bool)
+            for start, end in _chunks(fd, size):
+                empty[start // PAGE_CHUNK_BYTES : -(-end // PAGE_CHUNK_BYTES)] = False
+            area.put_zero(np.flatnonzero(empty))
+            area.put_file(fd, _chunks(fd, size))
+        self.file.unlink()
+
+
+async def _give_up(monitor: Monitor) -> None:
+    """No migration is under way when this returns."""
+    given_up_s = time.monotonic() + FINISH_S
+    while (await commands.query_migrate(monitor)).status in _UNDER_WAY:
+        await commands.migrate_cancel(monitor)
+        if time.monotonic() > given_up_s:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+_UNDER_WAY = ("setup", "active", "device", "pre-switchover", "cancelling", "wait-unplug")
+
+
+def _expected_bytes(vm: Vm) -> int:
+    """What will be written, at most: what QEMU has of memory now, and devices."""
+    has = 0
+    for line in Path(f"/proc/{vm.qemu.process.pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "VmSwap", "HugetlbPages"):
+            has += int(value.split()[0]) << 10
+    return min(has, vm.spec.memory_bytes) + BESIDES_BYTES
+
+
+def _speed_bytes_per_s(beside: Path) -> float:
+    """How fast files are written there now. Blocking. Raises OSError."""
+    path = beside.with_name(f"{beside.name}.probe")
+    data = os.urandom(PAGE_CHUNK_BYTES)  # QEMU writes page by page
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with open_fd(fd):
+            began_s = time.perf_counter()
+            for _ in range(PROBE_BYTES // len(data)):
+                os.write(fd, data)
+            return PROBE_BYTES / (time.perf_counter() - began_s)
+    finally:
+        path.unlink()
+
+
+def _chunks(fd: int, size: int) -> Iterator[Span]:
+    """The spans that hold anything, in whole chunks."""
+    last = 0
+    for start, end in extents(fd, size):
+        first = max(last, start // PAGE_CHUNK_BYTES * PAGE_CHUNK_BYTES)
+        last = min(size, -(-end // PAGE_CHUNK_BYTES) * PAGE_CHUNK_BYTES)
+        if first < last:
+            yield first, last

@@ -1,0 +1,239 @@
+"""vmckpt guard: risky work on a VM with a way back."""
+
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.which_checkpoint import StorePlace
+
+if TYPE_CHECKING:
+    from vmckpt.fleet.guard.guard import Tools
+    from vmckpt.fleet.guard.record import Record
+
+ROLLED_BACK = 7
+
+
+class _GuardGroup(TyperGroup):
+    """`guard VM ...` is `guard run VM ...`; a VM that is called like a command needs the `run`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_GuardGroup,
+    help="Risky work on a VM: vmckpt guard VM [OPTIONS] -- COMMAND... takes a checkpoint, proves "
+    "it, runs the command, watches the VM, and puts it back if anything fails.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Guarded = Annotated[str, typer.Argument(help="The VM, or the guard's RUN.", metavar="VM")]
+
+
+In = Annotated[
+    str,
+    typer.Option("--in", help="here, host (the VM's), or guest (by its agent): where it is run."),
+]
+Checks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--check", help="agent, tcp:PORT, tcp:ADDRESS:PORT, a URL, or a command. Any number."
+    ),
+]
+Address = Annotated[
+    str | None, typer.Option("--address", help="The guest's, for tcp:PORT; else its agent's.")
+]
+For = Annotated[str, typer.Option("--for", help="How long the VM is watched after the command.")]
+Every = Annotated[str, typer.Option("--every", help="Between two looks.")]
+Failures = Annotated[
+    int, typer.Option("--failures", help="So many bad looks in a row mean failure.", min=1)
+]
+Timeout = Annotated[str | None, typer.Option("--timeout", help="How long the command may take.")]
+Failing = Annotated[str, typer.Option("--on-failure", help="roll-back, or ask.")]
+ProofOption = Annotated[
+    str, typer.Option("--proof", help="run a copy of the checkpoint, or only read all of it.")
+]
+Keep = Annotated[str, typer.Option("--keep", help="How long the checkpoint stays after that.")]
+AfterRollback = Annotated[
+    list[str] | None,
+    typer.Option("--after-rollback", help="A command for after a rollback. Any number."),
+]
+MaxPause = Annotated[str, typer.Option("--max-pause", help="How long the guest may stand still.")]
+
+
+@app.command("run")
+def run_(
+    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    command: Annotated[list[str], typer.Argument(help="What to do, after --.")],
+    in_: In = "here",
+    check: Checks = None,
+    address: Address = None,
+    for_: For = "0s",
+    every: Every = "5s",
+    failures: Failures = 3,
+    timeout: Timeout = None,
+    on_failure: Failing = "roll-back",
+    proof: ProofOption = "run",
+    keep: Keep = "24h",
+    after_rollback: AfterRollback = None,
+    max_pause: MaxPause = "10ms",
+    store: StorePlace = None,
+    json: Json = False,
+) -> None:
+    """Guard a command. Exit code 0: kept; 7: rolled back; 9: open, decide; else: not begun."""
+    from vmckpt.fleet.guard.guard import guard
+    from vmckpt.fleet.guard.health import parse_check, parse_command
+    from vmckpt.fleet.guard.record import OnFailure, Proof, Request, Where
+    from vmckpt.migrate.recorded import new_run
+    from vmckpt.units import parse_duration_s
+
+    for text in check or ():
+        parse_check(text, address)
+    for text in after_rollback or ():
+        parse_command(text)
+    request = Request(
+        vm=vm,
+        command=tuple(command),
+        where=Where(_one_of("--in", in_, [one.value for one in Where])),
+        checks=tuple(check or ()),
+        address=address,
+        watch_s=parse_duration_s(for_),
+        every_s=parse_duration_s(every),
+        failures=failures,
+        command_timeout_s=parse_duration_s(timeout) if timeout else None,
+        on_failure=OnFailure(_one_of("--on-failure", on_failure, [one.value for one in OnFailure])),
+        proof=Proof(_one_of("--proof", proof, [one.value for one in Proof])),
+        keep_s=parse_duration_s(keep),
+        max_pause_s=parse_duration_s(max_pause),
+        after_rollback=tuple(after_rollback or ()),
+        store=store,
+    )
+    _told(run(guard(new_run(), request, _tools(as_json=json))), as_json=json)
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List guards: those that are open, and those whose checkpoint is still there."""
+    from vmckpt.fleet.guard.guard import expire, who_is_at_work
+    from vmckpt.fleet.guard.record import load_all
+    from vmckpt.ui.tables import table
+
+    async def states() -> list[tuple["Record", str]]:
+        await expire()
+        return [(record, await who_is_at_work(record)) for record in load_all()]
+
+    found = run(states())
+    rows = [
+        (one.run, one.vm, _state(one, at_work), (one.checkpoint or "-")[:12], one.why or "-")
+        for one, at_work in found
+    ]
+    facts = [one.to_json() | {"at_work": at_work} for one, at_work in found]
+    text = table(("guard", "vm", "state", "checkpoint", "why"), rows)
+    show({"guards": facts}, text, as_json=json)
+
+
+@app.command()
+def commit(guarded: Guarded, json: Json = False) -> None:
+    """End an open guard: what came of the command is kept."""
+    from vmckpt.fleet.guard.guard import commit as commit_
+
+    _told(run(commit_(_found(guarded))), as_json=json)
+
+
+@app.command()
+def rollback(guarded: Guarded, json: Json = False) -> None:
+    """Put the VM back to its guard's checkpoint; until that expires, also when it was kept."""
+    from vmckpt.fleet.guard.guard import undo
+
+    _show(run(undo(_found(guarded), _tools(as_json=json))), as_json=json)
+
+
+@app.command()
+def resume(guarded: Guarded, json: Json = False) -> None:
+    """Go on with a guard that was cut off, as it goes on by itself when its command is killed."""
+    from vmckpt.fleet.guard.guard import resume as resume_
+
+    before = _found(guarded)
+    record = run(resume_(before, _tools(as_json=json)))
+    if record is None:
+        text = f"the command of {before.vm}'s guard had not been begun: nothing of it stays"
+        show({"run": before.run, "vm": before.vm, "phase": None}, text, as_json=json)
+        return
+    _told(record, as_json=json)
+
+
+def _found(text: str) -> "Record":
+    from vmckpt.fleet.guard.record import guards_dir, load, of_vm
+
+    return load(text) if (guards_dir() / f"{text}.json").exists() else of_vm(text)
+
+
+def _tools(*, as_json: bool) -> "Tools":
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.fleet.guard.guard import Tools
+    from vmckpt.sequence.in_thread import in_thread
+
+    async def ask(why: str) -> bool | None:
+        if as_json or not sys.stdin.isatty():
+            return None
+        warn(f"it failed: {why}")
+        answer = await in_thread(lambda: input("roll back? [y/n/later] "))
+        return {"y": True, "n": False}.get(answer.strip().lower()[:1])
+
+    return Tools(
+        find=find_own,
+        tell=lambda text: warn(f"  {text}"),
+        say=lambda text: print(text, end="", file=sys.stderr, flush=True),
+        ask=ask,
+        output=2 if as_json else 1,
+    )
+
+
+def _told(record: "Record", *, as_json: bool) -> None:
+    from vmckpt.fleet.guard.record import Phase
+
+    _show(record, as_json=as_json)
+    if record.phase is Phase.ROLLED_BACK:
+        raise typer.Exit(ROLLED_BACK)
+
+
+def _show(record: "Record", *, as_json: bool) -> None:
+    from vmckpt.fleet.guard.record import Phase
+
+    point, kept_for = (record.checkpoint or "-")[:12], timedelta(seconds=record.request.keep_s)
+    if record.phase is Phase.KEPT:
+        text = f"{record.vm}: kept; the way back, {point}, stays for {kept_for}"
+    else:
+        text = (
+            f"{record.vm}: rolled back: {record.why}\n"
+            "  what it sent to others meanwhile cannot be taken back\n"
+            f"  the checkpoint, {point}, stays for {kept_for}"
+        )
+    show(record.to_json(), text, as_json=as_json)
+
+
+def _state(record: "Record", at_work: str) -> str:
+    if record.phase.is_over:
+        return record.phase.value
+    return f"{record.phase} ({at_work})" if at_work else f"cut off: {record.phase}"
+
+
+def _one_of(option: str, text: str, known: list[str]) -> str:
+    from vmckpt.errors import UsageError
+
+    if text not in known:
+        raise UsageError(
+            f"{option} {text} is unknown",
+            why=f"it is {' or '.join(known)}",
+            remedy="write one of them",
+        )
+    return text

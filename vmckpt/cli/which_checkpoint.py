@@ -1,0 +1,70 @@
+"""Which checkpoint a command means, what opens its store, and where it is restored."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vmckpt.cli.output import run
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.catalogue import Catalogue, Entry
+    from vmckpt.hosts.host import Host
+    from vmckpt.store.sealing.keys import KeySource
+
+StorePlace = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="A directory, HOST:, HOST:/DIRECTORY or s3://...; else wherever there are any, "
+        "and for a new one the host's own.",
+    ),
+]
+KeyFile = Annotated[
+    str | None, typer.Option("--key-file", help="An encrypted store: a file with its key.")
+]
+KeyCommand = Annotated[
+    str | None, typer.Option("--key-command", help="An encrypted store: what prints its key.")
+]
+
+
+def catalogue(store: str | None, key: "KeySource | None", vm: str | None = None) -> "Catalogue":
+    """All checkpoints, or one VM's, in the store that was named, else wherever there are any."""
+    from vmckpt.checkpoint import catalogue as catalogues
+    from vmckpt.hosts.inventory import all_hosts
+
+    return run(catalogues.catalogue(all_hosts(), store, key, vm))
+
+
+def find(point: str, store: str | None, key: "KeySource | None") -> "Entry":
+    """The checkpoint of that name, or whose id begins so. Raises NotFoundError, UsageError."""
+    return catalogue(store, key).find(point)
+
+
+def key_source(key_file: str | None, key_command: str | None) -> "KeySource | None":
+    """Where an encrypted store's key is had, by options; None: the environment's, or the agent's.
+
+    Raises UsageError.
+    """
+    if key_file is None and key_command is None:
+        return None
+    from vmckpt.cli.store import key_of
+
+    return key_of(key_file, key_command)
+
+
+async def home(entry: "Entry", given: str | None, *, copy: bool) -> "Host":
+    """Where a checkpoint is restored: on the host that was named; a copy where the checkpoint was
+    taken; the VM itself where that is now. Raises NotFoundError.
+    """
+    from vmckpt.hosts.every import ask_every
+    from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.vm.inventory import read_vm
+
+    if given is not None:
+        return find_host(given)
+    if not copy:
+        vms = await ask_every(all_hosts(), lambda one: read_vm(one, entry.manifest.vm))
+        for vm in vms.given:
+            if vm is not None:
+                return vm.host
+    return find_host(entry.facts.host if entry.facts else "local")

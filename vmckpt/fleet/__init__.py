@@ -1,0 +1,1 @@
+"""Everyday jobs on top of the three operations: guards."""

@@ -1,0 +1,362 @@
+"""A guard: a checkpoint that is proved first, then the risky work, then a look at what came of it.
+
+It fails closed: whatever goes wrong before the command is begun, the command is not begun, and the
+VM is as it was. Whatever goes wrong from then on, the VM is put back, or, where the operator wants
+to be asked, the guard stays open. Each step is written down before it is taken; a dead-man's switch
+goes on from there when this process is killed, and `resume` when the machine was.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vmckpt.checkpoint.catalogue import Entry, catalogue
+from vmckpt.checkpoint.look import remove, verify
+from vmckpt.checkpoint.operate import create, restore_to
+from vmckpt.checkpoint.restore import Wish
+from vmckpt.checkpoint.take import Wish as PointWish
+from vmckpt.errors import (
+    BusyError,
+    OperationFailedError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
+from vmckpt.fleet.guard.command import end_worker, run_command
+from vmckpt.fleet.guard.health import HealthCheck, ailments, parse_check, require_possible
+from vmckpt.fleet.guard.record import (
+    OnFailure,
+    Phase,
+    Proof,
+    Record,
+    Request,
+    Where,
+    Worker,
+    forget,
+    guards_dir,
+    load_all,
+    save,
+)
+from vmckpt.fleet.guard.rollback import (
+    BUSY_POLL_S,
+    BUSY_S,
+    Find,
+    Tell,
+    left_open,
+    point_of,
+    roll_back,
+)
+from vmckpt.hosts.deadman import armed
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts, find_host, local_host
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.inventory import Vm, homes
+from vmckpt.vm.lifecycle import owner, remove_vm, stop_vm
+
+TRIGGER, TAG = "guard", "guard"
+# A copy has proved itself when its vCPUs have run for so long and QEMU is content.
+PROOF_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a guard is given: how a VM is found, who is told, and who decides when asked.
+
+    `ask` gives None when nobody can be asked. What the command prints goes to descriptor `output`
+    when it is run here, else to `say`.
+    """
+
+    find: Find
+    tell: Tell
+    say: Callable[[str], None]
+    ask: Callable[[str], Awaitable[bool | None]]
+    output: int
+
+
+async def guard(run: str, request: Request, tools: Tools) -> Record:
+    """Guard a command; the record of how it ended, KEPT or ROLLED_BACK.
+
+    Raises what says why the command was not begun; GuardOpenError when nobody has decided.
+    """
+    async with _only_one(request.vm):
+        _require_none_open(request.vm)
+        await expire()
+        vm = await tools.find(request.vm)
+        checks = _checks(request)
+        require_possible(vm, checks, in_guest=request.where is Where.GUEST)
+        if found := await ailments(vm, checks):
+            raise RefusedError(
+                f"'{vm.name}' is not well before anything was done",
+                why="; ".join(found),
+                remedy="mend it, or leave out the check",
+            )
+        record = save(Record(run, request, Phase.PREPARING, time.time(), host=vm.host.name))
+        with _switch(record):
+            return await _Guarding(record, tools, checks).from_the_start(vm)
+
+
+async def resume(record: Record, tools: Tools) -> Record | None:
+    """Go on with a guard whose process was killed. None: it had not begun its command, and is gone.
+
+    Raises GuardOpenError.
+    """
+    async with _only_one(record.vm):
+        return await _Guarding(record, tools, _checks(record.request)).from_where_it_was()
+
+
+async def commit(record: Record) -> Record:
+    """The operator keeps what came of it. Raises BusyError while the guard is at work."""
+    async with _only_one(record.vm):
+        if record.worker is not None:
+            await end_worker(find_host(record.worker.host), record.worker)
+        keep_s = record.request.keep_s
+        return save(record, phase=Phase.KEPT, worker=None, expires_unix_s=time.time() + keep_s)
+
+
+async def undo(record: Record, tools: Tools) -> Record:
+    """The operator wants the VM put back, even after it was kept. Raises BusyError, GuardOpenError,
+    NotFoundError (the checkpoint has expired).
+    """
+    async with _only_one(record.vm):
+        await point_of(record)
+        return await roll_back(record, "asked for", tools.find, tools.tell)
+
+
+async def expire() -> None:
+    """Remove the checkpoints of guards that ended long enough ago, and forget these."""
+    for record in load_all():
+        if not record.phase.is_over or (record.expires_unix_s or 0) > time.time():
+            continue
+        # A store that does not answer, or a checkpoint that is being read, has its time again.
+        with suppress(VmckptError):
+            found = await catalogue(all_hosts(), record.request.store, vm=record.vm)
+            await remove([one for one in found.entries if one.id == record.checkpoint])
+            if not found.silent:
+                forget(record)
+
+
+async def who_is_at_work(record: Record) -> str:
+    """Who works on a guard that is not over; nobody: ""."""
+    holder = await local_host().lock_owner(guards_dir() / f"{record.vm}.lock")
+    return f"process {holder.pid}" if holder and not record.phase.is_over else ""
+
+
+@asynccontextmanager
+async def _only_one(vm: str) -> AsyncIterator[None]:
+    await local_host().make_dir(guards_dir())
+    async with local_host().lock(guards_dir() / f"{vm}.lock", owner("guard")):
+        yield
+
+
+def _switch(record: Record) -> AbstractContextManager[None]:
+    """For the block: if this process dies, another goes on with the guard."""
+    command = [sys.executable, "-m", "vmckpt.cli.entry", "guard", "resume", record.run]
+    log = guards_dir() / f"{record.run}.recovery.log"
+    log.unlink(missing_ok=True)
+    return armed(command, log)
+
+
+def _require_none_open(vm: str) -> None:
+    for record in load_all():
+        if record.vm == vm and not record.phase.is_over:
+            raise RefusedError(
+                f"'{vm}' has a guard that is not over",
+                why=record.why or f"it was cut off: {record.phase}",
+                remedy=f"vmckpt guard rollback {vm}, guard commit {vm}, or guard resume {vm}",
+            )
+
+
+def _checks(request: Request) -> tuple[HealthCheck, ...]:
+    return tuple(parse_check(text, request.address) for text in request.checks)
+
+
+class _Guarding:
+    """One guard, from some phase on. Its record is always what is written down."""
+
+    def __init__(self, record: Record, tools: Tools, checks: tuple[HealthCheck, ...]) -> None:
+        self._record, self._tools, self._checks = record, tools, checks
+        self._request = record.request
+
+    def _save(self, **changes: Any) -> None:
+        self._record = save(self._record, **changes)
+
+    async def from_the_start(self, vm: Vm) -> Record:
+        """All of it."""
+        try:
+            await self._prepare(vm)
+            self._save(phase=Phase.COMMAND, command_unix_s=time.time())
+        except BaseException:
+            await finish(self._never_begun())
+            raise
+        return await self._decide(self._command(vm))
+
+    async def from_where_it_was(self) -> Record | None:
+        """After the death of who was at it, or a reboot."""
+        match self._record.phase:
+            case Phase.PREPARING:
+                await self._never_begun()
+                return None
+            case Phase.COMMAND:
+                if self._record.worker is not None:
+                    worker = self._record.worker
+                    await end_worker(find_host(worker.host), worker)
+                return await self._failed("whoever ran the command was killed")
+            case Phase.WATCHING:
+                return await self._decide(self._watch())
+            case Phase.ROLLING_BACK:
+                return await self._roll_back(self._record.why)
+            case Phase.OPEN:
+                raise left_open(self._record, self._record.why)
+        return self._record
+
+    async def _decide(self, work: Coroutine[Any, Any, str]) -> Record:
+        """Keep what `work` finds nothing against; cancelled or broken it counts as failed."""
+        try:
+            failure = await work
+        except asyncio.CancelledError:
+            await finish(self._failed("it was cancelled"))
+            raise
+        except (VmckptError, OSError) as exc:
+            failure = str(exc)
+        if failure:
+            return await finish(self._failed(failure))
+        self._keep()
+        return self._record
+
+    def _keep(self) -> None:
+        try:
+            expires = time.time() + self._request.keep_s
+            self._save(phase=Phase.KEPT, worker=None, expires_unix_s=expires)
+        except StorageError as exc:
+            raise left_open(self._record, f"the VM is well, but {exc.what}: {exc.why}") from exc
+
+    # -- before the command ---------------------------------------------------------------------
+
+    async def _prepare(self, vm: Vm) -> None:
+        name = f"{vm.name[:18]}-guard-{time.strftime('%Y%m%d-%H%M%S')}"
+        wish = PointWish(name, {TAG: self._record.run}, TRIGGER, self._request.max_pause_s)
+        taken = await create(vm, self._request.store, wish, self._tools.tell)
+        self._save(checkpoint=taken["id"])
+        entry = await point_of(self._record)
+        self._tools.tell(f"{name}: the VM stood still for {taken['pause_ms']:.1f} ms")
+        if self._request.proof is Proof.RUN:
+            self._tools.tell("proving it: a copy of it runs")
+            await self._run_a_copy(entry, vm.host)
+        else:
+            self._tools.tell("proving it: reading all of it")
+            await verify(entry)
+
+    async def _run_a_copy(self, entry: Entry, host: Host) -> None:
+        """A copy runs for a moment, all of its memory read, cut off from the network, and goes."""
+        name = self._copy_name
+        wish = Wish(name=name, in_place=False, eager=True, plugged=False, keep_macs=False)
+        try:
+            await restore_to(host, entry, wish, lambda _: None)
+            await asyncio.sleep(PROOF_S)
+            (copy,) = await homes(name, [host])
+            if found := await ailments(copy, ()):
+                raise OperationFailedError(
+                    "a copy of the checkpoint does not run",
+                    why="; ".join(found),
+                    remedy="nothing was begun; see vmckpt checkpoint verify, and the host's memory",
+                )
+        finally:
+            await finish(self._remove_copy(host))
+
+    @property
+    def _copy_name(self) -> str:
+        return f"proof-{self._record.run}"
+
+    async def _remove_copy(self, host: Host) -> None:
+        for copy in await homes(self._copy_name, [host]):
+            await _when_free(partial(stop_vm, copy, force=True, timeout_s=0))
+            await _when_free(partial(remove_vm, copy))
+            for disk in copy.spec.disks:
+                if not disk.read_only:
+                    await host.remove(disk.on(host.state_dir))
+
+    async def _never_begun(self) -> None:
+        """The command was not begun: nothing of the guard stays."""
+        with suppress(VmckptError):
+            await self._remove_copy(find_host(self._record.host or local_host().name))
+        # A checkpoint that was there before it was written down is known by its tag.
+        hosts, vm = all_hosts(), self._record.vm
+        with suppress(VmckptError):
+            found = (await catalogue(hosts, self._request.store, vm=vm)).entries
+            tagged = [one for one in found if one.facts and _is_of(one.facts.tags, self._record)]
+            await remove(tagged)
+        forget(self._record)
+
+    # -- from the command on --------------------------------------------------------------------
+
+    async def _command(self, vm: Vm) -> str:
+        self._tools.tell("running the command")
+
+        async def begun(worker: Worker) -> None:
+            self._save(worker=worker)
+
+        tools = self._tools
+        if failure := await run_command(vm, self._record, begun, tools.say, tools.output):
+            return failure
+        until = time.time() + self._request.watch_s
+        self._save(phase=Phase.WATCHING, worker=None, watch_until_unix_s=until)
+        return await self._watch()
+
+    async def _watch(self) -> str:
+        """Until the time is over, and at least once: what is wrong with the VM, if it stays so."""
+        until = self._record.watch_until_unix_s or time.time()
+        self._tools.tell("watching the VM")
+        in_a_row = 0
+        while True:
+            found = await self._ailments()
+            in_a_row = in_a_row + 1 if found else 0
+            if in_a_row >= self._request.failures:
+                return "; ".join(found)
+            for one in found:
+                self._tools.tell(f"not well ({in_a_row} of {self._request.failures}): {one}")
+            if not found and time.time() >= until:
+                return ""
+            await asyncio.sleep(self._request.every_s)
+
+    async def _ailments(self) -> list[str]:
+        try:
+            return await ailments(await self._tools.find(self._record.vm), self._checks)
+        except VmckptError as exc:
+            return [str(exc)]
+
+    async def _failed(self, why: str) -> Record:
+        if self._request.on_failure is OnFailure.ASK:
+            self._save(phase=Phase.OPEN, why=why)
+            answer = await self._tools.ask(why)
+            if answer is None:
+                raise left_open(self._record, why)
+            if not answer:
+                self._keep()
+                return self._record
+        return await self._roll_back(why)
+
+    async def _roll_back(self, why: str) -> Record:
+        self._record = await roll_back(self._record, why, self._tools.find, self._tools.tell)
+        return self._record
+
+
+async def _when_free(work: Callable[[], Awaitable[Any]]) -> None:
+    """Do it as soon as nobody else works on that VM. Raises BusyError."""
+    given_up_s = time.monotonic() + BUSY_S
+    while True:
+        try:
+            await work()
+            return
+        except BusyError:
+            if time.monotonic() > given_up_s:
+                raise
+        await asyncio.sleep(BUSY_POLL_S)
+
+
+def _is_of(tags: Mapping[str, str], record: Record) -> bool:
+    return tags.get(TAG) == record.run

@@ -1,0 +1,149 @@
+"""The way back: the VM as it was at its guard's checkpoint, wherever it is now."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.checkpoint.catalogue import Entry, catalogue
+from vmckpt.checkpoint.operate import restore_to
+from vmckpt.checkpoint.restore import Wish
+from vmckpt.errors import (
+    BusyError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StorageError,
+    VmckptError,
+)
+from vmckpt.fleet.guard.command import end_worker, environment
+from vmckpt.fleet.guard.health import ailments, parse_command
+from vmckpt.fleet.guard.record import Phase, Record, save
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts, find_host
+from vmckpt.vm.inventory import Vm
+
+# What the command left at work on the VM, a migration say, is waited for so long.
+BUSY_S, BUSY_POLL_S = 120.0, 0.5
+HOOK_TIMEOUT_S = 600.0
+Find = Callable[[str], Awaitable[Vm]]
+Tell = Callable[[str], None]
+
+
+class GuardOpenError(OutcomeUnknownError):
+    """A guard has come to neither of its ends: somebody has to decide."""
+
+
+def left_open(record: Record, why: str) -> GuardOpenError:
+    """What is said of a guard that is left open."""
+    return GuardOpenError(
+        f"the guard of '{record.vm}' is open",
+        why=why,
+        remedy=f"vmckpt guard rollback {record.vm}, or vmckpt guard commit {record.vm}; "
+        "its checkpoint stays until then",
+    )
+
+
+async def point_of(record: Record) -> Entry:
+    """The guard's checkpoint. Raises NotFoundError, StorageError."""
+    if record.checkpoint is None:
+        raise NotFoundError(
+            f"the guard of '{record.vm}' has no checkpoint",
+            why="it never came so far",
+            remedy=f"end it: vmckpt guard commit {record.vm}",
+        )
+    found = await catalogue(all_hosts(), record.request.store, vm=record.vm)
+    return found.find(record.checkpoint)
+
+
+async def roll_back(record: Record, why: str, find: Find, tell: Tell) -> Record:
+    """Put the VM back, and run what is to be run after that.
+
+    Raises GuardOpenError when it cannot be put back now.
+    """
+    record = _noted(record, tell, phase=Phase.ROLLING_BACK, why=why)
+    tell(f"rolling back: {why}")
+    try:
+        if record.worker is not None:
+            await end_worker(find_host(record.worker.host), record.worker)
+        vm = await _put_back(record, find, tell)
+    except VmckptError as exc:
+        _noted(record, tell, phase=Phase.OPEN, why=f"{why}; not rolled back: {exc}")
+        raise left_open(record, f"{why}; it could not be rolled back: {exc}") from exc
+    record = _noted(
+        record,
+        tell,
+        phase=Phase.ROLLED_BACK,
+        worker=None,
+        expires_unix_s=time.time() + record.request.keep_s,
+    )
+    for words in record.request.after_rollback:
+        await _hook(words, record, vm.host, tell)
+    return record
+
+
+def _noted(record: Record, tell: Tell, **changes: Any) -> Record:
+    """The record with changes; that it cannot be written keeps nobody from rolling back."""
+    try:
+        return save(record, **changes)
+    except StorageError as exc:
+        tell(f"{exc.what}: {exc.why}")
+        return replace(record, **changes)
+
+
+async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
+    entry = await point_of(record)
+    given_up_s = time.monotonic() + BUSY_S
+    while True:
+        try:
+            host, in_place = await _home(record, find)
+            wish = Wish(name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True)
+            await restore_to(host, entry, wish, tell)
+            break
+        except BusyError as exc:
+            if time.monotonic() > given_up_s:
+                raise
+            tell(f"waiting: {exc.why}")
+        await asyncio.sleep(BUSY_POLL_S)
+    vm = await find(record.vm)
+    if found := await ailments(vm, ()):
+        raise OutcomeUnknownError(
+            f"'{record.vm}' was put back and does not run",
+            why="; ".join(found),
+            remedy=f"see vmckpt vm show {record.vm}",
+        )
+    return vm
+
+
+async def _home(record: Record, find: Find) -> tuple[Host, bool]:
+    """Where the VM is put back, and whether something of it is there."""
+    try:
+        return (await find(record.vm)).host, True
+    except NotFoundError:
+        if record.host is None:
+            raise
+        return find_host(record.host), False
+
+
+async def _hook(words: str, record: Record, host: Host, tell: Tell) -> None:
+    """A command after a rollback. That it fails is told: the VM is back all the same."""
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *parse_command(words),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=2,
+            env=environment(record, host.name),
+        )
+    except OSError as exc:
+        tell(f"after the rollback: {words}: {exc.strerror}")
+        return
+    try:
+        async with asyncio.timeout(HOOK_TIMEOUT_S):
+            code = await child.wait()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        tell(f"after the rollback: {words}: no end within {HOOK_TIMEOUT_S:g} s, killed")
+        return
+    if code:
+        tell(f"after the rollback: {words}: exit status {code}")

@@ -1,0 +1,35 @@
+"""Small files here that a crash or a full disk leaves as they were, or as they are to be."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.errors import StorageError
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace a file (mode 0600) in one step; it is on the disk when this returns. StorageError."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+        _sync(path.parent)
+    except OSError as exc:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write {path}",
+            why=exc.strerror or str(exc),
+            remedy="free space there, or mend the rights of the directory",
+        ) from exc
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

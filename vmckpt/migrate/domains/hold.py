@@ -1,0 +1,95 @@
+"""Holding a domain's QEMU back from stopping its guest while the target is busy, through libvirt.
+
+QEMU stops the guest when what is left fits the downtime at the speed that it goes by, and at the
+end of the first pass the target may be far behind (see migrate/switchover.py). libvirt sets that
+speed only when a migration begins, but the downtime at any time: so the speed is next to nothing,
+and what is allowed once all of memory has gone is so much more downtime that the product is right.
+"""
+
+import asyncio
+import math
+from contextlib import suppress
+
+from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
+from vmckpt.qemu.replies import QemuVersion
+from vmckpt.units import MIB
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.sessions import libvirtd
+
+# libvirt's typed parameter, MiB/s; what both libvirts, and the source's QEMU, have to be for it.
+PARAMETER = "bandwidth.avail.switchover"
+# What one that cannot do it complains of.
+IN_QEMU = "avail-switchover-bandwidth"
+SINCE_LIBVIRT, SINCE_QEMU = (11, 1, 0), QemuVersion(8, 2, 0)
+# In the second pass all of memory has gone once.
+WHOLE_SENT_PASS = 2
+# A downtime that differs by less is not worth a call.
+SAME_WITHIN = 0.2
+LET_GO_EVERY_S = 1.0
+
+
+def held_mib_per_s(memory_bytes: int) -> int:
+    """The least speed by which the longest downtime still allows all of memory to be left. Pure."""
+    return max(1, math.ceil(memory_bytes / MIB * 1000 / UNLIMITED_DOWNTIME_MS))
+
+
+class Hold:
+    """What downtime libvirt has to be told, so that QEMU allows the one that is wished.
+
+    `mib_per_s` is the speed that QEMU was given, `limit_bytes_per_s` what the migration is held to
+    (0: nothing).
+    """
+
+    def __init__(self, mib_per_s: int, limit_bytes_per_s: int = 0) -> None:
+        self._held_bytes_per_s = mib_per_s * MIB
+        self.limit_bytes_per_s = limit_bytes_per_s
+        self._best_bytes_per_s = 0.0
+        self._given_ms = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether QEMU has not been allowed anything yet."""
+        return self._given_ms == 0
+
+    def see(self, job: Job) -> None:
+        """Keep the best speed."""
+        self._best_bytes_per_s = max(self._best_bytes_per_s, job.throughput_bytes_per_s)
+
+    def give(self, wished_ms: int) -> int:
+        """What libvirt is to be told now, so that QEMU allows `wished_ms` at the best speed."""
+        self._given_ms = self._needed_ms(wished_ms)
+        return self._given_ms
+
+    def order(self, job: Job, wished_ms: int) -> int | None:
+        """What to tell libvirt now; None while the guest is held, or when it has been told."""
+        if job.round < WHOLE_SENT_PASS or not self._best_bytes_per_s:
+            return None
+        if abs(self._needed_ms(wished_ms) - self._given_ms) <= SAME_WITHIN * self._given_ms:
+            return None
+        return self.give(wished_ms)
+
+    def _needed_ms(self, wished_ms: int) -> int:
+        speed = self._best_bytes_per_s
+        if self.limit_bytes_per_s:
+            speed = min(speed, self.limit_bytes_per_s)
+        return min(UNLIMITED_DOWNTIME_MS, max(1, int(wished_ms * speed / self._held_bytes_per_s)))
+
+
+async def let_go(journal: DomainJournal, source: Host) -> None:
+    """Until cancelled: see to it that QEMU stops the guest by its own measure, since nobody looks.
+
+    That it cannot be told is no error: whether it still migrates is asked by others.
+    """
+    while journal.held_mib_per_s:
+        with suppress(HostDownError, NotFoundError, OutcomeUnknownError, LibvirtRefusedError):
+            async with libvirtd(source) as session:
+                if (job := await session.job(journal.uuid)).round:
+                    hold = Hold(journal.held_mib_per_s)
+                    hold.see(job)
+                    downtime_ms = hold.give(journal.max_downtime_ms)
+                    await session.set_max_downtime(journal.uuid, downtime_ms)
+        await asyncio.sleep(LET_GO_EVERY_S)

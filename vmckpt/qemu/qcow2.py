@@ -1,0 +1,187 @@
+"""QEMU's qcow2 format (docs/interop/qcow2.txt): where an image's clusters are, read and written.
+
+Of clusters of 64 KiB, as QEMU makes them unless it is told otherwise.
+"""
+
+import os
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+CLUSTER_BITS = 16
+CLUSTER_BYTES = 1 << CLUSTER_BITS
+
+_MAGIC = 0x514649FB
+_HEADER = struct.Struct(">IIQIIQIIQQIIQQQQII")
+_HEADER_BYTES = 104
+_BACKING_FORMAT = 0xE2792ACA
+_COPIED, _COMPRESSED, _ZERO = 1 << 63, 1 << 62, 1
+_OFFSET = (1 << 56) - (1 << 9)
+# Features without which it is not to be read: only this one changes nothing about clusters.
+_DIRTY = 1
+_PER_TABLE = CLUSTER_BYTES // 8
+_PER_REFCOUNTS = CLUSTER_BYTES // 2
+
+
+class UnfitError(Exception):
+    """An image that is not read here, and why."""
+
+
+class Clusters(NamedTuple):
+    """What an image is made of.
+
+    `places`: in which cluster of the file each cluster of the disk is; 0: in none, it is zero.
+    `is_clean`: its counts of what is in use need no repair.
+    """
+
+    size_bytes: int
+    places: Any
+    is_clean: bool
+
+    @property
+    def are_all_there(self) -> bool:
+        """Whether every cluster of the disk has its place: what is written to it moves nothing."""
+        return bool(self.is_clean and self.places.all())
+
+
+def clusters_of(size_bytes: int) -> int:
+    """How many clusters a disk has; the last one may be short."""
+    return -(-size_bytes // CLUSTER_BYTES)
+
+
+def tables_bytes(size_bytes: int) -> int:
+    """About what an image has besides its disk, when every cluster has its place."""
+    return 10 * clusters_of(size_bytes) + 6 * CLUSTER_BYTES
+
+
+def read_clusters(fd: int) -> Clusters:
+    """Where a stand-alone image has its clusters. Raises UnfitError, OSError."""
+    head = os.pread(fd, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
+    (
+        magic, version, backing, _, bits, size_bytes, is_encrypted, entries, level1_at, _, _,
+        snapshots, _, features, _, _, _, _,
+    ) = _HEADER.unpack(head)  # fmt: skip
+    if magic != _MAGIC or version not in (2, 3):
+        raise UnfitError("it is no qcow2 image")
+    features = features if version > 2 else 0
+    if bits != CLUSTER_BITS:
+        raise UnfitError("its clusters are not of 64 KiB")
+    for is_so, why in (
+        (backing, "it has a backing file"),
+        (is_encrypted, "it is encrypted"),
+        (snapshots, "it holds snapshots"),
+        (features & ~_DIRTY, f"it is damaged, or made in a way ({features:#x}) that is not known"),
+    ):
+        if is_so:
+            raise UnfitError(why)
+    return Clusters(size_bytes, _read_places(fd, size_bytes, level1_at, entries), features == 0)
+
+
+def _read_places(fd: int, size_bytes: int, level1_at: int, entries: int) -> Any:
+    count = clusters_of(size_bytes)
+    tables = -(-count // _PER_TABLE)
+    level1 = _table(fd, level1_at, 8 * tables)
+    if entries < tables or len(level1) < tables:
+        raise UnfitError("its tables are shorter than its disk")
+    places = np.zeros(tables * _PER_TABLE, np.uint64)
+    for table, entry in enumerate(level1.tolist()):
+        if not entry & _OFFSET:
+            continue
+        level2 = _table(fd, entry & _OFFSET, CLUSTER_BYTES)
+        if (level2 & np.uint64(_COMPRESSED)).any():
+            raise UnfitError("it has compressed clusters")
+        at = np.where(level2 & np.uint64(_ZERO), np.uint64(0), level2 & np.uint64(_OFFSET))
+        if (at % np.uint64(CLUSTER_BYTES)).any():
+            raise UnfitError("a cluster of it is not where clusters can be")
+        places[table * _PER_TABLE : table * _PER_TABLE + len(at)] = at >> np.uint64(CLUSTER_BITS)
+    places = places[:count]
+    used = places[places != 0]
+    if len(np.unique(used)) != len(used):
+        raise UnfitError("two clusters of it are in one place")
+    return places
+
+
+def _table(fd: int, at: int, length: int) -> Any:
+    return np.frombuffer(os.pread(fd, length, at), ">u8").astype(np.uint64)
+
+
+def write_tables(
+    fd: int, size_bytes: int, places: Any, free: int, backing: tuple[str, str] | None = None
+) -> bytes:
+    """Write the tables of an image, from cluster `free` on, where nothing may be that it needs.
+
+    Returns the header that makes them the image's, to be written to its beginning. `backing`: the
+    path and format of what has the clusters without a place. Raises OSError.
+    """
+    first = free
+    tables = -(-clusters_of(size_bytes) // _PER_TABLE)
+    level1 = np.zeros(max(1, -(-tables // _PER_TABLE)) * _PER_TABLE, np.uint64)
+    for table in range(tables):
+        part = places[table * _PER_TABLE : (table + 1) * _PER_TABLE]
+        if not part.any():
+            continue
+        entries = np.zeros(_PER_TABLE, np.uint64)
+        entries[: len(part)] = _entries(part)
+        write_at(fd, entries.astype(">u8").tobytes(), free * CLUSTER_BYTES)
+        level1[table] = free
+        free += 1
+    level1_at = free
+    write_at(fd, _entries(level1).astype(">u8").tobytes(), level1_at * CLUSTER_BYTES)
+    free += len(level1) // _PER_TABLE
+    refcounts_at, length = _write_refcounts(fd, places, first, free)
+    return _header(size_bytes, tables, level1_at, (refcounts_at, length), backing)
+
+
+def _entries(places: Any) -> Any:
+    """Table entries for clusters that belong to one user; 0 stays 0."""
+    flagged = (places << np.uint64(CLUSTER_BITS)) | np.uint64(_COPIED)
+    return np.where(places == 0, np.uint64(0), flagged)
+
+
+def _write_refcounts(fd: int, places: Any, first: int, free: int) -> tuple[int, int]:
+    """Each cluster in use once, those that say so too; where the table of them is, how long."""
+    blocks, length = 1, 1
+    while blocks * _PER_REFCOUNTS < free + blocks + length:
+        blocks += 1
+        length = -(-blocks // _PER_TABLE)
+    total = free + blocks + length
+    counts = np.zeros(blocks * _PER_REFCOUNTS, ">u2")
+    counts[0] = 1
+    counts[places[places != 0].astype(np.int64)] = 1
+    counts[first:total] = 1
+    write_at(fd, counts.tobytes(), free * CLUSTER_BYTES)
+    table = np.zeros(length * _PER_TABLE, ">u8")
+    table[:blocks] = (np.arange(blocks) + free) << CLUSTER_BITS
+    write_at(fd, table.tobytes(), (free + blocks) * CLUSTER_BYTES)
+    return free + blocks, length
+
+
+def _header(
+    size_bytes: int,
+    tables: int,
+    level1_at: int,
+    refcounts: tuple[int, int],
+    backing: tuple[str, str] | None,
+) -> bytes:
+    extensions, name = b"", b""
+    if backing:
+        kind = backing[1].encode()
+        extensions = struct.pack(">II", _BACKING_FORMAT, len(kind)) + kind.ljust(8, b"\0")
+        name = backing[0].encode()
+    extensions += struct.pack(">II", 0, 0)
+    name_at = _HEADER_BYTES + len(extensions) if name else 0
+    head = _HEADER.pack(
+        _MAGIC, 3, name_at, len(name), CLUSTER_BITS, size_bytes, 0, max(1, tables),
+        level1_at * CLUSTER_BYTES, refcounts[0] * CLUSTER_BYTES, refcounts[1],
+        0, 0, 0, 0, 0, 4, _HEADER_BYTES,
+    )  # fmt: skip
+    return head + extensions + name
+
+
+def write_at(fd: int, data: Any, at: int) -> None:
+    """Write all of it. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written

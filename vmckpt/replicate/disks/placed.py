@@ -1,0 +1,43 @@
+"""qcow2 images as copies: every cluster of the disk has its place in the file beforehand.
+
+So what is written to the disk goes to places that are known, past the QEMU that waits with the
+image, and changes nothing of its tables: what QEMU has read of them stays true. What was never
+written is a hole in the file, as in a raw image.
+"""
+
+import os
+
+import numpy as np
+
+from vmckpt.qemu.qcow2 import (
+    CLUSTER_BYTES,
+    Clusters,
+    clusters_of,
+    write_at,
+    write_tables,
+)
+
+
+def create(fd: int, size_bytes: int) -> None:
+    """Make an image of an empty file: all of zeroes, in one piece. Raises OSError."""
+    count = clusters_of(size_bytes)
+    places = np.arange(1, count + 1, dtype=np.uint64)
+    write_at(fd, write_tables(fd, size_bytes, places, count + 1), 0)
+
+
+def give_places(fd: int, found: Clusters) -> None:
+    """Give every cluster of an image a place; what the disk holds stays as it is.
+
+    Killed at any moment it is the one image or the other: new tables are written past its end, and
+    one header takes the place of the other. Raises OSError.
+    """
+    if found.are_all_there:
+        return
+    places = found.places.copy()
+    missing = np.flatnonzero(places == 0)
+    first = max(-(-os.fstat(fd).st_size // CLUSTER_BYTES), int(places.max(initial=0)) + 1)
+    places[missing] = np.arange(first, first + len(missing), dtype=np.uint64)
+    header = write_tables(fd, found.size_bytes, places, first + len(missing))
+    os.fsync(fd)
+    write_at(fd, header, 0)
+    os.fsync(fd)
