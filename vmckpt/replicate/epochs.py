@@ -112,7 +112,8 @@ class Epochs:
         while self._budget.wants_pass(self._capture.dirty_pages()):
             with self._killed_if_stuck(), intake.open():
                 spans, pause_s = await self._capture.early()
-            pauses.append(pause_s)
+            if pause_s is not None:
+                pauses.append(pause_s)
             for pages in self._capture.copies(spans, COPY_BYTES):
                 early += pages.count
                 await self._stream.pages(pages)

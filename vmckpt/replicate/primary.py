@@ -16,6 +16,7 @@ from vmckpt.hosts.remote.tls import open_link
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant, Holding
+from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import open_arbiter
@@ -51,6 +52,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
 
     Raises what keeps it from beginning: nothing was changed then.
     """
+    keep_freed_memory()
     files = Files(directory)
     request = await _await_request(directory)
     host = request.primary

@@ -22,6 +22,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
+from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
@@ -54,6 +55,7 @@ async def serve_standby(directory: Path) -> None:
 
     Raises RefusedError, OperationFailedError, HostDownError, OSError: nothing of it is left.
     """
+    keep_freed_memory()
     request, files = read_request(directory), Files(directory)
     host, lock = request.standby, lock_path(request.standby.state_dir, request.vm)
     async with AsyncExitStack() as stack:
