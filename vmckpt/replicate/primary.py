@@ -13,6 +13,7 @@ from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, Re
 from vmckpt.hosts.deadman import armed, attended
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.tls import open_link
+from vmckpt.hosts.scheduling import give_way
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant, Holding
@@ -100,6 +101,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))
+        give_way()  # all that is started beside has been
         await protection.run()
 
 

@@ -17,6 +17,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.remote.tls import is_invited, listening, token_of
+from vmckpt.hosts.scheduling import be_prompt, give_way
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
@@ -195,6 +196,7 @@ class Standby:
         primary = Following(self.name, replica, partial(try_means, self._request.options))
         self._replica, self._following = replica, primary
         taking = TakeOver(self._request, self._lease, replica, primary, self._asked)
+        give_way()  # its QEMU, which was started before, does not
         receiving = asyncio.ensure_future(primary.receive(channel))
         ended = asyncio.ensure_future(self._warm.ended())
         try:
@@ -211,6 +213,7 @@ class Standby:
                 if not taking.is_due(receiving):
                     continue
                 self._noticed_s = boottime_s()
+                be_prompt()
                 move = await taking.settled(receiving)
                 self._entitled_s = boottime_s()
                 self._why = taking.why
@@ -220,6 +223,7 @@ class Standby:
                     await to_the_end(self._promote(replica, channel))
                 if move is not Move.FOLLOW:
                     return
+                give_way()
         finally:
             receiving.cancel()
             ended.cancel()
