@@ -83,6 +83,11 @@ def primary_qemu(made: World) -> int:
     return int(json.loads(current.read_text())["pid"])
 
 
+def waiting(made: World) -> int:
+    (found,) = find_by_argument(f"-pidfile\0{made.state('lab-b')}")
+    return found.pid
+
+
 def sides(made: World) -> dict[str, Any]:
     return {side["role"]: side for side in made.ok("replicate", "status", NAME)["sides"]}
 
@@ -105,6 +110,11 @@ def promoted(made: World) -> bool:
 def test_a_killed_primary_is_replaced_and_no_answer_is_taken_back(version: str) -> None:
     with protected(version) as (made, guest):
         assert sides(made)["primary"]["tracker"] == "page protection"
+        # The service gives way to guests; the QEMU that may become one does not.
+        policies = [
+            os.sched_getscheduler(pid) for pid in (*services(made, "standby"), waiting(made))
+        ]
+        assert policies == [os.SCHED_BATCH, os.SCHED_OTHER]
         asyncio.run(_kill_all_of_the_primary(made, guest))
         eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
         after = sides(made)["standby"]
