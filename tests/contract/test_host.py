@@ -236,6 +236,21 @@ def test_directories_are_private_listed_and_removed(host: Host, ask: Ask, tmp_pa
     assert not ask(host.exists(tmp_path / "vms"))
 
 
+def test_a_path_is_awaited_no_longer_than_it_takes(host: Host, ask: Ask, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+
+    async def come() -> bool:
+        waiting = asyncio.ensure_future(host.await_path(late, 60.0))
+        # Others are answered meanwhile.
+        await host.write_text(tmp_path / "other", "")
+        assert not waiting.done()
+        late.touch()
+        return await asyncio.wait_for(waiting, 30.0)
+
+    assert ask(come())
+    assert not ask(host.await_path(tmp_path / "never", 0.05))
+
+
 def test_removing_a_link_leaves_what_it_points_to(host: Host, ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images/root.qcow2").touch()

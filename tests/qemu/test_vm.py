@@ -39,7 +39,7 @@ def test_run_show_stop_start_rm(made: World) -> None:
         assert mode == (0o700 if path.is_dir() else 0o600) or path.suffix in (".log", ".sock"), path
     refused = made.vmckpt("vm", "rm", "one")
     assert (refused.code, "runs" in refused.error["what"]) == (4, True)
-    made.ok("vm", "stop", "one", "--timeout", "20s")
+    made.ok("vm", "stop", "one", "--timeout", "80s")
     assert made.ok("vm", "show", "one")["state"] == "stopped"
     assert made.qemus() == []
     assert made.vmckpt("migrate", "one", "lab-a").code == 4

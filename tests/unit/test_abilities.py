@@ -105,6 +105,17 @@ def test_the_switchover_waits_where_the_source_can_be_told_to() -> None:
     assert SWITCHOVER_SPEED not in agreed(OLD, NEW, wish).source_parameters
 
 
+@pytest.mark.parametrize(
+    ("most", "first_and_most"), [(None, (20, 99)), (35, (20, 35)), (10, (10, 10)), (0, (1, 1))]
+)
+def test_auto_converge_keeps_to_the_slowdown_that_is_allowed(
+    most: int | None, first_and_most: tuple[int, int]
+) -> None:
+    wish = Wish(auto_converge=True, most_throttle_percent=most)
+    told = agreed(NEW, NEW, wish).source_parameters
+    assert (told["cpu-throttle-initial"], told["max-cpu-throttle"]) == first_and_most
+
+
 def test_channels_are_the_same_on_both_ends() -> None:
     # Different counts hang both QEMUs for ever.
     result = agreed(NEW, NEW, Wish(channels=3, compression="zstd"))

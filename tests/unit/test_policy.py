@@ -198,6 +198,7 @@ def test_what_steers_a_migration_is_the_policy_within_its_promises() -> None:
     assert not replace(asked, observe_only=True).throttles_at_will
     # Auto-converge slows the guest by itself; other ways have no rounds to steer by.
     assert not replace(asked, auto_converge=True).throttles_at_will
+    assert replace(asked, auto_converge=True).wish().most_throttle_percent == 30
     assert replace(asked, method=Method.HYBRID).steers is None
     assert not resolve_method(asked, loses_pages=False).auto_converge
     assert resolve_method(Options(policy=Policy((RAISE,))), loses_pages=False).auto_converge

@@ -3,6 +3,9 @@
 import gc
 import os
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 # Importing makes tens of thousands of objects that all stay: looking for garbage among them took a
 # quarter of the start.
@@ -12,7 +15,8 @@ _GC_THRESHOLD = 100_000
 def start() -> None:
     """Run the command line and end the process."""
     gc.set_threshold(_GC_THRESHOLD)
-    code = _serve() if sys.argv[1:] == ["serve"] else _run()
+    plain = _plain(sys.argv[1:])
+    code = _done(plain) if plain else _run()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -28,19 +32,36 @@ def _run() -> int:
     return main()
 
 
-def _serve() -> int:
-    """`vmckpt serve` without the command line: every command waits for it, once for each host."""
+def _plain(words: Sequence[str]) -> Callable[[], None] | None:
+    """What vmckpt starts on other hosts, and waits for: it does without a library for words."""
+    match words:
+        case ["serve"]:
+            from vmckpt.cli.serve import serve
+
+            return serve
+        case ["link", directory] if not directory.startswith("-"):
+            from vmckpt.cli.link import link
+
+            return partial(link, Path(directory))
+        case ["job", run, *rest] if not run.startswith("-") and rest in ([], ["--recover"]):
+            from vmckpt.cli.job import job
+
+            return partial(job, run, recover=bool(rest))
+    return None
+
+
+def _done(plain: Callable[[], None]) -> int:
+    from vmckpt.cli.loop import end_running
+
     os.umask(0o077)
     try:
-        from vmckpt.cli.loop import end_running
-        from vmckpt.cli.serve import serve
-
-        serve()
-        end_running()
+        plain()
     except Exception as exc:  # noqa: BLE001 - whatever it is, it is told
         from vmckpt.cli.main import told
 
         return told(exc)
+    finally:
+        end_running()
     return 0
 
 

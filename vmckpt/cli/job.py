@@ -1,17 +1,13 @@
-"""vmckpt job: what another vmckpt starts on the source of a migration between two hosts."""
+"""vmckpt job: what another vmckpt starts on the source of a migration between two hosts.
 
-from typing import Annotated
+It imports no typer: a migration waits for it.
+"""
 
-import typer
-
-from vmckpt.cli.output import run
+from vmckpt.cli.loop import run
 
 
-def job(
-    name: Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")],
-    recover: Annotated[bool, typer.Option("--recover", help="Its process has died.")] = False,
-) -> None:
-    """Do the migration that was written down here; people have no use for it."""
+def job(name: str, recover: bool = False) -> None:
+    """Do the migration RUN that was written down here; people have no use for it."""
     from vmckpt.hosts.inventory import check_name, local_host, state_dir
     from vmckpt.migrate.job import await_job, read_job, recover_job, run_job
 

@@ -1,14 +1,14 @@
-"""vmckpt link: what another vmckpt starts on the target of a migration between two hosts."""
+"""vmckpt link: what another vmckpt starts on the target of a migration between two hosts.
+
+It imports no typer: a migration waits for it.
+"""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from vmckpt.cli.output import run
+from vmckpt.cli.loop import run
 
 
-def link(directory: Annotated[Path, typer.Argument(help="Where it is told what to do.")]) -> None:
+def link(directory: Path) -> None:
     """Let the source of a migration in, once it has the token; people have no use for it."""
     from vmckpt.hosts.inventory import state_dir
     from vmckpt.hosts.remote.tls import listen

@@ -142,6 +142,9 @@ class Host(Protocol):
     async def exists(self, path: Path) -> bool:
         """Whether there is something at `path`."""
 
+    async def await_path(self, path: Path, within_s: float) -> bool:
+        """Wait until there is something at `path`, for so long at most; whether there is."""
+
     async def resolve(self, path: Path) -> Path:
         """Where `path` really is, links followed; what is not there stays as it is."""
 

@@ -28,6 +28,7 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
 
 KILL_TIMEOUT_S = 5.0
+PATH_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,15 @@ class LocalHost(Entry):
     async def exists(self, path: Path) -> bool:
         """Whether there is something at `path`."""
         return path.exists()
+
+    async def await_path(self, path: Path, within_s: float) -> bool:
+        """Wait until there is something at `path`, for so long at most; whether there is."""
+        deadline_s = time.monotonic() + within_s
+        while not path.exists():
+            if time.monotonic() > deadline_s:
+                return False
+            await asyncio.sleep(PATH_POLL_S)
+        return True
 
     async def resolve(self, path: Path) -> Path:
         """Where `path` really is, links followed; what is not there stays as it is."""

@@ -147,10 +147,16 @@ async def _build(
     mark = tag(directory)
     begun = await real.begin(namespaces, switch, names, qemus, look) if look else None
     hosts = begun.hosts if begun else await _make_hosts(namespaces, switch, names, qemus)
-    await network.make_switch(directory, switch_enter, mark, hosts)
-    observer = _start_observer(namespaces, switch_enter)
-    for number, host in enumerate(hosts, start=1):
-        await network.make_host(directory, host, mark, number)
+    try:
+        await network.make_switch(directory, switch_enter, mark, hosts)
+        observer = _start_observer(namespaces, switch_enter)
+        for number, host in enumerate(hosts, start=1):
+            await network.make_host(directory, host, mark, number)
+    except OperationFailedError:
+        if begun:
+            # A host that has ended took its cables with it: why it did says more.
+            real.require_alive(namespaces, begun)
+        raise
     if begun:
         await real.finish(namespaces, switch_enter, begun)
     await _await_observer(namespaces, observer)

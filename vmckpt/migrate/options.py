@@ -64,7 +64,8 @@ class Options:
 
     `timeout_passes` is a time limit too, in what sending all of memory once takes. A policy may
     raise the downtime to `most_downtime_ms` and slow the guest by `most_throttle_percent`, None: as
-    it says. `observe_only`: it only says what it would do.
+    it says. `observe_only`: it only says what it would do. `finish_within_s` was promised by a
+    forecast: it ends nothing, and is told of when it is over.
     """
 
     method: Method = Method.AUTO
@@ -83,6 +84,7 @@ class Options:
     timeout_passes: float | None = None
     most_downtime_ms: int | None = None
     most_throttle_percent: int | None = None
+    finish_within_s: float | None = None
 
     @property
     def may_postcopy(self) -> bool:
@@ -121,6 +123,7 @@ class Options:
             postcopy=self.may_postcopy,
             auto_converge=self.auto_converge,
             throttle_at_will=self.throttles_at_will,
+            most_throttle_percent=self.most_throttle_percent,
             channels=channels,
             compression=self.compression,
             max_downtime_ms=downtime_ms,

@@ -201,6 +201,7 @@ def _offer(road: _Road, link: Link, measured: DirtyRate, intent: Intent) -> tupl
             max_downtime_ms=downtime_ms,
             most_downtime_ms=promised_ms,
             most_throttle_percent=slower,
+            finish_within_s=intent.finish_within_s,
             policy=road.options.policy or within(promised_ms, slower),
         )
         limits = Limits(downtime_ms / 1e3, float(meant.bandwidth_bytes_per_s))

@@ -213,10 +213,11 @@ class Transfer:
             return
         what, why = order
         self._note(what.value, why)
-        if what is Order.START_POSTCOPY:
-            await commands.migrate_start_postcopy(self._source)
-        else:
-            await self._stop_at_next_look()
+        match what:
+            case Order.START_POSTCOPY:
+                await commands.migrate_start_postcopy(self._source)
+            case Order.STOP_GUEST:
+                await self._stop_at_next_look()
 
     @property
     def _is_held(self) -> bool:

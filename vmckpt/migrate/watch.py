@@ -118,7 +118,7 @@ class _Watch:
                 if (result := await self._look()) is not None:
                     return result
                 self._say_found()
-                await asyncio.sleep(POLL_S)
+                await self._source.await_path(self._files.result, POLL_S)
             except HostDownError as exc:
                 self._say_lost(exc)
                 await asyncio.sleep(RECONNECT_S)

@@ -1,6 +1,6 @@
 """What a QEMU can do, and what a pair of them can do together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 from vmckpt.qemu import commands
@@ -77,12 +77,14 @@ def _enum_values(schema: Mapping[str, Any], command: str, argument: str) -> froz
 class Wish(NamedTuple):
     """What a migration wants of the pair. None and False want nothing.
 
-    `throttle_at_will`: the guest is slowed when it is said so, see `throttle`.
+    `throttle_at_will`: the guest is slowed when it is said so, see `throttle`; auto-converge slows
+    it by `most_throttle_percent`, None: as much as QEMU can.
     """
 
     postcopy: bool = False
     auto_converge: bool = False
     throttle_at_will: bool = False
+    most_throttle_percent: int | None = None
     channels: int | None = None
     compression: str | None = None
     max_downtime_ms: int = 300
@@ -121,6 +123,14 @@ THROTTLE: Mapping[str, int] = {
 LEAST_THROTTLE = 1
 
 
+def auto_converge(most_percent: int | None) -> dict[str, int]:
+    """Parameters by which QEMU takes no more than so much of the guest's processors."""
+    most = THROTTLE["max-cpu-throttle"] if most_percent is None else most_percent
+    most = min(max(most, LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
+    first = min(THROTTLE["cpu-throttle-initial"], most)
+    return {**THROTTLE, "max-cpu-throttle": most, "cpu-throttle-initial": first}
+
+
 def throttle(percent: int) -> dict[str, int]:
     """Parameters by which auto-converge takes just so much of the guest's processors, soon.
 
@@ -146,7 +156,30 @@ _ALWAYS = ("return-path", "events")
 def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[Refusal]:
     """Settings that do what is wished, or every reason why this pair cannot. Pure."""
     both = source.capabilities & target.capabilities
-    wanted = {
+    wanted = _wanted(wish)
+    if refusals := list(_refusals(source, target, wish, wanted)):
+        return refusals
+    capabilities = dict.fromkeys(_ALWAYS, True)
+    capabilities |= {name: on for name, (_, on) in wanted.items() if name in both}
+    capabilities |= {name: False for name in _NEVER if name in both}
+    # With post-copy: urgent pages on a channel of their own, and the target counts its stalls.
+    capabilities |= {
+        name: wish.postcopy for name in ("postcopy-preempt", "postcopy-blocktime") if name in both
+    }
+    channels: dict[str, Any] = {}
+    if wish.channels is not None:
+        channels["multifd-channels"] = wish.channels
+        channels["multifd-compression"] = wish.compression or "none"
+    return Agreement(
+        capabilities=capabilities,
+        source_parameters=channels | _source_parameters(source, wish),
+        target_parameters=channels,
+    )
+
+
+def _wanted(wish: Wish) -> dict[str, tuple[str, bool]]:
+    """Of each capability that may be wished: the option that does, and whether it is."""
+    return {
         "postcopy-ram": ("--method postcopy", wish.postcopy),
         "multifd": (
             "--parallel" if wish.compression is None else "--compress",
@@ -158,57 +191,35 @@ def agree(source: Abilities, target: Abilities, wish: Wish) -> Agreement | list[
         ),
         "pause-before-switchover": ("--disks copy", wish.pause_before_switchover),
     }
-    refusals = [
-        Refusal(
-            option,
-            f"{_who_lacks(source, target, capability)} lacks migration capability '{capability}'",
-        )
-        for capability, (option, on) in wanted.items()
-        if on and capability not in both
-    ]
-    refusals += [
-        Refusal(
-            "migrate",
-            f"{_who_lacks(source, target, capability)} lacks migration capability '{capability}'",
-        )
-        for capability in _ALWAYS
-        if capability not in both
-    ]
+
+
+def _refusals(
+    source: Abilities, target: Abilities, wish: Wish, wanted: Mapping[str, tuple[str, bool]]
+) -> Iterator[Refusal]:
+    needed = {capability: option for capability, (option, on) in wanted.items() if on}
+    for capability, option in (needed | dict.fromkeys(_ALWAYS, "migrate")).items():
+        if capability not in source.capabilities & target.capabilities:
+            who = _who_lacks(source, target, capability)
+            yield Refusal(option, f"{who} lacks migration capability '{capability}'")
     if wish.postcopy and wish.channels is not None:
-        refusals.append(
-            Refusal(
-                wanted["multifd"][0],
-                "QEMU cannot combine post-copy with parallel channels (multifd)",
-            )
-        )
+        reason = "QEMU cannot combine post-copy with parallel channels (multifd)"
+        yield Refusal(wanted["multifd"][0], reason)
     if wish.compression and wish.compression not in source.compressions & target.compressions:
-        refusals.append(Refusal("--compress", f"no '{wish.compression}' compression in both QEMUs"))
-    if refusals:
-        return refusals
-    capabilities = dict.fromkeys(_ALWAYS, True)
-    capabilities |= {name: on for name, (_, on) in wanted.items() if name in both}
-    capabilities |= {name: False for name in _NEVER if name in both}
-    # With post-copy: urgent pages on a channel of their own, and the target counts its stalls.
-    capabilities |= {
-        name: wish.postcopy for name in ("postcopy-preempt", "postcopy-blocktime") if name in both
-    }
-    channel_parameters: dict[str, Any] = {}
-    if wish.channels is not None:
-        channel_parameters["multifd-channels"] = wish.channels
-        channel_parameters["multifd-compression"] = wish.compression or "none"
-    source_parameters = channel_parameters | {
+        yield Refusal("--compress", f"no '{wish.compression}' compression in both QEMUs")
+
+
+def _source_parameters(source: Abilities, wish: Wish) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
         "downtime-limit": wish.max_downtime_ms,
         "max-bandwidth": wish.max_bandwidth_bytes_per_s,
     }
-    if wish.auto_converge or wish.throttle_at_will:
-        source_parameters |= THROTTLE if wish.auto_converge else throttle(LEAST_THROTTLE)
+    if wish.auto_converge:
+        parameters |= auto_converge(wish.most_throttle_percent)
+    elif wish.throttle_at_will:
+        parameters |= throttle(LEAST_THROTTLE)
     if SWITCHOVER_SPEED in source.parameters:
-        source_parameters[SWITCHOVER_SPEED] = HELD_BYTES_PER_S if wish.hold_switchover else 0
-    return Agreement(
-        capabilities=capabilities,
-        source_parameters=source_parameters,
-        target_parameters=channel_parameters,
-    )
+        parameters[SWITCHOVER_SPEED] = HELD_BYTES_PER_S if wish.hold_switchover else 0
+    return parameters
 
 
 def _who_lacks(source: Abilities, target: Abilities, capability: str) -> str:

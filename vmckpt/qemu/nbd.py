@@ -64,7 +64,7 @@ class NbdExport:
         try:
             self._send_request(_DISCONNECT, 0, 0)
         except OperationFailedError:
-            pass
+            pass  # the server has gone before
         finally:
             self._socket.close()
 

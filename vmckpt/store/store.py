@@ -83,7 +83,7 @@ class Store:
             if is_id(checkpoint_id):
                 return self.opened.files.read_manifest(checkpoint_id)
         except MissingError:
-            pass
+            pass  # as an id that is none
         raise self._not_found(checkpoint_id)
 
     def find(self, text: str, vm: str | None = None) -> Manifest:

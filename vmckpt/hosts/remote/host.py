@@ -81,6 +81,10 @@ class RemoteHost(Entry):
         """Whether there is something at `path`."""
         return await self._ask(Host.exists, path)
 
+    async def await_path(self, path: Path, within_s: float) -> bool:
+        """Wait until there is something at `path`, for so long at most; whether there is."""
+        return await self._ask(Host.await_path, path, within_s)
+
     async def resolve(self, path: Path) -> Path:
         """Where `path` really is, links followed; what is not there stays as it is."""
         return await self._ask(Host.resolve, path)

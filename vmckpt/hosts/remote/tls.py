@@ -34,7 +34,7 @@ IDLE_S = 600.0
 # Half of what is read before somebody takes it: each time that stops and goes on costs switches.
 READ_AHEAD_BYTES = 1 << 20
 START_TIMEOUT_S = 30.0
-_POLL_S, _LOOK_S = 0.02, 0.5
+_LOOK_S = 0.5
 _ASKED, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
 
 
@@ -65,7 +65,7 @@ async def have_listen(target: Host, directory: Path, verb: Sequence[str] = ("lin
     command = [*await target.own_command(), *verb, str(directory)]
     listener = await target.spawn(command, directory / _LOG)
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
-    while (listens := await target.read_text(directory / _LISTENS)) is None:
+    while not await target.await_path(directory / _LISTENS, _LOOK_S):
         alive = await target.is_alive(listener)
         if not alive or asyncio.get_running_loop().time() > deadline:
             words = (await target.read_text(directory / _LOG) or "").strip().splitlines()
@@ -76,8 +76,7 @@ async def have_listen(target: Host, directory: Path, verb: Sequence[str] = ("lin
                 why="; ".join(words[-3:]) or f"not within {START_TIMEOUT_S:g} s",
                 remedy=f"vmckpt host check {target.name}",
             )
-        await asyncio.sleep(_POLL_S)
-    said = json.loads(listens)
+    said = json.loads(await target.read_text(directory / _LISTENS) or "")
     return Place(target.migration_address, said["port"], said["fingerprint"], token)
 
 

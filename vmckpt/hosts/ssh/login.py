@@ -102,7 +102,7 @@ def _dial(
         raise unreachable(name, where, settings.timeout_s, exc) from exc
     # Else the second of two short messages waits for the receipt of the first: 40 ms, each time.
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return None, stream
+    return None, _Acknowledging(stream)
 
 
 def _run_proxy(name: str, command: str) -> paramiko.ProxyCommand:
@@ -139,6 +139,25 @@ def _dial_over(
         jump.close()
         raise out_of_reach(name, last, where, exc) from exc
     return jump, _OverJump(channel)
+
+
+class _Acknowledging:
+    """A socket that says at once what it has received: sshd waits for that as we would above.
+
+    The kernel forgets the wish with what it sends next.
+    """
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def recv(self, most_bytes: int) -> bytes:
+        data = self._stream.recv(most_bytes)
+        with suppress(OSError):  # the far side has gone: the next call says so
+            self._stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return data
 
 
 class _OverJump:

@@ -120,6 +120,13 @@ async def finish(namespaces: Namespaces, switch_enter: tuple[str, ...], begun: B
             await asyncio.sleep(0.01)
 
 
+def require_alive(namespaces: Namespaces, begun: Begun) -> None:
+    """Raises OperationFailedError when a host's first process has ended, with its last words."""
+    for host in begun.hosts:
+        if not host.holder.is_alive():
+            raise _not_made(namespaces, host.name)
+
+
 def _plan(
     directory: Path, management: int, names: Sequence[str], qemus: Sequence[Path], look: Look
 ) -> list[Machine]:

@@ -205,6 +205,9 @@ def option_checks(options: Options) -> Iterator[Check]:
         reason = "libvirt slows a guest by its own rule only, not at a policy's word"
         remedy = 'leave out do = "throttle"; --auto-converge has libvirt slow it'
         yield Check("qemu-option", REFUSE, reason, remedy)
+    if options.auto_converge and options.most_throttle_percent is not None:
+        reason = "libvirt's auto-converge has no upper limit: --max-slowdown holds by forecast only"
+        yield Check("qemu-option", WARN, reason, "leave out --auto-converge to be sure of it")
     asked, rate = options.bandwidth_bytes_per_s, bandwidth_mib_per_s(options) * MIB
     if asked and asked != rate:
         reason = f"libvirt limits the bandwidth by whole MiB/s: to {rate // MIB} MiB/s"

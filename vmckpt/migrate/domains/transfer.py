@@ -211,11 +211,12 @@ class DomainTransfer:
             return
         what, why = order
         self._emit(Note(self._clock(), what.value, why))
-        if what is Order.START_POSTCOPY:
-            await self._source.start_postcopy(self._uuid)
-            self.postcopy = True
-        else:
-            await self._stop_guest()
+        match what:
+            case Order.START_POSTCOPY:
+                await self._source.start_postcopy(self._uuid)
+                self.postcopy = True
+            case Order.STOP_GUEST:
+                await self._stop_guest()
 
     async def _give_up(self, call: "asyncio.Future[None]") -> None:
         """Until libvirt's call has ended: given up, or in post-copy brought to its end.
