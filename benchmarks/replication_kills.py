@@ -69,13 +69,15 @@ def _timed(kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(count: int, minutes: float, *, quiet: bool) -> None:
     """So many kills in all, or as many of them as fit the time; written as they happen."""
-    kept = _kept()
+    kept, here = _kept(), machine()  # before what is written makes it another commit
     deadline_s = time.monotonic() + 60 * minutes
     with world(qemu("10.0"), qemu("10.0")) as made:
         guest = LabGuest(NAME, 1, image(), disk=None)
         made.run_guest(guest, "lab-a")
-        asyncio.run(kills(made, guest, kept, count=count, deadline_s=deadline_s, quiet=quiet))
-    found = {"machine": machine(), **summary(kept), "kills": kept}
+        asyncio.run(
+            kills(made, guest, kept, count=count, deadline_s=deadline_s, here=here, quiet=quiet)
+        )
+    found = {"machine": here, **summary(kept), "kills": kept}
     write_result("replication_kills", found)
     print(json.dumps(summary(kept), indent=1))
 
@@ -87,6 +89,7 @@ async def kills(
     *,
     count: int,
     deadline_s: float,
+    here: dict[str, Any],
     quiet: bool,
 ) -> None:
     """Failovers there and back until `kept` has `count`, or the time is over."""
@@ -115,13 +118,13 @@ async def kills(
             "kind": kind,
             "lost": lost or ("" if memory.sound else f"memory: {memory}"),
             "quiet": quiet,
-            "commit": machine()["commit"],
+            "commit": here["commit"],
             "to_answer_ms": round((answered_s - killed_s) * 1e3, 2),
             "parts_ms": parts(status, killed_s, answered_s),
         }
         kept.append(one)
         print(len(kept), json.dumps(one), flush=True)
-        write_result("replication_kills", {"machine": machine(), **summary(kept), "kills": kept})
+        write_result("replication_kills", {"machine": here, **summary(kept), "kills": kept})
         await stop(guest.name, [made.asked(home), made.asked(standby)])
         home, standby = standby, home
     await control.close()
