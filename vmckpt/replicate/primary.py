@@ -155,9 +155,20 @@ async def _entitled(request: Request) -> tuple[Lease, Holding | None]:
 
 @contextmanager
 def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
-    """A guard beside the VM for the block; it is told by what this gives."""
+    """A guard beside the VM for the block; it is told by what this gives.
+
+    That raises OSError with the last words of one that has died, if it had any.
+    """
     with attended(guard_command(vm.qemu), files.guard_log) as tell:
-        yield tell
+
+        def told(line: str) -> None:
+            try:
+                tell(line)
+            except OSError as exc:
+                words = files.guard_log.read_text().strip().splitlines()
+                raise OSError(exc.errno, words[-1] if words else "it was killed") from exc
+
+        yield told
 
 
 async def _connect(request: Request, term: int) -> Channel:
