@@ -32,6 +32,9 @@ def test_run_show_stop_start_rm(made: World) -> None:
 
     asyncio.run(wait())
     shown = made.ok("vm", "show", "one")
+    (seen,) = made.ok("top", "--once")["vms"]
+    assert seen.items() >= shown.items()
+    assert (seen["operation"], seen["replication"], seen["checkpoints"]) == (None, None, None)
     assert (shown["state"], shown["vcpus"], shown["accel"]) == ("running", 2, "tcg")
     root = made.lab.host("lab-a").state_dir
     for path in (root / "vms").rglob("*"):

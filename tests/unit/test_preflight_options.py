@@ -269,7 +269,8 @@ def test_clocks_that_differ_are_named(tmp_path: Path, fast_by_s: float, verdict:
 def test_a_range_of_ports_has_to_have_a_free_one(tmp_path: Path) -> None:
     vm = stopped_vm(host(tmp_path, "a", NEW))
     line = "   0: 0100007F:C350 00000000:0000 0A 0 0"
-    taken = other(tmp_path, migration_ports=(50000, 50000), shows=Completed(0, line, ""))
+    ports = {"enter": ("env",), "migration_ports": (50000, 50000)}
+    taken = other(tmp_path, shows=Completed(0, line, ""), **ports)
     assert refusals(vm, taken) == {"ports"}
     assert refusals(vm, dataclasses.replace(taken, migration_ports=(50000, 50001))) == set()
 

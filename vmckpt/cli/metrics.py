@@ -102,33 +102,17 @@ async def collect() -> str:
 
 
 async def _of_hosts() -> "list[Family]":
-    from vmckpt.cli.drivers.find import look_at_all
-    from vmckpt.hosts.every import ask_every
-    from vmckpt.hosts.host import Host
-    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.cli.overview import look
     from vmckpt.metrics.replications import replications
     from vmckpt.metrics.vms import Measured, dirty_rates, hosts, vms
-    from vmckpt.replicate.sides import all_sides
     from vmckpt.vm.last_measured import all_kept
 
-    async def is_up(host: Host) -> str:
-        await host.require_up()
-        return host.name
-
-    everywhere = all_hosts()
-    up = (await ask_every(everywhere, is_up)).given
-    rows = (await look_at_all()).given
-    sides = (await all_sides(everywhere)).given
-    statuses = [
-        side.status | {"host": side.host.name, "answers": side.answers}
-        for found in sides
-        for side in found
-    ]
-    known = {row.name for row in rows}
+    seen = await look()
+    known = {row.name for row in seen.rows}
     measured = [Measured(*kept) for kept in all_kept() if kept[0] in known]
     return [
-        *hosts({host.name: host.name in up for host in everywhere}),
-        *vms(row.facts for row in rows),
+        *hosts({host.name: host.free_bytes is not None for host in seen.hosts}),
+        *vms(row.facts for row in seen.rows),
         *dirty_rates(measured),
-        *replications(statuses),
+        *replications(seen.replications),
     ]

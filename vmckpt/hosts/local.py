@@ -272,9 +272,12 @@ class LocalHost(Entry):
 
     async def listening_ports(self, address: str) -> frozenset[int]:
         """TCP ports that somebody listens on at `address`. Raises HostDownError."""
-        tables = ["/proc/net/tcp", "/proc/net/tcp6"]
-        present = await self.run(["cat", *tables])
-        return listening_ports(present.stdout, address)
+        tables = "/proc/net/tcp", "/proc/net/tcp6"
+        if self.enter:
+            present = (await self.run(["cat", *tables])).stdout
+        else:
+            present = "".join([await self.read_text(Path(table)) or "" for table in tables])
+        return listening_ports(present, address)
 
     async def user_id(self) -> int:
         """The user that commands run as; 0 is root."""

@@ -1,0 +1,136 @@
+"""vmckpt top: hosts, VMs, operations, protection and checkpoints, as they are now."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vmckpt.cli.loop import run_until_interrupted
+from vmckpt.cli.output import Json, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vmckpt.cli.overview import Overview
+
+# Stores are looked into each so many looks: they may be large, and far away.
+STORES_EVERY = 10
+
+
+def top(
+    every: Annotated[str, typer.Option(help="Look again after so long.")] = "2s",
+    once: Annotated[bool, typer.Option("--once", help="One look.")] = False,
+    json: Json = False,
+) -> None:
+    """Show hosts, VMs, operations, protection and checkpoints, again and again until Ctrl-C.
+
+    It only looks: rates are those that were measured last, and an encrypted store's checkpoints
+    are there if its key is in the environment or with the agent.
+    """
+    from vmckpt.cli.output import run
+    from vmckpt.units import parse_duration_s
+
+    every_s = parse_duration_s(every)
+    if once:
+        _show(run(_look(None)), as_json=json)
+    else:
+        run_until_interrupted(_watch(every_s, as_json=json))
+
+
+async def _watch(every_s: float, *, as_json: bool) -> None:
+    import asyncio
+    import sys
+
+    checkpoints: dict[str, Any] = {}
+    number = 0
+
+    async def look() -> dict[str, Any]:
+        nonlocal checkpoints, number
+        facts = await _look(checkpoints if number % STORES_EVERY else None)
+        checkpoints = {vm["name"]: vm["checkpoints"] for vm in facts["vms"]}
+        number += 1
+        return facts
+
+    if as_json or not sys.stdout.isatty():
+        while True:
+            _show(await look(), as_json=as_json)
+            await asyncio.sleep(every_s)
+    from vmckpt.ui.top_live import screen
+
+    with screen() as draw:
+        while True:
+            draw(await look())
+            await asyncio.sleep(every_s)
+
+
+def _show(facts: dict[str, Any], *, as_json: bool) -> None:
+    from vmckpt.ui.top import frame
+
+    show(facts, frame(facts), as_json=as_json)
+
+
+async def _look(checkpoints: "Mapping[str, Any] | None") -> dict[str, Any]:
+    """All facts of a moment; `checkpoints` by VM, None: they are looked for."""
+    import time
+
+    from vmckpt.cli.overview import look
+
+    seen = await look()
+    silent = list(seen.silent)
+    if checkpoints is None:
+        from vmckpt.checkpoint.catalogue import catalogue
+        from vmckpt.hosts.inventory import all_hosts
+
+        found = await catalogue(all_hosts(), None)
+        silent += [error for error in found.silent if error.what not in {e.what for e in silent}]
+        checkpoints = _by_vm(
+            (one.manifest.vm, one.manifest.created_unix_s) for one in found.entries
+        )
+    return {
+        "at_unix_s": time.time(),
+        "hosts": [host._asdict() for host in seen.hosts],
+        "vms": _vms(seen, checkpoints),
+        "silent": [{"what": error.what, "why": error.why} for error in silent],
+    }
+
+
+def _by_vm(taken: "Iterable[tuple[str, float]]") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for vm, at_s in taken:
+        one = found.setdefault(vm, {"count": 0, "last_unix_s": at_s})
+        one["count"] += 1
+        one["last_unix_s"] = max(one["last_unix_s"], at_s)
+    return found
+
+
+def _vms(seen: "Overview", checkpoints: "Mapping[str, Any]") -> list[dict[str, Any]]:
+    from vmckpt.fleet.guard.record import load_all
+    from vmckpt.metrics.vms import PAGE_BYTES, WITHIN_S
+    from vmckpt.vm.last_measured import all_kept
+
+    guards = {
+        one.vm: {"run": one.run, "phase": one.phase.name.lower()}
+        for one in load_all()
+        if not one.phase.is_over
+    }
+    rates = {
+        vm: {"at_unix_s": at_s, "bytes_per_s": rate.curve.within(WITHIN_S) * PAGE_BYTES / WITHIN_S}
+        for vm, at_s, rate in all_kept()
+    }
+    primaries = {
+        one["vm"]: {
+            key: one.get(key)
+            for key in ("state", "standby", "rpo_now_ms", "output_commit", "answers")
+        }
+        for one in seen.replications
+        if one["role"] == "primary"
+    }
+    return [
+        row.facts
+        | {
+            "dirty_rate": rates.get(row.name),
+            "replication": primaries.get(row.name),
+            "guard": guards.get(row.name),
+            "checkpoints": checkpoints.get(row.name),
+        }
+        for row in seen.rows
+    ]
