@@ -3,7 +3,8 @@
 Run: python -m benchmarks.replication_kills [--count 200] [--minutes 4] [--quiet]. The guest goes to
 and fro. What dies is chosen by chance: the primary's QEMU and service together, or one of them.
 Each kill is kept in results/replication_kills.json as it happens, so that it may be run in pieces;
-those with --quiet were alone on the machine, and only their times count.
+those with --quiet were alone on the machine, and only their times count, of the last commit that
+was run so.
 
 The time from the kill to the client's next answer has four parts: until the standby notices (the
 kernel frees a dead process's memory before it closes its sockets), until the term is held and the
@@ -17,7 +18,7 @@ import json
 import random
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -46,7 +47,7 @@ PARTS = ("noticed", "fenced", "resumed", "answered")
 def failovers() -> dict[str, Any]:
     """What was found so far: how many kills, how many lost an answer; times of those alone."""
     kept = _kept()
-    quiet = [one for one in kept if one["quiet"] and not one["lost"]]
+    quiet = _timed(kept)
     return {
         "count": len(kept),
         "lost": sum(bool(one["lost"]) for one in kept),
@@ -61,15 +62,22 @@ def _kept() -> list[dict[str, Any]]:
     return found
 
 
+def _timed(kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    quiet = [one for one in kept if one["quiet"] and not one["lost"]]
+    return [one for one in quiet if one.get("commit") == quiet[-1].get("commit")]
+
+
 def main(count: int, minutes: float, *, quiet: bool) -> None:
     """So many kills in all, or as many of them as fit the time; written as they happen."""
-    kept = _kept()
+    kept, here = _kept(), machine()  # before what is written makes it another commit
     deadline_s = time.monotonic() + 60 * minutes
     with world(qemu("10.0"), qemu("10.0")) as made:
         guest = LabGuest(NAME, 1, image(), disk=None)
         made.run_guest(guest, "lab-a")
-        asyncio.run(kills(made, guest, kept, count=count, deadline_s=deadline_s, quiet=quiet))
-    found = {"machine": machine(), **summary(kept), "kills": kept}
+        asyncio.run(
+            kills(made, guest, kept, count=count, deadline_s=deadline_s, here=here, quiet=quiet)
+        )
+    found = {"machine": here, **summary(kept), "kills": kept}
     write_result("replication_kills", found)
     print(json.dumps(summary(kept), indent=1))
 
@@ -81,6 +89,7 @@ async def kills(
     *,
     count: int,
     deadline_s: float,
+    here: dict[str, Any],
     quiet: bool,
 ) -> None:
     """Failovers there and back until `kept` has `count`, or the time is over."""
@@ -109,12 +118,13 @@ async def kills(
             "kind": kind,
             "lost": lost or ("" if memory.sound else f"memory: {memory}"),
             "quiet": quiet,
+            "commit": here["commit"],
             "to_answer_ms": round((answered_s - killed_s) * 1e3, 2),
             "parts_ms": parts(status, killed_s, answered_s),
         }
         kept.append(one)
         print(len(kept), json.dumps(one), flush=True)
-        write_result("replication_kills", {"machine": machine(), **summary(kept), "kills": kept})
+        write_result("replication_kills", {"machine": here, **summary(kept), "kills": kept})
         await stop(guest.name, [made.asked(home), made.asked(standby)])
         home, standby = standby, home
     await control.close()
@@ -145,9 +155,8 @@ def summary(kept: Iterable[dict[str, Any]]) -> dict[str, Any]:
     found["by_kind"] = {
         kind: sum(k["kind"] == kind for k in everyone) for kind in sorted(set(KINDS))
     }
-    quiet = [k for k in everyone if k["quiet"] and not k["lost"]]
     for kind in sorted(set(KINDS)):
-        ours = [k for k in quiet if k["kind"] == kind]
+        ours = [k for k in _timed(everyone) if k["kind"] == kind]
         if not ours:
             continue
         rows = {"to_answer": [k["to_answer_ms"] for k in ours]}

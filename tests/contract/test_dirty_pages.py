@@ -8,10 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import pytest
 
+from tests.ram_writer import PAGES, Writer, writing
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner, held
 from vmckpt.memory import process_call
@@ -24,65 +24,11 @@ from vmckpt.vm.observe_there import observe_there
 
 pytestmark = pytest.mark.contract
 
-PAGES = 1024
-# Maps the file at the second page, as a QEMU may; writes or reads the pages it is told.
-WRITER = """
-import mmap, sys
-file = open(sys.argv[1], "r+b")
-ram = mmap.mmap(file.fileno(), 0)
-print("ready", flush=True)
-for line in sys.stdin:
-    what, *pages = line.split()
-    for page in map(int, pages):
-        if what == "write":
-            ram[page * 4096 + 7] = ram[page * 4096 + 7] ^ 1 | 2
-        else:
-            ram[page * 4096]
-    print("done", flush=True)
-"""
-
-
-class Writer:
-    """A process that maps a RAM file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answer()
-
-    @property
-    def pid(self) -> int:
-        return self.child.pid
-
-    def does(self, what: str, *pages: int) -> None:
-        assert self.child.stdin
-        self.child.stdin.write(f"{what} {' '.join(map(str, pages))}\n")
-        self.child.stdin.flush()
-        self._answer()
-
-    def _answer(self) -> None:
-        assert self.child.stdout
-        assert self.child.stdout.readline()
-
-    def descriptors(self) -> list[str]:
-        return sorted(str(path.readlink()) for path in Path(f"/proc/{self.pid}/fd").iterdir())
-
 
 @pytest.fixture
 def writer() -> Iterator[Writer]:
-    with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
-        file.truncate(PAGES * PAGE_BYTES)
-        made = Writer(Path(file.name))
-        try:
-            yield made
-        finally:
-            made.child.kill()
-            made.child.communicate()
+    with writing() as made:
+        yield made
 
 
 def taken(pages: DirtyPages) -> list[int]:

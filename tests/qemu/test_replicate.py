@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from vmckpt.hosts.process import find_by_argument, identify
 from vmckpt.lab.labguest import LabGuest
 
 NAME = "guest"
+OLD_KERNEL = Path(__file__).parents[1] / "old_kernel"
 
 
 @contextmanager
@@ -81,6 +83,11 @@ def primary_qemu(made: World) -> int:
     return int(json.loads(current.read_text())["pid"])
 
 
+def waiting(made: World) -> int:
+    (found,) = find_by_argument(f"-pidfile\0{made.state('lab-b')}")
+    return found.pid
+
+
 def sides(made: World) -> dict[str, Any]:
     return {side["role"]: side for side in made.ok("replicate", "status", NAME)["sides"]}
 
@@ -102,6 +109,12 @@ def promoted(made: World) -> bool:
 @pytest.mark.parametrize("version", ["10.0", pytest.param("7.2", marks=pytest.mark.long)])
 def test_a_killed_primary_is_replaced_and_no_answer_is_taken_back(version: str) -> None:
     with protected(version) as (made, guest):
+        assert sides(made)["primary"]["tracker"] == "page protection"
+        # The service gives way to guests; the QEMU that may become one does not.
+        policies = [
+            os.sched_getscheduler(pid) for pid in (*services(made, "standby"), waiting(made))
+        ]
+        assert policies == [os.SCHED_BATCH, os.SCHED_OTHER]
         asyncio.run(_kill_all_of_the_primary(made, guest))
         eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
         after = sides(made)["standby"]
@@ -109,6 +122,14 @@ def test_a_killed_primary_is_replaced_and_no_answer_is_taken_back(version: str) 
         # And back: the new primary is protected by the old one's host.
         made.ok("replicate", "stop", NAME)
         assert made.ok("replicate", "start", NAME, "lab-a")["term"] == 3
+
+
+def test_a_kernel_without_pagemap_scan_protects_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(OLD_KERNEL))
+    with protected("10.0", "--epoch", "auto") as (made, guest):
+        assert sides(made)["primary"]["tracker"] == "comparison"
+        asyncio.run(_kill_all_of_the_primary(made, guest))
+        eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
 
 
 async def _kill_all_of_the_primary(made: World, guest: LabGuest) -> None:

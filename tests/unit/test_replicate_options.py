@@ -10,7 +10,7 @@ from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.replicate.request import Options
 
-NOTHING = Wishes(None, None, None, None, None, is_unsafe=False)
+NOTHING = Wishes()
 
 
 class Far(LocalHost):
@@ -51,7 +51,7 @@ def test_output_is_held_for_long_by_no_accident(epoch: str) -> None:
     with pytest.raises(RefusedError) as refused:
         wishes.options(HERE, THERE)
     assert "--unsafe-no-output-commit" in refused.value.remedy
-    assert not replace(wishes, is_unsafe=True).options(HERE, THERE).holds_output
+    assert not replace(wishes, unsafe_no_output_commit=True).options(HERE, THERE).holds_output
     replace(wishes, epoch="1s").options(HERE, THERE)
     assert replace(wishes, epoch="auto").options(HERE, THERE).epoch_s is None
 
@@ -70,5 +70,5 @@ def test_what_is_not_said_is_as_it_was_but_for_what_is_unsafe() -> None:
     again = NOTHING.options(HERE, FAR, last)
     assert again == replace(last, holds_output=True)
     etcd = "etcd:https://192.0.2.1"
-    moved = replace(NOTHING, lease=etcd, credentials="/etc/c").options(HERE, FAR, last)
+    moved = replace(NOTHING, lease=etcd, lease_credentials="/etc/c").options(HERE, FAR, last)
     assert (moved.arbiter, moved.credentials, moved.fence) == (etcd, "/etc/c", ("agent",))

@@ -11,6 +11,7 @@ PRIMARY: dict[str, Any] = {
     "sent_bytes": 3 << 20, "raw_bytes": 9 << 20, "epochs": 7, "epochs_per_s": 30.0,
     "pause_p50_ms": 4.5, "pause_p99_ms": 9.0, "output_latency_p50_ms": 22.0,
     "output_latency_p99_ms": 40.0, "acknowledged_epoch": 6, "rpo_now_ms": 31.0,
+    "tracker": "page protection",
 }  # fmt: skip
 STANDBY: dict[str, Any] = {
     "role": "standby", "host": "lab-b", "answers": True, "vm": "web", "primary": "lab-a",
@@ -26,6 +27,7 @@ def test_a_protected_vm() -> None:
         "  safe until  31 ms ago (epoch 6)",
         "  epochs      30 a second, of 25 ms",
         "  pauses      4.5 ms, p99 9 ms",
+        "  written     found by page protection",
         "  output      held until safe, 22 ms, p99 40 ms",
         "  sent        3.00 MiB for 9.00 MiB written",
         "  standby     lab-b, following, term 3",

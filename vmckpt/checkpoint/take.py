@@ -268,7 +268,8 @@ class Taking:
         spans: Sequence[Span] = new_pages
         while spans or budget.wants_pass(capture.dirty_pages()):
             written, pause_s = await capture.early()
-            self._pauses_s.append(pause_s)
+            if pause_s is not None:
+                self._pauses_s.append(pause_s)
             self._passes += 1
             waiting += capture.copies([*spans, *written], COPY_BYTES)
             spans = ()

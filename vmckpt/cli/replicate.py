@@ -6,15 +6,7 @@ import typer
 
 from vmckpt.cli import replicate_status
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.replicate_options import (
-    Epoch,
-    Fence,
-    Lease,
-    LeaseCredentials,
-    MaxPause,
-    UnsafeNoOutputCommit,
-    Wishes,
-)
+from vmckpt.cli.replicate_options import Wishes, asked_for_wishes
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
@@ -30,30 +22,28 @@ Name = Annotated[str, typer.Argument(help="The VM's name.")]
 
 
 @app.command()
+@asked_for_wishes
 def start(
     name: Name,
     standby: Annotated[str, typer.Argument(help="The host that is to go on with it.")],
-    epoch: Epoch = None,
-    max_pause: MaxPause = None,
-    lease: Lease = None,
-    lease_credentials: LeaseCredentials = None,
-    fence: Fence = None,
-    unsafe_no_output_commit: UnsafeNoOutputCommit = False,
+    *,
+    wishes: Wishes,
     json: Json = False,
 ) -> None:
     """Protect a running VM; returns when the standby could go on with it."""
     from vmckpt.cli.drivers.find import find_own
     from vmckpt.hosts.inventory import find_host
+    from vmckpt.migrate.recorded import new_run
     from vmckpt.replicate.begin import start as start_
 
-    wishes = Wishes(epoch, max_pause, lease, lease_credentials, fence, unsafe_no_output_commit)
     vm, there = run(find_own(name)), find_host(standby)
-    status = run(start_(vm, there, wishes.options(vm.host, there), _new_run()))
+    status = run(start_(vm, there, wishes.options(vm.host, there), new_run()))
     _warn_of(status)
     show(status, f"{name} on {vm.host.name} is protected by {standby}", as_json=json)
 
 
 @app.command()
+@asked_for_wishes
 def keep(
     name: Name,
     hosts: Annotated[
@@ -63,20 +53,16 @@ def keep(
         str | None,
         typer.Option(help="Protect it in this part of each day only, e.g. 22:00-06:00."),
     ] = None,
-    epoch: Epoch = None,
-    max_pause: MaxPause = None,
-    lease: Lease = None,
-    lease_credentials: LeaseCredentials = None,
-    fence: Fence = None,
-    unsafe_no_output_commit: UnsafeNoOutputCommit = False,
+    *,
+    wishes: Wishes,
     json: Json = False,
 ) -> None:
     """Keep a VM protected for ever: again whenever its protection has ended. For a service."""
     from vmckpt.hosts.inventory import find_host
+    from vmckpt.migrate.recorded import new_run
     from vmckpt.replicate.keep import keep as keep_
     from vmckpt.replicate.keeping import Window
 
-    wishes = Wishes(epoch, max_pause, lease, lease_credentials, fence, unsafe_no_output_commit)
     known = [find_host(host) for host in dict.fromkeys(hosts)]
     _require_two(hosts)
 
@@ -87,7 +73,7 @@ def keep(
         show({"vm": name, "event": event, "text": text}, text, as_json=json)
 
     part = Window.parse(window) if window else None
-    run(keep_(name, known, options_of, new_run=_new_run, tell=tell, window=part))
+    run(keep_(name, known, options_of, new_run=new_run, tell=tell, window=part))
 
 
 @app.command()
@@ -103,31 +89,28 @@ def failover(name: Name, json: Json = False) -> None:
 
 
 @app.command()
+@asked_for_wishes
 def failback(
     name: Name,
     host: Annotated[
         str | None,
         typer.Argument(help="Where it is to go; without it the host that it was taken over from."),
     ] = None,
-    epoch: Epoch = None,
-    max_pause: MaxPause = None,
-    lease: Lease = None,
-    lease_credentials: LeaseCredentials = None,
-    fence: Fence = None,
-    unsafe_no_output_commit: UnsafeNoOutputCommit = False,
+    *,
+    wishes: Wishes,
     json: Json = False,
 ) -> None:
     """Have a host protect the VM, and when both are the same, go on with it."""
     from vmckpt.cli.drivers.find import find_own
     from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.migrate.recorded import new_run
     from vmckpt.replicate.failback import came_from, last_options
     from vmckpt.replicate.failback import failback as failback_
 
-    wishes = Wishes(epoch, max_pause, lease, lease_credentials, fence, unsafe_no_output_commit)
     vm = run(find_own(name))
     target = find_host(host or came_from(vm))
     options = wishes.options(vm.host, target, run(last_options(vm)))
-    status = run(failback_(vm, target, options, _new_run(), all_hosts()))
+    status = run(failback_(vm, target, options, new_run(), all_hosts()))
     _warn_of(status)
     downtime_ms = status["guest_downtime_ms"]
     felt = "" if downtime_ms is None else f"; its heartbeats were silent for {downtime_ms:g} ms"
@@ -163,10 +146,3 @@ def _require_two(hosts: list[str]) -> None:
             why=f"only {hosts[0]} is named",
             remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
         )
-
-
-def _new_run() -> str:
-    import secrets
-    import time
-
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

@@ -1,8 +1,11 @@
 """What the commands that begin a replication are asked, and what comes of it."""
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from functools import wraps
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,14 +58,14 @@ UnsafeNoOutputCommit = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What was asked on the command line; None: nothing."""
+    """What was asked on the command line, a field for each option; None: nothing."""
 
-    epoch: str | None
-    max_pause: str | None
-    lease: str | None
-    credentials: str | None
-    fence: str | None
-    is_unsafe: bool
+    epoch: Epoch = None
+    max_pause: MaxPause = None
+    lease: Lease = None
+    lease_credentials: LeaseCredentials = None
+    fence: Fence = None
+    unsafe_no_output_commit: UnsafeNoOutputCommit = False
 
     def options(self, primary: "Host", standby: "Host", last: "Options | None" = None) -> "Options":
         """For a replication from one to the other; what is not asked for is as it was `last`.
@@ -77,9 +80,11 @@ class Wishes:
         if fence and here:
             raise _fence_here()
         place = self.lease or (last.arbiter if last else _default_place(here=here))
-        asked = replace(last or Options(place), arbiter=place, holds_output=not self.is_unsafe)
-        if self.credentials is not None or self.lease is not None:
-            asked = replace(asked, credentials=self.credentials or "")
+        asked = replace(
+            last or Options(place), arbiter=place, holds_output=not self.unsafe_no_output_commit
+        )
+        if self.lease_credentials is not None or self.lease is not None:
+            asked = replace(asked, credentials=self.lease_credentials or "")
         if fence:
             asked = replace(asked, fence=fence)
         if self.epoch is not None:
@@ -91,6 +96,25 @@ class Wishes:
         require_place(asked)
         _require_sense(asked)
         return asked
+
+
+def asked_for_wishes(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes `wishes`, as one that has their options in its place."""
+    asked = signature(Wishes).parameters
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        wishes = Wishes(**{name: given.pop(name) for name in asked})
+        command(wishes=wishes, **given)
+
+    parameters = list[Parameter]()
+    for own in signature(command).parameters.values():
+        parameters += asked.values() if own.name == "wishes" else [own]
+    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
+    with_options.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
+        parameters=parameters
+    )
+    return with_options
 
 
 def _require_sense(options: "Options") -> None:

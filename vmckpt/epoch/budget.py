@@ -10,6 +10,8 @@ _WEIGHT = 0.2
 # A pass that leaves more than this part of what there was gains nothing: the guest writes as fast.
 _GAIN = 0.7
 MOST_PASSES = 4
+# Of a pause that may be spent on copying, however long the rest of it takes.
+_LEAST_SHARE = 0.25
 
 
 @dataclass(slots=True)
@@ -24,7 +26,9 @@ class Budget:
     def wants_pass(self, pages: int) -> bool:
         """Whether to copy `pages` while the guest runs before an epoch. Asked before each pass."""
         before, self._left = self._left, [*self._left, pages]
-        if self.fixed_s + pages * self.page_s <= self.max_pause_s:
+        # What no pass makes shorter may be too long by itself.
+        allowed_s = max(self.max_pause_s - self.fixed_s, _LEAST_SHARE * self.max_pause_s)
+        if pages * self.page_s <= allowed_s:
             return False
         gains = not before or pages <= _GAIN * before[-1]
         return gains and len(before) < MOST_PASSES

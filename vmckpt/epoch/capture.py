@@ -19,8 +19,9 @@ from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, device_migration, saving
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
-from vmckpt.memory.dirty_pages import DirtyPages, tracked
-from vmckpt.memory.ram_file import RamFile, Span, mapped
+from vmckpt.hosts.kernel import scans_pagemaps
+from vmckpt.memory.ram_file import Span
+from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
@@ -39,12 +40,12 @@ async def capturing(
     """Epochs of a VM for the block; before, between and after them the VM runs.
 
     `monitor` is its operator monitor, nobody else's meanwhile. A `guard` is to stand by: should
-    this process die in a pause it lets the guest run on. Raises OSError as `tracked` does,
+    this process die in a pause it lets the guest run on. Raises OSError as `tracking` does,
     CommandRefusedError.
     """
     async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
-        with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
-            yield Capture(monitor, output, dirty, ram, devices)
+        with tracking(pid, ram_file, by_kernel=scans_pagemaps()) as tracker:
+            yield Capture(monitor, output, tracker, devices)
 
 
 class Capture:
@@ -54,17 +55,21 @@ class Capture:
         self,
         monitor: Monitor,
         output: HeldOutput,
-        dirty: DirtyPages,
-        ram: RamFile,
+        tracker: Tracker,
         devices: Devices,
     ) -> None:
-        self._monitor, self._output, self._dirty, self._ram = monitor, output, dirty, ram
+        self._monitor, self._output, self._tracker = monitor, output, tracker
         self._devices = devices
         self._hot = HotRuns()
 
+    @property
+    def tracker(self) -> str:
+        """How the pages are found that the guest writes."""
+        return self._tracker.name
+
     def dirty_pages(self) -> int:
         """How many were written since they were last copied. Costs the guest nothing."""
-        return self._dirty.count()
+        return self._tracker.count()
 
     def saves_devices(self) -> bool:
         """Whether the next epoch's devices are saved in a moment, and the disks stay its own."""
@@ -98,23 +103,24 @@ class Capture:
         """Hand all that the RAM holds to `take`, piece by piece, copied while the guest runs.
 
         What the guest writes meanwhile is found by the next pass. The first thing to be done, but
-        for `learn_devices`. It begins with a pause, which this gives.
+        for `learn_devices`. It may begin with a pause, which this gives.
         """
         # Protected before, while the guest ran; what was read in flight then is there after a stop.
-        _, pause_s = await self._stopped_scan()
-        for start, end in self._ram.extents():
+        _, pause_s = await self._scan()
+        for start, end in self._tracker.extents():
             for at in range(start, end, chunk_bytes):
                 span = (at, min(end, at + chunk_bytes))
-                await take(Pages((span,), self._ram.copy((span,))))
-        return pause_s
+                await take(Pages((span,), self._tracker.copy((span,))))
+        return pause_s or 0.0
 
-    async def early(self) -> tuple[list[Span], float]:
-        """What was written since the last pass, to be copied while the guest runs; and its pause.
+    async def early(self) -> tuple[list[Span], float | None]:
+        """What was written since the last pass, to be copied while the guest runs; and its pause,
+        if there was one.
 
         Copies may be torn: pages that are written meanwhile come again. Raises RefusedError when
         the guest does not run.
         """
-        return await self._stopped_scan()
+        return await self._scan()
 
     def copies(self, spans: Iterable[Span], chunk_bytes: int) -> Iterator[Pages]:
         """What the spans hold now, in pieces of `chunk_bytes`."""
@@ -127,10 +133,10 @@ class Capture:
                 left -= piece[-1][1] - at
                 at = piece[-1][1]
                 if not left:
-                    yield Pages(tuple(piece), self._ram.copy(piece))
+                    yield Pages(tuple(piece), self._tracker.copy(piece))
                     piece, left = [], chunk_bytes
         if piece:
-            yield Pages(tuple(piece), self._ram.copy(piece))
+            yield Pages(tuple(piece), self._tracker.copy(piece))
 
     async def epoch(
         self,
@@ -232,9 +238,9 @@ class Capture:
             stopped_s = time.perf_counter()
             if at_stop is not None:
                 at_stop()
-            spans = self._dirty.take_spans(self._hot.spared)
+            spans = self._tracker.take_spans(self._hot.spared)
             scanned_s = time.perf_counter()
-            pages = Pages(tuple(spans), self._ram.copy(spans))
+            pages = Pages(tuple(spans), self._tracker.copy(spans))
             copied_s = time.perf_counter()
             if resume_guest:
                 rest.append(asyncio.ensure_future(self.resume()))
@@ -247,12 +253,14 @@ class Capture:
         pause = Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
         return pages, pause, last.result()
 
-    async def _stopped_scan(self) -> tuple[list[tuple[int, int]], float]:
+    async def _scan(self) -> tuple[list[Span], float | None]:
         await self._require_running()
+        if not self._tracker.needs_stop:
+            return self._tracker.take_spans(), None
         began_s = time.perf_counter()
         try:
             await commands.stop(self._monitor)
-            spans = self._dirty.take_spans()
+            spans = self._tracker.take_spans()
         finally:
             await to_the_end(self.resume())
         return spans, time.perf_counter() - began_s

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 from vmckpt.errors import OperationFailedError
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.sequence.in_thread import in_thread
 
-LOAD_TIMEOUT_S = 10.0
+LOAD_TIMEOUT_S, _LOOK_S = 10.0, 0.5
 _FD_NAME = "vmckpt-state"
 # For a QEMU that waits: its memory does not come with the devices.
 SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
@@ -24,18 +25,14 @@ async def load_devices(monitor: Monitor, device_state: bytes) -> None:
     Raises OperationFailedError; then this QEMU is of no use any more.
     """
     reader, writer = os.pipe()
-    feeding = asyncio.ensure_future(in_thread(partial(_feed, writer, device_state)))
+    feeding = asyncio.ensure_future(in_thread(partial(feed, writer, device_state)))
     with open_fd(reader):
         await monitor.give_fd(_FD_NAME, reader)
     with monitor.events("MIGRATION") as events:
         await commands.migrate_incoming(monitor, f"fd:{_FD_NAME}")
-        while event := await events.next(LOAD_TIMEOUT_S):
-            data: Any = event["data"]
-            if data["status"] == "completed":
-                await feeding
-                return
-            if data["status"] == "failed":
-                break
+        if await has_loaded(monitor, events):
+            await feeding
+            return
     raise OperationFailedError(
         f"{monitor.label} does not take the guest",
         why="it cannot load the state of its devices: see its stderr.log",
@@ -43,7 +40,18 @@ async def load_devices(monitor: Monitor, device_state: bytes) -> None:
     )
 
 
-def _feed(writer: int, data: bytes) -> None:
+async def has_loaded(monitor: Monitor, events: Events) -> bool:
+    """Whether it takes what it is given; `events` of kind MIGRATION began before. Waits for it."""
+    given_up_s = time.monotonic() + LOAD_TIMEOUT_S
+    while monitor.is_open and time.monotonic() < given_up_s:
+        event = await events.next(_LOOK_S)
+        data: Any = event["data"] if event else {"status": "?"}
+        if data["status"] in ("completed", "failed"):
+            return bool(data["status"] == "completed")
+    return False
+
+
+def feed(writer: int, data: bytes) -> None:
     """Write it all into a pipe, as far as somebody reads, and close it."""
     with open_fd(writer), suppress(BrokenPipeError):  # who reads says why it stopped
         rest = memoryview(data)

@@ -15,6 +15,7 @@ from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
+from vmckpt.hosts.scheduling import prompt
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.disks.mirrors import Mirrors
@@ -110,14 +111,15 @@ class Epochs:
         await self._stream.disks(intake.cut())
         early, pauses = 0, list[float]()
         while self._budget.wants_pass(self._capture.dirty_pages()):
-            with self._killed_if_stuck(), intake.open():
+            with self._killed_if_stuck(), intake.open(), prompt():
                 spans, pause_s = await self._capture.early()
-            pauses.append(pause_s)
+            if pause_s is not None:
+                pauses.append(pause_s)
             for pages in self._capture.copies(spans, COPY_BYTES):
                 early += pages.count
                 await self._stream.pages(pages)
         captured_s = time.monotonic()
-        with self._killed_if_stuck(), intake.open():
+        with self._killed_if_stuck(), intake.open(), prompt():
             epoch = await self._capture.epoch(
                 self._stream.next_number,
                 resume_guest=resume_guest,

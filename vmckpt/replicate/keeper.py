@@ -34,7 +34,8 @@ class Keeper:
     def __init__(self, lease: Lease, tell_guard: Callable[[str], None]) -> None:
         self._lease, self._tell_guard = lease, tell_guard
         self._term = 0
-        self._is_free, self._is_still, self._has_guard = False, False, True
+        self._is_free, self._is_still = False, False
+        self._guard_died = ""
         self.replaced = asyncio.Event()
         self.unanswered_since_s: float | None = None
         self.acknowledged = -1
@@ -70,10 +71,10 @@ class Keeper:
         Raises OperationFailedError when the guard has died.
         """
         while not self.replaced.is_set():
-            if not self._has_guard:
+            if self._guard_died:
                 raise OperationFailedError(
                     "the guard beside the VM has died",
-                    why="whoever killed it, nobody would stop the guest at the lease's end",
+                    why=f"{self._guard_died}; nobody would stop the guest at the lease's end",
                     remedy="protect the VM again",
                 )
             move = decide(self.view(), now_s=boottime_s(), margin_s=MARGIN_S, patience_s=PATIENCE_S)
@@ -184,5 +185,5 @@ class Keeper:
             until_s = 0.0
         try:
             self._tell_guard(f"{until_s:.3f}")
-        except OSError:
-            self._has_guard = False
+        except OSError as exc:
+            self._guard_died = exc.strerror or str(exc)

@@ -1,6 +1,5 @@
 """The operator's side of a replication that is under way: end it, or have the standby take over."""
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -14,13 +13,13 @@ from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files
 from vmckpt.replicate.sides import (
     BEGIN_S,
-    POLL_S,
     last_word,
     not_replicated,
     services,
     side_of,
     sides,
     until_gone,
+    while_there_is,
 )
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.start import Replaced
@@ -72,15 +71,12 @@ async def _released(host: Host, name: str) -> dict[str, Any]:
     process = await host.spawn(
         [*await host.own_command(), "replica", "release", str(files.path)], log
     )
-    given_up_s = asyncio.get_running_loop().time() + BEGIN_S
-    while await host.is_alive(process):
-        if asyncio.get_running_loop().time() > given_up_s:
-            raise TimedOutError(
-                f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
-                why="the arbiter gives no answer, or another works on the VM",
-                remedy=f"see to the arbiter: {host.name} goes on trying; then the same again",
-            )
-        await asyncio.sleep(POLL_S)
+    late = TimedOutError(
+        f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
+        why="the arbiter gives no answer, or another works on the VM",
+        remedy=f"see to the arbiter: {host.name} goes on trying; then the same again",
+    )
+    await while_there_is(lambda: host.is_alive(process), late)
     said = await last_word(host, files)
     if said is None or said["state"] not in ENDED:
         words = (await host.read_text(log) or "").strip().splitlines()
@@ -187,12 +183,9 @@ async def require_decided(vm: Vm) -> None:
 
 async def _await_decision(standby: Host, name: str) -> None:
     """Wait until the standby's service has ended. Raises TimedOutError: it is left to go on."""
-    given_up_s = asyncio.get_running_loop().time() + BEGIN_S
-    while await services(standby, name):
-        if asyncio.get_running_loop().time() > given_up_s:
-            raise TimedOutError(
-                f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
-                why="it may not before it is certain that the primary cannot act any more",
-                remedy="it goes on trying: see to the arbiter, and `vmckpt replicate status`",
-            )
-        await asyncio.sleep(POLL_S)
+    late = TimedOutError(
+        f"{standby.name} has not taken '{name}' over within {BEGIN_S:g} s",
+        why="it may not before it is certain that the primary cannot act any more",
+        remedy="it goes on trying: see to the arbiter, and `vmckpt replicate status`",
+    )
+    await while_there_is(lambda: services(standby, name), late)

@@ -13,9 +13,11 @@ from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, Re
 from vmckpt.hosts.deadman import armed, attended
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.tls import open_link
+from vmckpt.hosts.scheduling import give_way
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant, Holding
+from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import open_arbiter
@@ -51,6 +53,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
 
     Raises what keeps it from beginning: nothing was changed then.
     """
+    keep_freed_memory()
     files = Files(directory)
     request = await _await_request(directory)
     host = request.primary
@@ -98,6 +101,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))
+        give_way()  # all that is started beside has been
         await protection.run()
 
 
@@ -151,9 +155,20 @@ async def _entitled(request: Request) -> tuple[Lease, Holding | None]:
 
 @contextmanager
 def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
-    """A guard beside the VM for the block; it is told by what this gives."""
+    """A guard beside the VM for the block; it is told by what this gives.
+
+    That raises OSError with the last words of one that has died, if it had any.
+    """
     with attended(guard_command(vm.qemu), files.guard_log) as tell:
-        yield tell
+
+        def told(line: str) -> None:
+            try:
+                tell(line)
+            except OSError as exc:
+                words = files.guard_log.read_text().strip().splitlines()
+                raise OSError(exc.errno, words[-1] if words else "it was killed") from exc
+
+        yield told
 
 
 async def _connect(request: Request, term: int) -> Channel:

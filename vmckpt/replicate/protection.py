@@ -281,6 +281,7 @@ class Protection:
             "epoch_ms": round(self._epochs.pace.run_s * 1e3, 1),
             "epoch_is_auto": options.epoch_s is None,
             "max_pause_ms": options.max_pause_s * 1e3,
+            "tracker": self._grip.capture.tracker,
             "sent_bytes": self._stream.sent_bytes,
             **self._grip.mirrors.status(),
             **self._epochs.figures.to_json(),

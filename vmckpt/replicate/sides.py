@@ -109,14 +109,20 @@ async def until_recovered(host: Host, name: str) -> None:
     It reads what stands in the service's directory. Raises TimedOutError: it goes on.
     """
     mark = f"replica\0recover\0{Files.of(host, name).path}\0"
+    late = TimedOutError(
+        f"what the killed service of '{name}' left is not put right within {BEGIN_S:g} s",
+        why="the arbiter gives no answer, or another works on the VM",
+        remedy=f"see to the arbiter: {host.name} goes on trying",
+    )
+    await while_there_is(lambda: host.find_processes(mark), late)
+
+
+async def while_there_is(something: Callable[[], Awaitable[object]], late: TimedOutError) -> None:
+    """Wait for its end. Raises `late` after BEGIN_S: what is waited for goes on."""
     given_up_s = asyncio.get_running_loop().time() + BEGIN_S
-    while await host.find_processes(mark):
+    while await something():
         if asyncio.get_running_loop().time() > given_up_s:
-            raise TimedOutError(
-                f"what the killed service of '{name}' left is not put right within {BEGIN_S:g} s",
-                why="the arbiter gives no answer, or another works on the VM",
-                remedy=f"see to the arbiter: {host.name} goes on trying",
-            )
+            raise late
         await asyncio.sleep(POLL_S)
 
 

@@ -17,11 +17,13 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.remote.tls import is_invited, listening, token_of
+from vmckpt.hosts.scheduling import be_prompt, give_way
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
+from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import RamFile, mapped
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, STOPPED, TAKEN, Channel
@@ -54,6 +56,7 @@ async def serve_standby(directory: Path) -> None:
 
     Raises RefusedError, OperationFailedError, HostDownError, OSError: nothing of it is left.
     """
+    keep_freed_memory()
     request, files = read_request(directory), Files(directory)
     host, lock = request.standby, lock_path(request.standby.state_dir, request.vm)
     async with AsyncExitStack() as stack:
@@ -193,6 +196,7 @@ class Standby:
         primary = Following(self.name, replica, partial(try_means, self._request.options))
         self._replica, self._following = replica, primary
         taking = TakeOver(self._request, self._lease, replica, primary, self._asked)
+        give_way()  # its QEMU, which was started before, does not
         receiving = asyncio.ensure_future(primary.receive(channel))
         ended = asyncio.ensure_future(self._warm.ended())
         try:
@@ -209,6 +213,7 @@ class Standby:
                 if not taking.is_due(receiving):
                     continue
                 self._noticed_s = boottime_s()
+                be_prompt()
                 move = await taking.settled(receiving)
                 self._entitled_s = boottime_s()
                 self._why = taking.why
@@ -218,6 +223,7 @@ class Standby:
                     await to_the_end(self._promote(replica, channel))
                 if move is not Move.FOLLOW:
                     return
+                give_way()
         finally:
             receiving.cancel()
             ended.cancel()

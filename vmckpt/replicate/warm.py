@@ -3,13 +3,12 @@
 import asyncio
 import fcntl
 import os
-import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from vmckpt.epoch.load import SETTINGS, feed, has_loaded
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import open_fd
@@ -22,13 +21,11 @@ from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec import Spec
 from vmckpt.vm.start import Qemu, Replaced, end_qemu, new_qemu_id, plug_taps, start_qemu
 
-LOAD_TIMEOUT_S = 10.0
 # The state of an ordinary machine's devices fits.
 PIPE_BYTES = 1 << 20
 # How often it is looked at, and when it is given up.
 LOOK_S, SILENT_S = 0.5, 5.0
 _FD_NAME = "vmckpt-state"
-_SETTINGS = {"x-ignore-shared": True, "events": True, "return-path": False}
 
 
 class Warm:
@@ -50,7 +47,7 @@ class Warm:
         qemu, monitor = await start_qemu(host, spec, platform, files, incoming=True)
         try:
             await plug_taps(host, spec, files)
-            await commands.migrate_set_capabilities(monitor, _SETTINGS)
+            await commands.migrate_set_capabilities(monitor, SETTINGS)
             # Written beforehand: when it takes over, the disk may be full.
             home = replace(qemu, replaces=replaces)
             await host.write_text(_ready(directory), home.to_json())
@@ -73,17 +70,9 @@ class Warm:
         """
         with self._monitor.events("MIGRATION") as events:
             feeding = self._feed(device_state)
-            given_up_s = time.monotonic() + LOAD_TIMEOUT_S
-            while self._monitor.is_open and time.monotonic() < given_up_s:
-                event = await events.next(LOOK_S)
-                if event is None:
-                    continue
-                data: Any = event["data"]
-                if data["status"] == "completed":
-                    await feeding
-                    return
-                if data["status"] == "failed":
-                    break
+            if await has_loaded(self._monitor, events):
+                await feeding
+                return
         raise OperationFailedError(
             f"the standby's QEMU does not take '{self._spec.name}' over",
             why=f"it cannot load the state of its devices: see {self.qemu.files.stderr}",
@@ -95,8 +84,8 @@ class Warm:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         writer, self._writer = self._writer, -1
         if len(device_state) > self._pipe_bytes:
-            return asyncio.ensure_future(in_thread(partial(_write_all, writer, device_state)))
-        _write_all(writer, device_state)
+            return asyncio.ensure_future(in_thread(partial(feed, writer, device_state)))
+        feed(writer, device_state)
         done.set_result(None)
         return done
 
@@ -160,11 +149,3 @@ async def _incoming(monitor: Monitor) -> int:
 def _ready(directory: VmDir) -> Path:
     """The VM's home here, to be."""
     return directory.current.with_name(".vm.json.ready")
-
-
-def _write_all(writer: int, data: bytes) -> None:
-    """Write it all into a pipe, as far as somebody reads, and close it."""
-    with open_fd(writer), suppress(BrokenPipeError):  # who reads says why it stopped
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(writer, rest) :]

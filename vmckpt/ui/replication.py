@@ -40,6 +40,7 @@ def _primary(side: dict[str, Any]) -> list[tuple[str, str]]:
     pairs += [
         ("epochs", f"{side['epochs_per_s']:g} a second, of {length}"),
         ("pauses", _spread(side, "pause")),
+        ("written", f"found by {side['tracker']}"),
         ("output", _output(side)),
         ("sent", f"{format_size(side['sent_bytes'])} for {format_size(side['raw_bytes'])} written"),
     ]

@@ -89,22 +89,32 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
         *_console(files),
         *_boot(spec),
     ]
-    slot = FIRST_SLOT
+    slot, virtio = FIRST_SLOT, _virtio(platform.accel)
     for number, disk in enumerate(spec.disks):
-        argv += _disk(number, disk, disk.on(files.state_dir), slot)
+        argv += _disk(number, disk, disk.on(files.state_dir), slot, virtio)
         slot += 1
     for number, nic in enumerate(spec.nics):
         mac = nic.mac or default_mac(spec.name, number)
-        argv += _nic(number, mac, files.tap(number) if nic.network == "bridge" else None, slot)
+        tap = files.tap(number) if nic.network == "bridge" else None
+        argv += _nic(number, mac, tap, slot, virtio)
         slot += 1
     if spec.guest_agent:
-        argv += _agent(files, slot)
+        argv += _agent(files, slot, virtio)
     for device in spec.devices:
         argv += ["-device", _json(device)]
     return argv
 
 
-def _nic(number: int, mac: str, tap: str | None, slot: int) -> list[str]:
+def _virtio(accel: str) -> dict[str, Any]:
+    """What the virtio devices are given besides.
+
+    Emulated, an eventfd for each queue saves no exit to QEMU. But a device makes its own anew at
+    each `cont`: the first one of a standby's QEMU took 11 to 21 ms with them, 2 to 6 without.
+    """
+    return {"ioeventfd": False} if accel == "tcg" else {}
+
+
+def _nic(number: int, mac: str, tap: str | None, slot: int, virtio: dict[str, Any]) -> list[str]:
     netdev: dict[str, Any] = {"type": "user", "id": f"net{number}"}
     if tap is not None:
         options = {"ifname": tap, "script": "no", "downscript": "no", "vhost": False}
@@ -116,15 +126,16 @@ def _nic(number: int, mac: str, tap: str | None, slot: int) -> list[str]:
         "mac": mac,
         "addr": hex(slot),
         "romfile": "",
+        **virtio,
     }
     return ["-netdev", _json(netdev), "-device", _json(device)]
 
 
-def _agent(files: QemuDir, slot: int) -> list[str]:
+def _agent(files: QemuDir, slot: int, virtio: dict[str, Any]) -> list[str]:
     port = {"driver": "virtserialport", "chardev": "agent", "name": "org.qemu.guest_agent.0"}
     return [
         "-device",
-        _json({"driver": "virtio-serial-pci", "id": "serial0", "addr": hex(slot)}),
+        _json({"driver": "virtio-serial-pci", "id": "serial0", "addr": hex(slot), **virtio}),
         "-chardev",
         f"socket,id=agent,path={_plain(files.agent)},server=on,wait=off",
         "-device",
@@ -197,7 +208,7 @@ def _boot(spec: Spec) -> list[str]:
     return argv
 
 
-def _disk(number: int, disk: Disk, image: Path, slot: int) -> list[str]:
+def _disk(number: int, disk: Disk, image: Path, slot: int, virtio: dict[str, Any]) -> list[str]:
     protocol = {
         "driver": "file",
         "node-name": f"disk{number}-file",
@@ -217,5 +228,6 @@ def _disk(number: int, disk: Disk, image: Path, slot: int) -> list[str]:
         "id": f"disk{number}-dev",
         "drive": f"disk{number}",
         "addr": hex(slot),
+        **virtio,
     }
     return ["-blockdev", _json(protocol), "-blockdev", _json(node), "-device", _json(device)]

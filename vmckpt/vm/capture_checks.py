@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
+from vmckpt.units import format_size
 from vmckpt.vm.blockers import device_checks
-from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 
 # Devices that write the guest's memory, or send for it, past QEMU: types begin so.
@@ -53,8 +54,11 @@ async def devices(monitor: Monitor) -> AsyncIterator[Check]:
 
 
 async def tracking(vm: Vm) -> Check:
-    """Its host's kernel finds what was written."""
+    """Its host's kernel finds what was written; else all is compared."""
     if await vm.host.scans_pagemaps():
         return Check("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")
-    reason = f"the kernel of {vm.host.name} has no PAGEMAP_SCAN: what was written cannot be found"
-    return Check("page-tracking", REFUSE, reason, "boot a kernel of 6.7 or newer there")
+    reason = (
+        f"the kernel of {vm.host.name} has no PAGEMAP_SCAN: all {format_size(vm.spec.memory_bytes)}"
+        " of memory are compared in each pause, with a copy as large"
+    )
+    return Check("page-tracking", WARN, reason, "for short pauses boot Linux 6.7 or newer there")

@@ -31,6 +31,8 @@ CONNECT_TIMEOUT_S = 10.0
 TOKEN_TIMEOUT_S = 10.0
 # How long it listens while nobody is connected: a job that was cut off is recovered within it.
 IDLE_S = 600.0
+# Half of what is read before somebody takes it: each time that stops and goes on costs switches.
+READ_AHEAD_BYTES = 1 << 20
 START_TIMEOUT_S = 30.0
 _LOOK_S = 0.5
 _ASKED, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
@@ -87,7 +89,9 @@ async def open_link(name: str, place: Place) -> Wire:
     where = f"{place.address} port {place.port}"
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(place.address, place.port, ssl=context)
+            reader, writer = await asyncio.open_connection(
+                place.address, place.port, ssl=context, limit=READ_AHEAD_BYTES
+            )
     except (OSError, TimeoutError) as exc:
         raise HostDownError(
             f"cannot reach {name} at {where}",
@@ -170,7 +174,9 @@ async def _bind(
     first, last = ports
     for port in range(first, last + 1):
         try:
-            return await asyncio.start_server(visit, address, port, ssl=context)
+            return await asyncio.start_server(
+                visit, address, port, ssl=context, limit=READ_AHEAD_BYTES
+            )
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or port == last:
                 raise OperationFailedError(

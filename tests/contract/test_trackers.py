@@ -1,0 +1,108 @@
+"""What a guest writes is found and copied, whichever way the kernel allows: one suite for each."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ram_writer import PAGES, Writer, writing
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.memory.tracker import Tracker, tracking
+
+pytestmark = pytest.mark.contract
+
+BY_KERNEL = {"page protection": True, "comparison": False}
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    with writing() as made:
+        yield made
+
+
+@pytest.fixture(params=BY_KERNEL)
+def tracker(request: pytest.FixtureRequest, writer: Writer) -> Iterator[Tracker]:
+    writer.does("write", 3, 4, 5)
+    with tracking(writer.pid, writer.path, by_kernel=BY_KERNEL[request.param]) as made:
+        assert made.name == request.param
+        yield made
+
+
+def numbers(spans: list[Span]) -> list[int]:
+    return [page for a, b in spans for page in range(a // PAGE_BYTES, b // PAGE_BYTES)]
+
+
+def test_exactly_the_written_pages_are_found(writer: Writer, tracker: Tracker) -> None:
+    assert tracker.count() == 0
+    writer.does("write", 0, 4, 17, 18, 63, 64, 65, PAGES - 1)
+    assert tracker.count() == 8
+    assert numbers(tracker.take_spans()) == [0, 4, 17, 18, 63, 64, 65, PAGES - 1]
+    writer.does("read", 3, 4, 500)
+    assert tracker.take_spans() == []
+    writer.does("write", 4, 500)
+    assert numbers(tracker.take_spans()) == [4, 500]
+
+
+def test_runs_are_one_span_each(writer: Writer, tracker: Tracker) -> None:
+    writer.does("write", *range(10, 200), 300)
+    assert tracker.take_spans() == [
+        (10 * PAGE_BYTES, 200 * PAGE_BYTES),
+        (300 * PAGE_BYTES, 301 * PAGE_BYTES),
+    ]
+
+
+def test_copies_and_what_is_found_later_are_all_there_is(writer: Writer, tracker: Tracker) -> None:
+    """Whenever pages are copied: who applies copies in their order has the file in the end."""
+    replica = bytearray(PAGES * PAGE_BYTES)
+
+    def apply(spans: list[Span]) -> None:
+        data, at = tracker.copy(spans), 0
+        for start, end in spans:
+            replica[start:end] = data[at : at + end - start]
+            at += end - start
+
+    apply(tracker.extents())
+    for round_ in range(4):
+        writer.does("write", 7, 8, 100 + round_)
+        spans = tracker.take_spans()
+        before = writer.path.read_bytes()
+        writer.does("write", 7, 9)  # between looking and copying
+        apply(spans)
+        with writer.path.open("r+b") as file:
+            file.write(before)  # and back
+    apply(tracker.take_spans())
+    assert numbers(tracker.take_spans()) == []
+    differing = [
+        page
+        for page in range(PAGES)
+        if replica[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+        != writer.path.read_bytes()[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+    ]
+    assert differing == []
+
+
+def test_comparing_gives_no_memory_to_holes_and_finds_new_ones(writer: Writer) -> None:
+    with tracking(writer.pid, writer.path, by_kernel=False) as tracker:
+        writer.does("write", *range(64))
+        assert len(numbers(tracker.take_spans())) == 64
+        blocks = writer.path.stat().st_blocks
+        assert tracker.take_spans() == []
+        assert writer.path.stat().st_blocks == blocks
+        punch(writer.path, 10, 2)
+        assert numbers(tracker.take_spans()) == [10, 11]
+        assert not any(tracker.copy([(10 * PAGE_BYTES, 12 * PAGE_BYTES)]))
+
+
+def punch(path: Path, page: int, count: int) -> None:
+    """Take memory away from pages, as a balloon does."""
+    words = ["fallocate", "-p", "-o", str(page * PAGE_BYTES), "-l", str(count * PAGE_BYTES)]
+    assert os.spawnvp(os.P_WAIT, words[0], [*words, str(path)]) == 0
+
+
+def test_writes_of_others_are_compared_too(writer: Writer) -> None:
+    with tracking(writer.pid, writer.path, by_kernel=False) as tracker:
+        with writer.path.open("r+b") as file:
+            file.seek(9 * PAGE_BYTES)
+            file.write(b"x" * PAGE_BYTES)
+        assert numbers(tracker.take_spans()) == [9]

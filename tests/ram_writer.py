@@ -1,0 +1,71 @@
+"""A process that writes a RAM file when it is told to, as a QEMU does when its guest runs."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from vmckpt.memory.ram_file import PAGE_BYTES
+
+PAGES = 1024
+# Maps the file at the second page, as a QEMU may; writes or reads the pages it is told.
+WRITER = """
+import mmap, sys
+file = open(sys.argv[1], "r+b")
+ram = mmap.mmap(file.fileno(), 0)
+print("ready", flush=True)
+for line in sys.stdin:
+    what, *pages = line.split()
+    for page in map(int, pages):
+        if what == "write":
+            ram[page * 4096 + 7] = ram[page * 4096 + 7] ^ 1 | 2
+        else:
+            ram[page * 4096]
+    print("done", flush=True)
+"""
+
+
+class Writer:
+    """A process that maps a RAM file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def does(self, what: str, *pages: int) -> None:
+        assert self.child.stdin
+        self.child.stdin.write(f"{what} {' '.join(map(str, pages))}\n")
+        self.child.stdin.flush()
+        self._answer()
+
+    def _answer(self) -> None:
+        assert self.child.stdout
+        assert self.child.stdout.readline()
+
+    def descriptors(self) -> list[str]:
+        return sorted(str(path.readlink()) for path in Path(f"/proc/{self.pid}/fd").iterdir())
+
+
+@contextmanager
+def writing() -> Iterator[Writer]:
+    """One for the block."""
+    with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
+        file.truncate(PAGES * PAGE_BYTES)
+        made = Writer(Path(file.name))
+        try:
+            yield made
+        finally:
+            made.child.kill()
+            made.child.communicate()

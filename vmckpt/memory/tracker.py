@@ -1,0 +1,65 @@
+"""What finds the pages that a guest writes, and copies them: one of two ways, by what there is."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from vmckpt.memory.comparison import compared
+from vmckpt.memory.dirty_pages import DirtyPages, tracked
+from vmckpt.memory.ram_file import RamFile, Span, mapped
+
+
+class Tracker(Protocol):
+    """The pages of one RAM file that are written.
+
+    `needs_stop`: what is written during `take_spans` may be missed: the VM stands still, its block
+    layer drained.
+    """
+
+    @property
+    def name(self) -> str:
+        """How it finds them, for people."""
+
+    @property
+    def needs_stop(self) -> bool:
+        """See above."""
+
+    def count(self) -> int:
+        """How many were written since they were last taken. Costs the guest nothing."""
+
+    def take_spans(self, spared: Sequence[Span] = ()) -> list[Span]:
+        """Where: spans of the file, in bytes. What is `spared` may count as written next time."""
+
+    def extents(self) -> list[Span]:
+        """All that is not certainly zero."""
+
+    def copy(self, spans: Sequence[Span]) -> bytes:
+        """What is there, as of `take_spans` or later; what was written since is found next time."""
+
+
+class Protection:
+    """By write-protecting them: a fault of the guest's for the first write to each."""
+
+    name = "page protection"
+    needs_stop = True
+
+    def __init__(self, dirty: DirtyPages, ram: RamFile) -> None:
+        self.count, self.take_spans = dirty.count, dirty.take_spans
+        self.extents, self.copy = ram.extents, ram.copy
+
+
+@contextmanager
+def tracking(pid: int, ram_file: Path, *, by_kernel: bool) -> Iterator[Tracker]:
+    """Track what process `pid` writes to its RAM file, for the block; every page counts as not
+    written at its beginning.
+
+    `by_kernel`: the kernel has PAGEMAP_SCAN; else all is compared. Raises OSError as `tracked` and
+    `compared` do.
+    """
+    if by_kernel:
+        with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
+            yield Protection(dirty, ram)
+    else:
+        with compared(ram_file) as comparison:
+            yield comparison
