@@ -4,10 +4,31 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/input.h>
+#include <net/if.h>
 #include <poll.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <sys/reboot.h>
+#include <sys/socket.h>
 #include <unistd.h>
+
+/* Linux 6.1.192 resets virtio devices as it powers off, and waits for ever for a network card's answer after that. */
+static void links_down(void)
+{
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct if_nameindex *all = if_nameindex();
+    for (struct if_nameindex *one = all; one && one->if_index; one++) {
+        struct ifreq link = {0};
+        strncpy(link.ifr_name, one->if_name, IFNAMSIZ - 1);
+        if (ioctl(fd, SIOCGIFFLAGS, &link) == 0) {
+            link.ifr_flags &= ~IFF_UP;
+            ioctl(fd, SIOCSIFFLAGS, &link);
+        }
+    }
+    if_freenameindex(all);
+    close(fd);
+}
 
 static void *watch_buttons(void *unused)
 {
@@ -34,6 +55,7 @@ static void *watch_buttons(void *unused)
             else if (event.type == EV_KEY && event.code == KEY_POWER && event.value == 1) {
                 printf("VK-OFF power button\n");
                 sync();
+                links_down();
                 reboot(RB_POWER_OFF);
             }
         }
