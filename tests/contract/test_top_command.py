@@ -33,11 +33,18 @@ def test_one_look_and_what_is_no_interval(tmp_path: Path) -> None:
     assert run("--once").stdout.endswith("no VMs\n")
     wrong = run("--every", "often")
     assert (wrong.returncode, "often" in wrong.stderr) == (2, True)
+    restless = run("--every", "0s")
+    assert (restless.returncode, "the least" in restless.stderr) == (2, True)
+    (tmp_path / "guards").mkdir()
+    (tmp_path / "guards/damaged.json").write_text("{")
+    facts = json.loads(run("--once", "--json").stdout)
+    assert [host["name"] for host in facts["hosts"]] == ["local"]
+    assert ["damaged" in one["what"] + one["why"] for one in facts["silent"]] == [True]
 
 
 def test_programs_get_a_line_for_each_look(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [*COMMAND, "--json", "--every", "50ms"], env=environment(tmp_path), stdout=subprocess.PIPE
+        [*COMMAND, "--json", "--every", "100ms"], env=environment(tmp_path), stdout=subprocess.PIPE
     ) as looking:
         assert looking.stdout is not None
         first, second = (json.loads(looking.stdout.readline()) for _ in range(2))
@@ -51,7 +58,7 @@ def test_a_terminal_gets_its_screen_back(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         with subprocess.Popen(
-            [*COMMAND, "--every", "50ms"], env=environment(tmp_path), stdout=theirs, stderr=theirs
+            [*COMMAND, "--every", "100ms"], env=environment(tmp_path), stdout=theirs, stderr=theirs
         ) as looking:
             os.close(theirs)
             said = b""

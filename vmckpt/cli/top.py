@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from vmckpt.cli.overview import Overview
 
+# What looking costs the hosts is nobody's wish more often.
+LEAST_EVERY_S = 0.1
 # Stores are looked into each so many looks: they may be large, and far away.
 STORES_EVERY = 10
 
@@ -27,9 +29,16 @@ def top(
     are there if its key is in the environment or with the agent.
     """
     from vmckpt.cli.output import run
+    from vmckpt.errors import UsageError
     from vmckpt.units import parse_duration_s
 
     every_s = parse_duration_s(every)
+    if every_s < LEAST_EVERY_S:
+        raise UsageError(
+            f"--every {every} is too often",
+            why=f"each look asks all hosts: {LEAST_EVERY_S:g} s is the least",
+            remedy="write e.g. --every 2s",
+        )
     if once:
         _show(run(_look(None)), as_json=json)
     else:
@@ -73,6 +82,7 @@ async def _look(checkpoints: "Mapping[str, Any] | None") -> dict[str, Any]:
     import time
 
     from vmckpt.cli.overview import look
+    from vmckpt.errors import StorageError
 
     seen = await look()
     silent = list(seen.silent)
@@ -85,10 +95,15 @@ async def _look(checkpoints: "Mapping[str, Any] | None") -> dict[str, Any]:
         checkpoints = _by_vm(
             (one.manifest.vm, one.manifest.created_unix_s) for one in found.entries
         )
+    guards: dict[str, Any] = {}
+    try:
+        guards = _guards()
+    except StorageError as exc:  # a damaged file of one guard hides no VM
+        silent.append(exc)
     return {
         "at_unix_s": time.time(),
         "hosts": [host._asdict() for host in seen.hosts],
-        "vms": _vms(seen, checkpoints),
+        "vms": _vms(seen, checkpoints, guards),
         "silent": [{"what": error.what, "why": error.why} for error in silent],
     }
 
@@ -102,16 +117,23 @@ def _by_vm(taken: "Iterable[tuple[str, float]]") -> dict[str, Any]:
     return found
 
 
-def _vms(seen: "Overview", checkpoints: "Mapping[str, Any]") -> list[dict[str, Any]]:
+def _guards() -> dict[str, Any]:
+    """Those that are not over, by VM. Raises StorageError."""
     from vmckpt.fleet.guard.record import load_all
-    from vmckpt.metrics.vms import PAGE_BYTES, WITHIN_S
-    from vmckpt.vm.last_measured import all_kept
 
-    guards = {
+    return {
         one.vm: {"run": one.run, "phase": one.phase.name.lower()}
         for one in load_all()
         if not one.phase.is_over
     }
+
+
+def _vms(
+    seen: "Overview", checkpoints: "Mapping[str, Any]", guards: "Mapping[str, Any]"
+) -> list[dict[str, Any]]:
+    from vmckpt.metrics.vms import PAGE_BYTES, WITHIN_S
+    from vmckpt.vm.last_measured import all_kept
+
     rates = {
         vm: {"at_unix_s": at_s, "bytes_per_s": rate.curve.within(WITHIN_S) * PAGE_BYTES / WITHIN_S}
         for vm, at_s, rate in all_kept()

@@ -45,7 +45,7 @@ def write_config(backend: Backend, config: Config) -> None:
         try:
             backend.read(CONFIG)
         except MissingError:
-            pass
+            pass  # as it has to be
         else:
             raise RefusedError(
                 f"{backend.place} is a store already",

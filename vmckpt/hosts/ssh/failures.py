@@ -39,10 +39,10 @@ def unreachable(
     match exc:
         case socket.gaierror():
             why = f"nobody knows the name '{host}': {exc.strerror}"
-            remedy = "mend the name, or give the address: vmckpt host remove, then host add"
+            remedy = "mend the name, or give an address: vmckpt host set NAME --address ssh://..."
         case ValueError():
             why = f"'{host}' is no name of a host: {exc}"
-            remedy = "mend the name, or give the address: vmckpt host remove, then host add"
+            remedy = "mend the name, or give an address: vmckpt host set NAME --address ssh://..."
         case ConnectionRefusedError():
             why = f"nobody listens on port {port} of {host}"
             remedy = "start its SSH server, or give the right port: ssh://USER@HOST:PORT"

@@ -116,7 +116,8 @@ def unwrap(words: dict[str, Any], source: KeySource | None) -> tuple[bytes, bool
         raise RefusedError(
             "the store is encrypted",
             why="no key was given",
-            remedy=f"add --key-file or --key-command, or set {KEY_FILE} or {KEY_COMMAND}",
+            remedy="add --key-file or --key-command (--target-key-... for a target), or set "
+            f"{KEY_FILE} or {KEY_COMMAND}",
         )
     try:
         return AESGCM(_wrapping_key(words, source)).decrypt(nonce, box, _WHAT), True
