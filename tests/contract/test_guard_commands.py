@@ -3,10 +3,7 @@
 import asyncio
 import http.server
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,25 +12,17 @@ from typing import Any, cast
 
 import pytest
 
+from tests.commands import vmckpt
 from vmckpt.errors import RefusedError
 from vmckpt.fleet.guard import health
 from vmckpt.fleet.guard.health import parse_check
 from vmckpt.vm.inventory import Look, Vm
 
 pytestmark = pytest.mark.contract
-COMMAND = [sys.executable, "-m", "vmckpt.cli.entry", "guard"]
 
 
 def guard(state: Path, *words: str) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run(
-        [*COMMAND, *words],
-        env=os.environ | {"VMCKPT_STATE_DIR": str(state)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
+    done = vmckpt(state, "guard", *words)
     return done.returncode, json.loads(done.stdout)
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.commands import COMMAND, vmckpt
 from vmckpt.events.record import RunRecord
 
 pytestmark = pytest.mark.contract
-COMMAND = [sys.executable, "-m", "vmckpt.cli.entry"]
-
-
-def vmckpt(state: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *words],
-        env=os.environ | {"VMCKPT_STATE_DIR": str(state)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_metrics_of_a_machine_without_vms(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands import COMMAND, vmckpt
+
 pytestmark = pytest.mark.contract
-COMMAND = [sys.executable, "-m", "vmckpt.cli.entry", "top"]
 # What a terminal is told to change to another screen, and back (xterm's 1049).
 OTHER_SCREEN, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
 
@@ -22,10 +22,7 @@ def environment(state: Path) -> dict[str, str]:
 
 def test_one_look_and_what_is_no_interval(tmp_path: Path) -> None:
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*COMMAND, *words], env=environment(tmp_path), capture_output=True, text=True,
-            timeout=60, check=False,
-        )  # fmt: skip
+        return vmckpt(tmp_path, "top", *words)
 
     facts = json.loads(run("--once", "--json").stdout)
     assert [(host["name"], host["free_bytes"] > 0) for host in facts["hosts"]] == [("local", True)]
@@ -44,7 +41,9 @@ def test_one_look_and_what_is_no_interval(tmp_path: Path) -> None:
 
 def test_programs_get_a_line_for_each_look(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [*COMMAND, "--json", "--every", "100ms"], env=environment(tmp_path), stdout=subprocess.PIPE
+        [*COMMAND, "top", "--json", "--every", "100ms"],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
     ) as looking:
         assert looking.stdout is not None
         first, second = (json.loads(looking.stdout.readline()) for _ in range(2))
@@ -58,7 +57,10 @@ def test_a_terminal_gets_its_screen_back(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         with subprocess.Popen(
-            [*COMMAND, "--every", "100ms"], env=environment(tmp_path), stdout=theirs, stderr=theirs
+            [*COMMAND, "top", "--every", "100ms"],
+            env=environment(tmp_path),
+            stdout=theirs,
+            stderr=theirs,
         ) as looking:
             os.close(theirs)
             said = b""
