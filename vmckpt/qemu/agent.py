@@ -85,12 +85,16 @@ class GuestAgent:
         ]
         return [address for _, address in sorted(reachable, key=lambda one: one[0] != "ipv4")]
 
-    async def start(self, argv: Sequence[str], timeout_s: float = 5.0) -> int:
+    async def start(
+        self, argv: Sequence[str], timeout_s: float = 5.0, *, given: bytes = b""
+    ) -> int:
         """Start a program in the guest, its output kept by the agent; its pid there.
 
-        Raises AgentSilentError, NoProgramError.
+        It reads `given`. Raises AgentSilentError, NoProgramError.
         """
-        words = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        words: dict[str, Any] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        if given:
+            words["input-data"] = base64.b64encode(given).decode()
         try:
             return int((await self._ask("guest-exec", words, timeout_s))["pid"])
         except OperationFailedError as exc:

@@ -21,6 +21,7 @@ from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.plug import plug
 from vmckpt.vm.power_off import power_off
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec import Spec, anchored, parse_spec
@@ -182,6 +183,7 @@ async def _go_on(vm: Vm) -> Vm:
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
         if (await commands.query_status(monitor)).status == "prelaunch":
             await plug_taps(vm.host, vm.spec, vm.qemu.files)
+            await plug(vm.host, vm.qemu.files, monitor, vm.spec.passthrough)
             await commands.cont(monitor)
             return vm
     raise _runs_already(vm)
@@ -206,6 +208,7 @@ async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
     qemu, monitor = await start_qemu(host, spec, platform, files, incoming=False)
     try:
         await plug_taps(host, spec, files)
+        await plug(host, files, monitor, spec.passthrough)
         await host.write_text(directory.current, qemu.to_json())
         await commands.cont(monitor)
     except BaseException:

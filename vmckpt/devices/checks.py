@@ -1,0 +1,72 @@
+"""What a VM's passthrough devices say to a move, device by device: how each goes, and whether."""
+
+from collections.abc import Mapping, Sequence
+
+from vmckpt.devices.contract import Phase
+from vmckpt.devices.hook import GuestHook, HookFailedError
+from vmckpt.hosts.host import Host
+from vmckpt.units import format_size
+from vmckpt.vm.cards import choose, read_given, taken_on
+from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.passthrough import Passthrough, Strategy
+
+HOW = {
+    Strategy.HOOK_DETACH: "its hook saves what it holds, then it is unplugged",
+    Strategy.STOP_APP: "its hook ends what uses it, which begins anew afterwards; it is unplugged",
+    Strategy.VFIO_MIGRATION: "QEMU moves its state, if the device and its driver can",
+}
+
+
+async def passthrough_checks(
+    vm: Vm, target: Host, *, may_postcopy: bool, is_running: bool
+) -> list[Check]:
+    """A check for each device and what it takes; none of a VM without any."""
+    devices = vm.spec.passthrough
+    if not devices:
+        return []
+    checks = []
+    if may_postcopy:
+        reason = "a device needs all of the guest's memory where it is plugged in"
+        checks.append(Check("postcopy", REFUSE, reason, "use --method precopy or stop"))
+    taken = await taken_on(target)
+    for device in devices:
+        checks.append(await _target(device, target, taken))
+        if device.strategy.detaches:
+            checks.append(await _hook(vm, device, is_running=is_running))
+    return checks
+
+
+async def _target(device: Passthrough, target: Host, taken: set[str]) -> Check:
+    code = f"device-{device.id}"
+    how = f"{device.strategy}: {HOW[device.strategy]}"
+    if device.match is None:
+        return Check(code, OK, f"{how}; QEMU on {target.name} makes another {device.driver}")
+    card, why = await choose(target, device, taken)
+    if card is None:
+        remedy = f"bind a free {device.match} to vfio-pci on {target.name}, or choose another host"
+        return Check(code, REFUSE, f"{how}; {why}", remedy)
+    taken |= set(card.addresses)
+    return Check(code, OK, f"{how}; {why} on {target.name}")
+
+
+async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Check:
+    code = f"hook-{device.id}"
+    if not is_running:
+        reason = "its hook runs in the guest, and the guest does not run"
+        return Check(code, REFUSE, reason, f"let it run: vmckpt vm start {vm.name}")
+    hook = GuestHook(vm.host, vm.qemu.files, device, "check")
+    try:
+        answer = await hook.do(Phase.PREFLIGHT)
+    except HookFailedError as exc:
+        return Check(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
+    held = f", {format_size(answer.device_bytes)} to save" if answer.device_bytes else ""
+    notes = "".join(f"; {note}" for note in answer.notes)
+    return Check(code, OK, f"{device.hook} is ready{held}{notes}")
+
+
+async def detached_addresses(vm: Vm) -> frozenset[str]:
+    """The functions of its host's that are unplugged before QEMU is asked to migrate."""
+    given: Mapping[str, Sequence[str]] = await read_given(vm.host, vm.qemu.files)
+    names = [device.id for device in vm.spec.passthrough if device.strategy.detaches]
+    return frozenset(address for name in names for address in given.get(name, ()))
