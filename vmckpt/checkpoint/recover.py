@@ -3,13 +3,17 @@
 from vmckpt.checkpoint.paging import see_to_pages
 from vmckpt.checkpoint.restore import finish_in_place, let_run
 from vmckpt.checkpoint.whole import let_go
+from vmckpt.devices.absence import recover_devices
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
 
 async def recover(vm: Vm) -> None:
-    """End a restore that was cut off, whichever way it had got. Raises BusyError, VmLostError."""
+    """End a restore or a saving that was cut off, whichever way it had got.
+
+    Raises BusyError, VmLostError, JobHeldError.
+    """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("checkpoint restore")):
         await finish_in_place(vm)
         now = await read_vm(vm.host, vm.name)
@@ -18,3 +22,5 @@ async def recover(vm: Vm) -> None:
             # Whichever of the two it is: it stood still for the other, or was about to begin.
             await let_run(now)
             await see_to_pages(now.host, now.qemu)
+            if await now.host.exists(now.directory.away):
+                await recover_devices(now)

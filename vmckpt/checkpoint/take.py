@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
+from vmckpt.devices.absence import without_devices
+from vmckpt.devices.checks import away_names, hook_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
@@ -88,8 +90,10 @@ async def require_capturable(vm: Vm) -> None:
     """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
     checks: list[Check] = list(capture_checks.memory(vm))
     await require_alive(vm)
+    away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture_checks.devices(monitor)]
+        checks += [found async for found in capture_checks.devices(monitor, away)]
+    checks += await hook_checks(vm)
     checks.append(await capture_checks.tracking(vm))
     if refused := [check for check in checks if check.verdict == REFUSE]:
         raise RefusedError(
@@ -110,7 +114,10 @@ async def take(
         with attended(guard_command(now.qemu), now.qemu.files.path / "guard.log"):
             connected = await now.host.connect(now.qemu.files.operator)
             async with session(connected, now.name) as monitor, aside_calls() as aside:
-                return await Taking(now, monitor, wish, aside, tell).take(place, secret)
+                taking = Taking(now, monitor, wish, aside, tell)
+                return await without_devices(
+                    now, monitor, wish.name, tell, lambda: taking.take(place, secret)
+                )
 
 
 class Moment(NamedTuple):

@@ -26,6 +26,7 @@ NOUNS = (
     "replicate",
     "checkpoint",
     "guard",
+    "device",
     "host",
     "snapshot",
     "store",

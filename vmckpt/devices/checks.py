@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from vmckpt.devices.contract import Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
+from vmckpt.devices.journey import Journey
 from vmckpt.hosts.host import Host
 from vmckpt.units import format_size
 from vmckpt.vm.cards import choose, read_given, taken_on
@@ -63,6 +64,41 @@ async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Check:
     held = f", {format_size(answer.device_bytes)} to save" if answer.device_bytes else ""
     notes = "".join(f"; {note}" for note in answer.notes)
     return Check(code, OK, f"{device.hook} is ready{held}{notes}")
+
+
+async def free_checks(devices: Sequence[Passthrough], host: Host) -> list[Check]:
+    """Whether the host has a free equal of each."""
+    taken = await taken_on(host)
+    return [await _target(device, host, taken) for device in devices]
+
+
+async def hook_checks(vm: Vm) -> list[Check]:
+    """Whether the hooks of a running VM's devices are ready; what others say is not asked."""
+    devices = [device for device in vm.spec.passthrough if device.strategy.detaches]
+    return [await _hook(vm, device, is_running=True) for device in devices]
+
+
+def saved_whole_checks(vm: Vm) -> list[Check]:
+    """What is against having QEMU save all of a VM, devices included, as it runs."""
+    return [
+        Check(
+            f"device-{device.id}",
+            REFUSE,
+            f"'{device.id}' is passed through ({device.strategy}): what it holds would be missing",
+            f"take it out and back in for it: vmckpt checkpoint create {vm.name}",
+        )
+        for device in vm.spec.passthrough
+        if device.strategy.detaches
+    ]
+
+
+async def away_names(vm: Vm) -> frozenset[str]:
+    """What is unplugged for an operation: ids of functions, and the addresses of the host's."""
+    return Journey(vm.spec.passthrough, "check", _nobody).ids | await detached_addresses(vm)
+
+
+def _nobody(code: str, text: str) -> None:
+    """Nothing happens that could be told."""
 
 
 async def detached_addresses(vm: Vm) -> frozenset[str]:

@@ -12,6 +12,7 @@ from vmckpt.devices.contract import WAY_BACK, WAY_OUT, Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
+from vmckpt.qemu import hotplug
 from vmckpt.qemu.hotplug import UnplugRefusedError
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import Step, all_of
@@ -27,13 +28,6 @@ HOOK = "hook-"
 # The steps of an operation, in their order.
 STEPS_OUT = (*(f"{HOOK}{phase}" for phase in WAY_OUT), UNPLUG)
 BRING_BACK = "bring-back"
-
-
-class JobHeldError(VmckptError):
-    """The guest is well where it is, but what used its device does not go on."""
-
-    exit_code = 1
-    kind = "job-held"
 
 
 class Place(Protocol):
@@ -144,6 +138,25 @@ class Journey:
             except VmckptError as exc:
                 self._note("unplug", f"{exc.what}: {exc.why}")
         await self._persist(lambda: self.plug(place))
+
+    async def recover(self, place: Place, step: str) -> None:
+        """After the death of whoever began `step` last: the devices are in, and their jobs go on.
+
+        A guest that was asked to let a device go may do so any time. So that is brought to an end
+        first, by the whole way out, which is safe however far the way back had come already. Raises
+        as `abort` does.
+        """
+        if step not in STEPS_OUT[:-1] and await self._any_plugged(place):
+            try:
+                for phase in WAY_OUT:
+                    await self.phase(place, phase)
+                await self.unplug(place)
+            except VmckptError as exc:
+                self._note("unplug", f"{exc.what}: {exc.why}")
+        await self.abort(place)
+
+    async def _any_plugged(self, place: Place) -> bool:
+        return bool(self.ids & await hotplug.plugged(await place.monitor()))
 
     async def bring_back(self, place: Place) -> None:
         """Plug, reattach, restore, resume: whatever of it is left to do.

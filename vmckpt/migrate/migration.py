@@ -6,9 +6,10 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from vmckpt.devices.journey import BRING_BACK, JobHeldError, Journey
+from vmckpt.devices.journey import BRING_BACK, Journey
 from vmckpt.errors import (
     HostDownError,
+    JobHeldError,
     OperationFailedError,
     OutcomeUnknownError,
     RefusedError,

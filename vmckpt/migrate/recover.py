@@ -154,9 +154,7 @@ async def _bring_devices_back(
     if not journey.has_devices:
         return
     try:
-        if not journal.past_commit:
-            await journey.plug_back(end)
-        await journey.abort(end)
+        await (journey.abort(end) if journal.past_commit else journey.recover(end, journal.step))
     except VmckptError as exc:
         remedy = f"{exc.remedy}; then: vmckpt device recover {vm.name}"
         note(f"what used its device does not go on: {exc.what}: {exc.why} ({remedy})")

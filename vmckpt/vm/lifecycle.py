@@ -171,7 +171,8 @@ async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
 
 async def restore_is_cut_off(vm: Vm) -> bool:
     """Whether a restore or a saving of the VM has begun and nobody works on it any more."""
-    marks = (vm.directory.restoring, vm.qemu.files.missing, vm.directory.saving)
+    mine = vm.directory
+    marks = (mine.restoring, vm.qemu.files.missing, mine.saving, mine.away)
     begun = any(await all_of(vm.host.exists(mark) for mark in marks))
     return begun and await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name)) is None
 

@@ -46,6 +46,11 @@ class VmDir:
         """There while the guest stands still to be saved as a whole: whose it is to let it run."""
         return self.path / "saving"
 
+    @property
+    def away(self) -> Path:
+        """There while its devices are unplugged for a checkpoint: which step was begun."""
+        return self.path / "devices-away"
+
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""
         return QemuDir(self.path / f"{QEMU_PREFIX}{qemu_id}", self.path.name, qemu_id)
