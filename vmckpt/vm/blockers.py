@@ -10,8 +10,8 @@ from vmckpt.vm.check import OK, REFUSE, Check
 _DEVICE = re.compile(r"non-migratable device: (?:(?P<pci>[0-9a-f]{4}(?::[0-9a-f]{2}){2}\.[0-7])/)?"
                      r"(?:(?P<below>.+)/)?(?P<kind>[^/]+)")  # fmt: skip
 VFIO_REMEDY = (
-    "run it from a spec with the device under [[passthrough]], strategy hook-detach or stop-app: it "
-    "is unplugged for the way then"
+    "run it from a spec with the device under [[passthrough]], strategy hook-detach or stop-app: "
+    "it is unplugged for the way then"
 )
 
 

@@ -110,8 +110,8 @@ def run(*argv: str, check: bool = True) -> str:
     except OSError as exc:
         raise HookError(f"{argv[0]} cannot be run: {exc}", "install the driver") from exc
     if check and done.returncode:
-        said = (done.stderr or done.stdout).strip()[-300:] or "status %d" % done.returncode
-        raise HookError("{} failed: {}".format(" ".join(argv), said))
+        said = (done.stderr or done.stdout).strip()[-300:] or f"status {done.returncode}"
+        raise HookError(f"{' '.join(argv)} failed: {said}")
     return done.stdout
 
 
@@ -191,18 +191,21 @@ def jobs(cards: list[Gpu]) -> list[User]:
         raise HookError("MIG is on, which CUDA checkpoints do not carry", "nvidia-smi -mig 0")
     found = []
     for user in users():
-        who = "process %d (%s)" % (user.pid, user.comm)
+        who = f"process {user.pid} ({user.comm})"
         if user.comm.startswith(PERSISTENCED):
             continue
         if user.comm.startswith(MPS):
-            raise HookError(who + " is MPS, which CUDA checkpoints do not carry", "end it")
+            raise HookError(f"{who} is MPS, which CUDA checkpoints do not carry", "end it")
         if user.comm in GRAPHICS or "nvidia-modeset" in user.devices:
-            raise HookError(who + " draws with the GPU: that is not carried", "end it")
+            raise HookError(f"{who} draws with the GPU: that is not carried", "end it")
         if user.devices and not any(re.fullmatch(r"nvidia\d+", name) for name in user.devices):
-            raise HookError(who + " has only {} open: it is no CUDA job that could be locked".format(", ".join(user.devices)), "end it")  # fmt: skip
+            only = ", ".join(user.devices)
+            raise HookError(
+                f"{who} has only {only} open: it is no job that can be locked", "end it"
+            )
         if user.shares and cards and cards[0].driver < IPC_DRIVER:
-            raise HookError(who + " shares device memory with others (CUDA IPC), which driver %d "
-                            "does not carry" % cards[0].driver, "use driver %d" % IPC_DRIVER)  # fmt: skip
+            why = f"{who} shares device memory with others (CUDA IPC), which is not carried"
+            raise HookError(why, f"use driver {IPC_DRIVER}")
         found.append(user)
     return found
 
@@ -313,12 +316,12 @@ class Library:
             raise HookError(f"neither cuda-checkpoint nor libcuda is here: {exc}",
                             "install one of them") from exc  # fmt: skip
         if not hasattr(self._cuda, "cuCheckpointProcessGetState"):
-            raise HookError("this libcuda has no checkpoints", "use driver %d" % LEAST_DRIVER)
+            raise HookError("this libcuda has no checkpoints", f"use driver {LEAST_DRIVER}")
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._cuda, name)(*arguments)
         if code:
-            raise HookError("%s: CUDA error %d" % (name, code), "see the driver's documentation")
+            raise HookError(f"{name}: CUDA error {code}", "see the driver's documentation")
 
     def state(self, pid: int) -> str:
         """As Command."""
@@ -359,19 +362,19 @@ def preflight() -> dict[str, Any]:
     if not cards:
         raise HookError("nvidia-smi shows no GPU", "load the driver")
     if cards[0].driver < LEAST_DRIVER:
-        raise HookError("driver %d cannot restore onto another card" % cards[0].driver,
-                        "use driver %d or newer" % LEAST_DRIVER)  # fmt: skip
+        why = f"driver {cards[0].driver} cannot restore onto another card"
+        raise HookError(why, f"use driver {LEAST_DRIVER} or newer")
     found, how = jobs(cards), tool()
     for user in found:
-        if how.state(user.pid) != RUNNING:
-            raise HookError("process %d (%s) is %s already" % (user.pid, user.comm, how.state(user.pid)),
-                            "unlock it: cuda-checkpoint --action unlock")  # fmt: skip
+        if (now := how.state(user.pid)) != RUNNING:
+            why = f"process {user.pid} ({user.comm}) is {now} already"
+            raise HookError(why, "unlock it: cuda-checkpoint --action unlock")
     free = available_bytes()
     held = sum(card.used_mib for card in cards) << 20
     if held > free:
-        raise HookError("the GPUs hold %d MiB, and %d MiB of the guest's memory are free"
-                        % (held >> 20, free >> 20), "give the guest more memory")  # fmt: skip
-    return {"device_bytes": held, "notes": ["%d CUDA jobs" % len(found)]}
+        why = f"the GPUs hold {held >> 20} MiB, and {free >> 20} MiB of the guest's memory are free"
+        raise HookError(why, "give the guest more memory")
+    return {"device_bytes": held, "notes": [f"{len(found)} CUDA jobs"]}
 
 
 def available_bytes() -> int:
@@ -420,14 +423,12 @@ def checkpoint() -> dict[str, Any]:
     for job in remembered(state):
         if how.state(job["pid"]) == LOCKED:
             how.act("checkpoint", job["pid"], {})
-        now = how.state(job["pid"])
+        now, who = how.state(job["pid"]), f"process {job['pid']} ({job['comm']})"
         if now != CHECKPOINTED:
-            raise HookError(
-                "process %d (%s) is %s, not checkpointed" % (job["pid"], job["comm"], now)
-            )
+            raise HookError(f"{who} is {now}, not checkpointed")
         if devices := opened(PROC / str(job["pid"]))[0]:
-            raise HookError("process %d (%s) is checkpointed and still has %s open"
-                            % (job["pid"], job["comm"], ", ".join(sorted(devices))))  # fmt: skip
+            still = ", ".join(sorted(devices))
+            raise HookError(f"{who} is checkpointed and still has {still} open")
     return {}
 
 
@@ -441,7 +442,7 @@ def release() -> dict[str, Any]:
         run("systemctl", "stop", "nvidia-persistenced", check=False)
     end_persistenced()
     if left := users():
-        who = ", ".join("%d (%s: %s)" % (one.pid, one.comm, " ".join(one.devices)) for one in left)
+        who = ", ".join(f"{one.pid} ({one.comm}: {' '.join(one.devices)})" for one in left)
         raise HookError(f"the driver has users: {who}", "end them")
     state["drivers"] = [name for name in DRIVERS if (MODULES / name).exists()]
     write_state(state)
@@ -525,7 +526,7 @@ def device_map(state: dict[str, Any]) -> dict[str, str]:
 
 def begin_anew(job: dict[str, Any]) -> str:
     """End the job for certain and begin it again; which it was."""
-    who = "%s (process %d)" % (" ".join(job["argv"]) or job["comm"], job["pid"])
+    who = f"{' '.join(job['argv']) or job['comm']} (process {job['pid']})"
     with contextlib.suppress(OSError):
         os.kill(job["pid"], signal.SIGKILL)
     if job["unit"]:
@@ -554,7 +555,7 @@ def resume() -> dict[str, Any]:
         if now == LOCKED:
             how.act("unlock", job["pid"], {})
         elif now != RUNNING:
-            raise HookError("process %d (%s) is %s" % (job["pid"], job["comm"], now))
+            raise HookError(f"process {job['pid']} ({job['comm']}) is {now}")
     if state["persistenced"]:
         run("systemctl", "start", "nvidia-persistenced", check=False)
     if not state["persistence"]:
