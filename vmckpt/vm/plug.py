@@ -79,14 +79,13 @@ async def plug(
     added = []
     for device in devices:
         if device.id not in there:
-            await _plug_one(host, monitor, device, given.get(device.id, []))
+            await plug_one(host, monitor, device, given.get(device.id, []))
             added.append(device.id)
     return added
 
 
-async def _plug_one(
-    host: Host, monitor: Monitor, device: Passthrough, addresses: list[str]
-) -> None:
+async def plug_one(host: Host, monitor: Monitor, device: Passthrough, addresses: list[str]) -> None:
+    """Plug in all functions of one device, or none."""
     # The guest is told when function 0 comes: the others have to be there by then.
     options = list(reversed(functions(device, addresses)))
     try:
