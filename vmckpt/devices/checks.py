@@ -78,6 +78,21 @@ async def hook_checks(vm: Vm) -> list[Check]:
     return [await _hook(vm, device, is_running=True) for device in devices]
 
 
+async def held_bytes(vm: Vm) -> int | None:
+    """What the devices hold that are unplugged for a move, as their hooks say; None: it has none.
+
+    Raises HookFailedError.
+    """
+    devices = [device for device in vm.spec.passthrough if device.strategy.detaches]
+    if not devices:
+        return None
+    answers = [
+        await GuestHook(vm.host, vm.qemu.files, device, "plan").do(Phase.PREFLIGHT)
+        for device in devices
+    ]
+    return sum(answer.device_bytes for answer in answers)
+
+
 def saved_whole_checks(vm: Vm) -> list[Check]:
     """What is against having QEMU save all of a VM, devices included, as it runs."""
     return [

@@ -6,7 +6,7 @@ reattach, restore, resume. Whatever fails on the way out is taken back where the
 
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from vmckpt.devices.contract import WAY_BACK, WAY_OUT, Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
@@ -23,7 +23,7 @@ from vmckpt.vm.paths import QemuDir
 UNPLUG_TIMEOUT_S = 30.0
 # On the way back nothing else is left to do than to try again.
 TRIES = 3
-UNPLUG = "unplug"
+UNPLUG, PLUG = "unplug", "plug"
 HOOK = "hook-"
 # The steps of an operation, in their order.
 STEPS_OUT = (*(f"{HOOK}{phase}" for phase in WAY_OUT), UNPLUG)
@@ -45,13 +45,6 @@ class Place(Protocol):
         """A session. Raises HostDownError."""
 
 
-class Took(NamedTuple):
-    """How long a phase took, over all devices."""
-
-    phase: str
-    seconds: float
-
-
 class Journey:
     """The devices that are unplugged for an operation. Of a VM without any, all is nothing."""
 
@@ -61,7 +54,8 @@ class Journey:
         self._devices = [device for device in devices if device.strategy.detaches]
         self._run, self._note = run, note
         self._refused = False
-        self.took: list[Took] = []
+        self._took_s: dict[str, float] = {}
+        self.device_bytes = 0
 
     @property
     def has_devices(self) -> bool:
@@ -72,6 +66,22 @@ class Journey:
     def ids(self) -> frozenset[str]:
         """The ids of all functions that come and go."""
         return frozenset(device.function_id(n) for device in self._devices for n in range(8))
+
+    @property
+    def out_s(self) -> float:
+        """How long the way out took."""
+        return self._sum(*WAY_OUT, UNPLUG)
+
+    @property
+    def back_s(self) -> float:
+        """How long the way back took."""
+        return self._sum(PLUG, *WAY_BACK)
+
+    def _sum(self, *phases: str) -> float:
+        return round(sum(self._took_s.get(phase, 0.0) for phase in phases), 4)
+
+    def _took(self, phase: str, began_s: float) -> None:
+        self._took_s[phase] = self._took_s.get(phase, 0.0) + time.monotonic() - began_s
 
     def steps_out(self, source: Place) -> tuple[Step, ...]:
         """The way out as steps; what undoes each finds the guest running on the source."""
@@ -93,10 +103,12 @@ class Journey:
         """Every hook does the phase. Raises HookFailedError for the first that does not."""
         began_s = time.monotonic()
         await all_of(self._one(place, device, phase, tries) for device in self._devices)
-        self.took.append(Took(phase, round(time.monotonic() - began_s, 4)))
+        self._took(phase, began_s)
 
     async def _one(self, place: Place, device: Passthrough, phase: Phase, tries: int) -> None:
         answer = await GuestHook(place.host, place.files, device, self._run).do(phase, tries=tries)
+        if phase is Phase.CHECKPOINT:
+            self.device_bytes += answer.device_bytes
         for job in answer.restarted:
             self._note("job-restarted", f"{job} could not be brought back: it was begun anew")
         for text in answer.notes:
@@ -116,7 +128,7 @@ class Journey:
         except (OutcomeUnknownError, HostDownError) as exc:
             # The guest is the source's whatever became of the device, which is looked for anew.
             raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
-        self.took.append(Took(UNPLUG, round(time.monotonic() - began_s, 4)))
+        self._took(UNPLUG, began_s)
 
     async def plug(self, place: Place) -> None:
         """Every device is plugged in. Raises RefusedError, OperationFailedError."""
@@ -125,7 +137,7 @@ class Journey:
             await plug.plug(place.host, place.files, await place.monitor(), self._devices)
         except (OutcomeUnknownError, HostDownError) as exc:
             raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
-        self.took.append(Took("plug", round(time.monotonic() - began_s, 4)))
+        self._took(PLUG, began_s)
 
     async def plug_back(self, place: Place) -> None:
         """Every device is plugged in, and the guest is no more being asked to let one go.

@@ -395,6 +395,7 @@ def quiesce() -> dict[str, Any]:
             "cards": [[card.uuid, card.name] for card in cards],
             "persistence": any(card.persistence for card in cards),
             "persistenced": any(user.comm.startswith(PERSISTENCED) for user in users()),
+            "held": sum(card.used_mib for card in cards) << 20,
             "drivers": [],
         })  # fmt: skip
     return {}
@@ -429,7 +430,7 @@ def checkpoint() -> dict[str, Any]:
         if devices := opened(PROC / str(job["pid"]))[0]:
             still = ", ".join(sorted(devices))
             raise HookError(f"{who} is checkpointed and still has {still} open")
-    return {}
+    return {"device_bytes": state.get("held", 0)}
 
 
 def release() -> dict[str, Any]:
