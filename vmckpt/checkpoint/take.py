@@ -38,7 +38,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
 from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
-from vmckpt.store.transaction import AreaWriter, Transaction
+from vmckpt.store.transaction import AreaWriter, Origin, Transaction
 from vmckpt.vm import capture_checks
 from vmckpt.vm.argv import default_mac
 from vmckpt.vm.check import REFUSE, Check
@@ -58,13 +58,18 @@ PAGE_S = 4e-6
 
 
 class Wish(NamedTuple):
-    """What is asked of a checkpoint."""
+    """What is asked of a checkpoint.
+
+    `id`, if given, is what it is to be called for good: then it is taken once, however often and by
+    whomever it is asked for.
+    """
 
     name: str
     tags: Mapping[str, str]
     trigger: str
     max_pause_s: float
     kind: str = EPOCH
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,8 @@ class Taking:
     async def _take(self, store: Store) -> Taken:
         history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
         parent = await self._parent(store, history)
-        new = await self._aside(partial(store.begin, self._vm.name, parent=parent))
+        origin = await self._origin(store, parent)
+        new = await self._aside(partial(store.begin, self._vm.name, parent=parent, origin=origin))
         keeps = False
         try:
             await self._disks.prepare(self._written_disks(), new.id, parent)
@@ -187,6 +193,22 @@ class Taking:
             return history.last
         mine = await self._aside(partial(store.manifests, self._vm.name))
         return mine[-1].id if mine else None
+
+    async def _origin(self, store: Store, parent: str | None) -> Origin | None:
+        """Of the id that was asked for. Raises RefusedError: that is there.
+
+        The VM's lock is held: whoever else was to take it has done so, or finds it here.
+        """
+        wanted = self._wish.id
+        if not wanted:
+            return None
+        if wanted in await self._aside(store.ids):
+            raise RefusedError(
+                f"checkpoint {wanted} is there already",
+                why="somebody who was asked for it before has taken it",
+                remedy="nothing is to be done: see `vmckpt checkpoint show`",
+            )
+        return Origin(wanted, self._vm.name, parent, None)
 
     async def _end(self, new: Transaction, *, keeps: bool) -> None:
         try:
