@@ -31,6 +31,13 @@ class Fingerprint(NamedTuple):
     sha256: str
 
 
+class Queues(NamedTuple):
+    """What the other side has not acknowledged of what was sent, and what was not read yet."""
+
+    unsent_bytes: int
+    unread_bytes: int
+
+
 class Executable(NamedTuple):
     """A program on a host; another build of it has another time or size."""
 
@@ -195,6 +202,9 @@ class Host(Protocol):
 
     async def listening_ports(self, address: str) -> frozenset[int]:
         """TCP ports that somebody listens on at `address`."""
+
+    async def socket_queues(self, which: ProcessId, port: int) -> Queues:
+        """What waits in the process's TCP connections that have `port` at either end."""
 
     async def user_id(self) -> int:
         """The user that commands run as; 0 is root."""

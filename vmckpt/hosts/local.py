@@ -22,6 +22,7 @@ from vmckpt.hosts.host import (
     Entry,
     Executable,
     Fingerprint,
+    Queues,
 )
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
@@ -278,6 +279,12 @@ class LocalHost(Entry):
         else:
             present = "".join([await self.read_text(Path(table)) or "" for table in tables])
         return listening_ports(present, address)
+
+    async def socket_queues(self, which: ProcessId, port: int) -> Queues:
+        """What waits in the process's TCP connections that have `port` at either end."""
+        from vmckpt.hosts.socket_queues import queues
+
+        return queues(which.pid, port) if process.is_alive(which) else Queues(0, 0)
 
     async def user_id(self) -> int:
         """The user that commands run as; 0 is root."""
