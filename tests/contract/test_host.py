@@ -419,6 +419,18 @@ def test_what_waits_in_a_process_s_connections(host: Host, ask: Ask) -> None:
         assert ask(host.socket_queues(which, port)) == Queues(0, 0)
 
 
+def test_what_a_file_was_given(host: Host, ask: Ask, tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        file.truncate(1 << 20)
+    found = ask(host.allocation(tmp_path / "sparse"))
+    assert found is not None
+    assert found.size_bytes == 1 << 20
+    assert 4096 <= found.allocated_bytes < 1 << 20
+    assert ask(host.allocation(tmp_path / "gone")) is None
+
+
 def test_files_are_told_apart(host: Host, ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one")
     (tmp_path / "b").write_text("two")

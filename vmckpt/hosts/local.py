@@ -18,6 +18,7 @@ from vmckpt.hosts import kernel, process
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
+    Allocation,
     Completed,
     Entry,
     Executable,
@@ -30,6 +31,8 @@ from vmckpt.hosts.tcp_table import listening_ports
 
 KILL_TIMEOUT_S = 5.0
 PATH_POLL_S = 0.005
+# What stat(2) counts blocks in, whatever the file system's are.
+_BLOCK_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,14 @@ class LocalHost(Entry):
     async def fingerprint(self, path: Path) -> Fingerprint | None:
         """A file's size and content, for comparing; None when it cannot be read."""
         return await asyncio.to_thread(_fingerprint, path)
+
+    async def allocation(self, path: Path) -> Allocation | None:
+        """How much of a file is there; None when there is none."""
+        try:
+            stat = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Allocation(stat.st_size, stat.st_blocks * _BLOCK_BYTES)
 
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""

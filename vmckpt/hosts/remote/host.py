@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
+    Allocation,
     Completed,
     Entry,
     Executable,
@@ -116,6 +117,10 @@ class RemoteHost(Entry):
     async def fingerprint(self, path: Path) -> Fingerprint | None:
         """A file's size and content, for comparing; None when it cannot be read."""
         return await self._ask(Host.fingerprint, path)
+
+    async def allocation(self, path: Path) -> Allocation | None:
+        """How much of a file is there; None when there is none."""
+        return await self._ask(Host.allocation, path)
 
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
