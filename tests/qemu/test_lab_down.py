@@ -50,19 +50,24 @@ def test_down_ends_everything_in_the_lab_and_removes_ram_files(state_dir: Path) 
                 for process in (lab.client, *(host.holder for host in lab.hosts))
             }
             # Neither is marked by its environment; one is deaf to SIGTERM, as a wedged QEMU is.
-            deaf = "from signal import *; signal(SIGTERM, SIG_IGN); pause()"
+            said = "print(flush=True); pause()"
+            deaf = f"from signal import *; signal(SIGTERM, SIG_IGN); {said}"
             strangers = [
-                await asyncio.create_subprocess_exec(*lab.hosts[0].enter, "sleep", "60", env={}),
                 await asyncio.create_subprocess_exec(
-                    *lab.hosts[1].enter, sys.executable, "-c", deaf, env={}
-                ),
+                    *(*host.enter, sys.executable, "-c", code), env={}, stdout=subprocess.PIPE
+                )
+                for host, code in zip(
+                    lab.hosts, (f"from signal import *; {said}", deaf), strict=True
+                )
             ]
+            for stranger in strangers:
+                assert stranger.stdout is not None
+                await stranger.stdout.readline()
             other = Path(f"/dev/shm/vmckpt-vm1-other{os.getpid()}.ram")
             ram = Path(f"/dev/shm/vmckpt-vm1-test{os.getpid()}.ram")
             for path in (other, ram):
                 path.touch()
             (lab.hosts[1].state_dir / f"vms/vm1/qemu-test{os.getpid()}").mkdir(parents=True)
-            await asyncio.sleep(0.2)
             removed = await labs.down(state_dir)
             assert removed.ram_files == 1
             assert not ram.exists()

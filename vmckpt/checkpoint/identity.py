@@ -15,6 +15,8 @@ from vmckpt.vm.argv import default_mac
 from vmckpt.vm.spec import Spec
 
 _IP = ("/sbin/ip", "/bin/ip")
+# For each answer: a guest that has just begun fetches its pages as it touches them, its agent too.
+_ANSWER_S = 10.0
 
 
 def new_macs(facts: Facts, spec: Spec) -> list[tuple[str, str]]:
@@ -34,13 +36,13 @@ async def tell_guest(
     if not spec.guest_agent:
         return [_no_clock("it has no guest agent"), *_no_macs(macs, "no guest agent", plugged)]
     try:
-        session = await GuestAgent.connect(await host.connect(agent))
+        session = await GuestAgent.connect(await host.connect(agent), _ANSWER_S)
     except VmckptError as exc:
         return [_no_clock(str(exc.why)), *_no_macs(macs, "its guest agent is silent", plugged)]
     unsaid: list[str] = []
     try:
         try:
-            await session.set_time()
+            await session.set_time(_ANSWER_S)
         except VmckptError as exc:
             unsaid.append(_no_clock(exc.why))
         for one in macs:
@@ -57,7 +59,7 @@ async def _set_mac(agent: GuestAgent, old: str, new: str) -> None:
     """Raises AgentSilentError, OperationFailedError."""
     names = {
         str(one.get("hardware-address", "")).lower(): str(one["name"])
-        for one in await agent.interfaces()
+        for one in await agent.interfaces(_ANSWER_S)
     }
     if new in names:
         return
@@ -67,7 +69,7 @@ async def _set_mac(agent: GuestAgent, old: str, new: str) -> None:
             why=f"none of its interfaces has {old}: {', '.join(names)}",
             remedy=f"give the one that is meant {new}, inside",
         )
-    await agent.run_first(_IP, ["link", "set", "dev", names[old], "address", new])
+    await agent.run_first(_IP, ["link", "set", "dev", names[old], "address", new], _ANSWER_S)
 
 
 def _no_clock(why: str) -> str:
