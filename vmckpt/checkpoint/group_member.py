@@ -17,15 +17,13 @@ Whoever is told `void` instead, or hears nothing in time, undoes its part, whate
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line, given_up
-from vmckpt.epoch.output import BriefHold
 from vmckpt.errors import OperationFailedError, VmckptError
-from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import finish
 
 T = TypeVar("T")
@@ -36,6 +34,16 @@ TOGETHER_S = 10.0
 HEAD_S = 30.0
 # How often a member that waits for others sees to it that little is left for its pause.
 KEEP_UP_S = 0.05
+
+
+class Output(Protocol):
+    """What a guest sends: `epoch.output.BriefHold`."""
+
+    async def hold(self) -> None:
+        """From here on nothing leaves, for as long as is allowed."""
+
+    async def let_go(self) -> None:
+        """All that waits leaves."""
 
 
 class Held(NamedTuple):
@@ -50,7 +58,7 @@ class Member:
     """The part of one VM; `most_s` is how long its output may be held."""
 
     def __init__(self, line: Line, most_s: float) -> None:
-        self._line, self._most_s = line, most_s
+        self._line, self.most_s = line, most_s
         self.held: Held | None = None
 
     def say(self, word: str, **more: Any) -> None:
@@ -81,8 +89,7 @@ class Member:
 
     async def cut(
         self,
-        monitor: Monitor,
-        netdevs: Sequence[str],
+        output: Output,
         tell_guard: Callable[[str], None],
         capture: Callable[[], Awaitable[T]],
     ) -> T:
@@ -93,26 +100,26 @@ class Member:
         """
         self.say("set")
         await self.told("cut", TOGETHER_S)
-        output = BriefHold(monitor, netdevs, self._most_s)
-        began_s = time.monotonic()
-        tell_guard(f"free {_boottime_s() + self._most_s}")
+        now_s = asyncio.get_running_loop().time
+        began_s = now_s()
+        tell_guard(f"free {_boottime_s() + self.most_s}")
         try:
             await output.hold()
             stopping_unix_s = time.time()
             captured = await capture()
             runs_unix_s = time.time()
             self.say("captured")
-            await self.told("release", max(began_s + self._most_s - time.monotonic(), 0.0))
-            heard_s = time.monotonic()
+            await self.told("release", max(began_s + self.most_s - now_s(), 0.0))
+            heard_s = now_s()
         except BaseException:
             with suppress(VmckptError):
                 await finish(output.let_go())
             raise
         await finish(output.let_go())
-        self.held = Held(stopping_unix_s, runs_unix_s, time.monotonic() - began_s)
+        self.held = Held(stopping_unix_s, runs_unix_s, now_s() - began_s)
         tell_guard("free inf")
-        if heard_s - began_s >= self._most_s:
-            raise given_up(f"its output could be held for {self._most_s:g} s only")
+        if heard_s - began_s >= self.most_s:
+            raise given_up(f"its output could be held for {self.most_s:g} s only")
         self.say("released")
         return captured
 
@@ -163,7 +170,9 @@ async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
         else:
             came.set_result(Line(reader, writer, "the group's head"))
 
-    server = await asyncio.start_unix_server(visit, ear, limit=MOST_LINE_BYTES)
+    part = ear.with_suffix(".part")
+    server = await asyncio.start_unix_server(visit, part, limit=MOST_LINE_BYTES)
+    part.rename(ear)  # it is there when it listens
     try:
         async with asyncio.timeout(HEAD_S):
             line = await came

@@ -27,7 +27,7 @@ from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
-from vmckpt.epoch.output import HeldOutput, brief_holds
+from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
@@ -263,7 +263,8 @@ class Taking:
         take = partial(capture.epoch, 0, also=self._disks.in_pause)
         if self._member is None:
             return await take()
-        return await self._member.cut(self._monitor, netdevs(self._vm), self._tell_guard, take)
+        output = BriefHold(self._monitor, netdevs(self._vm), self._member.most_s)
+        return await self._member.cut(output, self._tell_guard, take)
 
     def _was_reset(self) -> OperationFailedError:
         return OperationFailedError(
