@@ -16,11 +16,12 @@ from typing import NamedTuple
 from vmckpt.errors import BusyError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
-from vmckpt.migrate.learned import SHARED
 from vmckpt.plan.share import fair_share
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_rate
 
+# The note of a migration that had the link not for itself alone.
+SHARED = "shared-link"
 LOOK_S = 1.0
 OUT, IN = "out", "in"
 
