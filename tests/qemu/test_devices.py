@@ -86,7 +86,7 @@ def there_and_back(made: World, times: int) -> None:
         before = now
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "case", [pytest.param(one, marks=[] if one in ALWAYS else pytest.mark.long) for one in ALL],
     ids=str,
@@ -108,7 +108,7 @@ def test_fault(made: World, case: Case) -> None:
                 made.kill(command)
             elif case.fault == "kill the target":
                 send(signal.SIGKILL, [one for one in made.qemus(NAME) if one not in ours])
-            out, err = command.communicate(timeout=150)
+            out, err = command.communicate(timeout=200)
         finally:
             made.kill(command)
     assert "Traceback" not in err, err
