@@ -253,9 +253,9 @@ class Migration:
 
     async def _source_machine(self) -> Machine:
         monitor, _ = await both(self._pair.source.monitor(), self._pair.source.rescue())
-        found = await describe(monitor)
+        found, away = await describe(monitor), self._journey.absent_ids
         # Those that are unplugged for the way come back later.
-        stay = {name: kind for name, kind in found.devices.items() if name not in self._journey.ids}
+        stay = {name: kind for name, kind in found.devices.items() if name not in away}
         return found._replace(devices=stay)
 
     async def _compare(self, ours: Machine) -> None:

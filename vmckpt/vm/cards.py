@@ -10,28 +10,33 @@ from vmckpt.hosts.host import Host
 from vmckpt.vm.passthrough import VFIO, Passthrough
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir, vms_dir
 
-# One line per PCI function: address, vendor, device, driver, IOMMU group.
+# One line per PCI function: address, vendor, device, driver, IOMMU group, whose virtual function.
 _LIST = """\
 for d in /sys/bus/pci/devices/*; do
     [ -e "$d/vendor" ] || continue
     driver=$(readlink "$d/driver"); group=$(readlink "$d/iommu_group")
-    echo "${d##*/} $(cat "$d/vendor") $(cat "$d/device") ${driver##*/}- ${group##*/}-"
+    of=$(readlink "$d/physfn")
+    echo "${d##*/} $(cat "$d/vendor") $(cat "$d/device") ${driver##*/}- ${group##*/}- ${of##*/}-"
 done
 """
 
 
 class Function(NamedTuple):
-    """A PCI function of a host: `name` is VENDOR:DEVICE, `driver` and `group` may be empty."""
+    """A PCI function of a host: `name` is VENDOR:DEVICE, `driver` and `group` may be empty.
+
+    A virtual one (SR-IOV) is `part_of` another.
+    """
 
     address: str
     name: str
     driver: str
     group: str
+    part_of: str
 
     @property
     def card(self) -> str:
-        """Its address without the function's number: what all functions of a card share."""
-        return self.address.rpartition(".")[0]
+        """What all functions of a card share; a virtual one is a card by itself."""
+        return self.address if self.part_of else self.address.rpartition(".")[0]
 
 
 class Card(NamedTuple):
@@ -54,9 +59,9 @@ def parse_functions(text: str) -> list[Function]:
     """What `_LIST` prints. Pure."""
     found = []
     for line in text.splitlines():
-        address, vendor, device, driver, group = line.split()
+        address, vendor, device, driver, group, part_of = line.split()
         name = f"{vendor.removeprefix('0x')}:{device.removeprefix('0x')}"
-        found.append(Function(address, name, driver[:-1], group[:-1]))
+        found.append(Function(address, name, driver[:-1], group[:-1], part_of[:-1]))
     return found
 
 

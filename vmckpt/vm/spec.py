@@ -152,6 +152,10 @@ def _check_passthrough(spec: Spec, top: Table) -> None:
     if names and not spec.machine.startswith(("q35", "pc-q35")):
         why = f"a {spec.machine} has no ports that devices are plugged into"
         raise top.wrong("machine", why, 'write machine = "q35"')
+    stand_ins = [device.nic for device in spec.passthrough if device.nic is not None]
+    if len(set(stand_ins)) < len(stand_ins) or any(not 0 <= n < len(spec.nics) for n in stand_ins):
+        why = "each failover device has a [[nics]] of its own that stands in for it"
+        raise top.wrong("passthrough", why, "number them from 0, in the order of [[nics]]")
     if any(device.hook for device in spec.passthrough) and not spec.guest_agent:
         why = "hooks are run by the guest agent"
         raise top.wrong("passthrough", why, "write guest_agent = true, and run it in the guest")

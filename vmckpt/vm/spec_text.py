@@ -69,6 +69,8 @@ def _passthrough(device: Passthrough) -> list[str]:
         lines.append(_line("limits_s", device.limits_s))
     if device.options:
         lines.append(_line("options", device.options))
+    if device.nic is not None:
+        lines.append(_line("nic", device.nic))
     return lines
 
 
