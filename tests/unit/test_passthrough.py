@@ -184,6 +184,17 @@ def test_a_virtual_function_is_a_card_by_itself() -> None:
     assert [unfit(card, {"0000:43:00.2"}) is None for card in found] == [False, True, False]
 
 
+def test_a_card_whose_iommu_group_others_use_is_not_free() -> None:
+    (gpu, nic) = cards(
+        parse_functions(
+            "0000:41:00.0 0x10de 0x2330 vfio-pci- 12- -\n0000:44:00.0 0x8086 0x1533 igb- 12- -\n"
+        )
+    )
+    assert unfit(gpu, (), [gpu]) is None
+    reason = unfit(gpu, (), [gpu, nic])
+    assert reason == "0000:44:00.0 (igb) is in its IOMMU group and not bound to vfio-pci"
+
+
 def test_what_blocks_because_of_vfio_names_the_ways() -> None:
     blocker = "0000:41:00.0: VFIO migration is not supported in kernel"
     (check,) = device_checks([blocker], {})

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError
@@ -10,6 +11,9 @@ from vmckpt.hosts.host import Host
 from vmckpt.vm.passthrough import VFIO, Passthrough
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir, vms_dir
 
+# Drivers that leave the rest of an IOMMU group usable.
+HARMLESS = frozenset({VFIO, "pci-stub", "pcieport", ""})
+VFIO_DEVICES = Path("/dev/vfio")
 # One line per PCI function: address, vendor, device, driver, IOMMU group, whose virtual function.
 _LIST = """\
 for d in /sys/bus/pci/devices/*; do
@@ -73,14 +77,19 @@ def cards(functions: Iterable[Function]) -> list[Card]:
     return [Card(tuple(parts)) for parts in found.values()]
 
 
-def unfit(card: Card, taken: Iterable[str]) -> str | None:
-    """Why the card cannot be given to a guest now; None: it can. Pure."""
+def unfit(card: Card, taken: Iterable[str], others: Iterable[Card] = ()) -> str | None:
+    """Why the card cannot be given to a guest now; None: it can. `others` are the host's. Pure."""
     wrong = [one for one in card.functions if one.driver != VFIO]
     if wrong:
         what = ", ".join(f"{one.address} ({one.driver or 'no driver'})" for one in wrong)
         return f"{what} is not bound to {VFIO}"
     if has := sorted(set(card.addresses) & set(taken)):
         return f"{has[0]} is another VM's"
+    groups = {one.group for one in card.functions}
+    mates = [one for other in others if other != card for one in other.functions]
+    for one in mates:
+        if one.group in groups and one.driver not in HARMLESS:
+            return f"{one.address} ({one.driver}) is in its IOMMU group and not bound to {VFIO}"
     return None
 
 
@@ -99,16 +108,26 @@ async def cards_of(host: Host) -> list[Card]:
 
 async def choose(host: Host, device: Passthrough, taken: Iterable[str]) -> tuple[Card | None, str]:
     """A card that is `device`'s equal and free; None and why there is none."""
-    equals = [card for card in await cards_of(host) if card.name == device.match]
+    everything = await cards_of(host)
+    equals = [card for card in everything if card.name == device.match]
     if not equals:
         return None, f"{host.name} has no device {device.match}"
     taken = set(taken)
     reasons = []
     for card in equals:
-        if (reason := unfit(card, taken)) is None:
+        reason = unfit(card, taken, everything) or await _closed(host, card)
+        if reason is None:
             return card, f"{card.addresses[0]} is free"
         reasons.append(reason)
     return None, f"no device {device.match} of {host.name} is free: {'; '.join(reasons)}"
+
+
+async def _closed(host: Host, card: Card) -> str | None:
+    """What of it this user may not use; None: nothing."""
+    for group in sorted({one.group for one in card.functions}):
+        if not await host.usable(VFIO_DEVICES / group):
+            return f"this user may not use {VFIO_DEVICES / group} ({card.addresses[0]})"
+    return None
 
 
 async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:
