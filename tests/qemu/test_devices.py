@@ -93,8 +93,8 @@ def there_and_back(made: World, times: int) -> None:
 def test_a_job_that_cannot_be_brought_back_waits_until_it_can(made: World) -> None:
     home, before = str(made.ok("vm", "show", NAME)["host"]), job(made)
     away = "lab-b" if home == "lab-a" else "lab-a"
-    lines = ["restore fail"] * 3 + ["abort fail"] * 3
-    in_guest(made, "sh", "-c", f"printf '{'\\n'.join(lines)}\\n' > /run/device-hook.fault")
+    lines = "".join(f"{phase} fail\\n" for phase in ["restore"] * 3 + ["abort"] * 3)
+    in_guest(made, "sh", "-c", f"printf '{lines}' > /run/device-hook.fault")
     held = made.vmckpt("migrate", NAME, away)
     assert (held.error["kind"], held.error["exit_code"]) == ("job-held", 1)
     assert f"vmckpt device recover {NAME}" in held.error["remedy"]
