@@ -119,7 +119,7 @@ def functions(device: Passthrough, addresses: list[str]) -> list[dict[str, Any]]
         if device.nic is not None and number == 0:
             one["failover_pair_id"] = f"nic{device.nic}"
         if device.netdev:
-            one["netdev"] = device.netdev
+            one |= {"netdev": device.netdev, "romfile": ""}
         if len(addresses) > 1 and number == 0:
             one["multifunction"] = True
         found.append(one)
