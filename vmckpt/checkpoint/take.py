@@ -22,6 +22,8 @@ from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machi
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
+from vmckpt.devices.absence import without_devices
+from vmckpt.devices.checks import away_names, hook_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
@@ -94,8 +96,10 @@ async def require_capturable(vm: Vm) -> None:
     """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
     checks: list[Check] = list(capture_checks.memory(vm))
     await require_alive(vm)
+    away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture_checks.devices(monitor)]
+        checks += [found async for found in capture_checks.devices(monitor, away)]
+    checks += await hook_checks(vm)
     checks.append(await capture_checks.tracking(vm))
     if refused := [check for check in checks if check.verdict == REFUSE]:
         raise RefusedError(
@@ -124,10 +128,12 @@ async def take(
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
             async with session(connected, now.name) as monitor, aside_calls() as aside:
-                work = Taking(now, monitor, wish, aside, tell)
+                taking = Taking(now, monitor, wish, aside, tell)
                 if member is not None:
-                    work.join(member, tell_guard)
-                return await work.take(place, secret)
+                    taking.join(member, tell_guard)
+                return await without_devices(
+                    now, monitor, wish.name, tell, lambda: taking.take(place, secret)
+                )
 
 
 def netdevs(vm: Vm) -> list[str]:

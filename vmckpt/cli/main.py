@@ -27,6 +27,7 @@ NOUNS = (
     "checkpoint",
     "guard",
     "schedule",
+    "device",
     "host",
     "snapshot",
     "store",
