@@ -14,7 +14,7 @@ from vmckpt.vm.paths import vm_dir
 
 FORMAT = 1
 # In this order. When one of AFTER_COMMIT has begun, the target has run.
-BEFORE_COMMIT = ("begin", "prepare", "agree", "mirror", "transfer", "switchover")
+BEFORE_COMMIT = ("begin", "prepare", "agree", "turn", "mirror", "transfer", "switchover")
 AFTER_COMMIT = ("drain", "verify", "handover", "release")
 STEPS = BEFORE_COMMIT + AFTER_COMMIT
 

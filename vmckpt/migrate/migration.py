@@ -121,6 +121,7 @@ class Migration:
         steps = (
             Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
             Step("agree", lambda: self._undoable(self.agree()), self.undo_agree),
+            *([Step("turn", self._link.my_turn)] if self._options.in_turn else ()),
             *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
             Step("transfer", self.transfer),
             Step("switchover", self.switchover, commits=True),
@@ -195,7 +196,7 @@ class Migration:
         try:
             await self._journal.write((self._vm.host, self._target_host))
         except StorageError as exc:
-            if step.name in ("prepare", "agree", "mirror", "transfer"):
+            if step.name in ("prepare", "agree", "turn", "mirror", "transfer"):
                 raise
             # The guest may be on the target: what stands in the journal is enough to recover.
             self._note("journal", str(exc))
@@ -377,6 +378,7 @@ class Migration:
                 await self._transfer.account()
             except HostDownError as exc:
                 self._note("figures", f"the last figures are missing: {exc.what}")
+        await self._link.leave()
 
     @property
     def _arrived(self) -> Qemu:

@@ -39,6 +39,9 @@ def written(spec: Spec) -> str:
             lines.append(_line("mac", nic.mac))
     for device in spec.devices:
         lines += ["", "[[devices]]", *(_line(name, value) for name, value in device.items())]
+    if any(spec.placement):
+        lines += ["", "[placement]"]
+        lines += [_line(name, words) for name, words in spec.placement._asdict().items()]
     if spec.adopted:
         lines += [
             "",
