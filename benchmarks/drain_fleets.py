@@ -43,7 +43,7 @@ def fleet(seed: int, vms: int = 1000, hosts: int = 50, drained: int = 1) -> Flee
         left -= 1
         apart = frozenset({service}) if rng.random() < 0.5 else frozenset[str]()
         size = rng.choices(SIZES_GIB, OFTEN)[0] * GIB
-        home = _home(rng, names, there, memory, size, apart)
+        home = _home(rng, there, memory, size, apart)
         # A part of memory is used, and some of it dirtied again while it goes.
         used = rng.uniform(0.2, 0.9) * size * rng.choice((1.0, 1.0, 1.05, 1.3))
         open_ = [name for name in staying if rng.random() > 0.1] if home in leaving else []
@@ -84,14 +84,13 @@ def _room(name: str, memory: int, vcpus: int, there: list[Mover]) -> Room:
 
 def _home(
     rng: random.Random,
-    names: list[str],
     there: dict[str, list[Mover]],
     memory: dict[str, int],
     size: int,
     apart: frozenset[str],
 ) -> str:
     """A host with room for it, without a replica of its service; some room stays everywhere."""
-    for name in rng.sample(names, len(names)):
+    for name in rng.sample(list(there), len(there)):
         used = sum(one.memory_bytes for one in there[name])
         if used + size < 0.8 * memory[name] and not any(one.apart & apart for one in there[name]):
             return name

@@ -208,7 +208,9 @@ class _State:
             reasons.setdefault(reason, []).append(name)
         for name in unit.candidates:
             reasons.setdefault(self._spaces[name].lacks(unit), []).append(name)
-        words = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+        words = "; ".join(
+            f"{', '.join(sorted(names))}: {reason}" for reason, names in reasons.items()
+        )
         return _whose(words or "there is no host that it may go to", unit.movers)
 
     def _put(self, unit: _Unit, target: str) -> None:

@@ -33,6 +33,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
 from vmckpt.migrate.recorded import new_run
 from vmckpt.plan.crowding import Past
+from vmckpt.sequence.steps import finish
 from vmckpt.vm.lifecycle import owner
 
 DRAIN, UNDRAIN = "drain", "undrain"
@@ -86,16 +87,17 @@ async def drain(
     """
     async with _only_one(host):
         record = records.load(host.name) or Record(host.name, new_run(), time.time())
+        targets = _targets(host, asked, tools)
         was_closed = await is_closed(host)
         if not dry_run:
             await close(host, {"run": record.run, "since_unix_s": record.began_unix_s})
         try:
-            targets = _targets(host, asked, tools)
             work = _Work(DRAIN, host, record, asked=asked, tools=tools, show=show)
             return await work.carried_out(targets, dry_run=dry_run)
-        except RefusedError:
-            if not (was_closed or dry_run):
-                await reopen(host)
+        except BaseException:
+            # What ends before the first move has changed nothing.
+            if not (was_closed or dry_run) and records.load(host.name) is None:
+                await finish(reopen(host))
             raise
 
 

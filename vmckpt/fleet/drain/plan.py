@@ -30,8 +30,8 @@ ASKED_AT_ONCE = 8
 # parts of this machine, who share its processors, and between others.
 CROWDING_HERE, CROWDING = 0.5, 0.0
 WAY_BACK = "way-back"
-# Where nothing is known of any pair of hosts.
-_UNKNOWN = Cost(0.0, 0.0, 0.0)
+# Where nothing is known of any pair of hosts: enough for an order, not for a forecast.
+_UNKNOWN_AROUND_S, _UNKNOWN_BYTES_PER_S = 1.0, 1e9
 NO_LIMITS_BUT_SENSE = Limits()
 
 
@@ -232,7 +232,9 @@ class Planner:
                 closed[host] = "it dirties its memory faster than it can be sent"
             elif vm.hosts and host not in vm.hosts:
                 closed[host] = "its spec does not name it (placement.hosts)"
-        costs = {host: one.cost or _UNKNOWN for host, one in found.items() if host not in closed}
+        work_s = vm.memory_bytes / _UNKNOWN_BYTES_PER_S
+        unknown = Cost(_UNKNOWN_AROUND_S, work_s, _UNKNOWN_AROUND_S)
+        costs = {host: one.cost or unknown for host, one in found.items() if host not in closed}
         return Mover(
             vm.name,
             vm.host,
