@@ -65,7 +65,9 @@ int main(int argc, char **argv)
 
     memload_start();
     diskload_start(argc > 1 ? argv[1] : "/dev/vda");
-    heartbeat_start(id ? (uint32_t)strtoul(id + 6, NULL, 10) : 0);
+    uint32_t number = id ? (uint32_t)strtoul(id + 6, NULL, 10) : 0;
+    heartbeat_start(number);
+    talk_start(number);
     button_start();
     apply_kernel_parameters(cmdline);
     serve_tcp(7000, control_answer);

@@ -19,10 +19,11 @@ from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts import process
 from vmckpt.hosts.heartbeats import Silence, silence
-from vmckpt.hosts.host import Completed, Host
+from vmckpt.hosts.host import Completed, Host, Queues
 from vmckpt.hosts.inventory import reach
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.tcp_table import table_queues
 
 T = TypeVar("T")
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -386,6 +387,48 @@ def test_what_listens_is_known(host: Host, ask: Ask) -> None:
         elsewhere = ask(host.listening_ports("127.0.0.2"))
         assert anywhere.getsockname()[1] in elsewhere
         assert here.getsockname()[1] not in elsewhere
+
+
+def test_what_waits_in_a_process_s_connections(host: Host, ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = (
+            "import socket, sys\n"
+            f"sock = socket.create_connection(('127.0.0.1', {port}))\n"
+            "unconnected, deaf = socket.socket(), socket.create_server(('127.0.0.1', 0))\n"
+            "print(flush=True); sys.stdin.readline()"
+        )
+        with subprocess.Popen(
+            [*PYTHON, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdout.readline()
+            ours, _ = server.accept()
+            with ours:
+                which = process.identify(child.pid)
+                assert which is not None
+                assert ask(host.socket_queues(which, port)) == Queues(0, 0)
+                ours.sendall(b"x" * 1000)
+                assert ask(host.socket_queues(which, port)) == Queues(0, 1000)
+                # To whom the process may not be traced by, the kernel's table says the same.
+                table = Path(f"/proc/{child.pid}/net/tcp").read_text()
+                assert table_queues(table, port) == Queues(0, 1000)
+                assert ask(host.socket_queues(which, port + 1)) == Queues(0, 0)
+            child.stdin.close()
+        assert ask(host.socket_queues(which, port)) == Queues(0, 0)
+
+
+def test_what_a_file_was_given(host: Host, ask: Ask, tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        file.truncate(1 << 20)
+    found = ask(host.allocation(tmp_path / "sparse"))
+    assert found is not None
+    assert found.size_bytes == 1 << 20
+    assert 4096 <= found.allocated_bytes < 1 << 20
+    assert ask(host.allocation(tmp_path / "gone")) is None
 
 
 def test_files_are_told_apart(host: Host, ask: Ask, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vmckpt.errors import BusyError, HostDownError, StorageError, VmckptError
-from vmckpt.hosts.host import Completed, Executable, Fingerprint, Host
+from vmckpt.hosts.host import Allocation, Completed, Executable, Fingerprint, Host, Queues
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.frames import (
@@ -87,6 +87,8 @@ ANSWERS = [
     (Host.fingerprint, Fingerprint(3, "ab"), [3, "ab"]),
     (Host.lock_owner, Owner("r1", "vm run", 7, 1.5), ["r1", "vm run", 7, 1.5, ""]),
     (Host.listening_ports, frozenset({22, 5}), [5, 22]),
+    (Host.socket_queues, Queues(7, 0), [7, 0]),
+    (Host.allocation, Allocation(4097, 4096), [4097, 4096]),
     (Host.resolve, Path("/x"), "/x"),
     (Host.read_text, "line\n\ud800", "line\n\ud800"),
     (Host.read_from, b"\0\xff", "00ff"),

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.hosts.tcp_table import listening_ports, unread_bytes, unsent_bytes
+from vmckpt.hosts.host import Queues
+from vmckpt.hosts.tcp_table import listening_ports, table_queues
 from vmckpt.plan.switchover import LEAST_PART, Look, switchover_bytes_per_s
 
 MB = 1_000_000
@@ -81,7 +82,7 @@ TABLE = """\
 
 
 def test_the_queues_of_a_port_are_those_of_its_open_connections() -> None:
-    assert unread_bytes(TABLE, 0xC000) == 0x1000
-    assert unsent_bytes(TABLE, 0xC000) == 0x2000
-    assert unread_bytes("", 0xC000) == unsent_bytes("", 0xC000) == 0
+    assert table_queues(TABLE, 0xC000) == Queues(7 + 0x2000, 0x1000 + 3)
+    assert table_queues(TABLE, 0xC001) == Queues(0x100, 3)
+    assert table_queues("", 0xC000) == Queues(0, 0)
     assert listening_ports(TABLE, "127.0.0.1") == {0xC000}

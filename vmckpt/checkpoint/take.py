@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
+from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.epoch.budget import Budget
@@ -26,7 +27,7 @@ from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
-from vmckpt.epoch.output import HeldOutput
+from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
@@ -38,7 +39,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
 from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
-from vmckpt.store.transaction import AreaWriter, Transaction
+from vmckpt.store.transaction import AreaWriter, Origin, Transaction
 from vmckpt.vm import capture_checks
 from vmckpt.vm.argv import default_mac
 from vmckpt.vm.check import REFUSE, Check
@@ -58,13 +59,18 @@ PAGE_S = 4e-6
 
 
 class Wish(NamedTuple):
-    """What is asked of a checkpoint."""
+    """What is asked of a checkpoint.
+
+    `id`, if given, is what it is to be called for good: then it is taken once, however often and by
+    whomever it is asked for.
+    """
 
     name: str
     tags: Mapping[str, str]
     trigger: str
     max_pause_s: float
     kind: str = EPOCH
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +106,33 @@ async def require_capturable(vm: Vm) -> None:
 
 
 async def take(
-    vm: Vm, place: str, wish: Wish, tell: Callable[[str], None], secret: bytes | None = None
+    vm: Vm,
+    place: str,
+    wish: Wish,
+    tell: Callable[[str], None],
+    secret: bytes | None = None,
+    *,
+    member: Member | None = None,
 ) -> Taken:
     """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it is there. `secret` opens an encrypted store.
+    OperationFailedError: then nothing of it is there. `secret` opens an encrypted store. With
+    `member` it is taken together with those of other VMs.
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
-        with attended(guard_command(now.qemu), now.qemu.files.path / "guard.log"):
+        guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member else ())
+        with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
             async with session(connected, now.name) as monitor, aside_calls() as aside:
-                return await Taking(now, monitor, wish, aside, tell).take(place, secret)
+                work = Taking(now, monitor, wish, aside, tell)
+                if member is not None:
+                    work.join(member, tell_guard)
+                return await work.take(place, secret)
+
+
+def netdevs(vm: Vm) -> list[str]:
+    """Its network back ends, as its QEMU calls them (`vm/argv.py`)."""
+    return [f"net{number}" for number in range(len(vm.spec.nics))]
 
 
 class Moment(NamedTuple):
@@ -153,6 +175,12 @@ class Taking:
         self._disks = DisksAtOnce(monitor, vm.qemu.files.path)
         self._pauses_s: list[float] = []
         self._passes = 0
+        self._member: Member | None = None
+        self._tell_guard: Callable[[str], None] = _ignored
+
+    def join(self, member: Member, tell_guard: Callable[[str], None]) -> None:
+        """Take it together with others."""
+        self._member, self._tell_guard = member, tell_guard
 
     async def take(self, place: str, secret: bytes | None) -> Taken:
         """All of it, into the store at `place`."""
@@ -165,13 +193,16 @@ class Taking:
     async def _take(self, store: Store) -> Taken:
         history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
         parent = await self._parent(store, history)
-        new = await self._aside(partial(store.begin, self._vm.name, parent=parent))
+        origin = await self._origin(store, parent)
+        new = await self._aside(partial(store.begin, self._vm.name, parent=parent, origin=origin))
         keeps = False
         try:
             await self._disks.prepare(self._written_disks(), new.id, parent)
             moment = await self._moment(new)
             await self._store_disks(new)
             facts = await self._facts(moment)
+            if self._member is not None:
+                facts = replace(facts, group=await self._member.all_stored(new.id))
             manifest = await self._aside(partial(new.commit, facts.to_json()))
             keeps = True
             history_now = history.then(manifest.id, self._vm.host, store.place)
@@ -187,6 +218,22 @@ class Taking:
             return history.last
         mine = await self._aside(partial(store.manifests, self._vm.name))
         return mine[-1].id if mine else None
+
+    async def _origin(self, store: Store, parent: str | None) -> Origin | None:
+        """Of the id that was asked for. Raises RefusedError: that is there.
+
+        The VM's lock is held: whoever else was to take it has done so, or finds it here.
+        """
+        wanted = self._wish.id
+        if not wanted:
+            return None
+        if wanted in await self._aside(store.ids):
+            raise RefusedError(
+                f"checkpoint {wanted} is there already",
+                why="somebody who was asked for it before has taken it",
+                remedy="nothing is to be done: see `vmckpt checkpoint show`",
+            )
+        return Origin(wanted, self._vm.name, parent, None)
 
     async def _end(self, new: Transaction, *, keeps: bool) -> None:
         try:
@@ -215,16 +262,31 @@ class Taking:
             self._tell("reading memory")
             new_pages = await self._everything(capture, ram)
             waiting = await self._passes_until_it_fits(capture, ram, new_pages)
+            if self._member is not None:
+
+                async def keep_up() -> None:
+                    nonlocal waiting
+                    waiting += await self._passes_until_it_fits(capture, ram, ())
+                    waiting = await self._spilled(waiting, ram)
+
+                await self._member.all_prepared(keep_up)
             self._tell("the moment")
             if is_saved := capture.saves_devices():
                 await self._disks.add_filters()
-            epoch = await capture.epoch(0, also=self._disks.in_pause)
+            epoch = await self._epoch(capture)
             if is_saved and not capture.saves_devices():
                 raise self._was_reset()
             self._pauses_s.append(epoch.pause.total_s)
         self._tell("storing")
         await self._put_newest([*waiting, epoch.pages], ram)
         return epoch
+
+    async def _epoch(self, capture: Capture) -> Epoch:
+        take = partial(capture.epoch, 0, also=self._disks.in_pause)
+        if self._member is None:
+            return await take()
+        output = BriefHold(self._monitor, netdevs(self._vm), self._member.most_s)
+        return await self._member.cut(output, self._tell_guard, take)
 
     def _was_reset(self) -> OperationFailedError:
         return OperationFailedError(
@@ -273,10 +335,15 @@ class Taking:
             self._passes += 1
             waiting += capture.copies([*spans, *written], COPY_BYTES)
             spans = ()
-            if sum(len(one.data) for one in waiting) > MOST_WAITING_BYTES:
-                await self._put_newest(waiting, ram)
-                waiting = []
+            waiting = await self._spilled(waiting, ram)
         return waiting
+
+    async def _spilled(self, waiting: list[Pages], ram: AreaWriter) -> list[Pages]:
+        """What still waits, once it has been stored because it was too much."""
+        if sum(len(one.data) for one in waiting) <= MOST_WAITING_BYTES:
+            return waiting
+        await self._put_newest(waiting, ram)
+        return []
 
     async def _put_newest(self, waiting: Sequence[Pages], ram: AreaWriter) -> None:
         """Of each page only what was copied last."""
@@ -359,6 +426,10 @@ class Taking:
             kind=moment.kind,
             saved_as=moment.saved_as,
         )
+
+
+def _ignored(_: str) -> None:
+    """Nobody has to be told."""
 
 
 async def _sizes(monitor: Monitor, vm: Vm) -> dict[str, int]:

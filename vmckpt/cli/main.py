@@ -29,14 +29,16 @@ COMMANDS = (
     "top",
     "drain",
     "undrain",
+    "serve",
 )
 # Started by vmckpt itself: not in --help.
-HIDDEN = ("serve", "link", "job", "replica", "observe", "checkpointing", "lend")
+HIDDEN = ("link", "job", "replica", "observe", "checkpointing", "lend", "settle-groups")
 NOUNS = (
     "vm",
     "replicate",
     "checkpoint",
     "guard",
+    "schedule",
     "host",
     "snapshot",
     "store",

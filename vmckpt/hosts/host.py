@@ -31,6 +31,20 @@ class Fingerprint(NamedTuple):
     sha256: str
 
 
+class Allocation(NamedTuple):
+    """How long a file is, and how much of that its file system has given it."""
+
+    size_bytes: int
+    allocated_bytes: int
+
+
+class Queues(NamedTuple):
+    """What the other side has not acknowledged of what was sent, and what was not read yet."""
+
+    unsent_bytes: int
+    unread_bytes: int
+
+
 class Executable(NamedTuple):
     """A program on a host; another build of it has another time or size."""
 
@@ -163,6 +177,9 @@ class Host(Protocol):
     async def fingerprint(self, path: Path) -> Fingerprint | None:
         """A file's size and content, for comparing; None when it cannot be read."""
 
+    async def allocation(self, path: Path) -> Allocation | None:
+        """How much of a file is there; None when there is none."""
+
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
 
@@ -195,6 +212,9 @@ class Host(Protocol):
 
     async def listening_ports(self, address: str) -> frozenset[int]:
         """TCP ports that somebody listens on at `address`."""
+
+    async def socket_queues(self, which: ProcessId, port: int) -> Queues:
+        """What waits in the process's TCP connections that have `port` at either end."""
 
     async def user_id(self) -> int:
         """The user that commands run as; 0 is root."""

@@ -18,10 +18,12 @@ from vmckpt.hosts import kernel, process
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
+    Allocation,
     Completed,
     Entry,
     Executable,
     Fingerprint,
+    Queues,
 )
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
@@ -29,6 +31,8 @@ from vmckpt.hosts.tcp_table import listening_ports
 
 KILL_TIMEOUT_S = 5.0
 PATH_POLL_S = 0.005
+# What stat(2) counts blocks in, whatever the file system's are.
+_BLOCK_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,14 @@ class LocalHost(Entry):
         """A file's size and content, for comparing; None when it cannot be read."""
         return await asyncio.to_thread(_fingerprint, path)
 
+    async def allocation(self, path: Path) -> Allocation | None:
+        """How much of a file is there; None when there is none."""
+        try:
+            stat = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Allocation(stat.st_size, stat.st_blocks * _BLOCK_BYTES)
+
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
         try:
@@ -278,6 +290,12 @@ class LocalHost(Entry):
         else:
             present = "".join([await self.read_text(Path(table)) or "" for table in tables])
         return listening_ports(present, address)
+
+    async def socket_queues(self, which: ProcessId, port: int) -> Queues:
+        """What waits in the process's TCP connections that have `port` at either end."""
+        from vmckpt.hosts.socket_queues import queues
+
+        return queues(which.pid, port) if process.is_alive(which) else Queues(0, 0)
 
     async def user_id(self) -> int:
         """The user that commands run as; 0 is root."""

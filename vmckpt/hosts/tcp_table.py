@@ -2,6 +2,8 @@
 
 import ipaddress
 
+from vmckpt.hosts.host import Queues
+
 ESTABLISHED, LISTEN = "01", "0A"
 
 
@@ -22,21 +24,16 @@ def listening_ports(tables: str, address: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def unsent_bytes(tables: str, to_port: int) -> int:
-    """What waits in connections to that port and was not acknowledged by the other side."""
-    return sum(
-        int(queues.partition(":")[0], 16)
-        for _, remote, queues in _connections(tables)
-        if remote == to_port
-    )
-
-
-def unread_bytes(tables: str, at_port: int) -> int:
-    """What came in by connections to that port and was not read by the process."""
-    return sum(
-        int(queues.partition(":")[2], 16)
-        for local, _, queues in _connections(tables)
-        if local == at_port
+def table_queues(tables: str, port: int) -> Queues:
+    """What waits in the connections that have `port` at either end."""
+    waiting = [
+        queues.partition(":")
+        for local, remote, queues in _connections(tables)
+        if port in (local, remote)
+    ]
+    return Queues(
+        unsent_bytes=sum(int(unsent, 16) for unsent, _, _ in waiting),
+        unread_bytes=sum(int(unread, 16) for _, _, unread in waiting),
     )
 
 

@@ -7,6 +7,7 @@ from math import hypot
 from typing import Any
 
 from vmckpt.events.record import RunRecord
+from vmckpt.migrate.shared_link import SHARED
 from vmckpt.plan.forecast import Way
 from vmckpt.plan.guest import SENT_PAGE_BYTES
 from vmckpt.plan.link import Link, Moved, learn
@@ -28,8 +29,6 @@ USED = 0.8
 # for a second to begin: any time up to a second, until such moves were seen.
 UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
 ENCRYPTED = ", encrypted"
-# The note of a migration that had the link not for itself alone.
-SHARED = "shared-link"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
 SENDING = {Way.MULTIFD: MULTIFD, Way.ZSTD: ZSTD}
 

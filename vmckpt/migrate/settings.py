@@ -29,10 +29,10 @@ async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[s
         await commands.migrate_set_parameters(monitor, parameters)
     # Other channel counts hang both QEMUs for ever, and without a return path a target that
     # fails leaves the source "completed": neither would ever say so.
-    found: dict[str, Any] = {
-        **await commands.query_migrate_capabilities(monitor),
-        **await commands.query_migrate_parameters(monitor),
-    }
+    has, is_set_to = await both(
+        commands.query_migrate_capabilities(monitor), commands.query_migrate_parameters(monitor)
+    )
+    found: dict[str, Any] = {**has, **is_set_to}
     wanted = {**capabilities, **parameters}
     if wrong := [name for name, value in wanted.items() if found.get(name) != value]:
         raise OperationFailedError(

@@ -19,11 +19,12 @@ from typing import NamedTuple
 from vmckpt.errors import BusyError, HostDownError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
-from vmckpt.migrate.learned import SHARED
 from vmckpt.plan.share import fair_share
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_rate
 
+# The note of a migration that had the link not for itself alone.
+SHARED = "shared-link"
 LOOK_S = 1.0
 # How soon who waits for the link sees that it is free.
 TURN_POLL_S = 0.05

@@ -10,13 +10,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
-from vmckpt.hosts.tcp_table import unread_bytes, unsent_bytes
 from vmckpt.migrate.ends import End
 from vmckpt.plan.switchover import Look, switchover_bytes_per_s
 from vmckpt.qemu import commands
@@ -42,11 +40,6 @@ class Socketed(NamedTuple):
 
     host: Host
     process: ProcessId
-
-    async def tables(self) -> str:
-        """Its network namespace's TCP sockets; empty when the process has ended."""
-        names = (Path(f"/proc/{self.process.pid}/net/{name}") for name in ("tcp", "tcp6"))
-        return "".join([await self.host.read_text(name) or "" for name in names])
 
 
 class Switchover:
@@ -150,8 +143,11 @@ class Switchover:
         return None if isinstance(asked.exception(), HostDownError) else asked.result()
 
     async def _queued_bytes(self) -> int:
-        sent, read = await both(self._source.tables(), self._target.tables())
-        return unsent_bytes(sent, self._port) + unread_bytes(read, self._port)
+        sent, read = await both(
+            self._source.host.socket_queues(self._source.process, self._port),
+            self._target.host.socket_queues(self._target.process, self._port),
+        )
+        return sent.unsent_bytes + read.unread_bytes
 
 
 async def let_go(source: End, note: Callable[[str], None]) -> None:

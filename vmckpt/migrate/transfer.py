@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Progress
@@ -154,15 +155,18 @@ class Transfer:
     async def _news_of_the_end(self, events: Events) -> bool:
         """Wait until QEMU tells of a change, 0.1 s at most; whether it has completed."""
         wait_s = WAIT_S if self._switchover and self._switchover.waits else SAMPLE_S
+        stands_still = False
         while event := await events.next(wait_s):
-            news = [one.get("data") for one in (event, *events.drain())]
+            news: list[Any] = [one.get("data", {}) for one in (event, *events.drain())]
             # A short post-copy is over before a query sees it.
             self._postcopy_began |= {"status": "postcopy-active"} in news
             if {"status": "completed"} in news:
                 return True
-            if news[-1] != {"status": "device"}:
+            if states := [one for one in news if "status" in one]:
+                stands_still = states[-1] == {"status": "device"}
+            # While devices are sent, and what was dirtied last, there is no time for questions.
+            if not stands_still:
                 return False
-            # The guest stands still while its devices are sent: no time for questions.
         return False
 
     async def _sample(self) -> MigrationStatus:

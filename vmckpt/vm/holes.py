@@ -3,9 +3,6 @@
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.vm.inventory import Vm
 
-# What `stat` counts blocks in, whatever the file system's are.
-_BLOCK_BYTES = 512
-
 
 async def hole_pages(vm: Vm) -> int | None:
     """Pages of its RAM file that are holes: whoever reads one first waits for the kernel.
@@ -13,8 +10,5 @@ async def hole_pages(vm: Vm) -> int | None:
     None where its memory is in no file of its own. Raises HostDownError.
     """
     ram_file = vm.qemu.files.ram(vm.spec.ram_dir)
-    done = await vm.host.run(["stat", "--format=%s %b", str(ram_file)])
-    if done.returncode:
-        return None
-    size_bytes, blocks = (int(word) for word in done.stdout.split())
-    return max(size_bytes - blocks * _BLOCK_BYTES, 0) // PAGE_BYTES
+    found = await vm.host.allocation(ram_file)
+    return found and max(found.size_bytes - found.allocated_bytes, 0) // PAGE_BYTES

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
-from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed, Entry, Executable, Fingerprint, Host
+from vmckpt.hosts.host import (
+    COMMAND_TIMEOUT_S,
+    Allocation,
+    Completed,
+    Entry,
+    Executable,
+    Fingerprint,
+    Host,
+    Queues,
+)
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.session import Session
@@ -109,6 +118,10 @@ class RemoteHost(Entry):
         """A file's size and content, for comparing; None when it cannot be read."""
         return await self._ask(Host.fingerprint, path)
 
+    async def allocation(self, path: Path) -> Allocation | None:
+        """How much of a file is there; None when there is none."""
+        return await self._ask(Host.allocation, path)
+
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
         return await self._ask(Host.read_text, path)
@@ -148,6 +161,10 @@ class RemoteHost(Entry):
     async def listening_ports(self, address: str) -> frozenset[int]:
         """TCP ports that somebody listens on at `address`."""
         return await self._ask(Host.listening_ports, address)
+
+    async def socket_queues(self, which: ProcessId, port: int) -> Queues:
+        """What waits in the process's TCP connections that have `port` at either end."""
+        return await self._ask(Host.socket_queues, which, port)
 
     async def user_id(self) -> int:
         """The user that commands run as; 0 is root."""
