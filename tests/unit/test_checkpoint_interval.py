@@ -2,7 +2,6 @@
 
 import math
 import random
-from statistics import median
 
 import pytest
 
@@ -73,11 +72,13 @@ def learned_ratios(failures: int, off: float, seeds: int) -> list[float]:
 def test_what_is_learned_comes_within_five_percent(off: float) -> None:
     found = learned_ratios(500, off, 100)
     assert sum(abs(one - 1) <= 0.05 for one in found) >= 95
-    # Of the time, a few failures are enough: near its minimum it is flat.
+    # What it costs is flat near its minimum: there a tenth as many are enough.
     cost_s, mtbf_s = 0.05, 7 * DAY_S
     best_s = best_work_s(cost_s, mtbf_s)
-    lost = [wall_time_ratio(one * best_s, cost_s, mtbf_s) for one in learned_ratios(3, off, 100)]
-    assert median(lost) / wall_time_ratio(best_s, cost_s, mtbf_s) < 1.001
+    least = wall_time_ratio(best_s, cost_s, mtbf_s) - 1
+    ratios = learned_ratios(50, off, 100)
+    more = [(wall_time_ratio(one * best_s, cost_s, mtbf_s) - 1) / least - 1 for one in ratios]
+    assert sum(one <= 0.05 for one in more) >= 95
 
 
 def at(seconds: float, boot: str = "a") -> Moment:
