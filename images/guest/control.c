@@ -38,6 +38,8 @@ int control(char *line, char *reply, size_t room)
         return disk_command(words + 1, count - 1, reply, room);
     if (!strcmp(words[0], "heartbeat"))
         return heartbeat_command(words + 1, count - 1, reply, room);
+    if (!strcmp(words[0], "talk"))
+        return talk_command(words + 1, count - 1, reply, room);
     return failed(reply, room, "unknown request '%.32s'", words[0]);
 }
 

@@ -85,6 +85,10 @@ void heartbeat_start(uint32_t id);
 int heartbeat_command(char **words, int count, char *reply, size_t room);
 int heartbeat_stat(char *reply, size_t room);
 
+/* talk.c: what has each guest said to each other, and heard? */
+void talk_start(uint32_t id);
+int talk_command(char **words, int count, char *reply, size_t room);
+
 /* lines.c: one line in, one line out, over TCP or a virtio-serial port */
 enum { LINE_ROOM = 4096 };
 struct session {
@@ -106,6 +110,9 @@ int control(char *line, char *reply, size_t room);
 
 /* button.c: the power button ends the guest */
 void button_start(void);
+
+/* devicejob.c: a job whose state is in a PCI device */
+int device_job(int argc, char **argv);
 
 /* main.c */
 void start_thread(void *(*body)(void *), void *argument);

@@ -54,6 +54,8 @@ static void apply_kernel_parameters(char *cmdline)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && !strcmp(argv[1], "device-job"))
+        return device_job(argc - 1, argv + 1);
     char cmdline[4096] = "";
     int fd = open("/proc/cmdline", O_RDONLY | O_CLOEXEC);
     if (fd < 0 || read(fd, cmdline, sizeof cmdline - 1) < 0)
@@ -65,7 +67,9 @@ int main(int argc, char **argv)
 
     memload_start();
     diskload_start(argc > 1 ? argv[1] : "/dev/vda");
-    heartbeat_start(id ? (uint32_t)strtoul(id + 6, NULL, 10) : 0);
+    uint32_t number = id ? (uint32_t)strtoul(id + 6, NULL, 10) : 0;
+    heartbeat_start(number);
+    talk_start(number);
     button_start();
     apply_kernel_parameters(cmdline);
     serve_tcp(7000, control_answer);

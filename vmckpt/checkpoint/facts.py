@@ -60,10 +60,16 @@ class Facts:
     # How it was taken: EPOCH, or FILE, and then as what QEMU wrote its state (`whole.py`).
     kind: str = "epoch"
     saved_as: str = ""
+    # Of those that were taken together: "id" and "name" of the group, "members" (checkpoints' ids
+    # by VM), and how long its output was "held_ms".
+    group: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
-        return {"format": FORMAT, **asdict(self)}
+        words = {"format": FORMAT, **asdict(self)}
+        if self.group is None:
+            del words["group"]  # so that an older vmckpt knows what it is
+        return words
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

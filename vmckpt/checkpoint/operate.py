@@ -4,9 +4,10 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.checkpoint import fork, restore, take
 from vmckpt.checkpoint.catalogue import Entry
@@ -32,6 +33,7 @@ from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.steps import finish
 from vmckpt.store.checkpoint_file import CHECKPOINTS
@@ -44,10 +46,25 @@ POLL_S = 0.02
 Tell = Callable[[str], None]
 
 
+class Work(NamedTuple):
+    """What a host is to be asked for; `secret` opens the store at `place`."""
+
+    host: Host
+    asked: Asked
+    wish: Mapping[str, Any]
+    place: Place
+    secret: bytes | None
+
+
 async def create(
     vm: Vm, given: str | None, wish: take.Wish, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Have a checkpoint of the VM taken by its host. Raises what `take.take` does."""
+    return await _have_done(await taking(vm, given, wish, key), tell)
+
+
+async def taking(vm: Vm, given: str | None, wish: take.Wish, key: KeySource | None = None) -> Work:
+    """To take a checkpoint of the VM. Raises RefusedError, NotFoundError, HostDownError."""
     place = parse_place(given, vm.host) if given else own(vm.host)
     if place.host is not None and not _same_machine(place.host, vm.host):
         raise RefusedError(
@@ -57,21 +74,27 @@ async def create(
         )
     await (require_savable(vm) if wish.kind == FILE else take.require_capturable(vm))
     secret = await secret_at(place, key)
-    asked = Asked(CREATE, vm.name, place.path)
-    return await _have_done(vm.host, asked, wish._asdict(), tell, secret)
+    return Work(vm.host, Asked(CREATE, vm.name, place.path), wish._asdict(), place, secret)
 
 
 async def restore_to(
     host: Host, entry: Entry, wish: restore.Wish, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Have the host make a running VM of a checkpoint; returns as soon as the guest runs."""
+    return await _have_done(await restoring(host, entry, wish, key), tell)
+
+
+async def restoring(
+    host: Host, entry: Entry, wish: restore.Wish, key: KeySource | None = None
+) -> Work:
+    """To restore a checkpoint there. Raises RefusedError."""
     name = wish.name or entry.manifest.vm
     if not wish.in_place:
         await _require_unused([name], host)
     place = await _seen_from(host, entry)
     secret = await secret_at(place, key)
     words = wish._asdict() | {"checkpoint": entry.id}
-    return await _have_done(host, Asked(RESTORE, name, place.path), words, tell, secret)
+    return Work(host, Asked(RESTORE, name, place.path), words, place, secret)
 
 
 async def fork_on(
@@ -82,7 +105,7 @@ async def fork_on(
     place = await _seen_from(host, entry)
     secret = await secret_at(place, key)
     asked = Asked(FORK, wish.name, place.path)
-    return await _have_done(host, asked, wish._asdict(), tell, secret)
+    return await _have_done(Work(host, asked, wish._asdict(), place, secret), tell)
 
 
 async def recover_there(vm: Vm) -> None:
@@ -94,7 +117,7 @@ async def recover_there(vm: Vm) -> None:
     if host.is_this_machine:
         await recover(vm)
         return
-    files = Files.of(host, _new_run())
+    files = Files.of(host, new_run())
     await host.make_dir(files.path)
     try:
         text = request_for(host, Asked(RECOVER, vm.name, ""), {}, None)
@@ -104,12 +127,13 @@ async def recover_there(vm: Vm) -> None:
         while await host.is_alive(process):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(POLL_S)
         if await restore_is_cut_off(vm):
-            raise await _died(host, files, "recovery")
+            raise await died(host, files, "recovery")
     finally:
         await finish(host.remove(files.path))
 
 
-def _new_run() -> str:
+def new_run() -> str:
+    """What a run is called."""
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
@@ -158,22 +182,27 @@ async def _seen_from(host: Host, entry: Entry) -> Place:
     )
 
 
-async def _have_done(
-    host: Host, asked: Asked, wish: Mapping[str, Any], tell: Tell, secret: bytes | None
-) -> dict[str, Any]:
+async def _have_done(work: Work, tell: Tell) -> dict[str, Any]:
     """Have a service there do it; its result."""
-    run = _new_run()
+    async with begun(work) as (files, service):
+        return await _served(work, files, service, tell)
+
+
+@asynccontextmanager
+async def begun(work: Work) -> AsyncIterator[tuple[Files, ProcessId]]:
+    """A service that does it there, and its files, for the block; it has begun by the end of it."""
+    host, run = work.host, new_run()
     files = Files.of(host, run)
     await host.make_dir(files.path)
-    async with written_on(host, run, secret) as key_path:
-        text = request_for(host, asked, wish, key_path)
+    async with written_on(host, run, work.secret) as key_path:
+        text = request_for(host, work.asked, work.wish, key_path)
         await host.write_text(files.request, text)
-        return await _served(host, asked.verb, files, tell)
+        command = [*await host.own_command(), "checkpointing", str(files.path)]
+        yield files, await host.spawn(command, files.log)
 
 
-async def _served(host: Host, verb: str, files: Files, tell: Tell) -> dict[str, Any]:
-    command = [*await host.own_command(), "checkpointing", str(files.path)]
-    service = await host.spawn(command, files.log)
+async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> dict[str, Any]:
+    host, verb = work.host, work.asked.verb
     said = 0
     try:
         while True:
@@ -186,27 +215,29 @@ async def _served(host: Host, verb: str, files: Files, tell: Tell) -> dict[str, 
             if status.get("state") == FAILED:
                 raise unpack_error(status["error"])
             if not alive:
-                raise await _died(host, files, verb)
+                raise await died(host, files, verb)
             steps = status.get("steps", [])
             for step in steps[said:]:
                 tell(step)
             said = max(said, len(steps))
             await asyncio.sleep(POLL_S)
     except asyncio.CancelledError:
-        await finish(_interrupt(host, service))
+        await finish(interrupted(host, service))
         raise
     finally:
         if verb != RESTORE:
             await finish(host.remove(files.path))
 
 
-async def _interrupt(host: Host, service: Any) -> None:
+async def interrupted(host: Host, service: ProcessId) -> None:
+    """Have a service undo what it can, and wait until it has ended."""
     await host.interrupt(service)
     while await host.is_alive(service):  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(POLL_S)
 
 
-async def _died(host: Host, files: Files, verb: str) -> OperationFailedError:
+async def died(host: Host, files: Files, verb: str) -> OperationFailedError:
+    """What is said of a service that has ended without a word."""
     words = (await host.read_text(files.log) or "").strip().splitlines()
     return OperationFailedError(
         f"the {verb} on {host.name} ended without a result",

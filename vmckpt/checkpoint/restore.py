@@ -27,6 +27,7 @@ from vmckpt.checkpoint.facts import (
     known_facts,
     machine_from_json,
 )
+from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.paging import Pager, see_to_pages
@@ -43,6 +44,7 @@ from vmckpt.checkpoint.planned import (
 from vmckpt.checkpoint.qcow2 import write_image
 from vmckpt.checkpoint.secret import keep
 from vmckpt.checkpoint.whole_again import load_whole
+from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import (
     HostDownError,
@@ -106,11 +108,17 @@ class Source(NamedTuple):
 
 
 async def restore(
-    host: LocalHost, source: Source, wish: Wish, running: Callable[[Restored], None]
+    host: LocalHost,
+    source: Source,
+    wish: Wish,
+    running: Callable[[Restored], None],
+    *,
+    member: Member | None = None,
 ) -> None:
     """Restore it; `running` is told as soon as the guest runs, before all of its memory is there.
 
-    And once more when the guest was told what it can be.
+    And once more when the guest was told what it can be. With `member` it runs when all of its
+    group do, or not at all.
 
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be had later.
@@ -122,7 +130,7 @@ async def restore(
         else:
             planned = plan_copy(facts, host, wish.name, keep_macs=wish.keep_macs)
         async with _entitled(planned, wish) as old:
-            work = _Restoring(planned, point, source, wish, old)
+            work = _Restoring(planned, point, source, wish, old, member=member)
             await work.run(running)
 
 
@@ -158,9 +166,19 @@ class _Restoring:
     """One restore."""
 
     def __init__(
-        self, planned: Planned, point: Checkpoint, source: Source, wish: Wish, old: Vm | None
+        self,
+        planned: Planned,
+        point: Checkpoint,
+        source: Source,
+        wish: Wish,
+        old: Vm | None,
+        *,
+        member: Member | None,
     ) -> None:
+        self._member = member
         self._planned, self._point, self._source = planned, point, source
+        if any(device.match for device in planned.spec.passthrough):
+            wish = wish._replace(eager=True)  # a host's device has all of the memory there
         self._is_whole = planned.facts.kind == FILE
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
@@ -193,7 +211,11 @@ class _Restoring:
                 self._began_s = time.monotonic()
                 await both(self._fill_disks(), self._have_memory(qemu, helper))
                 load = self._load(monitor, state)
-                await both(helper.alive_during(load) if helper else load, self._plug())
+                await both(helper.alive_during(load) if helper else load, self._plug_now())
+                if self._old is None:
+                    await plug_in(replace(vm, qemu=qemu), monitor)
+                if self._member is not None:
+                    await self._member.all_ready()
                 await self._commit(qemu, monitor, helper)
                 undone.pop_all()
                 took_ms = (time.monotonic() - self._began_s) * 1e3
@@ -332,6 +354,23 @@ class _Restoring:
         keep(self._files.key, self._source.secret)
         return self._files.key
 
+    async def _plug_now(self) -> None:
+        """A group's NICs wait: what its old guests still sent is not for the new ones."""
+        if self._member is None:
+            await self._plug()
+
+    async def _old_ones_still(self) -> None:
+        """Of a group: no guest of it runs any more, and whatever they sent has passed."""
+        if self._member is not None:
+            await self._member.all_switched()
+            await self._plug()
+
+    async def _run(self, monitor: Monitor) -> None:
+        """The guest runs; of a group, only if all others do."""
+        await commands.cont(monitor)
+        if self._member is not None:
+            await self._member.all_running()
+
     async def _plug(self) -> None:
         if self._wish.plugged:
             await plug_taps(self._host, self._planned.spec, self._files)
@@ -356,17 +395,19 @@ class _Restoring:
         """The old guest stops, the new one runs; between the two stands the commit."""
         vm, old = self._planned.vm, self._old
         if old is None:
+            await self._old_ones_still()
             await self._host.write_text(vm.directory.spec, vm.spec.text)
             await self._host.write_text(vm.directory.current, qemu.to_json())
-            await commands.cont(monitor)
+            await self._run(monitor)
             return
         renames = [[str(self._made[d.number]), str(d.path)] for d in self._planned.disks]
         journal = {"qemu_id": self._files.qemu_id, "renames": renames, "spec": vm.spec.text}
         await self._host.write_text(vm.directory.restoring, json.dumps(journal))
         try:
             await stand_still(old)
+            await self._old_ones_still()
             await self._host.write_text(vm.directory.current, qemu.to_json())
-            await commands.cont(monitor)
+            await self._run(monitor)
         except BaseException:
             # The new one is ended first: whatever became of `cont`, the guest runs once.
             await end_qemu(self._host, vm.spec.ram_dir, self._files)
@@ -390,7 +431,10 @@ class _Restoring:
         with suppress(VmckptError):  # it goes on without, as after a migration
             if plugged:
                 await commands.announce_self(monitor)
-        return unsaid
+        return [
+            *unsaid,
+            *await bring_back(replace(vm, qemu=qemu), monitor, self._source.checkpoint),
+        ]
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:

@@ -9,14 +9,16 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from vmckpt.checkpoint import fork, recover, restore, take
 from vmckpt.checkpoint.facts import FILE
+from vmckpt.checkpoint.group_member import FAILED as GAVE_UP
+from vmckpt.checkpoint.group_member import Member, joined
 from vmckpt.checkpoint.secret import forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import NotFoundError, VmckptError
@@ -62,17 +64,26 @@ class Files:
         return self.path / "service.log"
 
     @property
+    def ear(self) -> Path:
+        """Where the head of its group comes to."""
+        return self.path / "group.sock"
+
+    @property
     def recovery_log(self) -> Path:
         """What was done after its death."""
         return self.path / "recovery.log"
 
 
 class Asked(NamedTuple):
-    """What is to be done, to which VM, with the store in which place."""
+    """What is to be done, to which VM, with the store in which place.
+
+    `held_s`: together with a group; so long may a VM's output be held for it.
+    """
 
     verb: str
     vm: str
     store: str
+    held_s: float | None = None
 
 
 def request_for(host: Host, asked: Asked, wish: Mapping[str, Any], key_path: Path | None) -> str:
@@ -111,6 +122,8 @@ async def recover_from(directory: Path) -> None:
     """After the death of a service: pages that are still to come do come."""
     asked = _read(Files(directory))
     vm = await read_vm(_host(asked), asked["vm"])
+    if vm is not None and asked["held_s"] is not None:
+        await recover.let_output_go(vm)
     if vm is not None and await restore_is_cut_off(vm):
         await recover.recover(vm)
 
@@ -127,14 +140,29 @@ class _Service:
     async def work(self) -> None:
         """To its end."""
         try:
-            await self._do()
+            async with self._joined() as member:
+                await self._do(member)
         except (VmckptError, OSError) as exc:
             self._say(FAILED, error=pack_error(exc, self._host.name))
         except asyncio.CancelledError:
             self._say(FAILED, error=["CancelledByUserError", "cancelled", "asked to stop", "-"])
             raise
 
-    async def _do(self) -> None:
+    @asynccontextmanager
+    async def _joined(self) -> AsyncIterator[Member | None]:
+        """Its part in a group, if it is in one; the head hears what it fails of."""
+        held_s = self._asked["held_s"]
+        if held_s is None:
+            yield None
+            return
+        async with joined(self._files.ear, held_s) as member:
+            try:
+                yield member
+            except (VmckptError, OSError) as exc:
+                member.say(GAVE_UP, error=pack_error(exc, self._host.name))
+                raise
+
+    async def _do(self, member: Member | None) -> None:
         verb, place, wish = self._asked["verb"], self._asked["store"], self._asked["wish"]
         secret = taken_from(self._asked["key"])
         if verb == CREATE:
@@ -146,13 +174,18 @@ class _Service:
                     remedy="see `vmckpt vm list`",
                 )
             asked = take.Wish(**wish)
-            taker = take_whole if asked.kind == FILE else take.take
-            taken = await taker(vm, place, asked, self._step, secret)
+            if asked.kind == FILE:
+                taken = await take_whole(vm, place, asked, self._step, secret)
+            else:
+                taken = await take.take(vm, place, asked, self._step, secret, member=member)
             self._say(DONE, result=taken.to_json())
+            if member is not None:
+                member.say("committed", result=taken.to_json())
         elif verb == RESTORE:
             given = restore.Wish(**{k: v for k, v in wish.items() if k != "checkpoint"})
             point = restore.Source(place, wish["checkpoint"], secret)
-            await restore.restore(self._host, point, given, self._is_running)
+            running = self._is_running(member)
+            await restore.restore(self._host, point, given, running, member=member)
             self._say(DONE, **self._told)
         else:
             forks = await fork.fork(self._host, place, fork.Wish(**wish), secret)
@@ -162,9 +195,14 @@ class _Service:
         self._steps.append(text)
         self._say(WORKING, steps=self._steps)
 
-    def _is_running(self, restored: restore.Restored) -> None:
-        self._told = {"result": asdict(restored)}
-        self._say(SETTLED if restored.settled else RUNNING, **self._told)
+    def _is_running(self, member: Member | None) -> Callable[[restore.Restored], None]:
+        def running(restored: restore.Restored) -> None:
+            self._told = {"result": asdict(restored)}
+            self._say(SETTLED if restored.settled else RUNNING, **self._told)
+            if member is not None and restored.settled:
+                member.say("settled", **self._told)
+
+        return running
 
     def _say(self, state: str, **more: Any) -> None:
         part = self._files.status.with_name(".status.part")

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,14 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
+from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
+from vmckpt.devices.absence import without_devices
+from vmckpt.devices.checks import away_names, hook_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
-from vmckpt.epoch.output import HeldOutput
+from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
@@ -93,8 +96,10 @@ async def require_capturable(vm: Vm) -> None:
     """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
     checks: list[Check] = list(capture_checks.memory(vm))
     await require_alive(vm)
+    away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture_checks.devices(monitor)]
+        checks += [found async for found in capture_checks.devices(monitor, away)]
+    checks += await hook_checks(vm)
     checks.append(await capture_checks.tracking(vm))
     if refused := [check for check in checks if check.verdict == REFUSE]:
         raise RefusedError(
@@ -105,17 +110,35 @@ async def require_capturable(vm: Vm) -> None:
 
 
 async def take(
-    vm: Vm, place: str, wish: Wish, tell: Callable[[str], None], secret: bytes | None = None
+    vm: Vm,
+    place: str,
+    wish: Wish,
+    tell: Callable[[str], None],
+    secret: bytes | None = None,
+    *,
+    member: Member | None = None,
 ) -> Taken:
     """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it is there. `secret` opens an encrypted store.
+    OperationFailedError: then nothing of it is there. `secret` opens an encrypted store. With
+    `member` it is taken together with those of other VMs.
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
-        with attended(guard_command(now.qemu), now.qemu.files.path / "guard.log"):
+        guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member else ())
+        with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
             async with session(connected, now.name) as monitor, aside_calls() as aside:
-                return await Taking(now, monitor, wish, aside, tell).take(place, secret)
+                taking = Taking(now, monitor, wish, aside, tell)
+                if member is not None:
+                    taking.join(member, tell_guard)
+                return await without_devices(
+                    now, monitor, wish.name, tell, lambda: taking.take(place, secret)
+                )
+
+
+def netdevs(vm: Vm) -> list[str]:
+    """Its network back ends, as its QEMU calls them (`vm/argv.py`)."""
+    return [f"net{number}" for number in range(len(vm.spec.nics))]
 
 
 class Moment(NamedTuple):
@@ -158,6 +181,12 @@ class Taking:
         self._disks = DisksAtOnce(monitor, vm.qemu.files.path)
         self._pauses_s: list[float] = []
         self._passes = 0
+        self._member: Member | None = None
+        self._tell_guard: Callable[[str], None] = _ignored
+
+    def join(self, member: Member, tell_guard: Callable[[str], None]) -> None:
+        """Take it together with others."""
+        self._member, self._tell_guard = member, tell_guard
 
     async def take(self, place: str, secret: bytes | None) -> Taken:
         """All of it, into the store at `place`."""
@@ -178,6 +207,8 @@ class Taking:
             moment = await self._moment(new)
             await self._store_disks(new)
             facts = await self._facts(moment)
+            if self._member is not None:
+                facts = replace(facts, group=await self._member.all_stored(new.id))
             manifest = await self._aside(partial(new.commit, facts.to_json()))
             keeps = True
             history_now = history.then(manifest.id, self._vm.host, store.place)
@@ -237,16 +268,31 @@ class Taking:
             self._tell("reading memory")
             new_pages = await self._everything(capture, ram)
             waiting = await self._passes_until_it_fits(capture, ram, new_pages)
+            if self._member is not None:
+
+                async def keep_up() -> None:
+                    nonlocal waiting
+                    waiting += await self._passes_until_it_fits(capture, ram, ())
+                    waiting = await self._spilled(waiting, ram)
+
+                await self._member.all_prepared(keep_up)
             self._tell("the moment")
             if is_saved := capture.saves_devices():
                 await self._disks.add_filters()
-            epoch = await capture.epoch(0, also=self._disks.in_pause)
+            epoch = await self._epoch(capture)
             if is_saved and not capture.saves_devices():
                 raise self._was_reset()
             self._pauses_s.append(epoch.pause.total_s)
         self._tell("storing")
         await self._put_newest([*waiting, epoch.pages], ram)
         return epoch
+
+    async def _epoch(self, capture: Capture) -> Epoch:
+        take = partial(capture.epoch, 0, also=self._disks.in_pause)
+        if self._member is None:
+            return await take()
+        output = BriefHold(self._monitor, netdevs(self._vm), self._member.most_s)
+        return await self._member.cut(output, self._tell_guard, take)
 
     def _was_reset(self) -> OperationFailedError:
         return OperationFailedError(
@@ -295,10 +341,15 @@ class Taking:
             self._passes += 1
             waiting += capture.copies([*spans, *written], COPY_BYTES)
             spans = ()
-            if sum(len(one.data) for one in waiting) > MOST_WAITING_BYTES:
-                await self._put_newest(waiting, ram)
-                waiting = []
+            waiting = await self._spilled(waiting, ram)
         return waiting
+
+    async def _spilled(self, waiting: list[Pages], ram: AreaWriter) -> list[Pages]:
+        """What still waits, once it has been stored because it was too much."""
+        if sum(len(one.data) for one in waiting) <= MOST_WAITING_BYTES:
+            return waiting
+        await self._put_newest(waiting, ram)
+        return []
 
     async def _put_newest(self, waiting: Sequence[Pages], ram: AreaWriter) -> None:
         """Of each page only what was copied last."""
@@ -381,6 +432,10 @@ class Taking:
             kind=moment.kind,
             saved_as=moment.saved_as,
         )
+
+
+def _ignored(_: str) -> None:
+    """Nobody has to be told."""
 
 
 async def _sizes(monitor: Monitor, vm: Vm) -> dict[str, int]:

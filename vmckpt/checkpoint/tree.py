@@ -39,6 +39,7 @@ def _row(entry: Entry, mark: str) -> tuple[str, ...]:
         format_size(manifest.added_bytes),
         f"{facts.pause_ms:.1f} ms" if facts else "?",
         facts.trigger if facts else "?",
+        str(facts.group["name"]) if facts and facts.group else "",
         " ".join(f"{key}={value}" for key, value in facts.tags.items()) if facts else "",
     )
 
@@ -67,6 +68,8 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
         ("host", facts.host),
         ("trigger", facts.trigger),
         ("tags", " ".join(f"{key}={value}" for key, value in facts.tags.items()) or "-"),
+        *((("group", f"{facts.group['name']} ({facts.group['id']}): "
+            + ", ".join(facts.group["members"])),) if facts.group else ()),
         ("kind", f"{facts.kind} ({facts.saved_as})" if facts.saved_as else facts.kind),
         ("pause", f"{facts.pause_ms:.1f} ms at most, {facts.stopped_ms:.1f} ms in all"),
         ("passes", str(facts.passes)),

@@ -1,11 +1,9 @@
 """vmckpt checkpoint: create, list, show, diff, verify, rm, prune, restore."""
 
-import re
-from typing import Any
-
 import typer
 
-from vmckpt.cli import snapshot
+from vmckpt.cli import checkpoint_group, snapshot
+from vmckpt.cli.checkpoint_given import given_name, given_tags, one_of, plugged, teller
 from vmckpt.cli.checkpoint_options import (
     Apply,
     As,
@@ -18,10 +16,15 @@ from vmckpt.cli.checkpoint_options import (
     Kind,
     KindOption,
     MaxAge,
+    MaxHold,
     MaxPause,
     MaxSize,
+    MaybePoint,
+    MaybeVm,
+    Members,
     Name,
     Network,
+    OfGroup,
     OfVm,
     OnlyTag,
     OnlyVm,
@@ -53,10 +56,12 @@ app = typer.Typer(
 
 @app.command()
 def create(
-    vm: Vm,
+    vm: MaybeVm = None,
+    group: Members = None,
     name: Name = None,
     tag: Tags = None,
     max_pause: MaxPause = None,
+    max_hold: MaxHold = None,
     trigger: Trigger = "operator",
     kind: KindOption = Kind.epoch,
     store: StorePlace = None,
@@ -64,29 +69,38 @@ def create(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Take a checkpoint of a running VM: memory, devices and disks as of one moment."""
+    """Take a checkpoint of a running VM: memory, devices and disks as of one moment.
+
+    With --group of several VMs, on whatever hosts: none has heard in it what another has not said.
+    """
+    one = one_of(vm, group, "a VM")
+    _require_of_group(group, kind, {"--max-hold": max_hold})
     if kind is Kind.savevm:
-        snapshot.save(vm, _name(name, vm), json)
+        snapshot.save(str(one), given_name(name, str(one)), json)
         return
     from vmckpt.checkpoint.operate import create as create_
     from vmckpt.checkpoint.take import Wish
     from vmckpt.cli.drivers.find import find_own
     from vmckpt.units import format_size, parse_duration_s
 
-    found = run(find_own(vm))
     # Of one that is saved as a whole nobody else knows what is too long.
     usual_s = 0.0 if kind is Kind.file else 0.010
     allowed_s = parse_duration_s(max_pause) if max_pause else usual_s
-    wish = Wish(_name(name, vm), _tags(tag or []), trigger, allowed_s, kind.value)
-    result = run(create_(found, store, wish, _tell(json), key_source(key_file, key_command)))
+    tags = given_tags(tag or [])
+    key = key_source(key_file, key_command)
+    wish = Wish(given_name(name, one or "group"), tags, trigger, allowed_s, kind.value)
+    if one is None:
+        checkpoint_group.create(str(group), wish, max_hold, store, key, as_json=json)
+        return
+    result = run(create_(run(find_own(one)), store, wish, teller(json), key))
     text = (
-        f"{result['name']} is checkpoint {result['id'][:12]} of {vm}: paused "
+        f"{result['name']} is checkpoint {result['id'][:12]} of {one}: paused "
         f"{result['pause_ms']:.1f} ms, {format_size(result['stored'])} stored, "
         f"{result['took_s']:.2f} s in all"
     )
     if result["apart"]:
-        text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {vm})"
-    show({"vm": vm, **result}, text, as_json=json)
+        text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {one})"
+    show({"vm": one, **result}, text, as_json=json)
 
 
 @app.command("list")
@@ -106,10 +120,23 @@ def list_(
     from vmckpt.checkpoint.tree import rows
     from vmckpt.ui.tables import table
 
-    found = catalogue(store, key_source(key_file, key_command), vm)
+    key = key_source(key_file, key_command)
+    checkpoint_group.settle(key)
+    found = catalogue(store, key, vm)
     for error in found.silent:
         warn(f"not listed: {error.what}: {error.why}")
-    head = ("checkpoint", "id", "vm", "store", "taken", "added", "pause", "trigger", "tags")
+    head = (
+        "checkpoint",
+        "id",
+        "vm",
+        "store",
+        "taken",
+        "added",
+        "pause",
+        "trigger",
+        "group",
+        "tags",
+    )
     facts = {
         "checkpoints": [to_json(one) for one in found.entries],
         "silent": [{"what": error.what, "why": error.why} for error in found.silent],
@@ -119,18 +146,23 @@ def list_(
 
 @app.command("show")
 def show_(
-    point: Point,
+    point: MaybePoint = None,
+    group: OfGroup = None,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Show all that is known of a checkpoint."""
+    """Show all that is known of a checkpoint, or which are of a group."""
+    if (one := one_of(point, group, "a checkpoint")) is None:
+        key = key_source(key_file, key_command)
+        checkpoint_group.show_(str(group), store, key, as_json=json)
+        return
     from vmckpt.checkpoint.catalogue import to_json
     from vmckpt.checkpoint.tree import lines
     from vmckpt.ui.tables import fields
 
-    found = find(point, store, key_source(key_file, key_command))
+    found = find(one, store, key_source(key_file, key_command))
     show(to_json(found), fields(lines(found)), as_json=json)
 
 
@@ -183,7 +215,8 @@ def verify(
 
 @app.command()
 def rm(
-    points: Points,
+    points: Points = None,
+    group: OfGroup = None,
     kind: KindOption = Kind.epoch,
     vm: OfVm = None,
     store: StorePlace = None,
@@ -195,6 +228,9 @@ def rm(
 
     Space comes back by `vmckpt store gc`.
     """
+    one_of(points[0] if points else None, group, "a checkpoint")
+    points = points or []
+    _require_of_group(group, kind, {})
     if kind is Kind.savevm:
         for point in points:
             snapshot.delete(_whose(vm), point, json)
@@ -202,6 +238,9 @@ def rm(
     from vmckpt.checkpoint.look import remove
 
     key = key_source(key_file, key_command)
+    if group is not None:
+        checkpoint_group.remove(group, store, key, as_json=json)
+        return
     there = catalogue(store, key)
     found = [there.find(point) for point in points]
     run(remove(found, key))
@@ -239,7 +278,7 @@ def prune(
         max_age_s=parse_duration_s(max_age) if max_age else None,
         max_bytes=parse_size_bytes(max_size) if max_size else None,
     )
-    wanted = _tags([tag]) if tag else {}
+    wanted = given_tags([tag]) if tag else {}
     key = key_source(key_file, key_command)
     there = catalogue(store, key, vm)
     for error in there.silent:
@@ -258,7 +297,8 @@ def prune(
 
 @app.command()
 def restore(
-    point: Point,
+    point: MaybePoint = None,
+    group: OfGroup = None,
     in_place: InPlace = False,
     as_: As = None,
     host: Where = None,
@@ -272,9 +312,14 @@ def restore(
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Make a running VM of a checkpoint; returns when the guest runs."""
+    """Make a running VM of a checkpoint; returns when the guest runs.
+
+    With --group all VMs of a group go back to it, or none does.
+    """
+    one = one_of(point, group, "a checkpoint")
+    _require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)
     if kind is Kind.savevm:
-        snapshot.load(_whose(vm), point, json)
+        snapshot.load(_whose(vm), str(one), json)
         return
     from vmckpt.checkpoint.operate import restore_to
     from vmckpt.checkpoint.restore import Wish
@@ -288,16 +333,19 @@ def restore(
             remedy="leave one of them out",
         )
     key = key_source(key_file, key_command)
-    found = find(point, store, key)
-    where = run(home(found, host, copy=as_ is not None))
     wish = Wish(
         name=check_name(as_, "VM") if as_ else None,
         in_place=in_place,
         eager=eager,
-        plugged=_plugged(network, default=as_ is None),
+        plugged=plugged(network, default=as_ is None),
         keep_macs=keep_macs,
     )
-    result = run(restore_to(where, found, wish, _tell(json), key))
+    if one is None:
+        checkpoint_group.restore(str(group), wish, host, store, key, as_json=json)
+        return
+    found = find(one, store, key)
+    where = run(home(found, host, copy=as_ is not None))
+    result = run(restore_to(where, found, wish, teller(json), key))
     for text in result["warnings"]:
         warn(f"warning: {text}")
     text = (
@@ -318,39 +366,22 @@ def _whose(vm: str | None) -> str:
     return vm
 
 
-def _plugged(network: str | None, *, default: bool) -> bool:
+def _require_of_group(
+    group: str | None, kind: Kind, its_own: dict[str, str | bool | None], *, outside: bool = True
+) -> None:
+    """`its_own` options make sense for a group alone, or (not `outside`) for all but a group."""
     from vmckpt.errors import UsageError
 
-    if network not in (None, "plugged", "isolated"):
+    if group is not None and kind is not Kind.epoch:
         raise UsageError(
-            f"--network {network} is unknown",
-            why="it is plugged or isolated",
-            remedy="write one of them",
+            f"--group and --kind {kind} are both given",
+            why="a group's VMs are taken while they run, all at one moment",
+            remedy="leave out --kind",
         )
-    return default if network is None else network == "plugged"
-
-
-def _name(name: str | None, vm: str) -> str:
-    import time
-
-    from vmckpt.hosts.inventory import check_name
-
-    if name is not None:
-        return check_name(name, "checkpoint")
-    return f"{vm[:22]}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _tags(given: list[str]) -> dict[str, str]:
-    from vmckpt.errors import UsageError
-
-    for text in given:
-        if not re.fullmatch(r"[^=\s]+=\S*", text):
+    for option, value in its_own.items():
+        if value is not None and (group is None) is outside:
             raise UsageError(
-                f"'{text}' is no tag", why="it has to be key=value", remedy="write e.g. by=ci"
+                f"{option} is given {'without' if outside else 'with'} --group",
+                why="a group goes back as itself" if group else "one VM's output is not held",
+                remedy=f"leave out {option}",
             )
-    pairs = [text.partition("=") for text in given]
-    return {key: value for key, _, value in pairs}
-
-
-def _tell(as_json: bool) -> Any:
-    return (lambda _: None) if as_json else (lambda step: warn(f"  {step}"))

@@ -8,7 +8,24 @@ import typer
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 OnlyVm = Annotated[str | None, typer.Argument(help="Only this VM's.")]
 Point = Annotated[str, typer.Argument(help="A checkpoint: its name, or the beginning of its id.")]
-Points = Annotated[list[str], typer.Argument(help="Checkpoints: names, or ids.")]
+MaybePoint = Annotated[
+    str | None, typer.Argument(help="A checkpoint: its name, or the beginning of its id.")
+]
+MaybeVm = Annotated[str | None, typer.Argument(help="The VM's name.")]
+Members = Annotated[
+    str | None,
+    typer.Option("--group", help="Several VMs, VM,VM,...: of all of them, as of one moment."),
+]
+OfGroup = Annotated[
+    str | None, typer.Option("--group", help="Of a group: its name, or the beginning of its id.")
+]
+MaxHold = Annotated[
+    str | None,
+    typer.Option(
+        "--max-hold", help="With --group: how long their output may be held: 250ms unless told."
+    ),
+]
+Points = Annotated[list[str] | None, typer.Argument(help="Checkpoints: names, or ids.")]
 
 
 class Kind(StrEnum):

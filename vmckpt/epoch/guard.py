@@ -1,12 +1,15 @@
 """A program that stands beside the one that takes epochs. Standard library only: it starts quickly.
 
-    python -I -S guard.py RESCUE_MONITOR QEMU_PID
+    python -I -S guard.py RESCUE_MONITOR QEMU_PID [HOLD ...]
 
 On its standard input it is told, a line each time, until when the guest may run, in seconds of
-CLOCK_BOOTTIME, or `inf`. It acts in two cases, by a monitor of its own that it holds open:
+CLOCK_BOOTTIME, or `inf`; or `free` and such a time: by then its teller is to be out of its way. It
+acts in three cases, by a monitor of its own that it holds open:
 
 - The input ends: whoever took epochs has died. A guest that stands still for an epoch (`paused`,
-  `finish-migrate`, `postmigrate`) is let run on, if it still may. What it sends stays held.
+  `finish-migrate`, `postmigrate`) is let run on, if it still may. What it sends stays held, but by
+  the objects HOLD, which are removed.
+- The time of `free` is past: the same, the teller is stuck.
 - The time is past, the teller dead or stuck: the guest is stopped, and QEMU killed should it not
   answer. The teller, if it goes on, lets it run again when it may.
 """
@@ -18,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 STOPPED_FOR_AN_EPOCH = ("paused", "finish-migrate", "postmigrate")
@@ -33,7 +37,8 @@ RESUME_S = 10.0
 class Guard:
     """The guest's QEMU, and until when it may run."""
 
-    def __init__(self, path: str, pid: int) -> None:
+    def __init__(self, path: str, pid: int, holds: Sequence[str]) -> None:
+        self._holds = tuple(holds)
         self._pidfd = os.pidfd_open(pid)
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.settimeout(RESUME_S)
@@ -41,7 +46,7 @@ class Guard:
         self._told = b""
         self._line()  # the greeting
         self._ask("qmp_capabilities")
-        self._until_s = float("inf")
+        self._until_s = self._free_by_s = float("inf")
 
     def watch(self) -> None:
         """Until the teller has died and all that was to be done is done, or QEMU has ended."""
@@ -56,21 +61,30 @@ class Guard:
             if left_s <= 0 and (not stopped or self._runs()):
                 self._stop()
                 stopped = True
+            if self._free_by_s <= _now_s():
+                self._free_by_s = float("inf")
+                self._free()
             watched = [self._pidfd, 0] if teller_lives else [self._pidfd]
-            ready, _, _ = select.select(
-                watched, [], [], AGAIN_S if stopped else min(left_s, PASS_OVER_S)
-            )
+            patience_s = min(AGAIN_S if stopped else left_s, PASS_OVER_S)
+            patience_s = min(patience_s, self._free_by_s - _now_s())
+            ready, _, _ = select.select(watched, [], [], max(patience_s, 0.0))
             self._pass_over()
             if 0 not in ready:
                 continue
             said = os.read(0, 4096)
             told += said
             *whole, told = told.split(b"\n")
-            if whole:
-                self._until_s = float(whole[-1])
+            for line in whole:
+                word, _, time_s = line.partition(b" ")
+                if time_s:
+                    self._free_by_s = float(time_s)
+                else:
+                    self._until_s = float(word)
             if not said:
                 teller_lives = False
-                self._resume()
+                self._free()
+                if self._until_s == float("inf"):
+                    return  # or its monitor would be nobody else's as long as QEMU lives
 
     def _ended(self) -> bool:
         return bool(select.select([self._pidfd], [], [], 0)[0])
@@ -91,6 +105,11 @@ class Guard:
         except OSError:
             return True
 
+    def _free(self) -> None:
+        self._resume()
+        for name in self._holds:
+            self._ask("object-del", id=name)
+
     def _resume(self) -> None:
         """Let it run on, whose epoch was cut off; one that stands for another reason is left."""
         self._sock.settimeout(RESUME_S)
@@ -98,14 +117,15 @@ class Guard:
         while _now_s() < self._until_s and time.monotonic() < given_up_s:
             status = self._ask("query-status")["return"]
             if status["running"] or status["status"] not in STOPPED_FOR_AN_EPOCH:
-                self._say(f"its keeper has died; the guest is {status['status']}")
+                self._say(f"its keeper has died or is stuck; the guest is {status['status']}")
                 return
             self._ask("cont")
             time.sleep(POLL_S)
 
-    def _ask(self, command: str) -> dict[str, Any]:
+    def _ask(self, command: str, **arguments: str) -> dict[str, Any]:
         """The answer to a command; events are passed over. Raises OSError."""
-        self._sock.sendall(json.dumps({"execute": command}).encode() + b"\n")
+        words = {"execute": command, "arguments": arguments}
+        self._sock.sendall(json.dumps(words).encode() + b"\n")
         while True:
             said: dict[str, Any] = json.loads(self._line())
             if "return" in said or "error" in said:
@@ -145,4 +165,4 @@ def _now_s() -> float:
 
 
 if __name__ == "__main__":
-    Guard(sys.argv[1], int(sys.argv[2])).watch()
+    Guard(sys.argv[1], int(sys.argv[2]), sys.argv[3:]).watch()

@@ -20,6 +20,7 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 # anew, and no epoch is left unanswered for so long.
 _INTERVAL_US = (1 << 32) - 1
 _INNER, _OUTER = "vmckpt-inner-", "vmckpt-outer-"
+_BRIEF = "vmckpt-brief-"
 _OF_GUEST = "rx"  # what the back end receives: from the guest
 
 
@@ -66,6 +67,38 @@ class HeldOutput:
     def _emptied(self, name: str) -> Iterable[Coroutine[Any, Any, None]]:
         for status in ("off", "on"):
             yield commands.qom_set(self._monitor, f"/objects/{name}", "status", status)
+
+
+class BriefHold:
+    """The output of a VM's network back ends, held for a moment, by one buffer each.
+
+    Every `most_s` QEMU lets go what waits, whatever has become of who holds it: so it is never held
+    for longer, and nobody who held it for longer may believe that nothing left.
+    """
+
+    def __init__(self, monitor: Monitor, netdevs: Sequence[str], most_s: float) -> None:
+        self._monitor, self._netdevs, self._most_s = monitor, tuple(netdevs), most_s
+
+    async def hold(self) -> None:
+        """From here on nothing leaves. Raises CommandRefusedError: `let_go` is still to be done."""
+        interval_us = int(self._most_s * 1e6)
+        values = {"queue": _OF_GUEST, "interval": interval_us}
+        steps = [
+            commands.object_add(self._monitor, "filter-buffer", name, {"netdev": net, **values})
+            for net, name in zip(self._netdevs, brief_holds(self._netdevs), strict=True)
+        ]
+        await asyncio.gather(*steps)
+
+    async def let_go(self) -> None:
+        """Hold nothing any more: all that waits leaves, in order."""
+        names = await commands.query_objects(self._monitor)
+        mine = [name for name in names if name.startswith(_BRIEF)]
+        await asyncio.gather(*(commands.object_del(self._monitor, name) for name in mine))
+
+
+def brief_holds(netdevs: Sequence[str]) -> list[str]:
+    """What the buffers of a brief hold are called."""
+    return [_BRIEF + netdev for netdev in netdevs]
 
 
 async def holds_output(monitor: Monitor) -> list[str]:

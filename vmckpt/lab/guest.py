@@ -18,6 +18,7 @@ from vmckpt.lab.replies import (
     MemLoad,
     Reply,
     Stat,
+    Talk,
     parse_fields,
     parse_numbered,
     parse_reply,
@@ -124,6 +125,10 @@ class GuestControl(GuestLines):
         """Sends heartbeats to `destination` (`IP:PORT`); None stops them."""
         request = f"heartbeat dest={destination} hz={hz}" if destination else "heartbeat off"
         parse_fields(request, await self.ask(request))
+
+    async def talk(self, words: str = "") -> Talk:
+        """Numbered messages to other guests, e.g. `to=10.77.0.12,10.77.0.13 rate=100` (each)."""
+        return await self._typed(Talk, f"talk {words}".strip())
 
     async def _typed(self, kind: type[Reply], request: str, *, timeout_s: float = 30.0) -> Reply:
         return parse_reply(kind, request, await self.ask(request, timeout_s=timeout_s))

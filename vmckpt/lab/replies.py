@@ -98,7 +98,20 @@ class Stat:
     heartbeat_refused: int
 
 
-Reply = TypeVar("Reply", MemLoad, MemCheck, DiskLoad, DiskCheck, Stat)
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Messages to and from all other guests, in all; `wrong`: those over TCP out of order."""
+
+    peers: int
+    rate: int
+    udp_sent: int
+    udp_heard: int
+    tcp_sent: int
+    tcp_heard: int
+    wrong: int
+
+
+Reply = TypeVar("Reply", MemLoad, MemCheck, DiskLoad, DiskCheck, Stat, Talk)
 
 
 def parse_fields(request: str, line: str) -> dict[str, str]:

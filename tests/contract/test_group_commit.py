@@ -1,0 +1,124 @@
+"""A group's commit that was cut off: all of it is there, or nothing; and the lines it goes over."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.store_work import make
+from vmckpt.checkpoint.group_line import Line
+from vmckpt.checkpoint.group_member import joined
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError
+from vmckpt.group.head import Head
+from vmckpt.group.journal import Journal, Part, groups_dir, led, settle, settle_left
+from vmckpt.hosts.process import ProcessId
+from vmckpt.store.open import create_store, open_store
+
+pytestmark = pytest.mark.contract
+
+ENDED = ProcessId(2**22 + 1, 1)  # no process has this pid
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path
+
+
+def committed(state: Path, *, both: bool) -> Journal:
+    """A journal of two members in two stores; of the second the checkpoint may be missing."""
+    parts = []
+    for vm in ("web", "db"):
+        place = str(state / vm)
+        with create_store(place) as store:
+            made = make(store, 1, None)
+            if vm == "db" and not both:
+                store.remove([made.id])
+        parts.append(Part(vm, "local", ENDED, "local", place, made.id))
+    journal = Journal("0123", "night", tuple(parts))
+    journal.write()
+    return journal
+
+
+def ids(state: Path, vm: str) -> list[str]:
+    with open_store(str(state / vm)) as store:
+        return store.ids()
+
+
+def test_what_all_have_committed_is_whole(state: Path) -> None:
+    journal = committed(state, both=True)
+    assert Journal.read(groups_dir() / "0123.json") == journal
+    assert asyncio.run(settle(journal))
+    assert ids(state, "web")
+    assert ids(state, "db")
+    assert asyncio.run(settle_left()) == []
+
+
+def test_what_one_has_not_committed_is_nobodys(state: Path) -> None:
+    committed(state, both=False)
+    assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it was removed"]
+    assert not ids(state, "web")
+    assert not list(groups_dir().glob("*.json"))
+
+
+def test_of_a_store_that_does_not_answer_nothing_is_believed(state: Path) -> None:
+    journal = committed(state, both=True)
+    (state / "db").rename(state / "away")
+    with pytest.raises(OutcomeUnknownError, match="nobody knows yet"):
+        asyncio.run(settle(journal))
+    assert ids(state, "web")
+    [said] = asyncio.run(settle_left())
+    assert "nobody knows yet" in said
+    (state / "away").rename(state / "db")
+    assert asyncio.run(settle_left()) == ["group night was cut off in its commit: it is whole"]
+
+
+def test_whoever_leads_a_group_is_left_to_it(state: Path) -> None:
+    committed(state, both=False)
+
+    async def look() -> list[str]:
+        async with led("0123"):
+            return await settle_left()
+
+    assert asyncio.run(look()) == []
+    assert ids(state, "web")
+
+
+def test_a_damaged_journal_is_told_and_left(state: Path) -> None:
+    committed(state, both=True)
+    (groups_dir() / "0123.json").write_text("{")
+    [said] = asyncio.run(settle_left())
+    assert "is damaged" in said
+    assert ids(state, "web")
+
+
+async def _over_a_socket(path: Path) -> list[str]:
+    said: list[str] = []
+
+    async def serve() -> None:
+        async with joined(path, 1.0) as member:
+            member.say("prepared")
+            said.append(str((await member.told("set"))["to"]))
+            with pytest.raises(OperationFailedError, match="because"):
+                await member.told("cut")
+            said.append("over")
+
+    serving = asyncio.ensure_future(serve())
+    while not path.exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    reader, writer = await asyncio.open_unix_connection(path)
+    async with Line(reader, writer, "web").beating() as line:
+        head = Head({"web": line})
+        await head.all_say("prepared")
+        head.tell_all("set", to="web")
+        head.give_up("because")
+        await serving
+        with pytest.raises(OperationFailedError, match="connection was closed"):
+            await head.all_say("set")
+    return said
+
+
+def test_both_ends_hear_one_another_and_the_end(tmp_path: Path) -> None:
+    assert asyncio.run(_over_a_socket(tmp_path / "ear")) == ["web", "over"]
+    assert os.listdir(tmp_path) == []

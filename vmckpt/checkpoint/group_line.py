@@ -1,0 +1,105 @@
+"""What the head of a group and one of its members say to each other: lines of JSON, both ways.
+
+Each says something every second, if only that it is there. So neither waits for long for one that
+is gone: silence is an end too.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple, Protocol, Self
+
+from vmckpt.errors import OperationFailedError
+
+BEAT_S, SILENT_S = 1.0, 10.0
+MOST_LINE_BYTES = 1 << 20
+_BEAT = "beat"
+
+
+class Said(NamedTuple):
+    """A word, and what goes with it."""
+
+    word: str
+    more: Mapping[str, Any]
+
+
+class Writer(Protocol):
+    """What of an `asyncio.StreamWriter` is used."""
+
+    def write(self, data: bytes) -> None:
+        """Say it, without waiting."""
+
+    def close(self) -> None:
+        """Say no more."""
+
+
+class Line:
+    """One end of it. `label` names the other one, for errors."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: Writer, label: str) -> None:
+        self._reader, self._writer, self.label = reader, writer, label
+
+    def say(self, word: str, **more: Any) -> None:
+        """Say it; whether it is heard nobody knows."""
+        self._writer.write(json.dumps({"word": word, **more}).encode() + b"\n")
+
+    async def hear(self, within_s: float | None = None) -> Said:
+        """The next word. Raises OperationFailedError when the other end is gone or silent.
+
+        TimeoutError when it says only that it is there for `within_s`.
+        """
+        now_s = asyncio.get_running_loop().time
+        due_s = None if within_s is None else now_s() + within_s
+        while True:
+            left_s = SILENT_S if due_s is None else due_s - now_s()
+            said = await self._next(min(left_s, SILENT_S))
+            if said is not None and said.word != _BEAT:
+                return said
+            if said is None and left_s < SILENT_S:
+                raise TimeoutError
+            if said is None:
+                raise self._gone(f"it said nothing for {SILENT_S:g} s")
+
+    async def _next(self, within_s: float) -> Said | None:
+        try:
+            async with asyncio.timeout(within_s):
+                line = await self._reader.readline()
+            if line.endswith(b"\n"):
+                words: dict[str, Any] = json.loads(line)
+                return Said(words.pop("word"), words)
+        except TimeoutError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise self._gone(str(exc)) from exc
+        raise self._gone("its connection was closed")
+
+    def _gone(self, why: str) -> OperationFailedError:
+        return given_up(f"{self.label}: {why}")
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[Self]:
+        """For the block the other end hears that this one is there; then it is closed."""
+
+        async def beat() -> None:
+            while True:
+                self.say(_BEAT)
+                await asyncio.sleep(BEAT_S)
+
+        task = asyncio.ensure_future(beat())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            with suppress(OSError):
+                self._writer.close()
+
+
+def given_up(why: str) -> OperationFailedError:
+    """The group's checkpoint, or its restore, is off."""
+    return OperationFailedError(
+        "the group was given up: nothing of it has been done",
+        why=why,
+        remedy="ask again; `vmckpt vm list` shows how its VMs are",
+    )

@@ -1,0 +1,185 @@
+"""One VM's part in what is done to several at once: said by its service, to the group's head.
+
+A cut (ARCHITECTURE.md, "Groups"):
+
+    member:  prepared -> set -> [held, stopped, captured, runs] captured -> [let go] released
+             -> stored -> committed
+    head:    set (all are prepared) -> cut (all are set) -> release (all have captured)
+             -> commit (all have stored)
+
+A restore:
+
+    member:  ready -> switched (its old guest stands still) -> running
+    head:    switch -> run -> done
+
+Whoever is told `void` instead, or hears nothing in time, undoes its part, whatever the others do.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line, given_up
+from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.sequence.steps import finish
+
+T = TypeVar("T")
+VOID, FAILED = "void", "failed"
+# How long all others may take from one word of the head's to the next, where it matters.
+TOGETHER_S = 10.0
+# The head comes when its services have begun, all of them.
+HEAD_S = 30.0
+# How often a member that waits for others sees to it that little is left for its pause.
+KEEP_UP_S = 0.05
+
+
+class Output(Protocol):
+    """What a guest sends: `epoch.output.BriefHold`."""
+
+    async def hold(self) -> None:
+        """From here on nothing leaves, for as long as is allowed."""
+
+    async def let_go(self) -> None:
+        """All that waits leaves."""
+
+
+class Held(NamedTuple):
+    """How long the guest stood still, and when, and how long its output waited."""
+
+    stopped_unix_s: float
+    runs_unix_s: float
+    held_s: float
+
+
+class Member:
+    """The part of one VM; `most_s` is how long its output may be held."""
+
+    def __init__(self, line: Line, most_s: float) -> None:
+        self._line, self.most_s = line, most_s
+        self.held: Held | None = None
+
+    def say(self, word: str, **more: Any) -> None:
+        """Tell the head."""
+        self._line.say(word, **more)
+
+    async def told(self, word: str, within_s: float | None = None) -> Mapping[str, Any]:
+        """Wait for the head's word. Raises OperationFailedError: it says, or has, another end."""
+        try:
+            said = await self._line.hear(within_s)
+        except TimeoutError as exc:
+            raise given_up(f"nobody said '{word}' within {within_s or 0:.3g} s") from exc
+        if said.word == word:
+            return said.more
+        raise given_up(str(said.more.get("why", said.word)))
+
+    async def all_prepared(self, keep_up: Callable[[], Awaitable[None]]) -> None:
+        """Wait for all others, however long they take; meanwhile `keep_up` is called."""
+        self.say("prepared")
+        waiting = asyncio.ensure_future(self.told("set"))
+        try:
+            while not (await asyncio.wait({waiting}, timeout=KEEP_UP_S))[0]:
+                await keep_up()
+            waiting.result()
+        finally:
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+    async def cut(
+        self,
+        output: Output,
+        tell_guard: Callable[[str], None],
+        capture: Callable[[], Awaitable[T]],
+    ) -> T:
+        """What `capture` gives, of the moment that all have together.
+
+        What the guest sends from just before it on is held until all others have captured too:
+        nothing that it has sent after its moment is heard before theirs.
+        """
+        self.say("set")
+        await self.told("cut", TOGETHER_S)
+        now_s = asyncio.get_running_loop().time
+        began_s = now_s()
+        tell_guard(f"free {_boottime_s() + self.most_s}")
+        try:
+            await output.hold()
+            stopping_unix_s = time.time()
+            captured = await capture()
+            runs_unix_s = time.time()
+            self.say("captured")
+            await self.told("release", max(began_s + self.most_s - now_s(), 0.0))
+            heard_s = now_s()
+        except BaseException:
+            with suppress(VmckptError):
+                await finish(output.let_go())
+            raise
+        await finish(output.let_go())
+        self.held = Held(stopping_unix_s, runs_unix_s, now_s() - began_s)
+        tell_guard("free inf")
+        if heard_s - began_s >= self.most_s:
+            raise given_up(f"its output could be held for {self.most_s:g} s only")
+        self.say("released")
+        return captured
+
+    async def all_stored(self, checkpoint_id: str) -> Mapping[str, Any]:
+        """Nothing is missing but the commit: wait for all others. What the group is."""
+        self.say("stored", id=checkpoint_id, held=self.held and self.held._asdict())
+        return dict((await self.told("commit"))["group"])
+
+    async def all_ready(self) -> None:
+        """A guest can go on here, and its old one stand still: wait for all others."""
+        self.say("ready")
+        await self.told("switch")
+
+    async def all_switched(self) -> None:
+        """No old guest runs any more: wait until that is so everywhere."""
+        self.say("switched")
+        await self.told("run", TOGETHER_S)
+
+    async def all_running(self) -> None:
+        """The guest runs: wait until all do. Raises OperationFailedError: it is to run no more.
+
+        A head that has died meanwhile had told them all to run: then it goes on.
+        """
+        self.say("running")
+        try:
+            said = await self._line.hear(TOGETHER_S)
+        except (TimeoutError, OperationFailedError):
+            return
+        if said.word == VOID:
+            raise given_up(str(said.more.get("why", "")))
+
+
+def _boottime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@asynccontextmanager
+async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
+    """A member whose head comes to the socket `ear`, for the block.
+
+    Raises OperationFailedError when nobody comes.
+    """
+    came: asyncio.Future[Line] = asyncio.get_running_loop().create_future()
+
+    def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if came.done():
+            writer.close()
+        else:
+            came.set_result(Line(reader, writer, "the group's head"))
+
+    part = ear.with_suffix(".part")
+    server = await asyncio.start_unix_server(visit, part, limit=MOST_LINE_BYTES)
+    part.rename(ear)  # it is there when it listens
+    try:
+        async with asyncio.timeout(HEAD_S):
+            line = await came
+    except TimeoutError as exc:
+        raise given_up(f"its head did not come within {HEAD_S:g} s") from exc
+    finally:
+        server.close()
+        ear.unlink(missing_ok=True)
+    async with line.beating():
+        yield Member(line, most_s)

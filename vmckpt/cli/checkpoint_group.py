@@ -1,0 +1,138 @@
+"""vmckpt checkpoint create|show|rm|restore --group: several VMs at one consistent cut."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from vmckpt.cli.checkpoint_given import teller
+from vmckpt.cli.output import run, show, warn
+from vmckpt.cli.which_checkpoint import catalogue, home
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.restore import Wish
+    from vmckpt.checkpoint.take import Wish as PointWish
+    from vmckpt.group.groups import Group
+    from vmckpt.store.sealing.keys import KeySource
+    from vmckpt.vm.inventory import Vm
+
+MOST_HELD_S = 0.25
+
+
+def create(
+    members: str, wish: "PointWish", max_hold: str | None, store: str | None,
+    key: "KeySource | None", *, as_json: bool,
+) -> None:  # fmt: skip
+    """Take checkpoints of all members at one cut."""
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.group.create import Asked, require_group
+    from vmckpt.group.create import create as create_
+    from vmckpt.sequence.steps import all_of
+    from vmckpt.units import parse_duration_s
+
+    names = [name.strip() for name in members.split(",") if name.strip()]
+    require_group(names)
+    settle(key)
+
+    async def found() -> "list[Vm]":
+        return await all_of(find_own(name) for name in names)
+
+    most_held_s = parse_duration_s(max_hold) if max_hold else MOST_HELD_S
+    asked = Asked(wish.name, wish, most_held_s, store)
+    result = run(create_(run(found()), asked, teller(as_json), key))
+    points = result["members"]
+    text = (
+        f"{result['name']} is group {result['group']} of {', '.join(points)}: stopped within "
+        f"{result['skew_ms']:.1f} ms, paused {_most(points, 'pause_ms')} ms, output held "
+        f"{result['held_ms']:.1f} ms"
+    )
+    show(result, text, as_json=as_json)
+
+
+def _most(points: dict[str, Any], name: str) -> str:
+    told = [one[name] for one in points.values() if name in one]
+    return f"{max(told):.1f}" if told else "?"
+
+
+def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: bool) -> None:
+    """Show a group."""
+    from vmckpt.ui.tables import table
+    from vmckpt.units import format_size
+
+    group = _find(text, store, key)
+    rows, members = [], {}
+    for vm, id_ in group.members.items():
+        entry = group.entries.get(vm)
+        facts = entry.facts if entry else None
+        members[vm] = {"id": id_, "stores": [one.label for one in entry.places] if entry else []}
+        rows.append(
+            (
+                vm,
+                id_[:12],
+                ", ".join(place.label for place in entry.places) if entry else "missing",
+                format_size(entry.manifest.added_bytes) if entry else "-",
+                f"{facts.pause_ms:.1f} ms" if facts else "-",
+                facts.host if facts else "-",
+            )
+        )
+    taken = [one.manifest.created_unix_s for one in group.entries.values()]
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(taken)))
+    state = f"not whole: {', '.join(group.missing)} missing" if group.missing else "whole"
+    said = f"{group.name}, group {group.id}, taken {when}: {state}\n"
+    said += table(("vm", "checkpoint", "store", "added", "pause", "host"), rows)
+    facts_ = {"group": group.id, "name": group.name, "whole": not group.missing}
+    show({**facts_, "members": members}, said, as_json=as_json)
+
+
+def remove(text: str, store: str | None, key: "KeySource | None", *, as_json: bool) -> None:
+    """Remove all checkpoints of a group that are there."""
+    from vmckpt.checkpoint.look import remove as remove_
+
+    group = _find(text, store, key)
+    run(remove_(list(group.entries.values()), key))
+    removed = [one.id for one in group.entries.values()]
+    show({"removed": removed}, f"removed: {group.name} ({len(removed)})", as_json=as_json)
+
+
+def restore(
+    text: str, wish: "Wish", host: str | None, store: str | None, key: "KeySource | None", *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """All VMs of a group go back to it."""
+    from vmckpt.group.groups import require_whole
+    from vmckpt.group.restore import restore_group
+    from vmckpt.sequence.steps import all_of
+
+    group = _find(text, store, key)
+    require_whole(group)
+
+    async def homes() -> Any:
+        found = await all_of(home(one, host, copy=False) for one in group.entries.values())
+        return dict(zip(group.entries, found, strict=True))
+
+    result = run(restore_group(group, run(homes()), wish, teller(as_json), key))
+    for vm, one in result["members"].items():
+        for said in one["warnings"]:
+            warn(f"warning: {vm}: {said}")
+    there = ", ".join(f"{vm} on {one['host']}" for vm, one in result["members"].items())
+    show(result, f"all of {group.name} run from it: {there}", as_json=as_json)
+
+
+def settle(key: "KeySource | None") -> None:
+    """End the commit of groups that was cut off."""
+    from vmckpt.hosts.inventory import state_dir
+
+    if not any((state_dir() / "groups").glob("*.json")):
+        return
+    from vmckpt.group.journal import settle_left
+
+    for said in run(settle_left(key)):
+        warn(said)
+
+
+def _find(text: str, store: str | None, key: "KeySource | None") -> "Group":
+    from vmckpt.group.groups import find
+
+    settle(key)
+    there = catalogue(store, key)
+    for error in there.silent:
+        warn(f"not looked into: {error.what}: {error.why}")
+    return find(there.entries, text)

@@ -1,0 +1,11 @@
+"""vmckpt settle-groups: what the dead-man's switch of `checkpoint create --group` runs."""
+
+from vmckpt.cli.output import run, warn
+
+
+def settle_groups() -> None:
+    """End the commit of groups that was cut off; people have no use for it."""
+    from vmckpt.group.journal import settle_left
+
+    for text in run(settle_left()):
+        warn(text)

@@ -1,0 +1,149 @@
+"""Checkpoints of several VMs, wherever they are, as of one consistent cut: all of them, or none."""
+
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.checkpoint.group_member import TOGETHER_S
+from vmckpt.checkpoint.operate import Work, taking
+from vmckpt.checkpoint.take import Wish
+from vmckpt.errors import UsageError, VmckptError
+from vmckpt.group.head import ANSWER_S, Head, cut
+from vmckpt.group.journal import Journal, Part, groups_dir, led, settle
+from vmckpt.group.services import Service, at_work
+from vmckpt.hosts.deadman import armed
+from vmckpt.hosts.inventory import local_host
+from vmckpt.sequence.steps import all_of, to_the_end
+from vmckpt.store.sealing.keys import KeySource
+from vmckpt.vm.inventory import Vm
+
+Tell = Callable[[str], None]
+LEAST_HELD_S, MOST_HELD_S = 0.02, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a group: a name, a member's wish, and how long output may be held."""
+
+    name: str
+    wish: Wish
+    most_held_s: float
+    store: str | None = None
+
+
+async def create(
+    vms: Sequence[Vm], asked: Asked, tell: Tell, key: KeySource | None = None
+) -> dict[str, Any]:
+    """Take them; what came of it. Every guest runs on, whatever happens.
+
+    Raises what is against it for any of them: then there is a checkpoint of none. Raises
+    OutcomeUnknownError when a host fell silent in the commit.
+    """
+    require_group([vm.name for vm in vms])
+    if not LEAST_HELD_S <= asked.most_held_s <= MOST_HELD_S:
+        raise UsageError(
+            f"output cannot be held for {asked.most_held_s:g} s at most",
+            why=f"it is {LEAST_HELD_S:g} to {MOST_HELD_S:g} s: QEMU's buffers have room for 10,000 "
+            "packets, and what comes beyond is lost",
+            remedy="leave out --max-hold: 250 ms do where hosts answer",
+        )
+    works = await all_of(_work(vm, asked, key) for vm in vms)
+    for vm in vms:
+        if not vm.spec.nics:
+            tell(f"{vm.name} has no network: nothing that it says is held")
+    group_id = secrets.token_hex(8)
+    await local_host().make_dir(groups_dir())
+    switch = [sys.executable, "-m", "vmckpt.cli.entry", "settle-groups"]
+    with armed(switch, groups_dir() / f"{group_id}.log"):
+        async with led(group_id):
+            return await _taken(works, asked, group_id, tell, key)
+
+
+def require_group(names: Sequence[str]) -> None:
+    """Raises UsageError unless they are several, each once."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or len(names) < 2:
+        raise UsageError(
+            f"{', '.join(names) or 'nothing'} is no group",
+            why=f"'{twice[0]}' is in it twice" if twice else "it takes two VMs at least",
+            remedy="write --group WEB,DB,...; one VM alone needs none",
+        )
+
+
+async def _work(vm: Vm, asked: Asked, key: KeySource | None) -> Work:
+    wish = asked.wish._replace(name=f"{asked.name}.{vm.name}")
+    work = await taking(vm, asked.store, wish, key)
+    return work._replace(asked=work.asked._replace(held_s=asked.most_held_s))
+
+
+async def _taken(
+    works: Sequence[Work], asked: Asked, group_id: str, tell: Tell, key: KeySource | None
+) -> dict[str, Any]:
+    journal, stored = None, dict[str, Mapping[str, Any]]()
+    done: dict[str, Mapping[str, Any]] = {}
+    try:
+        async with at_work(works) as (head, services):
+            stored = await cut(head, asked.most_held_s, tell)
+            journal = _journal(group_id, asked.name, services, stored)
+            journal.write()
+            done = await to_the_end(_committed(head, journal, stored))
+    except (VmckptError, OSError):
+        if journal is None or not await to_the_end(settle(journal, key)):
+            raise
+    else:
+        journal.forget()
+    return _told(group_id, asked.name, stored, done)
+
+
+async def _committed(
+    head: Head, journal: Journal, stored: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    members = {vm: said["id"] for vm, said in stored.items()}
+    head.tell_all("commit", group={"id": journal.id, "name": journal.name, "members": members})
+    return await head.all_say("committed", ANSWER_S + TOGETHER_S)
+
+
+def _journal(
+    group_id: str, name: str, services: Sequence[Service], stored: Mapping[str, Mapping[str, Any]]
+) -> Journal:
+    parts = [
+        Part(
+            vm=service.vm,
+            host=service.work.host.name,
+            process=service.process,
+            store_host=service.work.place.host.name if service.work.place.host else None,
+            store=service.work.place.path,
+            checkpoint=stored[service.vm]["id"],
+        )
+        for service in services
+    ]
+    return Journal(group_id, name, tuple(parts))
+
+
+def _told(
+    group_id: str,
+    name: str,
+    stored: Mapping[str, Mapping[str, Any]],
+    done: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """For who asked. Skew is by the hosts' clocks, as far as they agree."""
+    stops = [said["held"]["stopped_unix_s"] for said in stored.values()]
+    held_s = [said["held"]["held_s"] for said in stored.values()]
+    return {
+        "group": group_id,
+        "name": name,
+        "skew_ms": round((max(stops) - min(stops)) * 1e3, 3),
+        "held_ms": round(max(held_s) * 1e3, 3),
+        "members": {
+            vm: {
+                "id": said["id"],
+                "held_ms": round(said["held"]["held_s"] * 1e3, 3),
+                "stopped_unix_s": said["held"]["stopped_unix_s"],
+                "runs_unix_s": said["held"]["runs_unix_s"],
+                **done.get(vm, {}).get("result", {}),
+            }
+            for vm, said in stored.items()
+        },
+    }

@@ -1,0 +1,70 @@
+"""Which groups there are: no more is kept of one than what each of its checkpoints says.
+
+A group is whole while all of its checkpoints are there, wherever they were copied to; one of which
+one is missing is told as what it is, and restored by nobody.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.errors import NotFoundError, RefusedError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Checkpoints that were taken together: their ids by VM, and those that are there."""
+
+    id: str
+    name: str
+    members: Mapping[str, str]
+    entries: Mapping[str, Entry]
+
+    @property
+    def missing(self) -> list[str]:
+        """The VMs whose checkpoint is not there."""
+        return [vm for vm in self.members if vm not in self.entries]
+
+
+def groups(entries: Iterable[Entry]) -> list[Group]:
+    """The groups of which any checkpoint is there, oldest first."""
+    found: dict[str, Group] = {}
+    by_id = {entry.id: entry for entry in entries}
+    for entry in by_id.values():
+        said = entry.facts.group if entry.facts else None
+        if said is None or said["id"] in found:
+            continue
+        there = {vm: by_id[one] for vm, one in said["members"].items() if one in by_id}
+        found[said["id"]] = Group(said["id"], said["name"], said["members"], there)
+    return list(found.values())
+
+
+def find(entries: Iterable[Entry], text: str) -> Group:
+    """The group of that name, or whose id begins so. Raises NotFoundError, UsageError."""
+    every = groups(entries)
+    found = [one for one in every if text in (one.id, one.name)]
+    found = found or [one for one in every if len(text) >= 4 and one.id.startswith(text)]
+    if len(found) > 1:
+        raise UsageError(
+            f"'{text}' is {len(found)} groups",
+            why=", ".join(f"{one.id} of {', '.join(one.members)}" for one in found),
+            remedy="write its id",
+        )
+    if not found:
+        raise NotFoundError(
+            f"there is no group '{text}'",
+            why="no checkpoint of the stores that were looked in says that it is of it",
+            remedy="see `vmckpt checkpoint list`, or name its store: --store",
+        )
+    return found[0]
+
+
+def require_whole(group: Group) -> None:
+    """Raises RefusedError when a checkpoint of it is missing."""
+    if group.missing:
+        raise RefusedError(
+            f"group '{group.name}' is not whole any more",
+            why=f"the checkpoint of {', '.join(group.missing)} is in no store that answers",
+            remedy="have its store answer, or restore the others one by one: they are checkpoints "
+            "like any",
+        )

@@ -1,0 +1,153 @@
+"""A group's commit, written down before it: so a head that is killed in it leaves all or nothing.
+
+`groups/ID.json` of the operator's state directory is there from before the first member is told to
+commit until all have, or none has. Whether they have is asked of the stores, never believed.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from vmckpt.checkpoint.place import Key, Place, opened
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OutcomeUnknownError,
+    StorageError,
+    VmckptError,
+)
+from vmckpt.group.services import ended
+from vmckpt.hosts.durable import write_durably
+from vmckpt.hosts.inventory import find_host, local_host, state_dir
+from vmckpt.hosts.process import ProcessId
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.vm.lifecycle import owner
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One member: its checkpoint, the store that is to have it, and who commits it, where."""
+
+    vm: str
+    host: str
+    process: ProcessId
+    store_host: str | None
+    store: str
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """One group that may be half committed."""
+
+    id: str
+    name: str
+    parts: tuple[Part, ...]
+
+    def write(self) -> None:
+        """So that it outlives a reboot. Raises StorageError, OSError."""
+        groups_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_durably(self._path, json.dumps(asdict(self)))
+
+    def forget(self) -> None:
+        """It is over."""
+        self._path.unlink(missing_ok=True)
+
+    @property
+    def _path(self) -> Path:
+        return groups_dir() / f"{self.id}.json"
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """What stands there; None when it has gone. Raises StorageError."""
+        try:
+            words = json.loads(path.read_text())
+            parts = (Part(**{**one, "process": ProcessId(**one["process"])})
+                     for one in words["parts"])  # fmt: skip
+            return cls(words["id"], words["name"], tuple(parts))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise StorageError(
+                f"{path} is damaged",
+                why=f"{type(exc).__name__}: {exc}",
+                remedy="`vmckpt checkpoint list` shows which checkpoints say that they are of that "
+                "group; remove them or keep them, and remove the file",
+            ) from exc
+
+
+def groups_dir() -> Path:
+    """Where groups are written down while they are committed."""
+    return state_dir() / "groups"
+
+
+@asynccontextmanager
+async def led(group_id: str) -> AsyncIterator[None]:
+    """For the block nobody else settles the group. Raises BusyError: somebody is at it."""
+    path = groups_dir() / f"{group_id}.lock"
+    async with local_host().lock(path, owner("checkpoint create --group")):
+        yield
+
+
+async def settle(journal: Journal, key: Key = None) -> bool:
+    """All of its checkpoints are there (True), or none (False), and it is forgotten. By who leads.
+
+    Raises OutcomeUnknownError when a store or a host gives no answer: it is asked again later.
+    """
+    try:
+        for part in journal.parts:
+            await _require_ended(part)
+        there = [part for part in journal.parts if await _has(part, key)]
+        is_whole = len(there) == len(journal.parts)
+        for part in () if is_whole else there:
+            async with opened(_place(part), key) as store:
+                await in_thread(partial(store.remove, [part.checkpoint]))
+    except VmckptError as exc:
+        raise OutcomeUnknownError(
+            f"nobody knows yet whether group '{journal.name}' is whole",
+            why=str(exc),
+            remedy="ask again when all its hosts and stores answer: vmckpt checkpoint list",
+        ) from exc
+    journal.forget()
+    return is_whole
+
+
+async def settle_left(key: Key = None) -> list[str]:
+    """Settle what heads that died have left: what is to be said of it."""
+    said = []
+    for path in sorted(groups_dir().glob("*.json")):
+        try:
+            async with led(path.stem):
+                journal = Journal.read(path)
+                if journal is None:
+                    continue
+                outcome = "is whole" if await settle(journal, key) else "was removed"
+                said.append(f"group {journal.name} was cut off in its commit: it {outcome}")
+        except BusyError:
+            continue
+        except VmckptError as exc:
+            said.append(f"{exc.what}: {exc.why}")
+    return said
+
+
+async def _require_ended(part: Part) -> None:
+    host = find_host(part.host)
+    if not await ended(host, part.process) and not await host.kill(part.process):
+        raise HostDownError(
+            f"'{part.vm}' may still be committed on {part.host}",
+            why=f"process {part.process.pid} there does not end",
+            remedy="look at that host",
+        )
+
+
+async def _has(part: Part, key: Key) -> bool:
+    async with opened(_place(part), key) as store:
+        return part.checkpoint in await in_thread(store.ids)
+
+
+def _place(part: Part) -> Place:
+    return Place(None if part.store_host is None else find_host(part.store_host), part.store)

@@ -1,0 +1,35 @@
+"""The VMs of a group go back to its cut together: all of them run from it, or none does."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vmckpt.checkpoint.operate import restoring
+from vmckpt.checkpoint.restore import Wish
+from vmckpt.group.groups import Group, require_whole
+from vmckpt.group.head import restore
+from vmckpt.group.services import at_work
+from vmckpt.hosts.host import Host
+from vmckpt.sequence.steps import all_of
+from vmckpt.store.sealing.keys import KeySource
+
+
+async def restore_group(
+    group: Group,
+    hosts: Mapping[str, Host],
+    wish: Wish,
+    tell: Callable[[str], None],
+    key: KeySource | None = None,
+) -> dict[str, Any]:
+    """Restore each on its host of `hosts`; returns as soon as all guests run and were told.
+
+    Raises what is against it for any of them: then no restored guest runs, and those that there
+    were run on.
+    """
+    require_whole(group)
+    works = await all_of(
+        restoring(hosts[vm], entry, wish, key) for vm, entry in group.entries.items()
+    )
+    works = [work._replace(asked=work.asked._replace(held_s=0.0)) for work in works]
+    async with at_work(works) as (head, _):
+        results = await restore(head, tell)
+    return {"group": group.id, "name": group.name, "members": results}

@@ -1,0 +1,110 @@
+"""A group's members at work: a service on each VM's host, and a line to each."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line
+from vmckpt.checkpoint.group_member import HEAD_S
+from vmckpt.checkpoint.operate import POLL_S, Work, begun, died
+from vmckpt.checkpoint.service import FAILED, RESTORE, Files
+from vmckpt.errors import VmckptError
+from vmckpt.group.head import Head
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.remote.values import unpack_error
+from vmckpt.sequence.steps import all_of, finish
+
+# A member that is told that it is off lets its guest run at once, and undoes the rest.
+END_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One member's service."""
+
+    work: Work
+    files: Files
+    process: ProcessId
+
+    @property
+    def vm(self) -> str:
+        """Whose it is."""
+        return self.work.asked.vm
+
+
+@asynccontextmanager
+async def at_work(works: Sequence[Work]) -> AsyncIterator[tuple[Head, Sequence[Service]]]:
+    """Services that do them, and their head, for the block.
+
+    An error in the block is an error for all of them: each undoes what it can, and has ended when
+    this does. So have those that take checkpoints in any case; a restored VM's brings its memory.
+    """
+    async with AsyncExitStack() as stack:
+        services = await all_of(_begun(stack, work) for work in works)
+        try:
+            lines = await all_of(_line(service) for service in services)
+        except BaseException:
+            await finish(_called_off(services))
+            raise
+        for line in lines:
+            await stack.enter_async_context(line.beating())
+        head = Head(dict(zip((service.vm for service in services), lines, strict=True)))
+        try:
+            yield head, services
+        except BaseException as exc:
+            head.give_up(str(exc) or "cancelled")
+            await finish(_ended(services))
+            raise
+        if works[0].asked.verb != RESTORE:
+            await finish(_ended(services))
+
+
+async def _begun(stack: AsyncExitStack, work: Work) -> Service:
+    files, process = await stack.enter_async_context(begun(work))
+    return Service(work, files, process)
+
+
+async def _line(service: Service) -> Line:
+    host, files = service.work.host, service.files
+    given_up_s = asyncio.get_running_loop().time() + HEAD_S
+    while not await host.await_path(files.ear, 1.0):
+        is_late = asyncio.get_running_loop().time() > given_up_s
+        if is_late or not await host.is_alive(service.process):
+            status = json.loads(await host.read_text(files.status) or "{}")
+            if status.get("state") == FAILED:
+                raise unpack_error(status["error"])
+            raise await died(host, files, service.work.asked.verb)
+    sock = await host.connect(files.ear)
+    reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_LINE_BYTES)
+    return Line(reader, writer, f"'{service.vm}' on {host.name}")
+
+
+async def _called_off(services: Sequence[Service]) -> None:
+    for service in services:
+        with suppress(VmckptError):
+            await service.work.host.interrupt(service.process)
+    await _ended(services)
+
+
+async def _ended(services: Sequence[Service]) -> None:
+    await all_of(_end(service) for service in services)
+
+
+async def _end(service: Service) -> None:
+    host = service.work.host
+    with suppress(VmckptError):  # of a host that is silent nobody knows; its members give up alone
+        if await ended(host, service.process):
+            await host.remove(service.files.path)
+
+
+async def ended(host: Host, process: ProcessId) -> bool:
+    """Wait until a service has ended; False when it is still there after a minute."""
+    given_up_s = asyncio.get_running_loop().time() + END_S
+    while await host.is_alive(process):
+        if asyncio.get_running_loop().time() > given_up_s:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
