@@ -31,7 +31,7 @@ ASSUMED = {"a tenth of it": 0.1, "right": 1.0, "ten times it": 10.0}
 VMS = 200
 AFTER = [0, 1, 3, 10, 30, 100, 200, 300, 500, 1000]
 # The interval is chosen anew so often between two failures.
-PARTS, LEARNS_FROM = 4, 12
+PARTS, LEARNS_FROM = 3, 4
 KNOWN_LIMIT, LEARNED_LIMIT, SHARE = 0.01, 0.05, 0.95
 
 
