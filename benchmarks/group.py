@@ -2,7 +2,7 @@
 
 Run: make bench BENCH=group, or python -m benchmarks.group PART [--cuts N] [--more] for pieces of a
 few minutes; each adds to results/group.json. Three guests of 96 MiB under TCG on two hosts of the
-lab say 100 numbered messages a second to each other one, by UDP and by TCP: 1,200 a second in all.
+lab say 90 numbered messages a second to each other one, by UDP and by TCP: 1,080 a second in all.
 
 - together: `checkpoint create --group`. Each cut is checked by the counts in the memory of its
   checkpoints; a client outside asks each guest's TCP server all the time, one question after the
@@ -31,8 +31,8 @@ from vmckpt.lab.guest import KvClient
 from vmckpt.lab.labguest import LabGuest
 
 HOMES = {"web": "lab-a", "db": "lab-a", "cache": "lab-b"}
-RATE, MEMORY, SETTLE_S, PATIENCE_S = 100, "96M", 3.0, 30.0
-ASK_EVERY_S, BESIDE_S = 0.004, 0.3
+RATE, MEMORY, SETTLE_S, PATIENCE_S = 90, "96M", 3.0, 30.0
+ASK_EVERY_S, BESIDE_S = 0.01, 0.3
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
+from vmckpt.hosts.scheduling import come_last
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
@@ -118,7 +119,8 @@ async def take(
         guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member else ())
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
-            async with session(connected, now.name) as monitor, aside_calls() as aside:
+            calls = aside_calls(last=member is not None)
+            async with session(connected, now.name) as monitor, calls as aside:
                 work = Taking(now, monitor, wish, aside, tell)
                 if member is not None:
                     work.join(member, tell_guard)
@@ -152,9 +154,9 @@ class Aside:
 
 
 @asynccontextmanager
-async def aside_calls() -> AsyncIterator[Aside]:
-    """The thread, for the block."""
-    with ThreadPoolExecutor(1, "store") as pool:
+async def aside_calls(*, last: bool = False) -> AsyncIterator[Aside]:
+    """The thread, for the block; `last`: all others come first on a busy processor."""
+    with ThreadPoolExecutor(1, "store", initializer=come_last if last else None) as pool:
         yield Aside(pool)
 
 
