@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A niceness: a fortieth of what others get.
+# A niceness: about a thirtieth of what others get.
 _LAST = 15
 
 
