@@ -309,6 +309,7 @@ def initramfs(tree: Path, program: bytes) -> Archive:
     archive.add("init", (GUEST / "init").read_bytes())
     archive.add("sbin/shutdown", (GUEST / "shutdown").read_bytes())
     archive.add("bin/guestload", program)
+    archive.add("bin/device-hook", (GUEST / "device-hook").read_bytes())
     return archive
 
 

@@ -13,6 +13,7 @@ from vmckpt.events.record import RunRecord
 from vmckpt.metrics.exposition import Family, Kind, render
 from vmckpt.metrics.migrations import migrations
 from vmckpt.metrics.replications import replications
+from vmckpt.metrics.schedules import schedules
 from vmckpt.metrics.vms import Measured, dirty_rates, hosts, vms
 from vmckpt.plan.dirtying import DirtyCurve, DirtyPoint
 from vmckpt.vm.dirty_rate import TRACKING, DirtyRate
@@ -174,3 +175,24 @@ def test_infinity_is_spelt_as_prometheus_spells_it() -> None:
     family.add(inf)
     family.add(-inf, x="y")
     assert render([family]).splitlines()[2:] == ["vmckpt_test +Inf", 'vmckpt_test{x="y"} -Inf']
+
+
+def test_schedules_have_what_an_alarm_is_made_of() -> None:
+    told = {
+        "schedule": "nightly", "vm": "web", "next_unix_s": 2000.0, "last_done_unix_s": 1000.0,
+        "runs_done": 7, "runs_failed": 2, "failures": 1, "interval": None,
+    }  # fmt: skip
+    auto = told | {
+        "schedule": "auto",
+        "last_done_unix_s": None,
+        "interval": {"every_s": 322.0, "mtbf_s": 2592000.0},
+    }
+    found = parsed(schedules([told, auto]))
+    prefix = "vmckpt_schedule_"
+    assert values(found[f"{prefix}next_due_timestamp_seconds"])["nightly", "web"] == 2000
+    # Of one that was never done nothing is said.
+    success = values(found[f"{prefix}last_success_timestamp_seconds"])
+    assert success == {("nightly", "web"): 1000}
+    assert values(found[f"{prefix}failures"])["auto", "web"] == 2
+    assert values(found[f"{prefix}failures_in_a_row"])["nightly", "web"] == 1
+    assert values(found[f"{prefix}interval_seconds"]) == {("auto", "web"): 322}

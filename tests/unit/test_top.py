@@ -15,6 +15,7 @@ VM: dict[str, Any] = {
     "replication": None,
     "guard": None,
     "checkpoints": None,
+    "next_checkpoint": None,
 }
 FACTS: dict[str, Any] = {
     "at_unix_s": 1000.0,
@@ -68,6 +69,18 @@ def test_what_protects_a_vm_and_what_does_not_is_said() -> None:
     text = frame(FACTS | {"vms": [gone]})
     assert "its service is silent; guard" in text
     assert "NOT HELD" not in text
+
+
+def test_the_next_checkpoint_is_told() -> None:
+    following = {"next_unix_s": 1090.0, "failures": 0}
+    there = {"count": 3, "last_unix_s": 998.0}
+    cases = [
+        (following, there, "3, 2.00 s ago; next in 1m30s"),
+        (following | {"next_unix_s": 1000.0, "failures": 2}, None, "next is due (2 failed)"),
+    ]
+    for one, points, words in cases:
+        vm = VM | {"next_checkpoint": one, "checkpoints": points}
+        assert frame(FACTS | {"vms": [vm]}).rstrip().endswith(words)
 
 
 def test_no_vms_and_silent_hosts_are_said() -> None:

@@ -22,6 +22,8 @@ from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machi
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
+from vmckpt.devices.absence import without_devices
+from vmckpt.devices.checks import away_names, hook_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
@@ -40,7 +42,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
 from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
-from vmckpt.store.transaction import AreaWriter, Transaction
+from vmckpt.store.transaction import AreaWriter, Origin, Transaction
 from vmckpt.vm import capture_checks
 from vmckpt.vm.argv import default_mac
 from vmckpt.vm.check import REFUSE, Check
@@ -60,13 +62,18 @@ PAGE_S = 4e-6
 
 
 class Wish(NamedTuple):
-    """What is asked of a checkpoint."""
+    """What is asked of a checkpoint.
+
+    `id`, if given, is what it is to be called for good: then it is taken once, however often and by
+    whomever it is asked for.
+    """
 
     name: str
     tags: Mapping[str, str]
     trigger: str
     max_pause_s: float
     kind: str = EPOCH
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +97,10 @@ async def require_capturable(vm: Vm) -> None:
     """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
     checks: list[Check] = list(capture_checks.memory(vm))
     await require_alive(vm)
+    away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture_checks.devices(monitor)]
+        checks += [found async for found in capture_checks.devices(monitor, away)]
+    checks += await hook_checks(vm)
     checks.append(await capture_checks.tracking(vm))
     if refused := [check for check in checks if check.verdict == REFUSE]:
         raise RefusedError(
@@ -121,10 +130,12 @@ async def take(
             connected = await now.host.connect(now.qemu.files.operator)
             calls = aside_calls(last=member is not None)
             async with session(connected, now.name) as monitor, calls as aside:
-                work = Taking(now, monitor, wish, aside, tell)
+                taking = Taking(now, monitor, wish, aside, tell)
                 if member is not None:
-                    work.join(member, tell_guard)
-                return await work.take(place, secret)
+                    taking.join(member, tell_guard)
+                return await without_devices(
+                    now, monitor, wish.name, tell, lambda: taking.take(place, secret)
+                )
 
 
 def netdevs(vm: Vm) -> list[str]:
@@ -190,7 +201,8 @@ class Taking:
     async def _take(self, store: Store) -> Taken:
         history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
         parent = await self._parent(store, history)
-        new = await self._aside(partial(store.begin, self._vm.name, parent=parent))
+        origin = await self._origin(store, parent)
+        new = await self._aside(partial(store.begin, self._vm.name, parent=parent, origin=origin))
         keeps = False
         try:
             await self._disks.prepare(self._written_disks(), new.id, parent)
@@ -214,6 +226,22 @@ class Taking:
             return history.last
         mine = await self._aside(partial(store.manifests, self._vm.name))
         return mine[-1].id if mine else None
+
+    async def _origin(self, store: Store, parent: str | None) -> Origin | None:
+        """Of the id that was asked for. Raises RefusedError: that is there.
+
+        The VM's lock is held: whoever else was to take it has done so, or finds it here.
+        """
+        wanted = self._wish.id
+        if not wanted:
+            return None
+        if wanted in await self._aside(store.ids):
+            raise RefusedError(
+                f"checkpoint {wanted} is there already",
+                why="somebody who was asked for it before has taken it",
+                remedy="nothing is to be done: see `vmckpt checkpoint show`",
+            )
+        return Origin(wanted, self._vm.name, parent, None)
 
     async def _end(self, new: Transaction, *, keeps: bool) -> None:
         try:

@@ -36,9 +36,9 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
     """What vmckpt starts on other hosts, and waits for: it does without a library for words."""
     match words:
         case ["serve"]:
-            from vmckpt.cli.serve import serve
+            from vmckpt.cli.far_side import far_side
 
-            return serve
+            return far_side
         case ["link", directory] if not directory.startswith("-"):
             from vmckpt.cli.link import link
 

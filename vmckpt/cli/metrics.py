@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vmckpt.metrics.exposition import Family
 
 app = typer.Typer(
-    help="VMs, migrations, forecasts and replications for Prometheus.",
+    help="VMs, migrations, forecasts, replications and schedules for Prometheus.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -94,11 +94,14 @@ def write(path: Path, text: str) -> None:
 async def collect() -> str:
     """All metrics of now. Hosts that do not answer are `vmckpt_host_up 0`, and tell no more."""
     from vmckpt.events.record import load_all
+    from vmckpt.fleet.schedule.status import all_now
     from vmckpt.metrics.exposition import render
     from vmckpt.metrics.migrations import migrations
+    from vmckpt.metrics.schedules import schedules
     from vmckpt.migrate.recorded import runs_dir
 
-    return render([*await _of_hosts(), *migrations(load_all(runs_dir()))])
+    moves, scheduled = migrations(load_all(runs_dir())), schedules(all_now().statuses)
+    return render([*await _of_hosts(), *moves, *scheduled])
 
 
 async def _of_hosts() -> "list[Family]":

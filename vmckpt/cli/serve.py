@@ -1,11 +1,36 @@
-"""vmckpt serve: the far side of a host that is reached over SSH."""
+"""vmckpt serve --scheduler: the service that runs what is due."""
 
-from vmckpt.cli.loop import run
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vmckpt.cli.loop import run_until_interrupted
+from vmckpt.cli.output import Json, show
+
+if TYPE_CHECKING:
+    from vmckpt.fleet.schedule.run import Event
 
 
-def serve() -> None:
-    """Answer another vmckpt on standard input and output; people have no use for it."""
-    from vmckpt.hosts.inventory import state_dir
-    from vmckpt.hosts.remote.stdio import serve_stdio
+def serve(
+    scheduler: Annotated[
+        bool, typer.Option("--scheduler", help="Run what is due of all schedules.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run schedules until Ctrl-C, telling what is done, a line each (with --json, of JSON).
 
-    run(serve_stdio(state_dir()))
+    What is cut off is gone on with by the next one. Without --scheduler it is the far side of
+    another vmckpt's connection, which people have no use for.
+    """
+    if not scheduler:
+        from vmckpt.cli.far_side import far_side
+
+        far_side()
+        return
+    from vmckpt.cli.schedule import event_json, tools
+    from vmckpt.fleet.schedule.scheduler import serve as serve_
+
+    def tell(event: "Event") -> None:
+        show(event_json(event), f"{event.schedule}: {event.text}", as_json=json)
+
+    run_until_interrupted(serve_(tools(tell)))

@@ -83,6 +83,7 @@ async def _look(checkpoints: "Mapping[str, Any] | None") -> dict[str, Any]:
 
     from vmckpt.cli.overview import look
     from vmckpt.errors import StorageError
+    from vmckpt.fleet.schedule.status import all_now, next_by_vm
 
     seen = await look()
     silent = list(seen.silent)
@@ -100,10 +101,12 @@ async def _look(checkpoints: "Mapping[str, Any] | None") -> dict[str, Any]:
         guards = _guards()
     except StorageError as exc:  # a damaged file of one guard hides no VM
         silent.append(exc)
+    scheduled = all_now()
+    silent += scheduled.damaged
     return {
         "at_unix_s": time.time(),
         "hosts": [host._asdict() for host in seen.hosts],
-        "vms": _vms(seen, checkpoints, guards),
+        "vms": _vms(seen, checkpoints, guards, next_by_vm(scheduled.statuses)),
         "silent": [{"what": error.what, "why": error.why} for error in silent],
     }
 
@@ -129,7 +132,10 @@ def _guards() -> dict[str, Any]:
 
 
 def _vms(
-    seen: "Overview", checkpoints: "Mapping[str, Any]", guards: "Mapping[str, Any]"
+    seen: "Overview",
+    checkpoints: "Mapping[str, Any]",
+    guards: "Mapping[str, Any]",
+    scheduled: "Mapping[str, Any]",
 ) -> list[dict[str, Any]]:
     from vmckpt.metrics.vms import PAGE_BYTES, WITHIN_S
     from vmckpt.vm.last_measured import all_kept
@@ -153,6 +159,7 @@ def _vms(
             "replication": primaries.get(row.name),
             "guard": guards.get(row.name),
             "checkpoints": checkpoints.get(row.name),
+            "next_checkpoint": scheduled.get(row.name),
         }
         for row in seen.rows
     ]

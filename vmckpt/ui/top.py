@@ -47,7 +47,7 @@ def _vm(vm: Mapping[str, Any], now_s: float) -> Sequence[str]:
         _dirties(vm["dirty_rate"], now_s),
         vm["operation"] or NONE,
         "; ".join(_protections(vm)) or NONE,
-        _checkpoint(vm["checkpoints"], now_s),
+        _checkpoints(vm, now_s),
     )
 
 
@@ -73,10 +73,17 @@ def _protections(vm: Mapping[str, Any]) -> Iterable[str]:
         yield f"guard {guard['run']}: {guard['phase']}"
 
 
-def _checkpoint(checkpoints: Mapping[str, Any] | None, now_s: float) -> str:
-    if not checkpoints:
-        return NONE
-    return f"{checkpoints['count']}, {_ago(checkpoints['last_unix_s'], now_s)}"
+def _checkpoints(vm: Mapping[str, Any], now_s: float) -> str:
+    """How many there are, and when the next one is due."""
+    words = []
+    if there := vm["checkpoints"]:
+        words.append(f"{there['count']}, {_ago(there['last_unix_s'], now_s)}")
+    if following := vm["next_checkpoint"]:
+        in_s = following["next_unix_s"] - now_s
+        words.append(f"next in {format_duration(in_s)}" if in_s > 0 else "next is due")
+        if following["failures"]:
+            words[-1] += f" ({following['failures']} failed)"
+    return "; ".join(words) or NONE
 
 
 def _ago(at_s: float, now_s: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.vm.adopted.holes import fill
 from vmckpt.vm.adopted.settings import double_commas
+from vmckpt.vm.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec import Disk, Spec
 
@@ -100,6 +101,8 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
         slot += 1
     if spec.guest_agent:
         argv += _agent(files, slot, virtio)
+        slot += 1
+    argv += port_arguments(spec.passthrough, slot)
     for device in spec.devices:
         argv += ["-device", _json(device)]
     return argv

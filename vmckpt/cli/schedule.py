@@ -1,0 +1,407 @@
+"""vmckpt schedule: add, list, show, rm, next, run-due."""
+
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+from zoneinfo import ZoneInfo
+
+import typer
+
+from vmckpt.cli.checkpoint_options import (
+    Daily,
+    Hourly,
+    KeepLast,
+    Kind,
+    KindOption,
+    MaxAge,
+    MaxPause,
+    MaxSize,
+    Weekly,
+)
+from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.schedule_options import (
+    AUTO,
+    CatchUpOption,
+    CopyTo,
+    Cron,
+    Every,
+    Jitter,
+    Mtbf,
+    Rpo,
+    ScheduleName,
+    WindowOption,
+    Zone,
+    every_s,
+    local_zone,
+    positive_s,
+    require_one_way,
+    require_sense,
+)
+from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.retention import Rule
+    from vmckpt.fleet.schedule.record import Record
+    from vmckpt.fleet.schedule.run import Event, Result, Tools
+
+app = typer.Typer(
+    help="Checkpoints, and copies of them on other hosts, at their times. What is due is run by "
+    "`vmckpt serve --scheduler`, or by a timer of your own that calls `run-due`.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Name = Annotated[str, typer.Argument(help="The schedule's name.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Schedules; all of them without any.", metavar="[NAME]..."),
+]
+Count = Annotated[int, typer.Option("--count", help="How many.", min=1, max=10_000)]
+
+
+@app.command()
+def add(
+    vm: Annotated[str, typer.Argument(help="The VM's name.")],
+    every: Every = None,
+    cron: Cron = None,
+    timezone: Zone = None,
+    window: WindowOption = None,
+    jitter: Jitter = None,
+    catch_up: CatchUpOption = "once",
+    rpo: Rpo = None,
+    mtbf: Mtbf = None,
+    keep_last: KeepLast = 0,
+    hourly: Hourly = 0,
+    daily: Daily = 0,
+    weekly: Weekly = 0,
+    max_age: MaxAge = None,
+    max_size: MaxSize = None,
+    copy_to: CopyTo = None,
+    kind: KindOption = Kind.epoch,
+    max_pause: MaxPause = None,
+    name: ScheduleName = None,
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Have a VM's checkpoints taken at their times; what a rule does not keep is removed."""
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.which_checkpoint import key_source
+    from vmckpt.fleet.schedule.record import add as add_
+    from vmckpt.fleet.schedule.record import new_record
+    from vmckpt.fleet.schedule.request import Request, When
+    from vmckpt.fleet.schedule.run import clock
+    from vmckpt.hosts.inventory import check_name
+    from vmckpt.units import parse_duration_s, parse_size_bytes
+
+    require_one_way(every, cron)
+    key_source(key_file, key_command)
+    is_auto = every == AUTO
+    request = Request(
+        vm=vm,
+        when=When.AUTO if is_auto else When.CRON if cron else When.EVERY,
+        zone=timezone or local_zone(),
+        every_s=every_s(every),
+        cron=cron,
+        mtbf_s=positive_s("--mtbf", mtbf, only_auto=not is_auto),
+        rpo_s=positive_s("--rpo", rpo, only_auto=not is_auto),
+        window=window,
+        jitter_s=parse_duration_s(jitter) if jitter else 0.0,
+        catch_up=_catch_up(catch_up),
+        rule=_rule(
+            keep_last,
+            hourly,
+            daily,
+            weekly,
+            parse_duration_s(max_age) if max_age else None,
+            parse_size_bytes(max_size) if max_size else None,
+        ),
+        store=_absolute(store),
+        copies=tuple(text for text in map(_absolute, copy_to or ()) if text),
+        kind=_kind(kind),
+        max_pause_s=_pause_s(max_pause, kind),
+        key_file=_absolute(key_file),
+        key_command=key_command,
+    )
+    record = new_record(check_name(name or vm, "schedule"), request, clock())
+    require_sense(record)
+    run(find_own(vm))
+    run(_require_stores(record))
+    add_(record)
+    facts = _facts(record)
+    text = f"{record.name}: checkpoints of {vm}, {facts['when']}; {_next_text(record, facts)}"
+    if request.rule is None:
+        text += "\nnothing says which to keep, so all stay: see --keep-last, --daily, --max-age"
+    show(facts, text, as_json=json)
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List schedules: when each is due next, when one was last done, what stands in its way."""
+    from vmckpt.fleet.schedule.record import load_all
+    from vmckpt.ui.tables import table
+
+    known = load_all()
+    for error in known.damaged:
+        warn(f"not listed: {error.what}: {error.why}")
+    facts = [_facts(record) for record in known.records]
+    rows = [
+        (
+            record.name,
+            record.vm,
+            str(one["when"]),
+            _time(record, one["next_unix_s"]),
+            _time(record, one["last_done_unix_s"]),
+            str(one["runs_done"]),
+            f"{one['failures']} in a row: {one['why']}" if one["failures"] else one["why"] or "-",
+        )
+        for record, one in zip(known.records, facts, strict=True)
+    ]
+    head = ("schedule", "vm", "when", "next", "last done", "done", "failures")
+    result = {
+        "schedules": facts,
+        "silent": [{"what": one.what, "why": one.why} for one in known.damaged],
+    }
+    show(result, table(head, rows), as_json=json)
+
+
+@app.command("show")
+def show_(name: Name, json: Json = False) -> None:
+    """Show all of a schedule: what was asked for, what was learned, its last runs."""
+    from vmckpt.fleet.schedule.record import load
+    from vmckpt.ui.tables import fields, table
+
+    record = load(name)
+    facts = _facts(record) | {
+        "request": record.request.to_json(),
+        "runs": record.to_json()["runs"],
+        "stores": list(record.places),
+    }
+    rows = [
+        (
+            _time(record, one.due_s),
+            _time(record, one.began_s),
+            one.outcome,
+            (one.checkpoint or "-")[:12],
+            str(one.missed or "-"),
+            str(one.tries),
+            one.why or "-",
+        )
+        for one in record.runs[-20:]
+    ]
+    head = ("due", "begun", "came to", "checkpoint", "missed before", "tries", "why")
+    text = fields(_lines(record, facts)) + ("\n\n" + table(head, rows) if rows else "")
+    show(facts, text, as_json=json)
+
+
+@app.command()
+def rm(name: Name, json: Json = False) -> None:
+    """Remove a schedule; its checkpoints stay."""
+    from vmckpt.fleet.schedule.record import forget, load, lock_path
+    from vmckpt.hosts.inventory import local_host
+    from vmckpt.vm.lifecycle import owner
+
+    async def remove() -> None:
+        load(name)
+        async with local_host().lock(lock_path(name), owner("schedule rm")):
+            forget(name)
+
+    run(remove())
+    text = f"{name} is removed; its checkpoints stay, with the tag schedule={name}"
+    show({"removed": name}, text, as_json=json)
+
+
+@app.command("next")
+def next_(names: Names = None, count: Count = 5, json: Json = False) -> None:
+    """Show when the next runs are due, of all schedules together."""
+    from vmckpt.fleet.schedule.due import upcoming
+    from vmckpt.fleet.schedule.record import load, load_all
+    from vmckpt.fleet.schedule.run import clock
+    from vmckpt.ui.tables import table
+
+    now = clock()
+    records = [load(name) for name in names or ()] or load_all().records
+    found = [
+        (at, record)
+        for record in records
+        for at in islice(upcoming(record.timing, record.state, now), count)
+    ]
+    first = sorted(found, key=lambda one: (one[0], one[1].name))[:count]
+    facts = [
+        {"schedule": one.name, "vm": one.vm, "at_unix_s": at, "at": _time(one, at)}
+        for at, one in first
+    ]
+    rows = [(_time(one, at), one.name, one.vm) for at, one in first]
+    show({"next": facts}, table(("at", "schedule", "vm"), rows), as_json=json)
+
+
+@app.command("run-due")
+def run_due(names: Names = None, json: Json = False) -> None:
+    """Run what is due now, and return when that is done. For timers of your own.
+
+    The exit code is that of the first run that failed; those are tried again when they are asked
+    for again.
+    """
+    from vmckpt.fleet.schedule.scheduler import run_due as run_due_
+
+    results = run(
+        run_due_(names or [], tools(lambda event: warn(f"{event.schedule}: {event.text}")))
+    )
+    failures = [one.error for one in results if one.error is not None]
+    facts = {"runs": [_result(one) for one in results]}
+    words = [f"{one.schedule}: {one.outcome or 'failed'}" for one in results]
+    show(facts, "\n".join(words) or "nothing is due", as_json=json)
+    if failures:
+        raise typer.Exit(failures[0].exit_code)
+
+
+def tools(tell: Any) -> "Tools":
+    """What a scheduler works with; `tell` hears its events."""
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.fleet.schedule.run import Tools, clock
+    from vmckpt.fleet.schedule.work import Checkpoints
+
+    return Tools(clock, Checkpoints(find_own, lambda _: None), tell)
+
+
+def event_json(event: "Event") -> dict[str, Any]:
+    """One line for programs."""
+    import time
+
+    words = {"schedule": event.schedule, "vm": event.vm, "event": event.event, "text": event.text}
+    return {"at_unix_s": time.time(), **words, **event.more}
+
+
+def _result(result: "Result") -> dict[str, Any]:
+    error = result.error
+    words = error and {"kind": error.kind, "what": error.what, "why": error.why}
+    return {"schedule": result.schedule, "outcome": result.outcome or "failed", "error": words}
+
+
+def _facts(record: "Record") -> dict[str, Any]:
+    from vmckpt.fleet.schedule.run import clock
+    from vmckpt.fleet.schedule.status import status
+
+    return status(record, clock())
+
+
+def _next_text(record: "Record", facts: dict[str, Any]) -> str:
+    return f"the first is due {_time(record, facts['next_unix_s'])}"
+
+
+def _lines(record: "Record", facts: dict[str, Any]) -> list[tuple[str, str]]:
+    from vmckpt.units import format_duration
+
+    asked, found = record.request, facts["interval"]
+    lines = [
+        ("schedule", record.name),
+        ("vm", record.vm),
+        ("when", str(facts["when"])),
+        ("time zone", asked.zone),
+        ("next", _time(record, facts["next_unix_s"])),
+        ("last done", _time(record, facts["last_done_unix_s"])),
+        ("runs", f"{record.done_total} done, {record.failed_total} tries failed"),
+        ("catch-up", asked.catch_up.value),
+        ("jitter", format_duration(asked.jitter_s) if asked.jitter_s else "-"),
+        ("keeps", _rule_text(asked.rule)),
+        ("store", asked.store or "the own one of the VM's host"),
+        ("copies to", ", ".join(asked.copies) or "-"),
+    ]
+    if found:
+        lines += [
+            ("interval", f"{format_duration(found['every_s'])}, by {found['by']}"),
+            ("costs", f"{format_duration(found['cost_s'])} of standing still each"),
+            (
+                "failures",
+                f"one in {format_duration(found['mtbf_s'])} on average: "
+                f"{found['observed_failures']} seen in {format_duration(found['observed_up_s'])}, "
+                "and what was assumed",
+            ),
+        ]
+    if facts["why"]:
+        lines.append(("in the way", f"{record.failures} failures in a row: {facts['why']}"))
+    return lines
+
+
+def _rule_text(rule: "Rule | None") -> str:
+    if rule is None:
+        return "all"
+    return ", ".join(f"{name} {value:g}" for name, value in rule._asdict().items() if value)
+
+
+def _time(record: "Record", unix_s: float | None) -> str:
+    if unix_s is None:
+        return "-"
+    return f"{datetime.fromtimestamp(unix_s, ZoneInfo(record.request.zone)):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _catch_up(text: str) -> Any:
+    from vmckpt.errors import UsageError
+    from vmckpt.fleet.schedule.request import CatchUp
+
+    try:
+        return CatchUp(text)
+    except ValueError as exc:
+        raise UsageError(
+            f"--catch-up {text} is unknown", why="it is once or skip", remedy="write one of them"
+        ) from exc
+
+
+def _kind(kind: Kind) -> str:
+    from vmckpt.errors import UsageError
+
+    if kind is Kind.savevm:
+        raise UsageError(
+            "schedules take no checkpoints of --kind savevm",
+            why="these stand in the VM's own image, where no rule keeps or removes them",
+            remedy="write --kind epoch, or --kind file",
+        )
+    return kind.value
+
+
+def _pause_s(text: str | None, kind: Kind) -> float:
+    from vmckpt.units import parse_duration_s
+
+    if text:
+        return parse_duration_s(text)
+    # Of one that is saved as a whole nobody else knows what is too long.
+    return 0.0 if kind is Kind.file else 0.010
+
+
+def _rule(
+    last: int, hourly: int, daily: int, weekly: int, max_age_s: float | None, max_bytes: int | None
+) -> "Rule | None":
+    from vmckpt.checkpoint.retention import Rule
+
+    rule = Rule(last, hourly, daily, weekly, max_age_s, max_bytes)
+    return rule if any(rule) else None
+
+
+def _absolute(place: str | None) -> str | None:
+    """A path of this directory's as it is from any other; places of hosts and buckets stay."""
+    from pathlib import Path
+
+    if place is None or ":" in place:
+        return place
+    return str(Path(place).absolute())
+
+
+async def _require_stores(record: "Record") -> None:
+    """Raises RefusedError: a store that is to be copied to is not there."""
+    from vmckpt.checkpoint.place import is_there, parse_place
+    from vmckpt.errors import RefusedError
+
+    for text in record.request.copies:
+        place = parse_place(text)
+        if text == record.request.store:
+            raise RefusedError(
+                f"checkpoints cannot be copied to {text}",
+                why="that is the store that they are taken into",
+                remedy="name another one with --copy-to",
+            )
+        if not await is_there(place):
+            raise RefusedError(
+                f"there is no store in {place.label}",
+                why="checkpoints are copied into stores that are there",
+                remedy=f"make it first: vmckpt store init {place.label}",
+            )

@@ -1,0 +1,158 @@
+"""What `vmckpt schedule add` is asked, and what comes of it."""
+
+import os
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vmckpt.fleet.schedule.record import Record
+
+AUTO = "auto"
+LEAST_EVERY_S = 1.0
+# So many times of a calendar are looked at for the shortest time between two.
+_LOOKED_AT = 60
+
+Every = Annotated[
+    str | None,
+    typer.Option(
+        "--every", help="Again after so long, e.g. 15m; auto: as often as loses least, learned."
+    ),
+]
+Cron = Annotated[
+    str | None,
+    typer.Option("--cron", help="At these times: five fields as in crontab(5), e.g. '0 3 * * *'."),
+]
+Zone = Annotated[
+    str | None,
+    typer.Option("--timezone", help="Of --cron and --window, e.g. Europe/Berlin; else this one's."),
+]
+WindowOption = Annotated[
+    str | None, typer.Option("--window", help="Begin runs in this part of the day, 22:00-06:00.")
+]
+Jitter = Annotated[
+    str | None,
+    typer.Option("--jitter", help="Begin each up to so much later, so that not all do at once."),
+]
+CatchUpOption = Annotated[
+    str,
+    typer.Option(
+        "--catch-up", help="What was missed while nothing ran: once (one run for all), or skip."
+    ),
+]
+Rpo = Annotated[
+    str | None,
+    typer.Option("--rpo", help="With --every auto: a failure takes the VM back no further."),
+]
+Mtbf = Annotated[
+    str | None,
+    typer.Option(
+        "--mtbf", help="With --every auto: how long it runs between failures, as far as you know."
+    ),
+]
+CopyTo = Annotated[
+    list[str] | None,
+    typer.Option("--copy-to", help="Copy each to this store too, e.g. lab-b:. Any number."),
+]
+ScheduleName = Annotated[
+    str | None, typer.Option("--name", help="What to call it; else as the VM.")
+]
+
+
+def local_zone() -> str:
+    """The time zone of this machine, by name; UTC when it has none that is known."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    target = str(Path("/etc/localtime").resolve())
+    for name in (os.environ.get("TZ", "").lstrip(":"), target.partition("zoneinfo/")[2]):
+        try:
+            if name:
+                return ZoneInfo(name).key
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            continue
+    return "UTC"
+
+
+def require_one_way(every: str | None, cron: str | None) -> None:
+    """Raises UsageError unless just one of both is given."""
+    from vmckpt.errors import UsageError
+
+    if (every is None) == (cron is None):
+        raise UsageError(
+            "nobody says when it is due" if every is None else "it is due in two ways",
+            why="a schedule is due by --every or by --cron",
+            remedy="write e.g. --every 15m, --every auto, or --cron '0 3 * * *'",
+        )
+
+
+def every_s(text: str | None) -> float | None:
+    """How long from one run to the next; None: not by an interval that is given. UsageError."""
+    from vmckpt.errors import UsageError
+    from vmckpt.units import parse_duration_s
+
+    if text is None or text == AUTO:
+        return None
+    found = parse_duration_s(text)
+    if found < LEAST_EVERY_S:
+        raise UsageError(
+            f"--every {text} is too often",
+            why=f"{LEAST_EVERY_S:g} s is the least; for more there is `vmckpt replicate`",
+            remedy="write e.g. --every 15m",
+        )
+    return found
+
+
+def positive_s(option: str, text: str | None, *, only_auto: bool) -> float | None:
+    """A duration that an option gives. Raises UsageError: it is none, or belongs to auto alone."""
+    from vmckpt.errors import UsageError
+    from vmckpt.units import parse_duration_s
+
+    if text is None:
+        return None
+    if only_auto:
+        raise UsageError(
+            f"{option} has nothing to say here",
+            why="it belongs to --every auto: otherwise it is said when runs are due",
+            remedy="leave it out, or write --every auto",
+        )
+    found = parse_duration_s(text)
+    if found <= 0:
+        raise UsageError(
+            f"{option} {text} is no time at all", why="it is more than 0", remedy="write e.g. 1h"
+        )
+    return found
+
+
+def require_sense(record: "Record") -> None:
+    """Raises UsageError: its times are none, or not far enough apart for its jitter."""
+    from vmckpt.errors import UsageError
+    from vmckpt.fleet.schedule.due import Every as Interval
+
+    timing, asked = record.timing, record.request
+    gap_s = float("inf")
+    if isinstance(timing.when, Interval):
+        gap_s = timing.when.every_s if asked.every_s is not None else 0.0
+    else:
+        times = list(islice(timing.when.after(record.added.wall_s), _LOOKED_AT))
+        if not times:
+            window = f" within {asked.window}" if asked.window else ""
+            raise UsageError(
+                f"'{asked.cron}' is never due{window}",
+                why="no such time comes in the next years",
+                remedy="mend the expression" + (", or the window" if window else ""),
+            )
+        gap_s = min((b - a for a, b in pairwise(times)), default=gap_s)
+    if (part := timing.day.window) is not None:
+        begins_s, ends_s = (at.hour * 3600 + at.minute * 60 + at.second for at in part)
+        gap_s = min(gap_s, (ends_s - begins_s) % 86400)
+    if asked.jitter_s and asked.jitter_s > gap_s / 2:
+        raise UsageError(
+            "--jitter is too long",
+            why="by more than half of the time from one run to the next, or of the window, "
+            "runs would come one upon the other"
+            if gap_s
+            else "how often --every auto comes is its own affair",
+            remedy="choose a shorter one, or leave it out",
+        )

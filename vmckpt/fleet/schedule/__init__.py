@@ -1,0 +1,1 @@
+"""Schedules: checkpoints of VMs, and copies of them elsewhere, at their times."""

@@ -1,0 +1,340 @@
+"""What a schedule is to do at a moment, and what it is to do next. No I/O, no clock.
+
+Calendar times are the wall clock's; which one was claimed last is kept, so that a clock that steps
+back has none run twice, and one that steps forward none left out. Intervals are counted on
+CLOCK_BOOTTIME, which nobody sets, and over a reboot on the wall clock.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import islice, takewhile
+from typing import NamedTuple
+
+from vmckpt.fleet.schedule.instants import Calendar, Day
+from vmckpt.fleet.schedule.request import CatchUp
+
+# A run that could be begun no later than this is not late: `--catch-up skip` has it run.
+GRACE_S = 600.0
+# A clock that went back by more was wrong before: due times are counted from where it is now.
+MOST_BACK_S = 86400.0
+# Between two tries of a run that failed; twice as long after each, up to the second.
+AGAIN_S, LONGEST_AGAIN_S = 30.0, 900.0
+# After somebody else was at the VM: a dead scheduler's service is done soon.
+BUSY_AGAIN_S = 3.0
+# Beyond so many missed times nobody counts.
+MOST_MISSED = 1000
+
+
+class Moment(NamedTuple):
+    """One reading of the clocks: the wall clock's, and CLOCK_BOOTTIME in which boot."""
+
+    wall_s: float
+    boot_s: float
+    boot_id: str
+
+    def since(self, earlier: "Moment") -> float:
+        """Seconds from an earlier moment to this one.
+
+        Over a reboot by the wall clock, but no less than since that.
+        """
+        if self.boot_id == earlier.boot_id:
+            return max(0.0, self.boot_s - earlier.boot_s)
+        return max(self.boot_s, self.wall_s - earlier.wall_s)
+
+    def earlier(self, by_s: float) -> "Moment":
+        """So long before this one."""
+        return Moment(self.wall_s - by_s, self.boot_s - by_s, self.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Due again and again, `every_s` after it was due before."""
+
+    every_s: float
+    day: Day
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When runs are due. `salt` makes one schedule's jitter another than the next one's."""
+
+    when: Calendar | Every
+    jitter_s: float
+    catch_up: CatchUp
+    salt: str
+
+    @property
+    def day(self) -> Day:
+        """The part of each day in which runs are begun."""
+        return self.when.day
+
+    def jitter(self, key: int) -> float:
+        """How much later than due the run of that key is begun; the same whoever asks, whenever."""
+        digest = hashlib.sha256(f"{self.salt} {key}".encode()).digest()
+        return int.from_bytes(digest[:6], "big") / 2**48 * self.jitter_s
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run that was begun, and whose end is not written down yet.
+
+    `missed` are due times before its own that it stands for. `failed` is when it failed last, after
+    `tries` (None: nobody has said that it did, and its process may be dead); it is tried again
+    `again_s` later.
+    """
+
+    number: int
+    due_s: float
+    missed: int
+    begun: Moment
+    tries: int = 1
+    failed: Moment | None = None
+    again_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a schedule has come. `number` runs were claimed.
+
+    `last_due_s` is the last due time that was claimed or skipped, `anchor` when an interval was
+    last due (None: it never was, and is at once).
+    """
+
+    number: int
+    last_due_s: float
+    anchor: Moment | None
+    claim: Claim | None = None
+
+
+class Begin(NamedTuple):
+    """A run is to be claimed and begun."""
+
+    due_s: float
+    missed: int
+
+
+class MayTake(Enum):
+    """Whether a claimed run that made nothing yet is made now."""
+
+    YES = "now"
+    LATER = "when its part of the day begins"
+    NO = "it is too late for it"
+
+
+class Settle(NamedTuple):
+    """A claimed run is to be looked after: what became of it, and if nothing, whether to make it.
+
+    `due_s` and `missed` are what it stands for by now.
+    """
+
+    may_take: MayTake
+    due_s: float
+    missed: int
+
+
+class Wait(NamedTuple):
+    """Nothing is to be done before then, by the wall clock; None: never."""
+
+    until_s: float | None
+
+
+class Decision(NamedTuple):
+    """What to do, and the state meanwhile; `notes` says what is new in that."""
+
+    state: State
+    move: Begin | Settle | Wait
+    notes: tuple[str, ...] = ()
+
+
+def decide(timing: Timing, state: State, now: Moment) -> Decision:
+    """What is due."""
+    state, notes = _believed(state, now)
+    if state.claim is not None:
+        return Decision(state, _claimed(timing, state, state.claim, now), notes)
+    late = _late(timing, state, now)
+    if late is None:
+        return Decision(state, Wait(_next(timing, state, now)), notes)
+    if not timing.day.has(now.wall_s):
+        return Decision(state, Wait(timing.day.opens_s(now.wall_s)), notes)
+    if timing.catch_up is CatchUp.SKIP and late.late_s > GRACE_S:
+        state = _passed(timing, state, late.due_s, now)
+        count = late.missed + 1
+        skipped = f"{count}{'+' if count > MOST_MISSED else ''} missed, and not made up for"
+        return Decision(state, Wait(_next(timing, state, now)), (*notes, skipped))
+    return Decision(state, Begin(late.due_s, late.missed), notes)
+
+
+def claim(timing: Timing, state: State, begin: Begin, now: Moment) -> State:
+    """The state in which the run that is to begin is claimed."""
+    number = state.number + 1
+    new = Claim(number, begin.due_s, begin.missed, now)
+    return replace(_passed(timing, state, begin.due_s, now), number=number, claim=new)
+
+
+def claim_again(timing: Timing, state: State, settle: Settle, now: Moment) -> State:
+    """The state in which a claimed run that made nothing is made after all."""
+    old = _require(state)
+    new = replace(
+        old,
+        due_s=settle.due_s,
+        missed=settle.missed,
+        begun=now,
+        tries=old.tries + 1,
+        failed=None,
+    )
+    return replace(_passed(timing, state, settle.due_s, now), claim=new)
+
+
+def failed(state: State, why: str, now: Moment, *, is_busy: bool = False) -> State:
+    """The state in which the claimed run has failed, and is tried again later."""
+    held = _require(state)
+    again_s = min(LONGEST_AGAIN_S, AGAIN_S * 2.0 ** min(held.tries - 1, 20))
+    again_s = BUSY_AGAIN_S if is_busy else again_s
+    return replace(state, claim=replace(held, failed=now, again_s=again_s, why=why))
+
+
+def ended(state: State) -> State:
+    """The state in which the claimed run is over."""
+    return replace(state, claim=None)
+
+
+def upcoming(timing: Timing, state: State, now: Moment) -> Iterator[float]:
+    """When the next runs begin if all goes well, by the wall clock, in order."""
+    decision = decide(timing, state, now)
+    move, state = decision.move, decision.state
+    if isinstance(move, Wait):
+        if move.until_s is None:
+            return
+        first_s = move.until_s
+    else:
+        first_s = now.wall_s
+    if isinstance(move, Begin):
+        state = claim(timing, state, move, now)
+    yield first_s
+    if isinstance(timing.when, Calendar):
+        times = timing.when.after(max(state.last_due_s, first_s - timing.jitter_s))
+        rest: Iterator[float] = (at + timing.jitter(int(at)) for at in times)
+    else:
+        rest = _intervals(timing, timing.when.every_s, state, now, first_s)
+    yield from (at for at in rest if at > first_s and timing.day.has(at))
+
+
+def _intervals(
+    timing: Timing, every_s: float, state: State, now: Moment, first_s: float
+) -> Iterator[float]:
+    """All that come after the last one that was due, the first of all left out."""
+    due_s, number = first_s, state.number + 1
+    if state.anchor is not None:
+        due_s, number = now.wall_s - now.since(state.anchor), state.number
+    while True:
+        due_s, number = timing.day.opens_s(due_s + every_s), number + 1
+        yield timing.day.opens_s(due_s + timing.jitter(number))
+
+
+class _Late(NamedTuple):
+    """Something is due: since when, how long beyond its jitter, and what else it stands for."""
+
+    due_s: float
+    late_s: float
+    missed: int
+
+
+def _late(timing: Timing, state: State, now: Moment) -> _Late | None:
+    if isinstance(timing.when, Calendar):
+        return _late_by_calendar(timing, timing.when, state, now)
+    return _late_by_interval(timing, timing.when.every_s, state, now)
+
+
+def _late_by_calendar(
+    timing: Timing, calendar: Calendar, state: State, now: Moment
+) -> _Late | None:
+    due_s = calendar.newest(state.last_due_s, now.wall_s)
+    if due_s is not None and due_s + timing.jitter(int(due_s)) > now.wall_s:
+        due_s = calendar.newest(state.last_due_s, due_s - 1)
+    if due_s is None:
+        return None
+    until_s = due_s
+    times = islice(calendar.after(state.last_due_s), MOST_MISSED + 1)
+    missed = sum(1 for _ in takewhile(lambda at: at < until_s, times))
+    return _Late(due_s, now.wall_s - due_s - timing.jitter(int(due_s)), missed)
+
+
+def _late_by_interval(timing: Timing, every_s: float, state: State, now: Moment) -> _Late | None:
+    if state.anchor is None:
+        return _Late(now.wall_s, 0.0, 0)
+    over_s = now.since(state.anchor) - every_s
+    jitter_s = timing.jitter(state.number + 1)
+    opened_s = timing.day.opened_s(now.wall_s)
+    due_s, missed = now.wall_s - over_s, int(max(0.0, over_s) // every_s)
+    if opened_s is not None and timing.day.has(now.wall_s) and due_s < opened_s:
+        # What was due while its part of the day was over is due when that begins.
+        due_s, missed = opened_s, 0
+    late_s = now.wall_s - due_s - jitter_s
+    return None if over_s < 0 or late_s < 0 else _Late(due_s, late_s, missed)
+
+
+def _passed(timing: Timing, state: State, due_s: float, now: Moment) -> State:
+    """The due time is claimed or skipped: the next one is counted from it."""
+    if isinstance(timing.when, Calendar):
+        return replace(state, last_due_s=max(state.last_due_s, due_s))
+    back_s = now.wall_s - due_s
+    every_s = timing.when.every_s
+    # One that is as late as this is counted from when it was begun, or the next would be too soon.
+    if back_s > timing.jitter_s + every_s / 2:
+        back_s = 0.0
+    return replace(state, anchor=now.earlier(max(0.0, back_s)), last_due_s=due_s)
+
+
+def _next(timing: Timing, state: State, now: Moment) -> float | None:
+    """When something is due for which it is too early now."""
+    if isinstance(timing.when, Calendar):
+        for at in timing.when.after(state.last_due_s):
+            begins_s = at + timing.jitter(int(at))
+            if begins_s > now.wall_s:
+                return timing.day.opens_s(begins_s)
+        return None
+    if state.anchor is None:
+        return timing.day.opens_s(now.wall_s)
+    due_s = now.wall_s - now.since(state.anchor) + timing.when.every_s
+    opens_s = timing.day.opens_s(max(due_s, timing.day.opened_s(now.wall_s) or due_s))
+    return timing.day.opens_s(opens_s + timing.jitter(state.number + 1))
+
+
+def _claimed(timing: Timing, state: State, held: Claim, now: Moment) -> Settle | Wait:
+    is_open = timing.day.has(now.wall_s)
+    if held.failed is not None:
+        rest_s = held.again_s - now.since(held.failed)
+        if rest_s > 0 or not is_open:
+            return Wait(timing.day.opens_s(now.wall_s + max(0.0, rest_s)))
+    due_s, missed = held.due_s, held.missed
+    if isinstance(timing.when, Calendar):
+        late_s = now.wall_s - due_s - timing.jitter_s
+    else:
+        late_s = now.since(held.begun)
+    newer = _late(timing, state, now)
+    if newer is not None:
+        # By now it stands for this one too: two checkpoints in a row help nobody.
+        due_s, late_s, missed = newer.due_s, newer.late_s, missed + 1 + newer.missed
+    may = MayTake.YES if is_open else MayTake.LATER
+    if timing.catch_up is CatchUp.SKIP and late_s > GRACE_S:
+        may = MayTake.NO
+    return Settle(may, due_s, missed)
+
+
+def _believed(state: State, now: Moment) -> tuple[State, tuple[str, ...]]:
+    """The state for clocks as they are: another boot's anchor is counted in this one from here."""
+    if state.anchor is not None and state.anchor.boot_id != now.boot_id:
+        state = replace(state, anchor=now.earlier(now.since(state.anchor)))
+    if state.last_due_s - now.wall_s > MOST_BACK_S:
+        note = "the clock went back by more than a day: due times are counted from what it says now"
+        return replace(state, last_due_s=now.wall_s), (note,)
+    return state, ()
+
+
+def _require(state: State) -> Claim:
+    if state.claim is None:
+        raise ValueError("no run is claimed")
+    return state.claim

@@ -1,0 +1,234 @@
+"""A schedule's file: what was asked for, how far it has come, what its last runs came to.
+
+STATE/schedules/NAME.json on the operator's machine, replaced durably before each step is begun.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, VmckptError
+from vmckpt.fleet.schedule.due import Claim, Every, Moment, State, Timing
+from vmckpt.fleet.schedule.instants import Calendar, Day, parse_zone
+from vmckpt.fleet.schedule.learned import Interval, Learned, interval
+from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.hosts.durable import write_durably
+from vmckpt.hosts.inventory import state_dir
+from vmckpt.replicate.keeping import Window
+
+FORMAT = 1
+MOST_RUNS = 50
+# Before a checkpoint has said what one costs, the next one is due at once.
+_AT_ONCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run came to. Times are Unix seconds; `outcome` is done, skipped or missed."""
+
+    number: int
+    due_s: float
+    began_s: float
+    ended_s: float
+    outcome: str
+    checkpoint: str | None = None
+    why: str = ""
+    missed: int = 0
+    tries: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What is known of the claimed run's checkpoint before it is over.
+
+    `id` is its id, whoever makes it and however often that is tried; `place` the store that it goes
+    into, `host` where it is taken: None as long as nothing was begun.
+    """
+
+    id: str
+    place: str | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A schedule. `failures` is how many tries failed since a run was well, `why` the last one."""
+
+    name: str
+    uid: str
+    request: Request
+    added: Moment
+    state: State
+    learned: Learned
+    making: Making | None = None
+    runs: tuple[Run, ...] = ()
+    places: tuple[str, ...] = ()
+    failures: int = 0
+    failed_total: int = 0
+    done_total: int = 0
+    last_done_s: float | None = None
+    why: str = ""
+
+    @property
+    def vm(self) -> str:
+        """The VM that it is for."""
+        return self.request.vm
+
+    @property
+    def interval(self) -> Interval | None:
+        """Of a schedule by `auto`, how often it is now; None: nothing is known yet."""
+        return interval(self.learned, self.request.mtbf_s, self.request.rpo_s)
+
+    @property
+    def timing(self) -> Timing:
+        """When it is due. Raises UsageError: its time zone is not there any more."""
+        asked = self.request
+        day = Day(Window.parse(asked.window) if asked.window else None, parse_zone(asked.zone))
+        when: Calendar | Every
+        if asked.cron is not None:
+            when = Calendar.parse(asked.cron, day)
+        elif asked.when is When.AUTO:
+            now = self.interval
+            when = Every(now.every_s if now else _AT_ONCE_S, day)
+        else:
+            when = Every(asked.every_s or _AT_ONCE_S, day)
+        return Timing(when, asked.jitter_s, asked.catch_up, self.uid)
+
+    def ended(self, run: Run, **changes: Any) -> "Record":
+        """After the end of a run."""
+        return replace(self, runs=(*self.runs, run)[-MOST_RUNS:], **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """For its file, and for programs."""
+        words = {name: getattr(self, name) for name in self.__slots__}
+        words |= {
+            "request": self.request.to_json(),
+            "state": asdict(self.state),
+            "learned": self.learned.to_json(),
+            "making": self.making and asdict(self.making),
+            "runs": [{name: getattr(run, name) for name in run.__slots__} for run in self.runs],
+        }
+        return {"format": FORMAT, **words}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse. Raises KeyError, TypeError, ValueError."""
+        given = dict(data)
+        if given.pop("format") != FORMAT:
+            raise ValueError("written by another version of vmckpt")
+        given |= {
+            "request": Request.from_json(given["request"]),
+            "added": Moment(*given["added"]),
+            "state": _state(given["state"]),
+            "learned": Learned.from_json(given["learned"]),
+            "making": given["making"] and Making(**given["making"]),
+            "runs": tuple(Run(**run) for run in given["runs"]),
+            "places": tuple(given["places"]),
+        }
+        return cls(**given)
+
+
+def _state(data: Mapping[str, Any]) -> State:
+    anchor, claimed = data["anchor"], data["claim"]
+    if claimed is not None:
+        failed = claimed["failed"] and Moment(*claimed["failed"])
+        claimed = Claim(**claimed | {"begun": Moment(*claimed["begun"]), "failed": failed})
+    return State(data["number"], data["last_due_s"], anchor and Moment(*anchor), claimed)
+
+
+def new_record(name: str, request: Request, now: Moment) -> Record:
+    """A schedule that begins now: one by intervals is due at once."""
+    uid = secrets.token_hex(8)
+    return Record(name, uid, request, now, State(0, now.wall_s, None), Learned())
+
+
+def schedules_dir() -> Path:
+    """Where this operator's schedules are."""
+    return state_dir() / "schedules"
+
+
+def scheduler_lock_path() -> Path:
+    """Held by the one process that runs what is due."""
+    return schedules_dir() / "scheduler"
+
+
+def lock_path(name: str) -> Path:
+    """Held while a run of the schedule is under way, or it is changed."""
+    return schedules_dir() / f"{name}.lock"
+
+
+def add(record: Record) -> None:
+    """Write a new schedule down. Raises RefusedError: there is one of that name; StorageError."""
+    if _path(record.name).exists():
+        raise RefusedError(
+            f"there is a schedule '{record.name}' already",
+            why=f"it is in {_path(record.name)}",
+            remedy=f"choose another --name, or remove it: vmckpt schedule rm {record.name}",
+        )
+    try:
+        schedules_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as exc:
+        raise StorageError(
+            f"cannot make {schedules_dir()}",
+            why=exc.strerror or str(exc),
+            remedy="check free space and rights",
+        ) from exc
+    save(record)
+
+
+def save(record: Record) -> Record:
+    """Write it down; it is on the disk when this returns. Raises StorageError."""
+    write_durably(_path(record.name), json.dumps(record.to_json()))
+    return record
+
+
+def load(name: str) -> Record:
+    """The schedule of that name. Raises NotFoundError, StorageError (damaged)."""
+    path = _path(name)
+    try:
+        return Record.from_json(json.loads(path.read_text()))
+    except FileNotFoundError as exc:
+        raise NotFoundError(
+            f"there is no schedule '{name}'",
+            why=f"{path} is not there",
+            remedy="see `vmckpt schedule list`; schedules are known where they were added",
+        ) from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise StorageError(
+            f"{path} is damaged",
+            why=f"{type(exc).__name__}: {exc}",
+            remedy=f"remove it and add the schedule anew; its checkpoints have the tag "
+            f"schedule={name}",
+        ) from exc
+
+
+class Known(NamedTuple):
+    """The schedules that there are, by name, and which cannot be read."""
+
+    records: list[Record]
+    damaged: list[VmckptError]
+
+
+def load_all() -> Known:
+    """Every schedule that is written down."""
+    records, bad = [], list[VmckptError]()
+    for path in sorted(schedules_dir().glob("*.json")):
+        try:
+            with suppress(NotFoundError):  # it was removed meanwhile
+                records.append(load(path.stem))
+        except StorageError as exc:
+            bad.append(exc)
+    return Known(records, bad)
+
+
+def forget(name: str) -> None:
+    """Remove its file; its checkpoints stay."""
+    _path(name).unlink(missing_ok=True)
+
+
+def _path(name: str) -> Path:
+    return schedules_dir() / f"{name}.json"

@@ -1,0 +1,67 @@
+"""What the operator asked of a schedule."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from vmckpt.checkpoint.retention import Rule
+
+
+class CatchUp(StrEnum):
+    """What becomes of runs that nobody could begin when they were due."""
+
+    ONCE = "once"
+    SKIP = "skip"
+
+
+class When(StrEnum):
+    """By what a schedule's runs are due."""
+
+    EVERY = "every"
+    CRON = "cron"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A schedule, as it was asked for.
+
+    `every_s` belongs to EVERY, `cron` to CRON, `mtbf_s` (what is assumed before failures were seen)
+    and `rpo_s` to AUTO. `window` is a part of each day, `zone` the time zone in which that and
+    `cron` are meant. `copies` are stores that each checkpoint is copied to.
+    """
+
+    vm: str
+    when: When
+    zone: str
+    every_s: float | None = None
+    cron: str | None = None
+    mtbf_s: float | None = None
+    rpo_s: float | None = None
+    window: str | None = None
+    jitter_s: float = 0.0
+    catch_up: CatchUp = CatchUp.ONCE
+    rule: Rule | None = None
+    store: str | None = None
+    copies: tuple[str, ...] = ()
+    kind: str = "epoch"
+    max_pause_s: float = 0.010
+    key_file: str | None = None
+    key_command: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For its file, and for programs."""
+        return {**asdict(self), "rule": self.rule._asdict() if self.rule else None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse. Raises KeyError, TypeError, ValueError."""
+        given = dict(data)
+        given |= {
+            "when": When(given["when"]),
+            "catch_up": CatchUp(given["catch_up"]),
+            "rule": Rule(**given["rule"]) if given["rule"] else None,
+            "copies": tuple(given["copies"]),
+        }
+        return cls(**given)

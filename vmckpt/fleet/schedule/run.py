@@ -1,0 +1,286 @@
+"""One run of a schedule: claimed, made, copied, pruned, written down.
+
+Before anything is begun the run is claimed in the schedule's file. Whoever finds a claim, and holds
+the schedule's lock, knows that its process is gone: it looks whether the checkpoint that the claim
+names is there, and goes on from there. The checkpoint's id follows from the claim, and a store has
+it once: so whatever still works for a dead process, nothing is made twice.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from vmckpt.errors import BusyError, StorageError, VmckptError
+from vmckpt.fleet.schedule.due import (
+    Begin,
+    Claim,
+    MayTake,
+    Moment,
+    Settle,
+    Wait,
+    claim,
+    claim_again,
+    decide,
+    ended,
+    failed,
+)
+from vmckpt.fleet.schedule.learned import Cost, Seen
+from vmckpt.fleet.schedule.record import Making, Record, Run, load, lock_path, save
+from vmckpt.hosts.inventory import local_host
+from vmckpt.vm.lifecycle import owner
+
+DONE, SKIPPED, MISSED, UNCOPIED = "done", "skipped", "missed", "uncopied"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a schedule did, or that stands in its way."""
+
+    schedule: str
+    vm: str
+    event: str
+    text: str
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A checkpoint that is there."""
+
+    id: str
+    name: str
+    stall_s: float
+    took_s: float
+    stored_bytes: int
+
+
+class Work(Protocol):
+    """What is done to VMs and stores. Whatever cannot be done raises VmckptError."""
+
+    async def find(self, record: Record) -> Point | None:
+        """The claimed run's checkpoint; None: it is not there, and nobody is at it.
+
+        Raises BusyError while somebody works on the VM who may be making it.
+        """
+
+    async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
+        """Take it, after `begins` was told its store and its host; None: the VM does not run."""
+
+    async def copy(self, record: Record, point: Point) -> list[str]:
+        """Copy it to the stores that it is to be copied to; those that did not have it yet."""
+
+    async def prune(self, record: Record) -> list[str]:
+        """Remove what the schedule's rule does not keep: the names of what went."""
+
+    async def look(self, record: Record, now: Moment) -> Seen | None:
+        """How the VM is; None: nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a scheduler is given: clocks, hands, and somebody who listens."""
+
+    clock: Callable[[], Moment]
+    work: Work
+    tell: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of looking after a schedule once: how its run ended, or why it did not."""
+
+    schedule: str
+    outcome: str | None
+    error: VmckptError | None
+
+
+def clock() -> Moment:
+    """This machine's clocks now."""
+    boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Moment(time.time(), boot_s, _BOOT_ID.read_text().strip())
+
+
+async def run(name: str, tools: Tools) -> Result:
+    """Do what is due for a schedule, once; with nothing due its outcome is None.
+
+    Errors of the work are told and written down: the run is tried again later. Raises BusyError
+    (somebody else is at it), NotFoundError (it was removed), StorageError (it cannot be written).
+    """
+    async with local_host().lock(lock_path(name), owner("schedule")):
+        return await _Running(load(name), tools).run()
+
+
+class _Running:
+    """One schedule, under its lock. Its record is always what is written down."""
+
+    def __init__(self, record: Record, tools: Tools) -> None:
+        self._record, self._tools = record, tools
+
+    async def run(self) -> Result:
+        now = self._tools.clock()
+        timing = self._record.timing
+        decision = decide(timing, self._record.state, now)
+        for note in decision.notes:
+            self._tell("note", note)
+        match decision.move:
+            case Wait():
+                if decision.state != self._record.state:
+                    self._save(state=decision.state)
+                return self._result(None)
+            case Begin() as begin:
+                state = claim(timing, decision.state, begin, now)
+                self._save(state=state, making=Making(_id(self._record, state.number)))
+                self._tell_begun("due")
+                return await self._attempt(self._make)
+            case Settle() as settle:
+                self._save(state=decision.state)
+                return await self._attempt(lambda: self._settle(settle))
+
+    async def _settle(self, settle: Settle) -> str:
+        """What became of a run that was claimed before."""
+        found = await self._tools.work.find(self._record)
+        if found is not None:
+            self._tell("found", f"{found.name} was taken", checkpoint=found.id)
+            is_last = settle.due_s > self._claim.due_s
+            return await self._finish(found, found.took_s, is_last_try=is_last)
+        if settle.may_take is MayTake.NO:
+            return self._end(MISSED, why=self._claim.why or "its process was ended")
+        now = self._tools.clock()
+        if settle.may_take is MayTake.LATER:
+            why = self._claim.why or "its process was ended"
+            self._save(state=failed(self._record.state, why, now))
+            return "waiting"
+        state = claim_again(self._record.timing, self._record.state, settle, now)
+        self._save(state=state)
+        self._tell_begun("again")
+        return await self._make()
+
+    async def _make(self) -> str:
+        def begins(place: str, host: str) -> None:
+            making = replace(self._making, place=place, host=host)
+            places = tuple(dict.fromkeys([*self._record.places, place]))
+            self._save(making=making, places=places)
+
+        point = await self._tools.work.take(self._record, begins)
+        if point is None:
+            return self._end(SKIPPED, why=f"{self._record.vm} does not run")
+        text = f"{point.name} is taken: the guest stood still for {point.stall_s * 1e3:.1f} ms"
+        facts = {"stall_ms": point.stall_s * 1e3, "stored_bytes": point.stored_bytes}
+        self._tell("taken", text, checkpoint=point.id, **facts)
+        return await self._finish(point, None, is_last_try=False)
+
+    async def _finish(self, point: Point, took_s: float | None, *, is_last_try: bool) -> str:
+        """What comes after a checkpoint is there. `took_s` of None: it was begun just now."""
+        outcome, why = DONE, ""
+        try:
+            for place in await self._tools.work.copy(self._record, point):
+                self._tell("copied", f"{point.name} is in {place} too", store=place)
+        except VmckptError as exc:
+            if not is_last_try:
+                raise
+            # The next run is due: its own checkpoint matters more.
+            outcome, why = UNCOPIED, str(exc)
+            self._tell("failed", f"{point.name} was not copied: {exc}")
+        if took_s is None:
+            took_s = self._tools.clock().since(self._claim.begun)
+        await self._prune()
+        learned = self._record.learned.paid(Cost(point.stall_s, took_s))
+        return self._end(outcome, point.id, why, learned=learned)
+
+    async def _prune(self) -> None:
+        """What cannot be removed now is removed after another run."""
+        try:
+            gone = await self._tools.work.prune(self._record)
+        except VmckptError as exc:
+            self._tell("not-pruned", f"what is not to be kept is still there: {exc}")
+            return
+        if gone:
+            self._tell("pruned", f"removed: {', '.join(gone)}", removed=gone)
+
+    async def _attempt(self, work: Callable[[], Any]) -> Result:
+        try:
+            return self._result(await work())
+        except (VmckptError, OSError) as exc:
+            error = exc if isinstance(exc, VmckptError) else _storage(exc)
+            # Somebody else's work on the VM is nobody's failure.
+            is_busy = isinstance(error, BusyError)
+            now, why = self._tools.clock(), f"{error.what}: {error.why}"
+            state = failed(self._record.state, why, now, is_busy=is_busy)
+            count = 0 if is_busy else 1
+            self._save(
+                state=state,
+                failures=self._record.failures + count,
+                failed_total=self._record.failed_total + count,
+                why=str(error),
+            )
+            self._tell("failed" if count else "busy", str(error), kind=error.kind)
+            return Result(self._record.name, None, error)
+
+    def _end(
+        self, outcome: str, checkpoint: str | None = None, why: str = "", **changes: Any
+    ) -> str:
+        held, now = self._claim, self._tools.clock()
+        run = Run(
+            held.number, held.due_s, held.begun.wall_s, now.wall_s, outcome, checkpoint, why,
+            held.missed, held.tries,
+        )  # fmt: skip
+        changes |= {"state": ended(self._record.state), "making": None}
+        if outcome in (DONE, SKIPPED):
+            changes |= {"failures": 0, "why": ""}
+        if outcome == DONE:
+            changes |= {"done_total": self._record.done_total + 1, "last_done_s": now.wall_s}
+        if outcome == UNCOPIED:
+            changes |= {
+                "failures": self._record.failures + 1,
+                "failed_total": self._record.failed_total + 1,
+                "why": why,
+            }
+        self._record = save(self._record.ended(run, **changes))
+        text = {DONE: "done", UNCOPIED: "done, but for copying"}.get(outcome, f"{outcome}: {why}")
+        self._tell(outcome, text, checkpoint=checkpoint, due_unix_s=held.due_s)
+        return outcome
+
+    def _save(self, **changes: Any) -> None:
+        self._record = save(replace(self._record, **changes))
+
+    def _result(self, outcome: str | None) -> Result:
+        return Result(self._record.name, outcome, None)
+
+    def _tell(self, event: str, text: str, **more: Any) -> None:
+        self._tools.tell(Event(self._record.name, self._record.vm, event, text, more))
+
+    def _tell_begun(self, event: str) -> None:
+        held = self._claim
+        text = "a run is due" if event == "due" else "nothing of it is there: it is made now"
+        if held.missed:
+            text += f"; it stands for {held.missed} more that were missed"
+        more = {"due_unix_s": held.due_s, "number": held.number, "missed": held.missed}
+        self._tell(event, text, **more)
+
+    @property
+    def _claim(self) -> Claim:
+        held = self._record.state.claim
+        if held is None:
+            raise ValueError(f"no run of {self._record.name} is claimed")
+        return held
+
+    @property
+    def _making(self) -> Making:
+        return self._record.making or Making(_id(self._record, self._claim.number))
+
+
+def _id(record: Record, number: int) -> str:
+    """The id that the checkpoint of a run has, whoever makes it."""
+    return hashlib.sha256(f"vmckpt schedule {record.uid} {number}".encode()).hexdigest()[:32]
+
+
+def _storage(exc: OSError) -> VmckptError:
+    return StorageError(
+        f"cannot use {exc.filename or 'a file'}",
+        why=exc.strerror or str(exc),
+        remedy="check that it is there, its rights, and free space",
+    )

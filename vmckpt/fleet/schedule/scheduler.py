@@ -1,0 +1,208 @@
+"""The one process that runs what is due: for ever (`serve`), or once (`run_due`)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.errors import BusyError, NotFoundError, UsageError, VmckptError
+from vmckpt.fleet.schedule.due import Moment, Wait, decide
+from vmckpt.fleet.schedule.learned import Seen
+from vmckpt.fleet.schedule.record import (
+    Record,
+    load,
+    load_all,
+    lock_path,
+    save,
+    scheduler_lock_path,
+    schedules_dir,
+)
+from vmckpt.fleet.schedule.request import When
+from vmckpt.fleet.schedule.run import Event, Result, Tools, run
+from vmckpt.hosts.inventory import local_host
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.lifecycle import owner
+
+# Files are read so often: a schedule that is added, and a clock that was set, are noticed by then.
+LOOK_S, _LEAST_S = 2.0, 0.01
+# VMs whose failures are counted are looked at so often, and what was seen written down so often.
+OBSERVE_S, NOTE_S = 15.0, 600.0
+# So many runs at a time, each on a VM of its own.
+PARALLEL = 4
+# A run that was cut off may be found done, and then the next one be due.
+_MOST_ROUNDS = 3
+
+
+async def run_due(names: Sequence[str], tools: Tools) -> list[Result]:
+    """Run all that is due of these schedules, of all without names; returns when that is done.
+
+    Raises BusyError when a scheduler is at work, NotFoundError.
+    """
+    async with _only_one("schedule run-due"):
+        records = [load(name) for name in names] or load_all().records
+        by_vm: dict[str, list[str]] = {}
+        for record in records:
+            by_vm.setdefault(record.vm, []).append(record.name)
+        room = asyncio.Semaphore(PARALLEL)
+
+        async def of_vm(names: list[str]) -> list[Result]:
+            async with room:
+                return [one for name in names for one in await _until_nothing_is_due(name, tools)]
+
+        found = await asyncio.gather(*(of_vm(names) for names in by_vm.values()))
+        for record in records:
+            with suppress(NotFoundError, BusyError):
+                await _observe(record.name, tools)
+        return [one for some in found for one in some]
+
+
+async def serve(tools: Tools) -> None:
+    """Run what is due until this is cancelled. Raises BusyError when another scheduler is at work.
+
+    A run that is cut off by that is gone on with by the next scheduler.
+    """
+    async with _only_one("serve --scheduler"):
+        serving = _Serving(tools)
+        try:
+            await serving.for_ever()
+        finally:
+            await finish(serving.end())
+
+
+@asynccontextmanager
+async def _only_one(action: str) -> AsyncIterator[None]:
+    await local_host().make_dir(schedules_dir())
+    async with AsyncExitStack() as stack:
+        try:
+            lock = local_host().lock(scheduler_lock_path(), owner(action))
+            await stack.enter_async_context(lock)
+        except BusyError as exc:
+            raise BusyError(
+                "another scheduler is at work",
+                why=exc.why,
+                remedy="one is enough: it runs what is due of all schedules",
+            ) from exc
+        yield
+
+
+async def _until_nothing_is_due(name: str, tools: Tools) -> list[Result]:
+    results: list[Result] = []
+    for _ in range(_MOST_ROUNDS):
+        try:
+            result = await run(name, tools)
+        except NotFoundError:  # it was removed meanwhile
+            break
+        except VmckptError as exc:
+            result = Result(name, None, exc)
+        if result.outcome is None and result.error is None:
+            break
+        results.append(result)
+        if result.error is not None:
+            break
+    return results
+
+
+async def _observe(name: str, tools: Tools) -> None:
+    """Look at the VM of a schedule by `auto`, and write down what is new."""
+    async with local_host().lock(lock_path(name), owner("schedule")):
+        record = load(name)
+        if record.request.when is not When.AUTO:
+            return
+        seen = await tools.work.look(record, tools.clock())
+        if seen is not None and _is_news(record.learned.last, seen):
+            save(replace(record, learned=record.learned.seen(seen)))
+
+
+def _is_news(before: Seen | None, now: Seen) -> bool:
+    if before is None or replace(before, at=now.at) != now:
+        return True
+    return now.alive and now.at.since(before.at) > NOTE_S
+
+
+class _Serving:
+    """The runs that are under way, and what was told of files that cannot be read."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._told: set[str] = set()
+        self._observed: dict[str, Moment] = {}
+
+    async def for_ever(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            now = self._tools.clock()
+            known = load_all()
+            for exc in known.damaged:
+                self._tell_once("-", "-", exc)
+            until_s = now.wall_s + LOOK_S
+            for record in known.records:
+                if record.name not in self._tasks:
+                    until_s = min(until_s, self._look_after(record, now))
+            await asyncio.sleep(min(LOOK_S, max(_LEAST_S, until_s - now.wall_s)))
+            self._forget_ended()
+
+    async def end(self) -> None:
+        """Cut off what is under way; returns when it has ended."""
+        for _, task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait([task for _, task in self._tasks.values()])
+
+    def _look_after(self, record: Record, now: Moment) -> float:
+        """Begin what is due; when the schedule is to be looked at again, by the wall clock."""
+        try:
+            move = decide(record.timing, record.state, now).move
+        except UsageError as exc:
+            self._tell_once(record.name, record.vm, exc)
+            return now.wall_s + LOOK_S
+        if isinstance(move, Wait):
+            if self._is_to_be_observed(record, now):
+                self._begin(record, _observe(record.name, self._tools))
+            return move.until_s or now.wall_s + LOOK_S
+        busy = {vm for vm, _ in self._tasks.values()}
+        if record.vm not in busy and len(self._tasks) < PARALLEL:
+            self._begin(record, self._run(record.name))
+        return now.wall_s + LOOK_S
+
+    def _is_to_be_observed(self, record: Record, now: Moment) -> bool:
+        if record.request.when is not When.AUTO:
+            return False
+        last = self._observed.get(record.name)
+        if last is not None and now.since(last) < OBSERVE_S:
+            return False
+        self._observed[record.name] = now
+        return True
+
+    def _begin(self, record: Record, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(self._quietly(record, work))
+        self._tasks[record.name] = (record.vm, task)
+
+    async def _run(self, name: str) -> None:
+        await run(name, self._tools)
+
+    async def _quietly(self, record: Record, work: Coroutine[Any, Any, None]) -> None:
+        """What stands in the way of one schedule is told, once, and stops no other."""
+        try:
+            await work
+            self._told = {text for text in self._told if not text.startswith(f"{record.name} ")}
+        except NotFoundError:
+            pass  # it was removed meanwhile
+        except VmckptError as exc:
+            self._tell_once(record.name, record.vm, exc)
+
+    def _forget_ended(self) -> None:
+        for name, (_, task) in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[name]
+                task.result()
+
+    def _tell_once(self, name: str, vm: str, exc: VmckptError) -> None:
+        text = f"{name} {exc}"
+        if text not in self._told:
+            self._told.add(text)
+            kind = {"kind": exc.kind}
+            self._tools.tell(
+                Event(name, vm, "busy" if isinstance(exc, BusyError) else "failed", str(exc), kind)
+            )

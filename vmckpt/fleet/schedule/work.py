@@ -1,0 +1,175 @@
+"""What a schedule does to VMs and stores."""
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from vmckpt.checkpoint.catalogue import Entry, catalogue
+from vmckpt.checkpoint.facts import Facts
+from vmckpt.checkpoint.look import prune
+from vmckpt.checkpoint.operate import create
+from vmckpt.checkpoint.place import Place, is_there, opened, own, parse_place
+from vmckpt.checkpoint.take import Wish
+from vmckpt.errors import BusyError, OperationFailedError, VmckptError
+from vmckpt.fleet.schedule.due import Moment
+from vmckpt.fleet.schedule.learned import Seen
+from vmckpt.fleet.schedule.record import Making, Record
+from vmckpt.fleet.schedule.run import Point
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.inventory import all_hosts, find_host
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.sealing.keys import Keeper, KeySource
+from vmckpt.store.store import Store
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.paths import lock_path
+
+# By it `checkpoint list` shows which schedule took one, and retention knows its own.
+TAG, DUE = "schedule", "due"
+# QEMU's trace lines for vCPUs that start or stop; the last one tells how it was when it ended.
+_STATE, _RUNS = "vm_state_notify running ", "vm_state_notify running 1"
+
+
+class Checkpoints:
+    """`Work` on real VMs. `find_vm` finds one of vmckpt's own; `tell` hears what one is doing."""
+
+    def __init__(
+        self, find_vm: Callable[[str], Awaitable[Vm]], tell: Callable[[str], None]
+    ) -> None:
+        self._find_vm, self._tell = find_vm, tell
+
+    async def find(self, record: Record) -> Point | None:
+        """See `Work`."""
+        making = record.making
+        if making is None or making.place is None or making.host is None:
+            return None
+        host = find_host(making.host)
+        # In this order: whoever has let go of the lock has put the checkpoint there, or never will.
+        holder = await host.lock_owner(lock_path(host.state_dir, record.vm))
+        place = parse_place(making.place)
+        if await is_there(place):
+            async with opened(place, _key(record)) as store:
+                if making.id in await in_thread(store.ids):
+                    return _point(await in_thread(partial(store.manifest, making.id)))
+        if holder is not None:
+            raise BusyError(
+                f"'{record.vm}' is busy",
+                why=f"held by {holder.action} (pid {holder.pid}), which may be this run's own work",
+                remedy="it is looked at again when that has ended",
+            )
+        return None
+
+    async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
+        """See `Work`."""
+        asked, held, making = record.request, record.state.claim, record.making
+        if held is None or making is None:
+            raise ValueError(f"no run of {record.name} is claimed")
+        vm = await self._find_vm(record.vm)
+        if not await vm.is_alive():
+            return None
+        place = parse_place(asked.store, vm.host) if asked.store else own(vm.host)
+        begins(place.label, vm.host.name)
+        due = time.gmtime(held.due_s)
+        name = f"{record.name[:22]}-{time.strftime('%Y%m%d-%H%M%S', due)}"
+        tags = {TAG: record.name, DUE: time.strftime("%Y-%m-%dT%H:%M:%SZ", due)}
+        wish = Wish(name, tags, TAG, asked.max_pause_s, asked.kind, making.id)
+        try:
+            await create(vm, asked.store, wish, self._tell, _key(record))
+        except VmckptError:
+            # Whatever was said: when it is there all is well.
+            with suppress(VmckptError):
+                found = await self.find(replace(record, making=_begun(making, place, vm)))
+                if found is not None:
+                    return found
+            raise
+        return await self._taken(record, _begun(making, place, vm))
+
+    async def copy(self, record: Record, point: Point) -> list[str]:
+        """See `Work`."""
+        making = record.making
+        if not record.request.copies or making is None or making.place is None:
+            return []
+        key, done = _key(record), []
+        async with opened(parse_place(making.place), key) as source:
+            manifest = await in_thread(partial(source.manifest, point.id))
+            for label in record.request.copies:
+                async with opened(parse_place(label), key) as target:
+                    work = partial(copy_checkpoints, source, target, [manifest])
+                    if await in_thread(work):
+                        done.append(label)
+        return done
+
+    async def prune(self, record: Record) -> list[str]:
+        """See `Work`."""
+        rule = record.request.rule
+        if rule is None:
+            return []
+        key, silent = _key(record), list[str]()
+        entries: dict[str, Entry] = {}
+        places: dict[str, Place] = {}
+        for label in dict.fromkeys([*record.places, *record.request.copies]):
+            try:
+                there = await catalogue(all_hosts(), label, key, record.vm)
+            except VmckptError as exc:
+                silent.append(f"{exc.what}: {exc.why}")
+                continue
+            for one in there.entries:
+                known = entries.get(one.id)
+                both = (*known.places, *one.places) if known else one.places
+                entries[one.id] = replace(one, places=both)
+                places |= {place.label: place for place in one.places}
+        decisions = await prune(list(entries.values()), rule, {TAG: record.name}, key, apply=True)
+        gone = [one.entry for one in decisions if not one.keep]
+        for label in {place.label for one in gone for place in one.places}:
+            async with opened(places[label], key) as store:
+                await in_thread(partial(_collect, store))
+        if silent:
+            raise OperationFailedError(
+                "not all stores were looked into",
+                why="; ".join(silent),
+                remedy="what is in them is looked at again after the next run",
+            )
+        return [one.name for one in gone]
+
+    async def look(self, record: Record, now: Moment) -> Seen | None:
+        """See `Work`."""
+        answers = await ask_every(all_hosts(), lambda host: read_vm(host, record.vm))
+        found = [vm for vm in answers.given if vm is not None]
+        if len(found) != 1:
+            return None
+        vm = found[0]
+        qemu = f"{vm.host.name} {vm.qemu.files.path.name}"
+        if await vm.is_alive():
+            return Seen(now, qemu, alive=True)
+        log = await vm.host.read_text(vm.qemu.files.stderr) or ""
+        states = [line for line in log.splitlines() if _STATE in line]
+        return Seen(now, qemu, alive=False, ended_running=bool(states) and _RUNS in states[-1])
+
+    async def _taken(self, record: Record, making: Making) -> Point:
+        async with opened(parse_place(str(making.place)), _key(record)) as store:
+            return _point(await in_thread(partial(store.manifest, making.id)))
+
+
+def _begun(making: Making, place: Place, vm: Vm) -> Making:
+    return replace(making, place=place.label, host=vm.host.name)
+
+
+def _key(record: Record) -> KeySource | None:
+    asked = record.request
+    if asked.key_file is not None:
+        return KeySource(Keeper.FILE, asked.key_file)
+    return KeySource(Keeper.COMMAND, asked.key_command) if asked.key_command is not None else None
+
+
+def _point(manifest: Manifest) -> Point:
+    facts = Facts.from_json(manifest.facts)
+    stall_s = max(facts.stopped_ms, facts.pause_ms) / 1e3
+    return Point(manifest.id, facts.name, stall_s, facts.took_s, manifest.added_bytes)
+
+
+def _collect(store: Store) -> int:
+    return collect(store, plan_gc(store))
