@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -32,7 +32,7 @@ from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
-from vmckpt.hosts.scheduling import come_first, come_last
+from vmckpt.hosts.scheduling import come_last
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
@@ -266,8 +266,7 @@ class Taking:
         ram_file = self._vm.qemu.files.ram(self._vm.spec.ram_dir)
         output = HeldOutput(self._monitor, [])
         async with capturing(self._vm.qemu.process.pid, ram_file, self._monitor, output) as capture:
-            with self._first():
-                self._pauses_s.append(await capture.learn_devices())
+            self._pauses_s.append(await capture.learn_devices())
             self._tell("reading memory")
             new_pages = await self._everything(capture, ram)
             waiting = await self._passes_until_it_fits(capture, ram, new_pages)
@@ -295,12 +294,7 @@ class Taking:
         if self._member is None:
             return await take()
         output = BriefHold(self._monitor, netdevs(self._vm), self._member.most_s)
-        with self._first():
-            return await self._member.cut(output, self._tell_guard, take)
-
-    def _first(self) -> AbstractContextManager[None]:
-        """Of a group all wait for the slowest: what a guest stands still for comes first."""
-        return nullcontext() if self._member is None else come_first()
+        return await self._member.cut(output, self._tell_guard, take)
 
     def _was_reset(self) -> OperationFailedError:
         return OperationFailedError(
@@ -343,8 +337,7 @@ class Taking:
         budget, waiting = Budget(allowed_s, page_s=PAGE_S), list[Pages]()
         spans: Sequence[Span] = new_pages
         while spans or budget.wants_pass(capture.dirty_pages()):
-            with self._first():
-                written, pause_s = await capture.early()
+            written, pause_s = await capture.early()
             if pause_s is not None:
                 self._pauses_s.append(pause_s)
             self._passes += 1

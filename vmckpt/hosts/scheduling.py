@@ -5,12 +5,10 @@ A guest's vCPUs have no shorter turns for what copies, compresses and sends thei
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 # A niceness: about a thirtieth of what others get.
 _LAST = 15
-# And one for what a guest stands still for: about ten times of what others get.
-_FIRST = -10
 
 
 def give_way() -> None:
@@ -33,22 +31,6 @@ def come_last() -> None:
 def be_prompt() -> None:
     """Undo `give_way`."""
     _change(os.SCHED_BATCH, os.SCHED_OTHER)
-
-
-@contextmanager
-def come_first() -> Iterator[None]:
-    """For the block this thread gets the processor before others, where it may (as root).
-
-    For moments in which several guests stand still, and what lets them go on waits for them all.
-    """
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, _FIRST)
-    try:
-        yield
-    finally:
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @contextmanager
