@@ -16,7 +16,7 @@ from tests.qemu.world import World, reach, send, spoilable
 OUT = ("quiesce", "lock", "checkpoint", "release")
 BACK = ("reattach", "restore", "resume")
 HOOK_FAULTS = ("fail", "hang", "kill-agent")
-KILL = "kill the command"
+KILL, INTERRUPT = "kill the command", "interrupt the command"
 # Commands of the operator's monitors: unplug refused, target device missing, migration fails.
 SPOILT = ("device_del", "device_add", "migrate")
 MATRIX: Counter[tuple[str, str]] = Counter()
@@ -42,6 +42,8 @@ def cases() -> Iterator[Case]:
         "release",
     ):
         yield Case(step, KILL)
+    for step in ("hook-checkpoint", "unplug", "transfer"):
+        yield Case(step, INTERRUPT)
     for command in SPOILT:
         yield from (Case(command, do) for do in ("error", "silent"))
     yield Case("transfer", "kill the target")
@@ -86,7 +88,26 @@ def there_and_back(made: World, times: int) -> None:
         before = now
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.long
+@pytest.mark.timeout(280)
+def test_a_job_that_cannot_be_brought_back_waits_until_it_can(made: World) -> None:
+    home, before = str(made.ok("vm", "show", NAME)["host"]), job(made)
+    away = "lab-b" if home == "lab-a" else "lab-a"
+    lines = "".join(f"{phase} fail\\n" for phase in ["restore"] * 3 + ["abort"] * 3)
+    in_guest(made, "sh", "-c", f"printf '{lines}' > /run/device-hook.fault")
+    held = made.vmckpt("migrate", NAME, away)
+    assert (held.error["kind"], held.error["exit_code"]) == ("job-held", 1)
+    assert f"vmckpt device recover {NAME}" in held.error["remedy"]
+    assert made.ok("vm", "show", NAME)["host"] == away
+    assert made.files(home) == []
+    assert job(made).state == "checkpointed"
+    made.ok("device", "recover", NAME)
+    well(made, before)
+    (device,) = made.ok("device", "list", NAME)["devices"]
+    assert (device["id"], device["state"]) == ("edu0", "plugged")
+
+
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "case", [pytest.param(one, marks=[] if one in ALWAYS else pytest.mark.long) for one in ALL],
     ids=str,
@@ -106,9 +127,11 @@ def test_fault(made: World, case: Case) -> None:
                 asyncio.run(reach(made, case.phase, command, home, NAME))
             if case.fault == KILL:
                 made.kill(command)
+            elif case.fault == INTERRUPT:
+                command.send_signal(signal.SIGINT)
             elif case.fault == "kill the target":
                 send(signal.SIGKILL, [one for one in made.qemus(NAME) if one not in ours])
-            out, err = command.communicate(timeout=150)
+            out, err = command.communicate(timeout=200)
         finally:
             made.kill(command)
     assert "Traceback" not in err, err

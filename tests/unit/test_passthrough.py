@@ -24,10 +24,10 @@ limits_s = { checkpoint = 900 }
 """
 HEAD = 'name = "web"\nmemory = "1G"\nguest_agent = true\n'
 LISTED = """\
-0000:00:1f.2 0x8086 0x2922 ahci- -
-0000:41:00.0 0x10de 0x2330 vfio-pci- 12-
-0000:41:00.1 0x10de 0x22a3 vfio-pci- 12-
-0000:42:00.0 0x10de 0x2330 nvidia- 13-
+0000:00:1f.2 0x8086 0x2922 ahci- - -
+0000:41:00.0 0x10de 0x2330 vfio-pci- 12- -
+0000:41:00.1 0x10de 0x22a3 vfio-pci- 12- -
+0000:42:00.0 0x10de 0x2330 nvidia- 13- -
 """
 
 
@@ -85,8 +85,48 @@ def test_what_a_device_needs_of_the_machine(head: str, says: str) -> None:
     assert says in str(error.value)
 
 
+VF = '[[nics]]\n[[passthrough]]\nid = "vf0"\nstrategy = "failover"\nnic = 0\n'
+
+
+def test_a_failover_pair() -> None:
+    one = spec(VF + 'match = "15b3:101e"\n')
+    (device,) = one.passthrough
+    assert not device.strategy.detaches
+    assert device.netdev is None
+    assert functions(device, ["0000:41:00.2"])[0]["failover_pair_id"] == "nic0"
+    files = VmDir(Path("/s/vms/web")).qemu("q1")
+    argv = qemu_argv(one, Platform("q35", "kvm", "host"), files, "qemu", incoming=False)
+    (nic,) = [word for word in argv if "virtio-net-pci" in word]
+    assert '"failover":true' in nic
+
+
+def test_an_emulated_nic_of_a_pair_is_on_the_bridge_too() -> None:
+    one = spec(VF + 'driver = "vmxnet3"\n')
+    (device,) = one.passthrough
+    assert functions(device, [])[0]["netdev"] == "vf0-net"
+    files = VmDir(Path("/s/vms/web")).qemu("q1")
+    argv = qemu_argv(one, Platform("q35", "tcg", "qemu64"), files, "qemu", incoming=False)
+    taps = [word for word in argv if '"type":"tap"' in word]
+    assert ['"id":"net0"' in taps[0], '"id":"vf0-net"' in taps[1]] == [True, True]
+    assert '"ifname":"vkq11"' in taps[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (VF.replace("nic = 0\n", "") + 'driver = "vmxnet3"', "a failover pair has one"),
+        (VF.replace("nic = 0", "nic = 1") + 'driver = "vmxnet3"', "of its own that stands in"),
+        ('[[passthrough]]\nid = "a"\ndriver = "edu"\nnic = 0', "nothing else has"),
+    ],
+)
+def test_what_is_wrong_with_a_pair(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        spec(text)
+    assert says in str(error.value)
+
+
 def test_a_copy_has_the_same_devices() -> None:
-    one = spec(GPU)
+    one = spec(GPU + VF + 'driver = "vmxnet3"\n')
     assert parse_spec(written(one), "copy", Path("/")).passthrough == one.passthrough
 
 
@@ -127,6 +167,32 @@ def test_cards_of_a_host() -> None:
     assert unfit(first, {"0000:41:00.1"}) == "0000:41:00.1 is another VM's"
     assert unfit(second, ()) == "0000:42:00.0 (nvidia) is not bound to vfio-pci"
     assert "(no driver)" in str(unfit(Card((ahci.functions[0]._replace(driver=""),)), ()))
+
+
+def test_a_virtual_function_is_a_card_by_itself() -> None:
+    listed = """\
+0000:43:00.0 0x15b3 0x101d mlx5_core- 20- -
+0000:43:00.1 0x15b3 0x101e vfio-pci- 21- 0000:43:00.0-
+0000:43:00.2 0x15b3 0x101e vfio-pci- 22- 0000:43:00.0-
+"""
+    found = cards(parse_functions(listed))
+    assert [card.addresses for card in found] == [
+        ("0000:43:00.0",),
+        ("0000:43:00.1",),
+        ("0000:43:00.2",),
+    ]
+    assert [unfit(card, {"0000:43:00.2"}) is None for card in found] == [False, True, False]
+
+
+def test_a_card_whose_iommu_group_others_use_is_not_free() -> None:
+    (gpu, nic) = cards(
+        parse_functions(
+            "0000:41:00.0 0x10de 0x2330 vfio-pci- 12- -\n0000:44:00.0 0x8086 0x1533 igb- 12- -\n"
+        )
+    )
+    assert unfit(gpu, (), [gpu]) is None
+    reason = unfit(gpu, (), [gpu, nic])
+    assert reason == "0000:44:00.0 (igb) is in its IOMMU group and not bound to vfio-pci"
 
 
 def test_what_blocks_because_of_vfio_names_the_ways() -> None:

@@ -23,7 +23,7 @@ from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.devices.absence import without_devices
-from vmckpt.devices.checks import away_names, hook_checks
+from vmckpt.devices.checks import away_names, hook_checks, saved_whole_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
@@ -125,22 +125,33 @@ async def take(
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
+        if member is not None:
+            _require_no_devices(now)
         guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member else ())
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
             calls = aside_calls(last=member is not None)
             async with session(connected, now.name) as monitor, calls as aside:
-                taking = Taking(now, monitor, wish, aside, tell)
+                work = Taking(now, monitor, wish, aside, tell)
                 if member is not None:
-                    taking.join(member, tell_guard)
+                    work.join(member, tell_guard)
                 return await without_devices(
-                    now, monitor, wish.name, tell, lambda: taking.take(place, secret)
+                    now, monitor, wish.name, tell, lambda: work.take(place, secret)
                 )
 
 
 def netdevs(vm: Vm) -> list[str]:
     """Its network back ends, as its QEMU calls them (`vm/argv.py`)."""
     return [f"net{number}" for number in range(len(vm.spec.nics))]
+
+
+def _require_no_devices(vm: Vm) -> None:
+    if refused := saved_whole_checks(vm):
+        raise RefusedError(
+            f"'{vm.name}' cannot have checkpoints together with others",
+            why=f"{refused[0].reason}: it takes its time to be taken out",
+            remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
+        )
 
 
 class Moment(NamedTuple):

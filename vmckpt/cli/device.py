@@ -73,7 +73,8 @@ async def _cards(host: "Host") -> "list[tuple[Card, str]]":
     from vmckpt.vm.cards import cards_of, taken_on, unfit
 
     taken = await taken_on(host)
-    return [(card, unfit(card, taken) or "free") for card in await cards_of(host)]
+    found = await cards_of(host)
+    return [(card, unfit(card, taken, found) or "free") for card in found]
 
 
 @app.command()

@@ -17,7 +17,7 @@ from vmckpt.qemu.hotplug import UnplugRefusedError
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import Step, all_of
 from vmckpt.vm import plug
-from vmckpt.vm.passthrough import Passthrough
+from vmckpt.vm.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import QemuDir
 
 UNPLUG_TIMEOUT_S = 30.0
@@ -52,6 +52,7 @@ class Journey:
         self, devices: tuple[Passthrough, ...], run: str, note: Callable[[str, str], None]
     ) -> None:
         self._devices = [device for device in devices if device.strategy.detaches]
+        self._paired = [device for device in devices if device.strategy is Strategy.FAILOVER]
         self._run, self._note = run, note
         self._refused = False
         self._took_s: dict[str, float] = {}
@@ -61,6 +62,11 @@ class Journey:
     def has_devices(self) -> bool:
         """Whether there is anything to do."""
         return bool(self._devices)
+
+    @property
+    def absent_ids(self) -> frozenset[str]:
+        """The ids of all functions that a target's QEMU has not, or does not show, beforehand."""
+        return self.ids | {device.function_id(n) for device in self._paired for n in range(8)}
 
     @property
     def ids(self) -> frozenset[str]:

@@ -10,6 +10,8 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 
 # An event may be lost with a connection: it is looked for as well.
 LOOK_EVERY_S = 0.5
+# A card maps all of the guest's memory before QEMU answers: 1 TiB in about a minute.
+ADD_TIMEOUT_S = 120.0
 # QEMU's words for a device that a guest has been asked for before.
 _ASKED_BEFORE = "in the process of unplug"
 
@@ -25,8 +27,7 @@ async def plugged(monitor: Monitor) -> frozenset[str]:
 
 async def device_add(monitor: Monitor, options: Mapping[str, Any]) -> None:
     """Plug a device in; the guest finds it in its own time. Raises as `Monitor.tell` does."""
-    # A card with much memory maps all of the guest's before this returns.
-    await monitor.tell("device_add", options, timeout_s=None)
+    await monitor.tell("device_add", options, timeout_s=ADD_TIMEOUT_S)
 
 
 async def unplug(monitor: Monitor, ids: Sequence[str], timeout_s: float) -> None:

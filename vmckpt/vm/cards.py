@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError
@@ -10,28 +11,36 @@ from vmckpt.hosts.host import Host
 from vmckpt.vm.passthrough import VFIO, Passthrough
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir, vms_dir
 
-# One line per PCI function: address, vendor, device, driver, IOMMU group.
+# Drivers that leave the rest of an IOMMU group usable.
+HARMLESS = frozenset({VFIO, "pci-stub", "pcieport", ""})
+VFIO_DEVICES = Path("/dev/vfio")
+# One line per PCI function: address, vendor, device, driver, IOMMU group, whose virtual function.
 _LIST = """\
 for d in /sys/bus/pci/devices/*; do
     [ -e "$d/vendor" ] || continue
     driver=$(readlink "$d/driver"); group=$(readlink "$d/iommu_group")
-    echo "${d##*/} $(cat "$d/vendor") $(cat "$d/device") ${driver##*/}- ${group##*/}-"
+    of=$(readlink "$d/physfn")
+    echo "${d##*/} $(cat "$d/vendor") $(cat "$d/device") ${driver##*/}- ${group##*/}- ${of##*/}-"
 done
 """
 
 
 class Function(NamedTuple):
-    """A PCI function of a host: `name` is VENDOR:DEVICE, `driver` and `group` may be empty."""
+    """A PCI function of a host: `name` is VENDOR:DEVICE, `driver` and `group` may be empty.
+
+    A virtual one (SR-IOV) is `part_of` another.
+    """
 
     address: str
     name: str
     driver: str
     group: str
+    part_of: str
 
     @property
     def card(self) -> str:
-        """Its address without the function's number: what all functions of a card share."""
-        return self.address.rpartition(".")[0]
+        """What all functions of a card share; a virtual one is a card by itself."""
+        return self.address if self.part_of else self.address.rpartition(".")[0]
 
 
 class Card(NamedTuple):
@@ -54,9 +63,9 @@ def parse_functions(text: str) -> list[Function]:
     """What `_LIST` prints. Pure."""
     found = []
     for line in text.splitlines():
-        address, vendor, device, driver, group = line.split()
+        address, vendor, device, driver, group, part_of = line.split()
         name = f"{vendor.removeprefix('0x')}:{device.removeprefix('0x')}"
-        found.append(Function(address, name, driver[:-1], group[:-1]))
+        found.append(Function(address, name, driver[:-1], group[:-1], part_of[:-1]))
     return found
 
 
@@ -68,14 +77,19 @@ def cards(functions: Iterable[Function]) -> list[Card]:
     return [Card(tuple(parts)) for parts in found.values()]
 
 
-def unfit(card: Card, taken: Iterable[str]) -> str | None:
-    """Why the card cannot be given to a guest now; None: it can. Pure."""
+def unfit(card: Card, taken: Iterable[str], others: Iterable[Card] = ()) -> str | None:
+    """Why the card cannot be given to a guest now; None: it can. `others` are the host's. Pure."""
     wrong = [one for one in card.functions if one.driver != VFIO]
     if wrong:
         what = ", ".join(f"{one.address} ({one.driver or 'no driver'})" for one in wrong)
         return f"{what} is not bound to {VFIO}"
     if has := sorted(set(card.addresses) & set(taken)):
         return f"{has[0]} is another VM's"
+    groups = {one.group for one in card.functions}
+    mates = [one for other in others if other != card for one in other.functions]
+    for one in mates:
+        if one.group in groups and one.driver not in HARMLESS:
+            return f"{one.address} ({one.driver}) is in its IOMMU group and not bound to {VFIO}"
     return None
 
 
@@ -94,16 +108,26 @@ async def cards_of(host: Host) -> list[Card]:
 
 async def choose(host: Host, device: Passthrough, taken: Iterable[str]) -> tuple[Card | None, str]:
     """A card that is `device`'s equal and free; None and why there is none."""
-    equals = [card for card in await cards_of(host) if card.name == device.match]
+    everything = await cards_of(host)
+    equals = [card for card in everything if card.name == device.match]
     if not equals:
         return None, f"{host.name} has no device {device.match}"
     taken = set(taken)
     reasons = []
     for card in equals:
-        if (reason := unfit(card, taken)) is None:
+        reason = unfit(card, taken, everything) or await _closed(host, card)
+        if reason is None:
             return card, f"{card.addresses[0]} is free"
         reasons.append(reason)
     return None, f"no device {device.match} of {host.name} is free: {'; '.join(reasons)}"
+
+
+async def _closed(host: Host, card: Card) -> str | None:
+    """What of it this user may not use; None: nothing."""
+    for group in sorted({one.group for one in card.functions}):
+        if not await host.usable(VFIO_DEVICES / group):
+            return f"this user may not use {VFIO_DEVICES / group} ({card.addresses[0]})"
+    return None
 
 
 async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:

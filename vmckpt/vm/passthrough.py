@@ -21,17 +21,19 @@ class Strategy(StrEnum):
 
     hook-detach: a hook in the guest puts what the device holds into memory; it is unplugged, and
     one that is its equal plugged in where the guest goes. stop-app: the same, but the hook ends
-    the application and starts it again. vfio-migration: QEMU moves the device's state.
+    the application and starts it again. vfio-migration: QEMU moves the device's state. failover: a
+    virtio NIC of the guest's stands in for it; QEMU unplugs it, and plugs in the target's.
     """
 
     HOOK_DETACH = "hook-detach"
     STOP_APP = "stop-app"
     VFIO_MIGRATION = "vfio-migration"
+    FAILOVER = "failover"
 
     @property
     def detaches(self) -> bool:
-        """Whether the device is unplugged for the way."""
-        return self is not Strategy.VFIO_MIGRATION
+        """Whether vmckpt unplugs the device for the way, and its hook takes part."""
+        return self in (Strategy.HOOK_DETACH, Strategy.STOP_APP)
 
 
 class Passthrough(NamedTuple):
@@ -39,7 +41,8 @@ class Passthrough(NamedTuple):
 
     A host's devices whose vendor and device id are `match` are its equals; None: QEMU makes it,
     from `options` alone. `hook` is a program in the guest. `memory_bytes` is how much the device
-    holds at most. `limits_s` has time limits of phases that are not the usual ones.
+    holds at most. `limits_s` has time limits of phases that are not the usual ones. `nic` is the
+    number of the virtio NIC that stands in for it.
     """
 
     id: str
@@ -50,6 +53,13 @@ class Passthrough(NamedTuple):
     memory_bytes: int
     limits_s: dict[str, int]
     options: dict[str, Any]
+    nic: int | None = None
+
+    @property
+    def netdev(self) -> str | None:
+        """The back end of a NIC that QEMU makes, which is on the host's bridge; else None."""
+        is_made = self.strategy is Strategy.FAILOVER and self.match is None
+        return f"{self.id}-net" if is_made else None
 
     @property
     def port(self) -> str:
@@ -85,6 +95,10 @@ def read_passthrough(table: Table) -> Passthrough:
         raise table.wrong("hook", f"{strategy} needs one", remedy)
     if hook is not None and not hook.startswith("/"):
         raise table.wrong("hook", "it is a path in the guest", "begin it with /")
+    nic = table.optional_integer("nic")
+    if (nic is None) == (strategy is Strategy.FAILOVER):
+        why = "a failover pair has one, and nothing else has"
+        raise table.wrong("nic", why, "name the virtio NIC that stands in: nic = 0 is the first")
     found = Passthrough(
         name,
         driver,
@@ -94,6 +108,7 @@ def read_passthrough(table: Table) -> Passthrough:
         table.size("memory") if table.has("memory") else 0,
         _limits(table),
         table.free("options"),
+        nic,
     )
     table.no_more_keys()
     return found

@@ -105,8 +105,8 @@ def functions(device: Passthrough, addresses: list[str]) -> list[dict[str, Any]]
     """What QEMU is told of each function, number 0 first. Pure."""
     found = []
     for address in addresses or [""]:
-        # As on the host: what a function is for goes by its number.
-        number = int(address[-1]) if address else 0
+        # As on the host, what a function is for goes by its number; one alone is number 0.
+        number = int(address[-1]) if len(addresses) > 1 else 0
         one: dict[str, Any] = {
             "driver": device.driver,
             "id": device.function_id(number),
@@ -116,6 +116,10 @@ def functions(device: Passthrough, addresses: list[str]) -> list[dict[str, Any]]
         }
         if address:
             one["host"] = address
+        if device.nic is not None and number == 0:
+            one["failover_pair_id"] = f"nic{device.nic}"
+        if device.netdev:
+            one |= {"netdev": device.netdev, "romfile": ""}
         if len(addresses) > 1 and number == 0:
             one["multifunction"] = True
         found.append(one)

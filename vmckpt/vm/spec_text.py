@@ -42,6 +42,9 @@ def written(spec: Spec) -> str:
         lines += ["", "[[devices]]", *(_line(name, value) for name, value in device.items())]
     for one in spec.passthrough:
         lines += ["", "[[passthrough]]", *_passthrough(one)]
+    if any(spec.placement):
+        lines += ["", "[placement]"]
+        lines += [_line(name, words) for name, words in spec.placement._asdict().items()]
     if spec.adopted:
         lines += [
             "",
@@ -69,6 +72,8 @@ def _passthrough(device: Passthrough) -> list[str]:
         lines.append(_line("limits_s", device.limits_s))
     if device.options:
         lines.append(_line("options", device.options))
+    if device.nic is not None:
+        lines.append(_line("nic", device.nic))
     return lines
 
 
