@@ -146,10 +146,11 @@ def netdevs(vm: Vm) -> list[str]:
 
 
 def _require_no_devices(vm: Vm) -> None:
-    if refused := saved_whole_checks(vm):
+    for device in vm.spec.passthrough:
         raise RefusedError(
             f"'{vm.name}' cannot have checkpoints together with others",
-            why=f"{refused[0].reason}: it takes its time to be taken out",
+            why=f"'{device.id}' is passed through ({device.strategy}): it takes its time to be "
+            "taken out, and what a NIC sends past QEMU cannot be held",
             remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
         )
 
