@@ -23,7 +23,7 @@ from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.devices.absence import without_devices
-from vmckpt.devices.checks import away_names, hook_checks, saved_whole_checks
+from vmckpt.devices.checks import away_names, hook_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
