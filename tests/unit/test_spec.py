@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vmckpt.errors import UsageError
 from vmckpt.units import GIB, MIB
 from vmckpt.vm.lifecycle import read_spec
-from vmckpt.vm.spec import Boot, Disk, Firmware, Nic, Spec, anchored, parse_spec
+from vmckpt.vm.spec import Boot, Disk, Firmware, Nic, Placement, Spec, anchored, parse_spec
 
 BASE = Path("/srv/specs")
 SMALL = 'name = "web"\nmemory = "512M"\n'
@@ -52,6 +52,11 @@ network = "user"
 [[devices]]
 driver = "virtio-rng-pci"
 addr = "0x10"
+
+[placement]
+apart = ["web"]
+together = ["shop"]
+hosts = ["a", "b"]
 """
 
 
@@ -80,6 +85,7 @@ def test_a_full_spec_is_read_whole() -> None:
         guest_agent=True,
         ram_dir=Path("/dev/hugepages"),
         heartbeat_id=7,
+        placement=Placement(("web",), ("shop",), ("a", "b")),
         adopted=None,
         text=FULL,
     )

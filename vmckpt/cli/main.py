@@ -18,7 +18,19 @@ changed; 5 busy; 6 host or QEMU unreachable; 7 undone; 8 timed out and undone; 9
 10 VM lost; 11 file not readable or writable; 130 cancelled and undone."""
 
 # One file each. A call imports its own alone: importing is most of what starting costs.
-COMMANDS = ("migrate", "check", "plan", "dirty-rate", "report", "replay", "fork", "top", "serve")
+COMMANDS = (
+    "migrate",
+    "check",
+    "plan",
+    "dirty-rate",
+    "report",
+    "replay",
+    "fork",
+    "top",
+    "drain",
+    "undrain",
+    "serve",
+)
 # Started by vmckpt itself: not in --help.
 HIDDEN = ("link", "job", "replica", "observe", "checkpointing", "lend", "settle-groups")
 NOUNS = (

@@ -15,7 +15,7 @@ from vmckpt.vm.paths import vm_dir
 
 FORMAT = 1
 # In this order. When one of AFTER_COMMIT has begun, the target has run.
-BEFORE_DEVICES = ("begin", "prepare", "agree", "mirror")
+BEFORE_DEVICES = ("begin", "prepare", "agree", "turn", "mirror")
 BEFORE_COMMIT = (*BEFORE_DEVICES, *STEPS_OUT, "transfer", "switchover")
 AFTER_COMMIT = ("drain", "verify", BRING_BACK, "handover", "release")
 STEPS = BEFORE_COMMIT + AFTER_COMMIT

@@ -110,6 +110,8 @@ def moved(record: RunRecord) -> Moved | None:
         return None
     if any(event.get("code") == SHARED for event in record.events):
         return None  # what the others took of the link nobody knows
+    if record.request.get("in_turn"):
+        return None  # others were prepared beside it
     counted = [sample for sample in samples if sample.get("normal_pages")]
     if not counted or not result.get("transfer_time_s"):
         return None

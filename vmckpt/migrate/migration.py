@@ -126,6 +126,7 @@ class Migration:
         steps = (
             Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
             Step("agree", lambda: self._undoable(self.agree()), self.undo_agree),
+            *([Step("turn", self._link.my_turn)] if self._options.in_turn else ()),
             *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
             *self._journey.steps_out(self._pair.source),
             Step("transfer", self.transfer),
@@ -411,6 +412,7 @@ class Migration:
                 await self._transfer.account()
             except HostDownError as exc:
                 self._note("figures", f"the last figures are missing: {exc.what}")
+        await self._link.leave()
 
     @property
     def _arrived(self) -> Qemu:

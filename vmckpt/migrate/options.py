@@ -65,7 +65,8 @@ class Options:
     `timeout_passes` is a time limit too, in what sending all of memory once takes. A policy may
     raise the downtime to `most_downtime_ms` and slow the guest by `most_throttle_percent`, None: as
     it says. `observe_only`: it only says what it would do. `finish_within_s` was promised by a
-    forecast: it ends nothing, and is told of when it is over.
+    forecast: it ends nothing, and is told of when it is over. `in_turn`: of all that say so, one at
+    a time sends from a host, or to one.
     """
 
     method: Method = Method.AUTO
@@ -85,6 +86,7 @@ class Options:
     most_downtime_ms: int | None = None
     most_throttle_percent: int | None = None
     finish_within_s: float | None = None
+    in_turn: bool = False
 
     @property
     def may_postcopy(self) -> bool:

@@ -54,7 +54,9 @@ async def migrate(
         limit = checked.options.bandwidth_bytes_per_s
         async with (
             locked(vm.name, (target,), action, record.id),
-            on_the_link(vm.host, target, record.id, limit, record.note) as link,
+            on_the_link(
+                vm.host, target, record.id, limit, record.note, in_turn=options.in_turn
+            ) as link,
         ):
             there = vm_dir(target.state_dir, vm.name)
             if not await target.exists(there.journal):

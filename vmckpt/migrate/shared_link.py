@@ -3,17 +3,20 @@
 Each has a file on both hosts, `links/out/RUN.LIMIT` on its source and `links/in/RUN.LIMIT` on its
 target, locked by whoever carries it out: the lock dies with it. Everybody reads them once a second;
 nobody decides for the others.
+
+Those that go `in_turn` share nothing among themselves: one at a time sends from a host, or to one,
+while it holds `links/turn/out` there, or `links/turn/in`; only then does it count.
 """
 
 import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import BusyError, VmckptError
+from vmckpt.errors import BusyError, HostDownError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
 from vmckpt.plan.share import fair_share
@@ -23,7 +26,9 @@ from vmckpt.units import format_rate
 # The note of a migration that had the link not for itself alone.
 SHARED = "shared-link"
 LOOK_S = 1.0
-OUT, IN = "out", "in"
+# How soon who waits for the link sees that it is free.
+TURN_POLL_S = 0.05
+OUT, IN, TURN = "out", "in", "turn"
 
 
 class Share(NamedTuple):
@@ -47,6 +52,7 @@ class SharedLink:
         self._source, self._target = source, target
         self._run, self._limit = run, limit_bytes_per_s
         self._note, self._noted = note, Share(0, limit_bytes_per_s)
+        self._there = AsyncExitStack()
 
     async def look(self) -> Share:
         """What it gets now. Raises HostDownError."""
@@ -62,6 +68,38 @@ class SharedLink:
             for found in (out, in_)
         ]
         return Share(others, min(shares))
+
+    async def come(self) -> None:
+        """From here on it counts on both hosts."""
+        async with AsyncExitStack() as stack:
+            for host, way in ((self._source, OUT), (self._target, IN)):
+                lock = host.lock(_directory(host, way) / f"{self._run}.{self._limit}", self._owner)
+                await stack.enter_async_context(lock)
+            self._there.push_async_exit(stack.pop_all())
+
+    async def my_turn(self) -> None:
+        """Return, counted, when no other that goes in turn sends from the source or to the target.
+
+        Raises HostDownError, StorageError.
+        """
+        while True:
+            async with AsyncExitStack() as stack:
+                with suppress(BusyError):
+                    for host, way in ((self._source, OUT), (self._target, IN)):
+                        lock = host.lock(_directory(host, TURN) / way, self._owner)
+                        await stack.enter_async_context(lock)
+                    self._there.push_async_exit(stack.pop_all())
+                    return await self.come()
+            await asyncio.sleep(TURN_POLL_S)
+
+    async def leave(self) -> None:
+        """It sends no more."""
+        with suppress(HostDownError):  # what it held there goes with the connection
+            await self._there.aclose()
+
+    @property
+    def _owner(self) -> Owner:
+        return Owner(self._run, "migrate", os.getpid(), time.time())
 
     @asynccontextmanager
     async def kept(self, hold_to: Callable[[int], Awaitable[None]]) -> AsyncIterator[None]:
@@ -100,16 +138,22 @@ class SharedLink:
 
 @asynccontextmanager
 async def on_the_link(
-    source: Host, target: Host, run: str, limit_bytes_per_s: int, note: Callable[[str, str], None]
+    source: Host,
+    target: Host,
+    run: str,
+    limit_bytes_per_s: int,
+    note: Callable[[str, str], None],
+    *,
+    in_turn: bool = False,
 ) -> AsyncIterator[SharedLink]:
-    """For the block this migration counts on both hosts."""
-    owner = Owner(run, "migrate", os.getpid(), time.time())
-    name = f"{run}.{limit_bytes_per_s}"
-    async with (
-        source.lock(_directory(source, OUT) / name, owner),
-        target.lock(_directory(target, IN) / name, owner),
-    ):
-        yield SharedLink(source, target, run, limit_bytes_per_s, note)
+    """For the block this migration counts on both hosts; one `in_turn` from `my_turn` on."""
+    link = SharedLink(source, target, run, limit_bytes_per_s, note)
+    try:
+        if not in_turn:
+            await link.come()
+        yield link
+    finally:
+        await link.leave()
 
 
 async def others_on_the_link(source: Host, target: Host) -> int:

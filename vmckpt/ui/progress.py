@@ -12,6 +12,7 @@ LINE_EVERY_S = 1.0
 PHASES = {
     "prepare": "starting QEMU on the target",
     "agree": "agreeing on capabilities",
+    "turn": "waiting for its turn on the link",
     "mirror": "copying disks",
     "hook-quiesce": "the device's users come to rest",
     "hook-lock": "the device's users are locked",

@@ -17,6 +17,13 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
+class Examined(NamedTuple):
+    """All that is for and against a move, and what of its disks would be copied."""
+
+    checks: tuple[Check, ...]
+    copied_bytes: int
+
+
 def refusal(
     checks: Iterable[Check], vm_name: str, target: str, verb: str = "migrate"
 ) -> RefusedError:

@@ -12,6 +12,7 @@ from vmckpt.errors import (
     RefusedError,
     UsageError,
 )
+from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, local_host, state_dir
 from vmckpt.hosts.lock import Owner
@@ -54,9 +55,10 @@ def read_spec(path: Path) -> Spec:
 async def run_vm(spec: Spec, host: Host) -> Vm:
     """Create the VM on `host` and start it; on an error nothing of it is left.
 
-    Raises RefusedError when a VM of that name is anywhere in the inventory.
+    Raises RefusedError when a VM of that name is anywhere in the inventory, or the host is drained.
     """
     await host.require_up()
+    await require_open(host)
     directory = vm_dir(host.state_dir, spec.name)
     # One name is given away at a time, on whichever host.
     name_lock = local_host().lock(state_dir() / "names" / spec.name, owner("vm run"))

@@ -69,6 +69,18 @@ class Adopted(NamedTuple):
     forwards: tuple[int, ...]
 
 
+class Placement(NamedTuple):
+    """Where `vmckpt drain` may put it. Words name what several VMs have in common.
+
+    No two with a word of `apart` in common on one host; all with one of `together` on the same;
+    only on one of `hosts`, where any are named.
+    """
+
+    apart: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
 class Spec(NamedTuple):
     """A VM as its owner describes it. `text` is the TOML it was read from.
 
@@ -90,6 +102,7 @@ class Spec(NamedTuple):
     guest_agent: bool
     ram_dir: Path
     heartbeat_id: int | None
+    placement: Placement
     adopted: Adopted | None
     text: str
 
@@ -135,6 +148,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
         guest_agent=top.boolean("guest_agent", False),
         ram_dir=top.path("ram_dir", "/dev/shm"),
         heartbeat_id=top.optional_integer("heartbeat_id"),
+        placement=_placement(top.table("placement")),
         adopted=_adopted(adopted),
         text=text,
     )
@@ -183,6 +197,14 @@ def _firmware(table: Table | None) -> Firmware | None:
     firmware = Firmware(table.path("code"), table.path("vars"))
     table.no_more_keys()
     return firmware
+
+
+def _placement(table: Table | None) -> Placement:
+    if table is None:
+        return Placement()
+    found = Placement(table.texts("apart"), table.texts("together"), table.texts("hosts"))
+    table.no_more_keys()
+    return found
 
 
 def _adopted(table: Table | None) -> Adopted | None:

@@ -42,6 +42,9 @@ def written(spec: Spec) -> str:
         lines += ["", "[[devices]]", *(_line(name, value) for name, value in device.items())]
     for one in spec.passthrough:
         lines += ["", "[[passthrough]]", *_passthrough(one)]
+    if any(spec.placement):
+        lines += ["", "[placement]"]
+        lines += [_line(name, words) for name, words in spec.placement._asdict().items()]
     if spec.adopted:
         lines += [
             "",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.qemu.replies import Snapshot
-    from vmckpt.vm.check import Check
+    from vmckpt.vm.check import Check, Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.inventory import Look, Vm
 
@@ -70,11 +70,17 @@ class DirectVm:
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""
+        return (await self.examine(target, options)).checks
+
+    async def examine(self, target: Host, options: "Options") -> "Examined":
+        """The same, and what of its disks would be copied."""
         from vmckpt.migrate.preflight import busy, preflight
+        from vmckpt.vm.check import Examined
 
         found = await preflight(self.vm, target, options)
         held = await busy(self.vm)
-        return found.checks if held is None else (held, *found.checks)
+        checks = found.checks if held is None else (held, *found.checks)
+        return Examined(checks, sum(copy.allocated_bytes for copy in found.copies))
 
     async def migrate(
         self,
@@ -156,11 +162,13 @@ def _facts(look: "Look") -> dict[str, Any]:
         "cannot": [] if vm.ram_is_shared else ["checkpoint", "replicate"],
         "operation": look.owner.action if look.owner else None,
         "migration_cut_off": look.migrating and look.owner is None,
+        "guest_agent": vm.spec.guest_agent,
         "vcpus": vm.spec.vcpus,
         "memory_bytes": vm.spec.memory_bytes,
         "machine": platform.machine,
         "accel": platform.accel,
         "cpu": platform.cpu,
+        "placement": vm.spec.placement._asdict(),
         "pid": vm.qemu.process.pid if look.state != "stopped" else None,
         "disks": _disks(vm),
         "console_log": str(vm.qemu.files.console_log),

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from vmckpt.checkpoint.domain_snapshots import Taken
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
-    from vmckpt.vm.check import Check
+    from vmckpt.vm.check import Check, Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.domains.inventory import Domain
+
+
+# A domain has no spec that could say more.
+NOWHERE_SPECIAL: dict[str, list[str]] = {"apart": [], "together": [], "hosts": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,19 @@ class LibvirtDomain:
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""
+        return (await self.examine(target, options)).checks
+
+    async def examine(self, target: Host, options: "Options") -> "Examined":
+        """The same, and what of its disks would be copied."""
         from vmckpt.migrate.domains.checks import busy, preflight
+        from vmckpt.vm.check import Examined
         from vmckpt.vm.domains.sessions import libvirtd
 
         async with libvirtd(self.host) as here, libvirtd(target) as there:
             found = await preflight(self.domain, here, there, options)
         held = await busy(self.domain)
-        return found.checks if held is None else (held, *found.checks)
+        checks = (*found.checks,) if held is None else (held, *found.checks)
+        return Examined(checks, sum(copy.allocated_bytes for copy in found.copies))
 
     async def migrate(
         self,
@@ -161,6 +171,7 @@ async def row(domain: "Domain") -> Row:
         "machine": what.machine,
         "accel": what.accel_word,
         "cpu": what.cpu,
+        "placement": NOWHERE_SPECIAL,
         "pid": None,
         "disks": _disks(domain),
         "console_log": None,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
-    from vmckpt.vm.check import Check
+    from vmckpt.vm.check import Check, Examined
     from vmckpt.vm.dirty_rate import DirtyRate
 
 
@@ -78,6 +78,9 @@ class Driver(Protocol):
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""
+
+    async def examine(self, target: Host, options: "Options") -> "Examined":
+        """The same, and what of its disks would be copied."""
 
     async def migrate(
         self,

@@ -58,7 +58,8 @@ async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) ->
             run.begin(checked.options, checked.checks)
             migration = DomainMigration(domain, target, checked, run)
             limit = checked.options.bandwidth_bytes_per_s
-            async with on_the_link(source, target, run.id, limit, run.note) as link:
+            turns = checked.options.in_turn
+            async with on_the_link(source, target, run.id, limit, run.note, in_turn=turns) as link:
                 report = await migration.run((here, caller), checked.request, link)
         return run.end(report, checked.checks)
 
@@ -106,6 +107,9 @@ class DomainMigration:
             self._begin("prepare")
             await self._journal.write()
             await create_files(self._ends[1], self._run.id, self._checked.copies)
+            if self._checked.options.in_turn:
+                self._begin("turn")
+                await link.my_turn()
             self._begin("transfer")
             self._began_s = time.monotonic()
             async with link.kept(transfer.hold_to):
@@ -116,6 +120,7 @@ class DomainMigration:
                 raise meant from (None if meant is exc else exc)
             self._run.note("too-late", "it was too late to go back: the VM is on the target")
         self._ended_s = time.monotonic()
+        await link.leave()
         return await to_the_end(self._conclude(source, transfer))
 
     def _begin(self, phase: str) -> None:

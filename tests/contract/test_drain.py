@@ -1,0 +1,421 @@
+"""A drain beside scripted guests: what goes wrong with one VM is told, and the others go on."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import (
+    BusyError,
+    CancelledByUserError,
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+    VmLostError,
+)
+from vmckpt.events.types import Emit, PhaseBegan
+from vmckpt.fleet.drain import drain as drains
+from vmckpt.fleet.drain import record as records
+from vmckpt.fleet.drain.drain import Result, drain, undrain
+from vmckpt.fleet.drain.happenings import Ended, Happening, Said
+from vmckpt.fleet.drain.plan import Asked
+from vmckpt.fleet.drain.record import Record
+from vmckpt.fleet.drain.view import Limits, Seen, Tools
+from vmckpt.hosts.drained import is_closed
+from vmckpt.hosts.every import Answers
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.report import Report
+from vmckpt.vm.check import REFUSE, WARN, Check, Examined
+from vmckpt.vm.dirty_rate import DirtyRate
+
+pytestmark = pytest.mark.contract
+
+Fault = Callable[[], VmckptError]
+
+
+def error(kind: type[VmckptError], what: str = "it went wrong") -> VmckptError:
+    return kind(what, why="the script says so", remedy="ask another script")
+
+
+class Scripted(LocalHost):
+    """A host that gives no answer while it is `DOWN`."""
+
+    async def exists(self, path: Path) -> bool:
+        await self.require_up()
+        return await super().exists(path)
+
+    async def require_up(self) -> None:
+        if self.name in DOWN:
+            raise error(HostDownError, f"{self.name} is down")
+
+
+DOWN = set[str]()
+
+
+@dataclass
+class World:
+    """VMs that are a name and a place. `faults`: what a VM's moves to a host come to, in turn."""
+
+    state: Path
+    where: dict[str, str]
+    faults: dict[tuple[str, str], list[Fault]] = field(default_factory=dict)
+    refused: dict[tuple[str, str], Check] = field(default_factory=dict)
+    words: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
+    down: set[str] = field(default_factory=lambda: DOWN)
+    under_way: list[str] = field(default_factory=list)
+    most_under_way: int = 0
+    told: list[Happening] = field(default_factory=list)
+    moving: asyncio.Event = field(default_factory=asyncio.Event)
+    held: bool = False
+
+    def host(self, name: str) -> LocalHost:
+        return Scripted(name, self.state / name, "127.0.0.1")
+
+    def hosts(self) -> Sequence[Host]:
+        return [self.host(name) for name in "abc"]
+
+    async def look(self) -> Answers[Seen]:
+        seen = [
+            Seen(name, host, "stopped" if name in self.stopped else "running", 1 << 20, 1,
+                 **self.words.get(name, {}))  # type: ignore[arg-type]
+            for name, host in self.where.items()
+        ]  # fmt: skip
+        silent = [error(HostDownError, f"{name} is down") for name in sorted(self.down)]
+        return Answers([vm for vm in seen if vm.host not in self.down], silent)
+
+    async def find(self, name: str) -> "Guest":
+        if name not in self.where:
+            raise error(NotFoundError)
+        return Guest(self, name)
+
+    async def is_worked_on(self, name: str) -> bool:
+        return False
+
+    @property
+    def tools(self) -> Tools:
+        return Tools(self.look, self.find, self.is_worked_on, self.hosts)
+
+    def drain(self, **asked: Any) -> Result:
+        return asyncio.run(self.drained(**asked))
+
+    async def drained(self, *, dry_run: bool = False, **asked: Any) -> Result:
+        wanted = Asked(look_s=0.0, **asked)
+        return await drain(self.host("a"), wanted, self.tools, self.told.append, dry_run=dry_run)
+
+    def undrain(self, name: str = "a") -> Result:
+        return asyncio.run(
+            undrain(self.host(name), Asked(look_s=0.0), self.tools, self.told.append)
+        )
+
+    def closed(self, name: str) -> bool:
+        return asyncio.run(is_closed(LocalHost(name, self.state / name, "127.0.0.1")))
+
+
+@dataclass
+class Guest:
+    world: World
+    name: str
+
+    @property
+    def host(self) -> Host:
+        return self.world.host(self.world.where[self.name])
+
+    async def examine(self, target: Host, options: Options) -> Examined:
+        against = self.world.refused.get((self.name, target.name))
+        return Examined((against,) if against else (), 0)
+
+    async def measure(self, for_s: float) -> DirtyRate:
+        raise error(BusyError)
+
+    async def migrate(
+        self,
+        target: Host,
+        options: Options,
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> Report:
+        world = self.world
+        assert options.in_turn
+        assert any(self.name in stands.moving for stands in records.load_all())
+        world.under_way.append(self.name)
+        world.most_under_way = max(world.most_under_way, len(world.under_way))
+        emit(PhaseBegan(0.0, "prepare"))
+        try:
+            world.moving.set()
+            # Others begin meanwhile.
+            await asyncio.sleep(3600 if world.held else 0.001)
+        except asyncio.CancelledError as exc:
+            raise error(CancelledByUserError) from exc
+        finally:
+            world.under_way.remove(self.name)
+        if faults := world.faults.get((self.name, target.name)):
+            raise faults.pop(0)()
+        world.where[self.name] = target.name
+        return Report(**{name: None for name in Report.__dataclass_fields__}  # type: ignore[arg-type]
+                      | {"vm": self.name, "target": target.name})  # fmt: skip
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(drains, "BUSY_WAIT_S", 0.0)
+    DOWN.clear()
+    return World(tmp_path, {f"vm{number}": "a" for number in range(5)} | {"other": "b"})
+
+
+def at(world: World, host: str) -> list[str]:
+    return sorted(name for name, where in world.where.items() if where == host)
+
+
+def stays(result: Result) -> dict[str, str]:
+    return {one.vm: one.why for one in result.stay}
+
+
+def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) -> None:
+    result = world.drain()
+    assert (result.exit_code, result.stay, len(result.moved)) == (0, (), 5)
+    assert at(world, "a") == []
+    # Alike hosts get alike numbers, those that they had already counted by what they take.
+    assert {host: len(at(world, host)) for host in "bc"} in ({"b": 3, "c": 3}, {"b": 4, "c": 2})
+    assert world.closed("a")
+    world.where["new"] = "b"
+    # Another drain puts nothing there.
+    assert (
+        asyncio.run(
+            drain(world.host("b"), Asked(look_s=0.0), world.tools, world.told.append)
+        ).exit_code
+        == 0
+    )
+    assert at(world, "a") == []
+    back = world.undrain()
+    assert (back.exit_code, len(back.moved)) == (0, 5)
+    assert at(world, "a") == [f"vm{number}" for number in range(5)]
+    assert not world.closed("a")
+    assert records.load("a") is None
+    # Those that came home are no longer among what the other host gave away.
+    assert world.undrain("b").exit_code == 0
+    assert at(world, "b") == ["new", "other"]
+    assert records.load_all() == []
+
+
+def test_nothing_is_changed_by_a_dry_run(world: World) -> None:
+    result = world.drain(dry_run=True)
+    assert (len(result.plan.table.moves), result.moved, result.took_s) == (5, {}, None)
+    assert len(at(world, "a")) == 5
+    assert not world.closed("a")
+    assert records.load_all() == []
+
+
+def test_no_more_at_once_than_asked_for(world: World) -> None:
+    assert world.drain(max_parallel=2).exit_code == 0
+    assert world.most_under_way <= 2
+
+
+def test_one_that_cannot_move_is_named_and_the_others_go_on(world: World) -> None:
+    no_cpu = Check("cpu-model", REFUSE, "no such CPU", "another CPU")
+    world.refused = {("vm1", host): no_cpu for host in "bc"}
+    world.stopped = {"vm2"}
+    result = world.drain()
+    assert result.exit_code == 1
+    assert stays(result) == {"vm1": "b, c: [cpu-model] no such CPU"}
+    assert "vmckpt check vm1" in result.stay[0].remedy
+    # Nothing runs in it: it does not keep the host from being drained.
+    assert result.plan.stopped == ("vm2",)
+    assert at(world, "a") == ["vm1", "vm2"]
+
+
+def test_a_host_that_could_not_send_it_back_gets_none(world: World) -> None:
+    world.refused = {(f"vm{n}", "b"): Check("way-back", WARN, "older QEMU") for n in range(5)}
+    assert world.drain().exit_code == 0
+    assert len(at(world, "c")) == 5
+    world.undrain()
+    world.refused = {
+        (f"vm{n}", h): Check("way-back", WARN, "older") for n in range(5) for h in "bc"
+    }
+    refused = world.drain()
+    assert (refused.exit_code, len(refused.stay)) == (4, 5)
+    assert world.drain(one_way=True).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", [RefusedError, OperationFailedError])
+def test_a_host_that_has_filled_up_is_left_for_another(
+    world: World, kind: type[VmckptError]
+) -> None:
+    world.faults = {(f"vm{n}", "b"): [lambda: error(kind, "b is full")] for n in range(5)}
+    result = world.drain()
+    assert result.exit_code == 0
+    assert at(world, "b") == ["other"]
+    assert any("tried again, to c" in one.text for one in world.told if isinstance(one, Said))
+
+
+def test_hosts_that_are_all_full_are_told_with_both_reasons(world: World) -> None:
+    world.faults = {("vm1", host): [lambda: error(RefusedError, "full")] for host in "bc"}
+    result = world.drain()
+    assert result.exit_code == 1
+    assert stays(result)["vm1"].startswith("full: the script says so; and elsewhere: ")
+    assert len(result.moved) == 4
+
+
+def test_a_host_that_goes_down_gets_no_more(world: World) -> None:
+    def goes_down() -> VmckptError:
+        world.down.add("b")
+        return error(HostDownError, "b is down")
+
+    world.faults = {(f"vm{n}", "b"): [goes_down] for n in range(5)}
+    result = world.drain(max_parallel=1)
+    assert result.exit_code == 0
+    assert len(at(world, "c")) == 5
+    # One found it out.
+    failed = [one for one in world.told if isinstance(one, Ended) and one.why]
+    assert sum(len(faults) for faults in world.faults.values()) == 4
+    assert {one.where for one in failed} == {"a"}
+
+
+def test_a_host_that_is_down_from_the_beginning_is_left_out_and_said(world: World) -> None:
+    world.down.add("c")
+    world.where = {f"vm{number}": "a" for number in range(3)}
+    result = world.drain()
+    assert (result.exit_code, len(at(world, "b"))) == (0, 3)
+    assert "c is down" in result.plan.closed["c"]
+    world.down.add("b")
+    # Where the VMs are that b has, nobody can say.
+    back = world.undrain()
+    assert (back.exit_code, len(back.stay)) == (4, 3)
+    world.down.clear()
+    assert world.undrain().exit_code == 0
+
+
+def test_one_that_is_busy_is_tried_again_and_left_in_the_end(world: World) -> None:
+    busy: list[Fault] = [lambda: error(BusyError, "busy")]
+    world.faults = {("vm1", "b"): busy, ("vm1", "c"): busy}
+    assert world.drain().exit_code == 0
+    world.faults = {("other", "c"): [lambda: error(BusyError, "busy")] * 9}
+    result = asyncio.run(drain(world.host("b"), Asked(look_s=0.0), world.tools, world.told.append))
+    assert stays(result)["other"] == "busy: the script says so"
+
+
+@pytest.mark.parametrize(("kind", "code"), [(OutcomeUnknownError, 9), (VmLostError, 10)])
+def test_one_that_nobody_knows_of_is_not_tried_again_and_decides_the_exit_code(
+    world: World, kind: type[VmckptError], code: int
+) -> None:
+    world.faults = {("vm1", host): [lambda: error(kind)] * 2 for host in "bc"}
+    result = world.drain()
+    assert result.exit_code == code
+    assert sum(len(faults) for faults in world.faults.values()) == 3
+    stands = records.load("a")
+    assert stands is not None
+    # The next command looks where it is.
+    assert set(stands.moving) == {"vm1"}
+
+
+def test_cancelled_it_begins_no_more_and_the_same_again_goes_on(world: World) -> None:
+    async def cancelled() -> None:
+        world.held = True
+        task = asyncio.create_task(world.drained())
+        await world.moving.wait()
+        task.cancel()
+        with pytest.raises(CancelledByUserError, match="0 of 5"):
+            await task
+
+    asyncio.run(cancelled())
+    assert world.under_way == []
+    assert len(at(world, "a")) == 5
+    assert world.closed("a")
+    world.held = False
+    assert world.drain().exit_code == 0
+
+
+def test_what_was_cut_off_is_looked_at_first(world: World) -> None:
+    """Of three moves that a killed drain had begun one had ended, one is undone, one VM is gone."""
+    world.where["vm1"] = "c"
+    moving = {"vm1": "c", "vm2": "b", "gone": "b"}
+    records.save(Record("a", "r1", 1.0, {"vm0": "b"}, moving))
+    world.where["vm0"] = "b"
+    result = world.drain()
+    assert (result.exit_code, len(result.moved)) == (0, 3)
+    stands = records.load("a")
+    assert stands is not None
+    assert sorted(stands.away) == [f"vm{number}" for number in range(5)]
+    assert stands.moving == {}
+    assert stands.run == "r1"
+    assert world.undrain().exit_code == 0
+    assert len(at(world, "a")) == 5
+
+
+def test_two_at_once_on_one_host_are_refused(world: World) -> None:
+    async def both() -> None:
+        world.held = True
+        first = asyncio.create_task(world.drained())
+        await world.moving.wait()
+        with pytest.raises(BusyError):
+            await world.drained()
+        first.cancel()
+        with pytest.raises(CancelledByUserError):
+            await first
+
+    asyncio.run(both())
+
+
+def test_nothing_is_begun_that_cannot_be_written_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise error(StorageError, f"{path} is full")
+
+    monkeypatch.setattr(records, "write_durably", full)
+    with pytest.raises(StorageError):
+        world.drain()
+    assert len(at(world, "a")) == 5
+
+
+def test_what_brings_nothing_back_is_said(world: World) -> None:
+    with pytest.raises(RefusedError, match="is not drained"):
+        world.undrain()
+    world.drain()
+    del world.where["vm0"]
+    world.stopped = {"vm1"}
+    back = world.undrain()
+    assert back.exit_code == 1
+    assert stays(back)["vm1"].startswith("it is stopped, on ")
+    assert "vm0 is nowhere any more" in [one.text for one in world.told if isinstance(one, Said)]
+    world.stopped = set()
+    assert world.undrain().exit_code == 0
+    assert records.load_all() == []
+
+
+def test_what_cannot_be_meant_is_refused_and_leaves_the_host_open(world: World) -> None:
+    with pytest.raises(NotFoundError, match="no host 'x'"):
+        world.drain(to=("x",))
+    with pytest.raises(RefusedError, match="not drained to itself"):
+        world.drain(to=("a", "b"))
+    with pytest.raises(RefusedError, match="nobody can say how long"):
+        world.drain(finish_within_s=60.0)
+    assert not world.closed("a")
+    assert len(at(world, "a")) == 5
+
+
+def test_words_and_limits_of_options_and_specs_are_kept(world: World) -> None:
+    world.words = {"vm0": {"apart": ("web",)}, "other": {"apart": ("web",)},
+                   "vm4": {"hosts": ("b",)}}  # fmt: skip
+    result = world.drain(apart=(("vm1", "vm2"),), together=(("vm3", "vm4"),))
+    assert result.exit_code == 0
+    where = world.where
+    assert where["vm0"] == "c"
+    assert where["vm1"] != where["vm2"]
+    assert where["vm3"] == where["vm4"] == "b"
+    world.undrain()
+    full = world.drain(limits=Limits(most_vms=2))
+    assert full.exit_code == 1
+    # The one that b has, one more there, two on c.
+    assert (len(at(world, "b")), len(at(world, "c"))) == (2, 2)
+    assert all("as many VMs as allowed" in why for why in stays(full).values())

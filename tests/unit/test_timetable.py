@@ -1,0 +1,110 @@
+"""When moves begin and end, and how near that is to what nothing can beat."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.drain_fleets import fleet
+from vmckpt.plan.crowding import Past, learn
+from vmckpt.plan.fleet import Cost, Move
+from vmckpt.plan.placement import place
+from vmckpt.plan.timetable import COMMON_SPREAD, bound_anywhere, play, timetable
+
+pytestmark = pytest.mark.unit
+
+costs = st.builds(Cost, st.floats(0, 3), st.floats(0, 20), st.floats(0, 3), st.floats(0, 2))
+ends = st.tuples(st.sampled_from("AB"), st.sampled_from("XYZ"))
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> list[Move]:
+    pairs = draw(st.lists(ends, max_size=8))
+    return [Move(f"vm{n}", *pair, draw(costs)) for n, pair in enumerate(pairs)]
+
+
+@settings(max_examples=30)
+@given(moves(), st.integers(1, 9), st.sampled_from((0.0, 0.3, 1.0)))
+def test_nothing_is_over_before_the_bound_or_later_than_one_by_one(
+    all_: list[Move], most: int, crowding: float
+) -> None:
+    table = timetable(all_, most, crowding)
+    assert sorted(move.vm for move in table.moves) == sorted(move.vm for move in all_)
+    assert table.at_once <= most
+    assert table.bound_s <= table.total_s + 1e-6
+    assert table.total_s <= sum(move.cost.alone_s for move in all_) + 1e-6
+    low, middle, high = table.band_s()
+    assert low <= middle <= high
+    assert middle == table.total_s
+
+
+@settings(max_examples=30)
+@given(moves(), st.integers(1, 4), st.sampled_from((0.0, 0.5)))
+def test_no_host_has_more_than_its_places(all_: list[Move], at_once: int, crowding: float) -> None:
+    spans = play(all_, at_once, crowding)
+    for move in all_:
+        span = spans[move.vm]
+        assert span.end_s - span.begin_s >= move.cost.alone_s - 1e-6
+        for end in (0, 1):
+            mine = (move.source, move.target)[end]
+            # An instant within its beginning, at which others may be under way too.
+            beside = [
+                other
+                for other in all_
+                if (other.source, other.target)[end] == mine
+                and spans[other.vm].begin_s <= span.begin_s < spans[other.vm].end_s - 1e-9
+            ]
+            assert len(beside) <= at_once
+
+
+def four(fixed_s: float = 1.0, work_s: float = 2.0, end_s: float = 0.5) -> list[Move]:
+    cost = Cost(fixed_s, work_s, end_s)
+    return [Move(f"vm{n}", "A", "XY"[n % 2], cost) for n in range(4)]
+
+
+def test_several_at_once_hide_all_but_the_link() -> None:
+    one_by_one = max(span.end_s for span in play(four(), 1).values())
+    assert one_by_one == pytest.approx(4 * 3.5)
+    table = timetable(four())
+    assert table.total_s == pytest.approx(1.0 + 4 * 2.0 + 0.5)
+    assert table.bound_s == pytest.approx(table.total_s)
+    # No more at once than it takes.
+    assert table.at_once == 2
+
+
+def test_no_more_at_once_than_allowed() -> None:
+    assert timetable(four(), 1).total_s == pytest.approx(14.0)
+
+
+def test_where_moves_crowd_one_another_less_is_gained() -> None:
+    free, crowded = (timetable(four(2.0, 0.1, 2.0), crowding=c).total_s for c in (0.0, 1.0))
+    assert free == pytest.approx(4.4, abs=0.4)
+    # One processor for all: what is not sending takes as long as one after the other.
+    assert crowded >= 4 * 4.0
+
+
+def test_crowding_is_learned_from_what_drains_took() -> None:
+    past = [
+        Past(tuple(four(2.0, work_s, 1.0)), 3, max(
+            span.end_s for span in play(four(2.0, work_s, 1.0), 3, 0.4).values()
+        ))
+        for work_s in (0.5, 1.0, 3.0)
+    ]  # fmt: skip
+    found = learn(past, unknown=0.0)
+    assert found.crowding == pytest.approx(0.4)
+    assert COMMON_SPREAD <= found.spread < 2 * COMMON_SPREAD
+
+
+def test_one_after_the_other_tells_nothing_of_crowding() -> None:
+    assert learn([], 0.5) == learn([Past(tuple(four()), 1, 14.0)], 0.5)
+    assert learn([], 0.5).crowding == 0.5
+    assert learn([], 0.5).spread > COMMON_SPREAD
+
+
+@pytest.mark.parametrize("drained", [1, 4])
+def test_a_fleet_is_planned_near_the_bound(drained: int) -> None:
+    """Smaller than those of benchmarks/drain, which judges many."""
+    one = fleet(seed=7, vms=400, hosts=20, drained=drained)
+    placed = place(one.movers, one.rooms)
+    assert not placed.stay
+    table = timetable(placed.moves)
+    assert table.total_s <= 1.05 * bound_anywhere(one.movers, len(one.rooms), 8)

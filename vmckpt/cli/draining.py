@@ -1,0 +1,142 @@
+"""What `drain` and `undrain` share: their options, and how they end."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vmckpt.cli.output import show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vmckpt.cli.drivers.driver import Row
+    from vmckpt.fleet.drain.drain import Result
+    from vmckpt.fleet.drain.plan import Asked
+    from vmckpt.fleet.drain.view import Limits, Seen, Tools
+    from vmckpt.hosts.every import Answers
+
+FinishWithin = Annotated[
+    str | None,
+    typer.Option("--finish-within", help="Refuse unless it is all over in this time, e.g. 1h."),
+]
+MaxParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--max-parallel",
+        min=1,
+        help="So many at once leave a host, or come to one. [default: what is over first, up to 8]",
+    ),
+]
+KeepFree = Annotated[str, typer.Option("--keep-free", help="Memory that stays free on each host.")]
+VcpusPerCpu = Annotated[
+    float, typer.Option("--vcpus-per-cpu", min=0.1, help="At most so many vCPUs for a processor.")
+]
+MaxVms = Annotated[int | None, typer.Option("--max-vms", min=1, help="At most so many on a host.")]
+OneWay = Annotated[
+    bool, typer.Option("--one-way", help="A VM may go where it could not come back from.")
+]
+LookFor = Annotated[str, typer.Option("--for", help="How long to look at the guests beforehand.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+
+
+def asked_for(
+    finish_within: str | None, max_parallel: int | None, bandwidth: str | None, for_: str
+) -> "Asked":
+    """What both commands may be asked for. Raises UsageError."""
+    from vmckpt.cli.arguments import intent, look_s
+    from vmckpt.fleet.drain.plan import Asked
+    from vmckpt.units import parse_rate_bytes_per_s
+
+    within_s = intent(None, finish_within, None, None, never_risk_postcopy=False).finish_within_s
+    return Asked(
+        finish_within_s=within_s,
+        max_parallel=max_parallel,
+        bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0,
+        look_s=look_s(for_),
+    )
+
+
+def limits_of(keep_free: str, vcpus_per_cpu: float, max_vms: int | None) -> "Limits":
+    """What no host is given beyond. Raises UsageError."""
+    from vmckpt.fleet.drain.view import Limits
+    from vmckpt.units import parse_size_bytes
+
+    return Limits(parse_size_bytes(keep_free), vcpus_per_cpu, max_vms)
+
+
+def names(option: str, text: str, least: int = 1) -> tuple[str, ...]:
+    """Names with commas between them. Raises UsageError."""
+    from vmckpt.errors import UsageError
+
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if len(found) < least:
+        raise UsageError(
+            f"{option} {text} names too few",
+            why=f"it takes {least} or more, with commas between them",
+            remedy=f"e.g. {option} {'a' if least == 1 else 'a,b'}",
+        )
+    return found
+
+
+def tools() -> "Tools":
+    """How VMs are found, whoever runs them."""
+    from vmckpt.cli.drivers.find import find
+    from vmckpt.fleet.drain.view import Tools
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.vm.inventory import is_worked_on
+
+    return Tools(look=_look, find=find, is_worked_on=is_worked_on, hosts=all_hosts)
+
+
+async def _look() -> "Answers[Seen]":
+    from vmckpt.cli.drivers.find import look_at_all
+    from vmckpt.hosts.every import Answers
+
+    found = await look_at_all()
+    return Answers([_seen(row) for row in found.given], found.silent)
+
+
+def _seen(row: "Row") -> "Seen":
+    from vmckpt.fleet.drain.view import Seen
+
+    words, facts = row.facts["placement"], row.facts
+    return Seen(
+        row.name,
+        row.host,
+        facts["state"],
+        row.memory_bytes,
+        row.vcpus,
+        bool(facts.get("guest_agent")),
+        tuple(words["apart"]),
+        tuple(words["together"]),
+        tuple(words["hosts"]),
+    )
+
+
+def show_result(result: "Result", *, as_json: bool) -> None:
+    """Print it, and end with its exit code."""
+    show(result.to_json(), "\n".join(_text(result)), as_json=as_json)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+def _text(result: "Result") -> "Iterable[str]":
+    from vmckpt.fleet.drain.drain import DRAIN
+    from vmckpt.ui.drain import planned
+    from vmckpt.units import format_duration
+
+    plan = result.plan
+    if result.took_s is None:
+        yield planned(plan)
+    else:
+        verb = "have left" if result.action == DRAIN else "are back on"
+        text = f"{len(result.moved)} VMs {verb} {result.host}, in {format_duration(result.took_s)}"
+        if plan.band_s is not None and plan.table.moves:
+            text += f" (forecast: {format_duration(plan.band_s[1])})"
+        yield text
+    for one in result.stay:
+        yield f"  {one.vm} stays: {one.why}\n    do: {one.remedy}"
+    if plan.stopped:
+        yield f"  not running, and left where they are: {', '.join(plan.stopped)}"
+    if result.took_s is not None and result.action == DRAIN:
+        yield f"  nothing is put on {result.host} until: vmckpt undrain {result.host}"

@@ -1,0 +1,154 @@
+"""Carrying out a timetable: so many moves at once, whatever becomes of one of them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vmckpt.errors import (
+    CancelledByUserError,
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    StorageError,
+    VmckptError,
+    VmLostError,
+)
+from vmckpt.events.types import Event
+from vmckpt.fleet.drain.happenings import Began, Ended, Said, Show, Went
+from vmckpt.fleet.drain.view import Tools
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.recover import Recovery
+from vmckpt.plan.fleet import Move
+from vmckpt.plan.timetable import Timetable
+from vmckpt.sequence.steps import finish
+
+# After these nothing is tried again: it would be no use, or nobody knows whether it is safe.
+_FINAL = (OutcomeUnknownError, VmLostError, CancelledByUserError, NotFoundError, StorageError)
+
+
+class Failure(NamedTuple):
+    """A move that did not succeed. The VM is where it was, unless the error says otherwise."""
+
+    move: Move
+    error: VmckptError
+
+
+@dataclass(slots=True)
+class Carrier:
+    """Moves VMs. `begins` and `ends` write down what is about to happen, and where a VM is then.
+
+    `down` are hosts that gave no answer meanwhile: nothing more is begun to or from them.
+    """
+
+    tools: Tools
+    options: Options
+    hosts: Mapping[str, Host]
+    begins: Callable[[str, str], None]
+    ends: Callable[[str, str], None]
+    show: Show
+    failures: list[Failure] = field(default_factory=list)
+    down: dict[str, HostDownError] = field(default_factory=dict)
+    _waiting: list[Move] = field(default_factory=list)
+    _under_way: "dict[asyncio.Task[None], Move]" = field(default_factory=dict)
+
+    @staticmethod
+    def is_final(error: VmckptError) -> bool:
+        """Whether nothing is to be tried again."""
+        return isinstance(error, _FINAL)
+
+    async def carry(self, table: Timetable) -> None:
+        """All of it; who failed stands in `failures`.
+
+        Cancelled it begins no more, goes back with what is under way, unless that is past its
+        switchover, and raises CancelledError.
+        """
+        self._waiting = list(table.moves)
+        try:
+            while self._waiting or self._under_way:
+                self._begin(table.at_once)
+                if not self._under_way:
+                    break
+                done, _ = await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del self._under_way[task]
+                    task.result()
+        except BaseException:
+            await finish(self._go_back())
+            raise
+
+    async def _go_back(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    def _begin(self, at_once: int) -> None:
+        """The first in order whose hosts have places, again and again."""
+        for move in list(self._waiting):
+            if error := self.down.get(move.source) or self.down.get(move.target):
+                self._waiting.remove(move)
+                self._failed(move, error, 0.0)
+                continue
+            others = self._under_way.values()
+            out = sum(other.source == move.source for other in others)
+            coming = sum(other.target == move.target for other in others)
+            if max(out, coming) < at_once:
+                self._waiting.remove(move)
+                self._under_way[asyncio.create_task(self._move(move))] = move
+
+    async def _move(self, move: Move) -> None:
+        began_s = time.monotonic()
+        self.show(Began(move.vm, move.source, move.target))
+        try:
+            where = await self._carried(move)
+        except VmckptError as exc:
+            if isinstance(exc, HostDownError):
+                await self._who_is_down(move)
+            self._failed(move, exc, time.monotonic() - began_s)
+            return
+        self._write_down(move.vm, where)
+        self.show(Ended(move.vm, where, time.monotonic() - began_s))
+
+    async def _carried(self, move: Move) -> str:
+        """Where the VM is then. Raises what `migrate` raises."""
+        guest = await self.tools.find(move.vm)
+        if guest.host.name != move.source:
+            return guest.host.name  # it has been moved meanwhile
+        self.begins(move.vm, move.target)
+
+        def tell(event: Event) -> None:
+            self.show(Went(move.vm, event))
+
+        done = await guest.migrate(self.hosts[move.target], self.options, tell)
+        where = done.host if isinstance(done, Recovery) else done.target
+        if where != move.target:
+            raise OperationFailedError(
+                f"'{move.vm}' is where it was, on {where}",
+                why="whoever moved it was killed",
+                remedy="ask again",
+            )
+        return where
+
+    def _failed(self, move: Move, error: VmckptError, took_s: float) -> None:
+        self.failures.append(Failure(move, error))
+        if not isinstance(error, (OutcomeUnknownError, VmLostError)):
+            self._write_down(move.vm, move.source)
+        self.show(Ended(move.vm, move.source, took_s, f"{error.what}: {error.why}"))
+
+    def _write_down(self, vm: str, where: str) -> None:
+        try:
+            self.ends(vm, where)
+        except StorageError as exc:
+            # What was begun stands there: the next command looks where the VM is.
+            self.show(Said(str(exc)))
+
+    async def _who_is_down(self, move: Move) -> None:
+        for name in (move.source, move.target):
+            try:
+                await self.hosts[name].require_up()
+            except HostDownError as exc:
+                self.down[name] = exc

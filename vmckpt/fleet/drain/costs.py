@@ -1,0 +1,124 @@
+"""What moving each VM costs, by the planner's forecasts, as the fleet's arithmetic takes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
+from vmckpt.events.record import RunRecord
+from vmckpt.fleet.drain.view import Seen
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.encryption import Scheme, choose
+from vmckpt.migrate.learned import learned, sending
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.planner import guest_of
+from vmckpt.plan.dirtying import DirtyCurve
+from vmckpt.plan.fleet import Cost
+from vmckpt.plan.forecast import Limits, Way, forecast
+from vmckpt.plan.guest import PAGE_BYTES, Guest
+from vmckpt.plan.link import Link
+from vmckpt.vm.dirty_rate import DirtyRate
+
+# As `auto` goes.
+WAY = Way.AUTO_CONVERGE
+_TENTH = 1.28
+
+
+class Found(NamedTuple):
+    """What a move costs; None where nothing is known. `like`: it is that of another pair of hosts.
+
+    `endless`: it is not expected to end.
+    """
+
+    cost: Cost | None
+    like: str = ""
+    endless: bool = False
+
+
+@dataclass(slots=True)
+class Costs:
+    """Answers from run records, each worked out once."""
+
+    records: Sequence[RunRecord]
+    options: Options
+    _links: dict[tuple[str, str, str, bool], Link | None]
+    _forecasts: dict[tuple[str, Link, int], Found]
+    _schemes: dict[tuple[str, str], bool]
+
+    @classmethod
+    def of(cls, records: Sequence[RunRecord], options: Options) -> "Costs":
+        """By these records, for migrations with these options."""
+        return cls(records, options, {}, {}, {})
+
+    async def find(
+        self, vm: Seen, measured: DirtyRate | None, source: Host, target: Host, copied_bytes: int
+    ) -> Found:
+        """What moving the VM, and so much of its disks, from one to the other comes to."""
+        encrypted = await self._encrypted(source, target)
+        pair = (source.name, target.name)
+        link, like = self._link(vm, *pair, encrypted=encrypted), ""
+        if link is None:
+            for other in self._others(*pair):
+                if link := self._link(vm, *other, encrypted=encrypted):
+                    like = f"{other[0]} -> {other[1]}"
+                    break
+        if link is None:
+            return Found(None)
+        key = (vm.name, link, copied_bytes)
+        if key not in self._forecasts:
+            guest = _guest(vm, measured, copied_bytes)
+            self._forecasts[key] = self._forecast(guest, _with_disks(link))
+        return self._forecasts[key]._replace(like=like)
+
+    async def _encrypted(self, source: Host, target: Host) -> bool:
+        pair = (source.name, target.name)
+        if pair not in self._schemes:
+            try:
+                scheme = (await choose(self.options.tls, source, target)).scheme
+            except RefusedError:  # the checks say so, before anything moves
+                scheme = Scheme.CLEAR
+            self._schemes[pair] = scheme is not Scheme.CLEAR
+        return self._schemes[pair]
+
+    def _link(self, vm: Seen, source: str, target: str, *, encrypted: bool) -> Link | None:
+        key = (vm.name, source, target, encrypted)
+        if key not in self._links:
+            links = learned(self.records, source, target, vm.name, agent=vm.guest_agent)
+            self._links[key] = links.get(sending(WAY, encrypted=encrypted))
+        return self._links[key]
+
+    def _others(self, source: str, target: str) -> list[tuple[str, str]]:
+        """Pairs that something is known of, those that share an end first."""
+        pairs = dict.fromkeys(
+            (str(one.request.get("source")), str(one.request.get("target")))
+            for one in reversed(self.records)
+        )
+        pairs.pop((source, target), None)
+        return sorted(pairs, key=lambda pair: -(2 * (pair[0] == source) + (pair[1] == target)))
+
+    def _forecast(self, guest: Guest, link: Link) -> Found:
+        limits = Limits(
+            self.options.max_downtime_ms / 1e3, float(self.options.bandwidth_bytes_per_s)
+        )
+        found = forecast(WAY, guest, link, limits)
+        if not found.ends:
+            return Found(None, endless=True)
+        total = found.total_s
+        work_s = max(total.p50 - link.fixed_s - link.switch_s, 0.0)
+        spread_s = (total.p90 - total.p10) / (2 * _TENTH)
+        return Found(Cost(link.fixed_s, work_s, link.switch_s, spread_s))
+
+
+def _with_disks(link: Link) -> Link:
+    """Where no disk was copied yet: as fast as memory."""
+    if link.disk_bytes_per_s is not None:
+        return link
+    return replace(link, disk_bytes_per_s=link.bytes_per_s or None)
+
+
+def _guest(vm: Seen, measured: DirtyRate | None, disk_bytes: int) -> Guest:
+    """For the model; one that could not be looked at is all there, and dirties nothing."""
+    if measured is not None:
+        return guest_of(measured, disk_bytes)
+    pages = vm.memory_bytes // PAGE_BYTES
+    return Guest(pages, 0.0, 1.0, 0.0, 1.0, DirtyCurve((), pages), disk_bytes)

@@ -1,0 +1,348 @@
+"""Drain a host and bring its VMs back, whatever becomes of single moves, or of this process.
+
+Its record says which VMs were taken where, each before its move begins. A migration that was cut
+off is ended by what ends every such migration, before anything else is done with the VM; what is
+then left to do is found out by looking, not by what was planned.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.errors import (
+    BusyError,
+    CancelledByUserError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+    VmLostError,
+)
+from vmckpt.fleet.drain import record as records
+from vmckpt.fleet.drain.carry import Carrier
+from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show, heard_or_not
+from vmckpt.fleet.drain.plan import Asked, DrainPlan, Planner, Stay, planner
+from vmckpt.fleet.drain.record import Record, drains_dir
+from vmckpt.fleet.drain.view import Seen, Tools
+from vmckpt.hosts.drained import close, is_closed, reopen
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import local_host
+from vmckpt.migrate.recorded import new_run
+from vmckpt.plan.crowding import Past
+from vmckpt.sequence.steps import finish
+from vmckpt.vm.lifecycle import owner
+
+DRAIN, UNDRAIN = "drain", "undrain"
+# A VM that somebody works on is tried again, so often, after so long.
+BUSY_TRIES, BUSY_WAIT_S = 3, 2.0
+WORKED_ON_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How it ended. `moved`: VM and where it is now; `plan` is what was meant at the beginning."""
+
+    host: str
+    action: str
+    plan: DrainPlan
+    moved: dict[str, str]
+    stay: tuple[Stay, ...]
+    took_s: float | None
+
+    @property
+    def exit_code(self) -> int:
+        """0: all that runs has moved; 9 and 10 as everywhere; 4: nothing could; 1: not all did."""
+        codes = {one.code for one in self.stay}
+        for worst in (VmLostError.exit_code, OutcomeUnknownError.exit_code):
+            if worst in codes:
+                return worst
+        if not codes:
+            return 0
+        return 1 if self.moved else RefusedError.exit_code
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "host": self.host,
+            "action": self.action,
+            "moved": [{"vm": vm, "host": host} for vm, host in self.moved.items()],
+            "stay": [one._asdict() for one in self.stay],
+            "stopped": list(self.plan.stopped),
+            "took_s": None if self.took_s is None else round(self.took_s, 3),
+            "plan": self.plan.to_json(),
+        }
+
+
+async def drain(
+    host: Host, asked: Asked, tools: Tools, show: Show, *, dry_run: bool = False
+) -> Result:
+    """Move all that runs on `host` elsewhere, and have nothing put there until `undrain`.
+
+    Whoever cannot move stays, with the reason in the result. Raises RefusedError (nothing was
+    changed), BusyError, HostDownError, CancelledByUserError (the same again goes on).
+    """
+    async with _only_one(host):
+        record = records.load(host.name) or Record(host.name, new_run(), time.time())
+        targets = _targets(host, asked, tools)
+        was_closed = await is_closed(host)
+        if not dry_run:
+            await close(host, {"run": record.run, "since_unix_s": record.began_unix_s})
+        try:
+            work = _Work(DRAIN, host, record, asked=asked, tools=tools, show=show)
+            return await work.carried_out(targets, dry_run=dry_run)
+        except BaseException:
+            # What ends before the first move has changed nothing.
+            if not (was_closed or dry_run) and records.load(host.name) is None:
+                await finish(reopen(host))
+            raise
+
+
+async def undrain(
+    host: Host, asked: Asked, tools: Tools, show: Show, *, dry_run: bool = False
+) -> Result:
+    """Let `host` have VMs again, and bring back those that were drained from it.
+
+    Raises RefusedError when it is not drained, BusyError, HostDownError, CancelledByUserError.
+    """
+    async with _only_one(host):
+        record = records.load(host.name)
+        if record is None and not await is_closed(host):
+            raise RefusedError(
+                f"{host.name} is not drained",
+                why="it has no mark, and no drain of it is written down here",
+                remedy="see vmckpt vm list",
+            )
+        if record is None:
+            show(Said(f"{host.name} was drained elsewhere: its VMs are not known here"))
+        if not dry_run:
+            await reopen(host)
+        record = record or Record(host.name, new_run(), time.time())
+        work = _Work(UNDRAIN, host, record, asked=asked, tools=tools, show=show)
+        return await work.carried_out([host], dry_run=dry_run)
+
+
+def _targets(host: Host, asked: Asked, tools: Tools) -> list[Host]:
+    hosts = tools.hosts()
+    for name in asked.to:
+        if name not in {one.name for one in hosts}:
+            raise NotFoundError(
+                f"there is no host '{name}'",
+                why=f"the inventory has: {', '.join(one.name for one in hosts)}",
+                remedy="see `vmckpt host list`",
+            )
+        if name == host.name:
+            raise RefusedError(
+                f"{name} is not drained to itself", why="--to names it", remedy="name others"
+            )
+    wanted = [one for one in hosts if one.name in asked.to or not asked.to]
+    return [one for one in wanted if one.name != host.name]
+
+
+@asynccontextmanager
+async def _only_one(host: Host) -> AsyncIterator[None]:
+    await local_host().make_dir(drains_dir())
+    async with local_host().lock(drains_dir() / f"{host.name}.lock", owner(DRAIN)):
+        yield
+
+
+class _Work:
+    """One drain, or one undrain. The record is always what is written down."""
+
+    def __init__(
+        self, action: str, host: Host, record: Record, *, asked: Asked, tools: Tools, show: Show
+    ) -> None:
+        self._action, self._host, self._asked = action, host, asked
+        self._tools, self._show, self._record = tools, heard_or_not(show), record
+        self._silent: Sequence[VmckptError] = ()
+        self._moved = dict[str, str]()
+        self._stay = dict[str, Stay]()
+        self._tries = dict[str, int]()
+
+    async def carried_out(self, targets: Sequence[Host], *, dry_run: bool) -> Result:
+        """All of it."""
+        if not dry_run:
+            await self._settle()
+        seen = await self._look()
+        leaving, stopped = self._leaving(seen)
+        plans, cannot = await planner(self._asked, self._tools, leaving)
+        self._stay |= {one.vm: one for one in cannot}
+        plan = await self._planned(plans, seen, leaving, targets, stopped)
+        plan.require(self._asked.finish_within_s)
+        self._show(Planned(plan))
+        if dry_run:
+            return self._result(plan, None)
+        self._save(self._record)
+        began_s = time.monotonic()
+        try:
+            await self._carry(plan, plans, targets)
+        except asyncio.CancelledError as exc:
+            raise self._cancelled(len(leaving)) from exc
+        self._forget_if_done()
+        return self._result(plan, time.monotonic() - began_s)
+
+    async def _settle(self) -> None:
+        """End what a command that was killed had begun, and write down where those VMs are."""
+        for vm in list(self._record.moving):
+            said = False
+            while await self._tools.is_worked_on(vm):
+                if not said:
+                    self._show(Said(f"{vm}: its move, which a killed command began, goes on"))
+                said = True
+                await asyncio.sleep(WORKED_ON_POLL_S)
+            try:
+                where = (await self._tools.find(vm)).host.name
+            except NotFoundError:
+                self._save(self._record.forgets(vm))
+                continue
+            except VmckptError as exc:
+                self._stay[vm] = _stay(vm, exc)
+                continue
+            self._show(Said(f"{vm}: its move was cut off; it is on {where}"))
+            self._save(self._record.ends(vm, where))
+
+    async def _look(self) -> Sequence[Seen]:
+        answers = await self._tools.look()
+        self._silent = answers.silent
+        for error in answers.silent:
+            self._show(Said(f"not asked: {error}"))
+        return answers.given
+
+    def _leaving(self, seen: Sequence[Seen]) -> tuple[list[Seen], tuple[str, ...]]:
+        """Those that are to move, and those that do not run."""
+        if self._action == DRAIN:
+            here = [vm for vm in seen if vm.host == self._host.name]
+            return (
+                [vm for vm in here if vm.runs and vm.name not in self._stay],
+                tuple(vm.name for vm in here if not vm.runs),
+            )
+        by_name = {vm.name: vm for vm in seen}
+        leaving = []
+        for name in [*self._record.away]:
+            vm = by_name.get(name)
+            if vm is None and self._silent:
+                self._stay[name] = Stay(
+                    name, "a host that does not answer may have it", "ask again when it does", 6
+                )
+            elif vm is None:
+                self._show(Said(f"{name} is nowhere any more"))
+                self._record = self._record.forgets(name)
+            elif vm.host == self._host.name:
+                self._record = self._record.forgets(name)
+            elif not vm.runs:
+                why = f"it is stopped, on {vm.host}"
+                self._stay[name] = Stay(name, why, f"start it: vmckpt vm start {name}")
+            elif name not in self._stay:
+                leaving.append(vm)
+        return leaving, ()
+
+    async def _planned(
+        self,
+        plans: Planner,
+        seen: Sequence[Seen],
+        leaving: Sequence[Seen],
+        targets: Sequence[Host],
+        stopped: tuple[str, ...] = (),
+    ) -> DrainPlan:
+        plan = await plans.plan(seen, [vm.name for vm in leaving], targets, stopped)
+        self._stay |= {one.vm: one for one in plan.stay}
+        return plan
+
+    async def _carry(self, plan: DrainPlan, plans: Planner, targets: Sequence[Host]) -> None:
+        """Move them; those that a host does not take are tried elsewhere, while there is one."""
+        hosts = {host.name: host for host in self._tools.hosts()}
+        hosts |= {host.name: host for host in targets}
+        first = True
+        while plan.table.moves:
+            carrier = Carrier(
+                self._tools, self._asked.options, hosts, self._begins, self._ends, self._tell
+            )
+            began_s = time.monotonic()
+            await carrier.carry(plan.table)
+            if first and not carrier.failures:
+                self._keep_past(plan, time.monotonic() - began_s, hosts)
+            first = False
+            again = list[str]()
+            for move, error in carrier.failures:
+                self._stay[move.vm] = _stay(move.vm, error)
+                if isinstance(error, BusyError):
+                    self._tries[move.vm] = self._tries.get(move.vm, 0) + 1
+                    if self._tries[move.vm] < BUSY_TRIES:
+                        again.append(move.vm)
+                elif not carrier.is_final(error) and move.source not in carrier.down:
+                    plans.close(move.vm, move.target, f"{error.what}: {error.why}")
+                    again.append(move.vm)
+            if not again:
+                return
+            if self._tries:
+                await asyncio.sleep(BUSY_WAIT_S)
+            plan = await self._again(plans, again, targets)
+
+    async def _again(
+        self, plans: Planner, names: Sequence[str], targets: Sequence[Host]
+    ) -> DrainPlan:
+        """Another plan for those that failed. Who has no place keeps the reason that it had."""
+        seen = await self._look()
+        leaving = [vm for vm in seen if vm.name in names]
+        before = dict(self._stay)
+        plan = await self._planned(plans, seen, leaving, targets)
+        for one in plan.stay:
+            if old := before.get(one.vm):
+                self._stay[one.vm] = old._replace(why=f"{old.why}; and elsewhere: {one.why}")
+        for move in plan.table.moves:
+            self._show(Said(f"{move.vm} is tried again, to {move.target}"))
+        self._show(Planned(plan))
+        return plan
+
+    def _begins(self, vm: str, target: str) -> None:
+        self._save(self._record.begins(vm, target))
+
+    def _ends(self, vm: str, where: str) -> None:
+        self._save(self._record.ends(vm, where))
+        if where == self._host.name and self._action == UNDRAIN:
+            # It is at home again: nobody else brings it back to anywhere.
+            for other in records.load_all():
+                if other.host != self._host.name and vm in other.away:
+                    records.save(other.forgets(vm))
+
+    def _tell(self, happening: Happening) -> None:
+        if isinstance(happening, Ended) and not happening.why:
+            self._moved[happening.vm] = happening.where
+            self._stay.pop(happening.vm, None)
+        self._show(happening)
+
+    def _save(self, record: Record) -> None:
+        self._record = record
+        records.save(record)
+
+    def _forget_if_done(self) -> None:
+        if self._action == UNDRAIN and not (self._record.away or self._record.moving):
+            records.forget(self._host.name)
+
+    def _keep_past(self, plan: DrainPlan, took_s: float, hosts: dict[str, Host]) -> None:
+        ends = {name for move in plan.table.moves for name in (move.source, move.target)}
+        past = Past(plan.table.moves, plan.table.at_once, took_s)
+        # It teaches the next forecast, and no more.
+        with suppress(StorageError):
+            here = all(hosts[name].is_this_machine for name in ends)
+            records.keep_past(self._record.run, past, here=here)
+
+    def _result(self, plan: DrainPlan, took_s: float | None) -> Result:
+        stay = tuple(sorted(self._stay.values()))
+        return Result(self._host.name, self._action, plan, self._moved, stay, took_s)
+
+    def _cancelled(self, wanted: int) -> CancelledByUserError:
+        back = f"vmckpt undrain {self._host.name}"
+        other = f"; {back} takes it back" if self._action == DRAIN else ""
+        return CancelledByUserError(
+            f"cancelled: {len(self._moved)} of {wanted} VMs have moved",
+            why="asked to stop; what was under way went back, unless it was too late for that",
+            remedy=f"the same command again goes on{other}",
+        )
+
+
+def _stay(vm: str, error: VmckptError) -> Stay:
+    return Stay(vm, f"{error.what}: {error.why}", error.remedy, error.exit_code)

@@ -1,0 +1,350 @@
+"""What a drain will do: which VM goes where, in which order, how long all of it takes."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from vmckpt.errors import RefusedError, VmckptError
+from vmckpt.events.record import load_all
+from vmckpt.fleet.drain.costs import Costs, Found
+from vmckpt.fleet.drain.record import load_past
+from vmckpt.fleet.drain.view import Guest, HostSeen, Limits, Seen, Tools, look_at_hosts
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.recorded import runs_dir
+from vmckpt.plan.crowding import Learned, learn
+from vmckpt.plan.fleet import Cost, Mover
+from vmckpt.plan.placement import Placement, place
+from vmckpt.plan.timetable import AT_ONCE, Timetable, timetable
+from vmckpt.sequence.steps import all_of
+from vmckpt.units import format_duration
+from vmckpt.vm.check import REFUSE, WARN, Check, Examined
+from vmckpt.vm.dirty_rate import DirtyRate
+
+# What is measured at each guest when nothing else is said; all are looked at at the same time.
+LOOK_S = 4.0
+# So many questions to hosts at the same time.
+ASKED_AT_ONCE = 8
+# How much moves are in one another's way where no drain has shown it yet: between hosts that are
+# parts of this machine, who share its processors, and between others.
+CROWDING_HERE, CROWDING = 0.5, 0.0
+WAY_BACK = "way-back"
+# Where nothing is known of any pair of hosts: enough for an order, not for a forecast.
+_UNKNOWN_AROUND_S, _UNKNOWN_BYTES_PER_S = 1.0, 1e9
+NO_LIMITS_BUT_SENSE = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the operator wants. `to`: only these hosts; the words of `apart` and `together` are VMs.
+
+    `one_way`: a VM may go where it could not come back from. `look_s`: how long to look at guests.
+    """
+
+    to: tuple[str, ...] = ()
+    finish_within_s: float | None = None
+    max_parallel: int | None = None
+    bandwidth_bytes_per_s: int = 0
+    limits: Limits = NO_LIMITS_BUT_SENSE
+    apart: tuple[tuple[str, ...], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    one_way: bool = False
+    look_s: float = LOOK_S
+
+    @property
+    def options(self) -> Options:
+        """Those of every migration."""
+        return Options(bandwidth_bytes_per_s=self.bandwidth_bytes_per_s, in_turn=True)
+
+
+class Stay(NamedTuple):
+    """Why a VM stays where it is, and what would help."""
+
+    vm: str
+    why: str
+    remedy: str
+    code: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPlan:
+    """`band_s` is the forecast: a tenth, half, nine tenths of outcomes; None: nothing is known."""
+
+    table: Timetable
+    stay: tuple[Stay, ...]
+    stopped: tuple[str, ...]
+    closed: Mapping[str, str]
+    band_s: tuple[float, float, float] | None
+    crowding: Learned
+    notes: tuple[str, ...]
+
+    def require(self, within_s: float | None) -> None:
+        """Raises RefusedError when a wish for the time is not kept."""
+        if within_s is None:
+            return
+        if self.band_s is None:
+            raise RefusedError(
+                "nobody can say how long it takes",
+                why="; ".join(self.notes),
+                remedy="learn it: vmckpt host calibrate A B; or leave out --finish-within",
+            )
+        if self.band_s[2] > within_s:
+            raise RefusedError(
+                f"it is not over within {format_duration(within_s)}",
+                why=f"it takes {format_duration(self.band_s[1])}, one time in ten more than "
+                f"{format_duration(self.band_s[2])}",
+                remedy=f"--finish-within {int(self.band_s[2]) + 1}s would do",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        spans = self.table.spans
+        moves = [
+            {
+                "vm": move.vm,
+                "source": move.source,
+                "target": move.target,
+                "begin_s": round(spans[move.vm].begin_s, 3),
+                "end_s": round(spans[move.vm].end_s, 3),
+                "alone_s": round(move.cost.alone_s, 3),
+            }
+            for move in self.table.moves
+        ]
+        return {
+            "moves": moves,
+            "at_once": self.table.at_once,
+            "forecast_s": None if self.band_s is None else [round(s, 3) for s in self.band_s],
+            "bound_s": round(self.table.bound_s, 3),
+            "crowding": round(self.crowding.crowding, 3),
+            "stay": [one._asdict() for one in self.stay],
+            "stopped": list(self.stopped),
+            "closed": dict(self.closed),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans for these VMs, as often as it takes. What was found out is not asked again.
+
+    `closed` are hosts that a VM cannot go to, with the reason.
+    """
+
+    asked: Asked
+    tools: Tools
+    guests: Mapping[str, Guest]
+    costs: Costs
+    measured: Mapping[str, DirtyRate | None]
+    closed: dict[str, dict[str, str]] = field(default_factory=dict)
+    _examined: dict[tuple[str, str], Examined] = field(default_factory=dict)
+
+    def close(self, vm: str, host: str, why: str) -> None:
+        """The VM does not go there."""
+        self.closed.setdefault(vm, {})[host] = why
+
+    async def plan(
+        self,
+        seen: Sequence[Seen],
+        names: Sequence[str],
+        to: Sequence[Host],
+        stopped: tuple[str, ...] = (),
+    ) -> DrainPlan:
+        """For the VMs of these names, to some of these hosts. Changes nothing."""
+        leaving = [vm for vm in seen if vm.name in names and vm.name in self.guests]
+        hosts = await look_at_hosts(to, seen, self.asked.limits, names)
+        rooms = [_with_words(one, self.asked, seen, names) for one in hosts]
+        while True:
+            found = await self._all_costs(leaving, hosts)
+            movers = [self._mover(vm, found[vm.name]) for vm in leaving]
+            placed = place(movers, [one.room for one in rooms if one.room])
+            if not await self._examine(placed, leaving, hosts):
+                break
+        return replace(self._made(placed, leaving, hosts, found), stopped=stopped)
+
+    def _made(
+        self,
+        placed: Placement,
+        leaving: Sequence[Seen],
+        hosts: Sequence[HostSeen],
+        found: Mapping[str, Mapping[str, Found]],
+    ) -> DrainPlan:
+        ends = [guest.host for guest in self.guests.values()] + [one.host for one in hosts]
+        here = all(host.is_this_machine for host in ends)
+        crowding = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
+        most = self.asked.max_parallel or AT_ONCE[-1]
+        table = timetable(placed.moves, most, crowding.crowding)
+        used = {move.vm: found[move.vm][move.target] for move in placed.moves}
+        unknown = any(one.cost is None for one in used.values())
+        closed = {one.host.name: one.closed for one in hosts if one.closed}
+        away = "; ".join(f"{name}: {why}" for name, why in closed.items())
+        stay = [
+            Stay(vm, "; ".join(filter(None, (why, away))), self._remedy(vm))
+            for vm, why in placed.stay.items()
+        ]
+        return DrainPlan(
+            table,
+            tuple(stay),
+            (),
+            closed,
+            None if unknown else table.band_s(crowding.spread),
+            crowding,
+            tuple(_notes(used, leaving, self.measured)),
+        )
+
+    def _remedy(self, vm: str) -> str:
+        if reasons := {one.code for one in self._refusals(vm)}:
+            return f"vmckpt check {vm} HOST says what would help ({', '.join(sorted(reasons))})"
+        return "give a host more room, or allow more: --to, --keep-free, --vcpus-per-cpu, --max-vms"
+
+    def _refusals(self, vm: str) -> list[Check]:
+        found = [one for (name, _), one in self._examined.items() if name == vm]
+        return [check for one in found for check in one.checks if self._is_against(check)]
+
+    def _is_against(self, check: Check) -> bool:
+        one_way = check.code == WAY_BACK and check.verdict == WARN and not self.asked.one_way
+        return check.verdict == REFUSE or one_way
+
+    async def _all_costs(
+        self, leaving: Sequence[Seen], hosts: Sequence[HostSeen]
+    ) -> dict[str, dict[str, Found]]:
+        open_ = [one.host for one in hosts if one.room is not None]
+        found = dict[str, dict[str, Found]]()
+        for vm in leaving:
+            source = self.guests[vm.name].host
+            found[vm.name] = {
+                host.name: await self.costs.find(
+                    vm, self.measured.get(vm.name), source, host, self._copied(vm.name, host.name)
+                )
+                for host in open_
+                if host.name != source.name
+            }
+        return found
+
+    def _copied(self, vm: str, target: str) -> int:
+        examined = self._examined.get((vm, target))
+        return examined.copied_bytes if examined else 0
+
+    def _mover(self, vm: Seen, found: Mapping[str, Found]) -> Mover:
+        closed = dict(self.closed.get(vm.name, {}))
+        for host, one in found.items():
+            if one.endless:
+                closed[host] = "it dirties its memory faster than it can be sent"
+            elif vm.hosts and host not in vm.hosts:
+                closed[host] = "its spec does not name it (placement.hosts)"
+        work_s = vm.memory_bytes / _UNKNOWN_BYTES_PER_S
+        unknown = Cost(_UNKNOWN_AROUND_S, work_s, _UNKNOWN_AROUND_S)
+        costs = {host: one.cost or unknown for host, one in found.items() if host not in closed}
+        return Mover(
+            vm.name,
+            vm.host,
+            vm.memory_bytes,
+            vm.vcpus,
+            costs,
+            words("apart", vm, self.asked.apart),
+            words("together", vm, self.asked.together),
+            closed,
+        )
+
+    async def _examine(
+        self, placed: Placement, leaving: Sequence[Seen], hosts: Sequence[HostSeen]
+    ) -> bool:
+        """Ask both ends of moves that were not asked about yet; whether that changes the plan."""
+        by_name = {one.host.name: one.host for one in hosts if one.room is not None}
+        wanted = [(move.vm, move.target) for move in placed.moves]
+        new = [pair for pair in wanted if pair not in self._examined]
+        await self._ask(new, by_name)
+        refused = {vm for vm, target in new if target in self.closed.get(vm, {})}
+        if refused:
+            # What is against one host is often against all.
+            rest = [
+                (vm, host) for vm in refused for host in by_name if (vm, host) not in self._examined
+            ]
+            await self._ask(rest, by_name)
+        return bool(refused) or any(self._copied(*pair) for pair in new)
+
+    async def _ask(self, pairs: Sequence[tuple[str, str]], hosts: Mapping[str, Host]) -> None:
+        places = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def ask(vm: str, target: str) -> None:
+            async with places:
+                self._examined[vm, target] = await self._examination(vm, hosts[target])
+
+        await all_of(ask(*pair) for pair in pairs)
+        for vm, target in pairs:
+            against = [one for one in self._examined[vm, target].checks if self._is_against(one)]
+            if against:
+                why = "; ".join(f"[{check.code}] {check.reason}" for check in against)
+                self.close(vm, target, why)
+
+    async def _examination(self, vm: str, target: Host) -> Examined:
+        guest = self.guests[vm]
+        if guest.host.name == target.name:
+            return Examined((Check("same-host", REFUSE, f"it is on {target.name} already"),), 0)
+        try:
+            return await guest.examine(target, self.asked.options)
+        except VmckptError as exc:
+            return Examined((Check(exc.kind, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
+
+
+def words(kind: str, vm: Seen, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
+    """What a VM has in common with others, by its spec and by the operator's options."""
+    own = vm.apart if kind == "apart" else vm.together
+    # Between the two kinds of words there is no confusion: a spec's never has a comma first.
+    return frozenset(own) | {f",{number}" for number, vms in enumerate(asked) if vm.name in vms}
+
+
+def _with_words(
+    one: HostSeen, asked: Asked, seen: Sequence[Seen], leaving: Sequence[str]
+) -> HostSeen:
+    """With what the operator's options say of the VMs that stay there."""
+    if one.room is None:
+        return one
+    there = [vm for vm in seen if vm.host == one.host.name and vm.runs and vm.name not in leaving]
+    apart = one.room.apart.union(*(words("apart", vm, asked.apart) for vm in there))
+    together = one.room.together.union(*(words("together", vm, asked.together) for vm in there))
+    return one._replace(room=replace(one.room, apart=apart, together=together))
+
+
+def _notes(
+    used: Mapping[str, Found], leaving: Sequence[Seen], measured: Mapping[str, DirtyRate | None]
+) -> list[str]:
+    notes = []
+    if blind := sorted(vm for vm, one in used.items() if one.cost is None):
+        notes.append(f"nothing is known of moving {', '.join(blind)}: vmckpt host calibrate A B")
+    likes = dict.fromkeys(one.like for one in used.values() if one.like)
+    notes += [f"forecasts of pairs that nothing is known of are those of {like}" for like in likes]
+    unseen = [vm.name for vm in leaving if measured.get(vm.name) is None]
+    if unseen:
+        names = ", ".join(unseen)
+        notes.append(f"not measured, taken as full and quiet: {names}")
+    return notes
+
+
+async def planner(asked: Asked, tools: Tools, seen: Sequence[Seen]) -> tuple[Planner, list[Stay]]:
+    """A planner for these VMs, each looked at; and those that cannot even be looked for."""
+    guests, stay = dict[str, Guest](), list[Stay]()
+    measured = dict[str, DirtyRate | None]()
+
+    async def look(vm: Seen) -> None:
+        try:
+            guest = await tools.find(vm.name)
+        except VmckptError as exc:
+            stay.append(Stay(vm.name, f"{exc.what}: {exc.why}", exc.remedy, exc.exit_code))
+            return
+        guests[vm.name] = guest
+        measured[vm.name] = await _measured(guest, asked.look_s)
+
+    await all_of(look(vm) for vm in seen)
+    costs = Costs.of(load_all(runs_dir()), asked.options)
+    return Planner(asked, tools, guests, costs, measured), stay
+
+
+async def _measured(guest: Guest, for_s: float) -> DirtyRate | None:
+    """None for one that is paused, or that somebody works on: it is moved all the same, if free."""
+    if for_s == 0:
+        return None
+    try:
+        return await guest.measure(for_s)
+    except VmckptError:
+        return None

@@ -1,0 +1,160 @@
+"""What a drain sees: VMs wherever they are, and what hosts have room for."""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from vmckpt.errors import HostDownError, VmckptError
+from vmckpt.events.types import Emit
+from vmckpt.hosts.drained import is_closed
+from vmckpt.hosts.every import Answers, ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.plan.fleet import Room
+from vmckpt.units import parse_size_bytes
+
+if TYPE_CHECKING:
+    from vmckpt.migrate.options import Options
+    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.report import Report
+    from vmckpt.vm.check import Examined
+    from vmckpt.vm.dirty_rate import DirtyRate
+
+STOPPED = ("stopped", "shut off", "shutoff")
+# No limit, as a number that is never reached.
+ANY_NUMBER = 1 << 20
+
+
+class Guest(Protocol):
+    """One VM, whoever runs it: what a drain needs of `cli.drivers.driver.Driver`."""
+
+    @property
+    def name(self) -> str:
+        """The VM's name."""
+
+    @property
+    def host(self) -> Host:
+        """Where it is."""
+
+    async def examine(self, target: Host, options: "Options") -> "Examined":
+        """All that is for and against moving it; changes nothing."""
+
+    async def measure(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, looked at for so long."""
+
+    async def migrate(
+        self,
+        target: Host,
+        options: "Options",
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> "Report | Recovery":
+        """Move it while it runs."""
+
+
+class Seen(NamedTuple):
+    """A VM as an onlooker sees it; the words are those of its spec's `placement`."""
+
+    name: str
+    host: str
+    state: str
+    memory_bytes: int
+    vcpus: int
+    guest_agent: bool = False
+    apart: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it takes memory where it is."""
+        return self.state not in STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a drain is given: how VMs are found and hosts had, and who is told.
+
+    `find` ends what a migration that was cut off left of the VM; `is_worked_on`: an operation holds
+    it now.
+    """
+
+    look: Callable[[], Awaitable[Answers[Seen]]]
+    find: Callable[[str], Awaitable[Guest]]
+    is_worked_on: Callable[[str], Awaitable[bool]]
+    hosts: Callable[[], Sequence[Host]]
+
+
+class Limits(NamedTuple):
+    """What no host is given beyond: memory that stays free, vCPUs a processor, VMs."""
+
+    keep_free_bytes: int = parse_size_bytes("512M")
+    vcpus_a_cpu: float = 16.0
+    most_vms: int | None = None
+
+
+class HostSeen(NamedTuple):
+    """A host, with room for VMs or with the reason why it gets none."""
+
+    host: Host
+    room: Room | None
+    closed: str = ""
+
+
+async def look_at_hosts(
+    hosts: Iterable[Host], seen: Sequence[Seen], limits: Limits, leaving: Collection[str]
+) -> list[HostSeen]:
+    """What each host can take besides the VMs that stay there: `leaving` are those that do not."""
+
+    async def look(host: Host) -> HostSeen:
+        if await is_closed(host):
+            return HostSeen(host, None, "it is drained")
+        there = [vm for vm in seen if vm.host == host.name and vm.runs and vm.name not in leaving]
+        return HostSeen(host, await _room(host, there, limits))
+
+    async def look_or_say(host: Host) -> HostSeen:
+        try:
+            return await look(host)
+        except VmckptError as exc:
+            return HostSeen(host, None, f"{exc.what}: {exc.why}")
+
+    return (await ask_every(hosts, look_or_say)).given
+
+
+async def _room(host: Host, there: Sequence[Seen], limits: Limits) -> Room:
+    promised = sum(vm.memory_bytes for vm in there)
+    # What guests there have not touched yet looks free, and is theirs all the same.
+    free = min(await host.available_memory_bytes(), await _memory_bytes(host) - promised)
+    vcpus = int(await _processors(host) * limits.vcpus_a_cpu)
+    most = ANY_NUMBER if limits.most_vms is None else limits.most_vms
+    return Room(
+        host.name,
+        max(free - limits.keep_free_bytes, 0),
+        max(vcpus - sum(vm.vcpus for vm in there), 0),
+        max(most - len(there), 0),
+        apart=frozenset(word for vm in there for word in vm.apart),
+        together=frozenset(word for vm in there for word in vm.together),
+    )
+
+
+async def _memory_bytes(host: Host) -> int:
+    """All memory of a host. Raises HostDownError."""
+    for line in (await host.read_text(Path("/proc/meminfo")) or "").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise _tells_not(host, "/proc/meminfo")
+
+
+async def _processors(host: Host) -> int:
+    text = await host.read_text(Path("/sys/devices/system/cpu/online")) or ""
+    with suppress(ValueError):
+        spans = [part.partition("-") for part in text.strip().split(",")]
+        return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+    raise _tells_not(host, "/sys/devices/system/cpu/online")
+
+
+def _tells_not(host: Host, path: str) -> HostDownError:
+    return HostDownError(
+        f"{host.name} does not say what it has", why=f"{path} says nothing", remedy="look there"
+    )

@@ -1,0 +1,295 @@
+"""In which order VMs move, how many at once, and how long all of it takes.
+
+A host sends, and takes, one VM at a time: a guest that shares the link has its pages sent again the
+more often. What a move takes before and after that uses no link: that is what moving several at
+once hides. How many move at once counts for each host by itself.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from vmckpt.plan.fleet import Move, Mover
+
+# So many at once are tried. More hide no more: the link is what is left.
+AT_ONCE = (1, 2, 3, 4, 6, 8)
+# Fewer at once are taken where they are as fast within this part: they ask less of the guests.
+ALIKE = 0.01
+# So often those that were last in an order are put first in the next.
+BOOSTS = 6
+# Of a whole timetable: what no move's own forecast says. The deviation that is not known better.
+COMMON_SPREAD = 0.06
+_TENTH = 1.28
+
+
+class Span(NamedTuple):
+    """When a move begins and ends."""
+
+    begin_s: float
+    end_s: float
+
+
+class Timetable(NamedTuple):
+    """Moves in their order. None that is known can be over before `bound_s`."""
+
+    moves: tuple[Move, ...]
+    at_once: int
+    spans: Mapping[str, Span]
+    total_s: float
+    bound_s: float
+
+    def band_s(self, spread: float = COMMON_SPREAD) -> tuple[float, float, float]:
+        """A tenth, half and nine tenths of the outcomes; `spread`: what all moves are off by."""
+        if not self.moves:
+            return 0.0, 0.0, 0.0
+        # What each is off by, alone, wears off over many.
+        alone_s = sum(move.cost.alone_s for move in self.moves)
+        own = math.hypot(*(move.cost.spread_s for move in self.moves)) / alone_s if alone_s else 0.0
+        off_s = _TENTH * math.hypot(spread, own) * self.total_s
+        return max(self.total_s - off_s, 0.0), self.total_s, self.total_s + off_s
+
+
+def timetable(
+    moves: Sequence[Move], most_at_once: int = AT_ONCE[-1], crowding: float = 0.0
+) -> Timetable:
+    """The order that is over first, of those that are tried. `crowding`: see `play`."""
+    bound_s = bound(moves, most_at_once, crowding)
+    best = Timetable((), 1, {}, 0.0, bound_s)
+    for at_once in [n for n in AT_ONCE if n < most_at_once] + [most_at_once]:
+        for first in _orders(moves):
+            order: list[Move] | None = first
+            for _ in range(BOOSTS):
+                if order is None:
+                    break
+                spans = play(order, at_once, crowding)
+                total_s = max((span.end_s for span in spans.values()), default=0.0)
+                if not best.moves or total_s < best.total_s * (1 - ALIKE):
+                    best = Timetable(tuple(order), at_once, spans, total_s, bound_s)
+                if best.total_s <= bound_s * (1 + ALIKE):
+                    return best
+                order = _boosted(order, spans)
+    return best
+
+
+def _boosted(order: Sequence[Move], spans: Mapping[str, Span]) -> list[Move] | None:
+    """The same with those of the host that was done last before the others; None: they are."""
+    last = max(order, key=lambda move: spans[move.vm].end_s)
+    moves = [(move.source == last.source, move.target == last.target) for move in order]
+    at = 0 if sum(one[0] for one in moves) >= sum(one[1] for one in moves) else 1
+    boosted = [move for move, ends in zip(order, moves, strict=True) if ends[at]]
+    boosted += [move for move, ends in zip(order, moves, strict=True) if not ends[at]]
+    return None if boosted == list(order) else boosted
+
+
+def bound(moves: Sequence[Move], most_at_once: int, crowding: float = 0.0) -> float:
+    """What no order of these moves can beat.
+
+    Of each host: its link takes all of its moves' work, and something comes before and after that;
+    `most_at_once` places take all of their time; and no move is shorter than by itself.
+    """
+    longest_s = max((move.cost.alone_s for move in moves), default=0.0)
+    ends = dict[tuple[str, str], list[Move]]()
+    for move in moves:
+        ends.setdefault(("out", move.source), []).append(move)
+        ends.setdefault(("in", move.target), []).append(move)
+    return max([longest_s, *(_end_bound_s(of, most_at_once, crowding) for of in ends.values())])
+
+
+def bound_anywhere(movers: Sequence[Mover], hosts: int, most_at_once: int) -> float:
+    """What no placement on so many hosts, in whatever order, can beat."""
+    able = [one for one in movers if one.costs]
+    if not able:
+        return 0.0
+    fixed_s = min(cost.fixed_s for one in able for cost in one.costs.values())
+    end_s = min(cost.end_s for one in able for cost in one.costs.values())
+    work_s, alone_s = dict[str, float](), dict[str, float]()
+    for one in able:
+        least_s = min(cost.work_s for cost in one.costs.values())
+        work_s[one.source] = work_s.get(one.source, 0.0) + least_s
+        shortest_s = min(cost.alone_s for cost in one.costs.values())
+        alone_s[one.source] = alone_s.get(one.source, 0.0) + shortest_s
+    busiest_s = max([*work_s.values(), sum(work_s.values()) / max(hosts, 1)])
+    longest_s = max(min(cost.alone_s for cost in one.costs.values()) for one in able)
+    places_s = max([*alone_s.values(), sum(alone_s.values()) / max(hosts, 1)]) / most_at_once
+    return max(fixed_s + busiest_s + end_s, longest_s, places_s)
+
+
+def _end_bound_s(moves: Sequence[Move], most_at_once: int, crowding: float) -> float:
+    costs = [move.cost for move in moves]
+    link_s = min(cost.fixed_s for cost in costs) + sum(cost.work_s for cost in costs)
+    link_s += min(cost.end_s for cost in costs)
+    around_s = sum(cost.fixed_s + cost.end_s for cost in costs)
+    return max(link_s, sum(cost.alone_s for cost in costs) / most_at_once, crowding * around_s)
+
+
+def _orders(moves: Sequence[Move]) -> Iterable[list[Move]]:
+    """Orders to try: who has much to do after it has sent goes early, who has little goes last.
+
+    The rule for three machines in a row, the first and last of which never are the narrow one: by
+    what comes before, then by what comes after (Johnson 1954).
+    """
+    short = sorted(
+        (m for m in moves if m.cost.fixed_s <= m.cost.end_s), key=lambda m: m.cost.fixed_s
+    )
+    rest = sorted((m for m in moves if m.cost.fixed_s > m.cost.end_s), key=lambda m: -m.cost.end_s)
+    yield _by_load(moves, sorted(moves, key=lambda move: -move.cost.alone_s))
+    yield _by_load(moves, [*short, *rest])
+
+
+def _by_load(moves: Sequence[Move], order: list[Move]) -> list[Move]:
+    """In order, but those of a busier pair of hosts before others."""
+    load_s = dict[tuple[str, str], float]()
+    for move in moves:
+        for end in (("out", move.source), ("in", move.target)):
+            load_s[end] = load_s.get(end, 0.0) + move.cost.work_s
+
+    def key(move: Move) -> float:
+        return -max(load_s["out", move.source], load_s["in", move.target])
+
+    return sorted(order, key=key)
+
+
+def play(order: Sequence[Move], at_once: int, crowding: float = 0.0) -> dict[str, Span]:
+    """When each move begins and ends, if the next in order begins as soon as its hosts have places.
+
+    What comes before and after sending is slower by `crowding` for each other move at the busier of
+    its hosts: 0 where hosts have processors to spare, 1 where they have only one.
+    """
+    return _Play(order, at_once, crowding).run()
+
+
+End = tuple[str, str]
+
+
+class _Part(Enum):
+    FIXED = "fixed"
+    WAITING = "waiting"
+    SENDING = "sending"
+    ENDING = "ending"
+
+
+@dataclass(slots=True, eq=False)
+class _Under:
+    """A move under way. `left_s` of its part was to come at `seen_s`, at `speed`."""
+
+    move: Move
+    rank: int
+    begin_s: float
+    part: _Part
+    left_s: float
+    seen_s: float
+    speed: float = 0.0
+    version: int = 0
+
+    @property
+    def ends(self) -> tuple[End, End]:
+        return ("out", self.move.source), ("in", self.move.target)
+
+
+class _Play:
+    def __init__(self, order: Sequence[Move], at_once: int, crowding: float) -> None:
+        self._at_once, self._crowding = at_once, crowding
+        self._waiting = dict[str, dict[int, Move]]()
+        self._comers = dict[str, set[str]]()
+        for rank, move in enumerate(order):
+            self._waiting.setdefault(move.source, {})[rank] = move
+            self._comers.setdefault(move.target, set()).add(move.source)
+        self._at = dict[End, dict[int, _Under]]()
+        self._busy = set[End]()
+        self._ready = list[_Under]()
+        self._events: list[tuple[float, int, int, _Under]] = []
+        self._spans = dict[str, Span]()
+        self._now_s = 0.0
+
+    def run(self) -> dict[str, Span]:
+        """To the end."""
+        self._begin(list(self._waiting))
+        while self._events:
+            at_s, _, version, under = heappop(self._events)
+            if version == under.version:
+                self._now_s = at_s
+                self._part_is_over(under)
+        return self._spans
+
+    def _part_is_over(self, under: _Under) -> None:
+        cost = under.move.cost
+        match under.part:
+            case _Part.FIXED:
+                under.part, under.speed = _Part.WAITING, 0.0
+                under.version += 1
+                self._ready.append(under)
+            case _Part.SENDING:
+                self._busy.difference_update(under.ends)
+                self._enter(under, _Part.ENDING, cost.end_s)
+            case _:
+                under.version += 1
+                self._spans[under.move.vm] = Span(under.begin_s, self._now_s)
+                for end in under.ends:
+                    del self._at[end][under.rank]
+                self._retime(under.ends)
+                self._begin({under.move.source, *self._comers[under.move.target]})
+        self._send()
+
+    def _send(self) -> None:
+        """Whoever is ready longest, and finds both links free."""
+        for under in list(self._ready):
+            if not self._busy.intersection(under.ends):
+                self._ready.remove(under)
+                self._busy.update(under.ends)
+                self._enter(under, _Part.SENDING, under.move.cost.work_s)
+
+    def _begin(self, sources: Iterable[str]) -> None:
+        """All that have places now."""
+        offers = {s: offer for s in sources if (offer := self._offer(s)) is not None}
+        while offers:
+            source, rank = min(offers.items(), key=lambda one: one[1])
+            move = self._waiting[source].pop(rank)
+            under = _Under(move, rank, self._now_s, _Part.FIXED, 0.0, self._now_s)
+            for end in under.ends:
+                self._at.setdefault(end, {})[rank] = under
+            self._enter(under, _Part.FIXED, move.cost.fixed_s)
+            self._retime(under.ends)
+            for touched in self._comers[move.target].intersection(offers) | {source}:
+                offers.pop(touched)
+                if (offer := self._offer(touched)) is not None:
+                    offers[touched] = offer
+
+    def _offer(self, source: str) -> int | None:
+        """The rank of what the source would begin next."""
+        if len(self._at.get(("out", source), ())) >= self._at_once:
+            return None
+        for rank, move in self._waiting[source].items():
+            if len(self._at.get(("in", move.target), ())) < self._at_once:
+                return rank
+        return None
+
+    def _enter(self, under: _Under, part: _Part, left_s: float) -> None:
+        under.part, under.left_s, under.seen_s = part, left_s, self._now_s
+        under.speed = self._speed(under)
+        self._expect(under)
+
+    def _retime(self, ends: Iterable[End]) -> None:
+        """Those at these ends go on at the speed that they have now."""
+        if not self._crowding:
+            return
+        for end in ends:
+            for under in self._at.get(end, {}).values():
+                speed = self._speed(under)
+                if speed != under.speed and under.part is not _Part.WAITING:
+                    under.left_s -= (self._now_s - under.seen_s) * under.speed
+                    under.seen_s, under.speed = self._now_s, speed
+                    self._expect(under)
+
+    def _expect(self, under: _Under) -> None:
+        under.version += 1
+        end_s = self._now_s + max(under.left_s, 0.0) / under.speed
+        heappush(self._events, (end_s, under.rank, under.version, under))
+
+    def _speed(self, under: _Under) -> float:
+        if under.part is _Part.SENDING or not self._crowding:
+            return 1.0
+        crowd = max(len(self._at[end]) for end in under.ends)
+        return 1 / (1 + self._crowding * (crowd - 1))

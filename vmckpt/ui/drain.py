@@ -1,0 +1,96 @@
+"""A drain as it goes: a live display in a terminal, plain lines where there is none."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vmckpt.events.types import Event, Note, PhaseBegan
+from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said, Show, Went
+from vmckpt.fleet.drain.plan import DrainPlan
+from vmckpt.ui.progress import PHASES
+from vmckpt.ui.tables import table
+from vmckpt.units import format_duration
+
+
+@contextmanager
+def display(title: str) -> Iterator[Show]:
+    """Show what happens on stderr for the block: live when it is a terminal, else in lines."""
+    if not sys.stderr.isatty():
+        yield _plain_lines()
+        return
+    from vmckpt.ui.drain_live import live_display
+
+    with live_display(title) as show:
+        yield show
+
+
+def planned(plan: DrainPlan) -> str:
+    """The timetable, and what it comes to."""
+    spans = plan.table.spans
+    rows = [
+        (
+            move.vm,
+            f"{move.source} -> {move.target}",
+            format_duration(spans[move.vm].begin_s),
+            format_duration(spans[move.vm].end_s),
+            format_duration(move.cost.alone_s),
+        )
+        for move in sorted(plan.table.moves, key=lambda move: spans[move.vm].begin_s)
+    ]
+    known = plan.band_s is not None
+    rows = rows if known else [(*row[:2], "?", "?", "?") for row in rows]
+    lines = [table(("vm", "hosts", "begins", "ends", "alone"), rows)] if rows else []
+    lines.append(total(plan))
+    lines += [f"note: {note}" for note in plan.notes]
+    lines += [f"note: {host} gets none: {why}" for host, why in plan.closed.items()]
+    return "\n".join(lines)
+
+
+def total(plan: DrainPlan) -> str:
+    """The forecast of all of it, in a line."""
+    moves = plan.table.moves
+    if not moves:
+        return "nothing moves"
+    if plan.band_s is None:
+        return f"{len(moves)} VMs, {plan.table.at_once} at once; how long it takes is not known"
+    low, middle, high = (format_duration(value) for value in plan.band_s)
+    return (
+        f"{len(moves)} VMs, {plan.table.at_once} at once: {middle} ({low} to {high}); "
+        f"no less than {format_duration(plan.table.bound_s)}"
+    )
+
+
+def words(event: Event) -> str | None:
+    """A phase of a move in words."""
+    match event:
+        case PhaseBegan():
+            return PHASES.get(event.phase, event.phase)
+        case Note():
+            return f"note: {event.text}"
+    return None
+
+
+def _plain_lines() -> Show:
+    began_s = time.monotonic()
+
+    def show(happening: Happening) -> None:
+        match happening:
+            case Planned(plan):
+                text = total(plan)
+            case Began(vm, source, target):
+                text = f"{vm}: {source} -> {target}"
+            case Went(vm, event):
+                said = words(event)
+                if said is None:
+                    return
+                text = f"{vm}: {said}"
+            case Ended(vm, where, took_s, ""):
+                text = f"{vm}: runs on {where}, after {format_duration(took_s)}"
+            case Ended(vm, where, _, why):
+                text = f"{vm}: stays on {where}: {why}"
+            case Said(text):
+                pass
+        print(f"[{time.monotonic() - began_s:7.2f}s] {text}", file=sys.stderr, flush=True)
+
+    return show

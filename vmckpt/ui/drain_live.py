@@ -1,0 +1,126 @@
+"""A drain in a terminal: every VM with what is being done with it, and how much is left."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vmckpt.events.types import Event, Progress
+from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said, Show, Went
+from vmckpt.fleet.drain.plan import DrainPlan
+from vmckpt.ui.drain import total, words
+from vmckpt.units import format_duration, format_rate
+
+# Those that wait, and those that are done, are counted when there are more.
+MOST_ROWS, MOST_SAID = 16, 4
+
+
+@dataclass(slots=True)
+class _Row:
+    source: str
+    target: str
+    state: str = "waiting"
+    style: str = "dim"
+    progress: Progress | None = None
+    is_over: bool = False
+
+    @property
+    def is_under_way(self) -> bool:
+        return not self.is_over and self.state != "waiting"
+
+
+class Screen:
+    """What is drawn, as far as things have come."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._plan: DrainPlan | None = None
+        self._rows: dict[str, _Row] = {}
+        self._said: list[str] = []
+        self._began_s = time.monotonic()
+
+    def add(self, happening: Happening) -> None:
+        """Something has happened."""
+        match happening:
+            case Planned(plan):
+                if self._plan is None:
+                    self._plan, self._began_s = plan, time.monotonic()
+                for move in plan.table.moves:
+                    self._rows[move.vm] = _Row(move.source, move.target)
+            case Began(vm, source, target):
+                self._rows[vm] = _Row(source, target, "asking both hosts", "cyan")
+            case Went(vm, event):
+                self._went(self._rows[vm], event)
+            case Ended(vm, where, took_s, why):
+                words = f"✗ {why}" if why else f"✓ {format_duration(took_s)}"
+                row = self._rows.setdefault(vm, _Row(where, where))
+                row.state, row.style, row.is_over = words, "red" if why else "green", True
+                row.progress = None
+            case Said(text):
+                self._said.append(text)
+
+    @staticmethod
+    def _went(row: _Row, event: Event) -> None:
+        if isinstance(event, Progress):
+            row.progress = event
+        elif said := words(event):
+            row.state = said
+
+    def __rich__(self) -> Group:
+        over = sum(row.is_over for row in self._rows.values())
+        head = Text(self._title, style="bold")
+        if self._plan is None:
+            head.append(": looking at hosts and guests", style="dim")
+        else:
+            elapsed = format_duration(time.monotonic() - self._began_s)
+            head.append(f"  {over} of {len(self._rows)}, {elapsed}", style="not bold")
+        parts: list[Text | Table] = [head]
+        if self._plan is not None:
+            parts += [Text(f" {total(self._plan)}", style="dim"), self._table()]
+        parts += [Text(f" ! {text}", style="yellow") for text in self._said[-MOST_SAID:]]
+        return Group(*parts)
+
+    def _table(self) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        rows = list(self._rows.items())
+        if len(rows) > MOST_ROWS:
+            # Whoever is under way is seen, then who is over, the last ones.
+            order = sorted(rows, key=lambda one: (not one[1].is_under_way, not one[1].is_over))
+            rows = order[:MOST_ROWS]
+        for vm, row in rows:
+            grid.add_row(
+                Text(f" {vm}"),
+                Text(f"{row.source} -> {row.target}", style="dim"),
+                Text(row.state, style=row.style),
+                *_figures(row.progress),
+            )
+        return grid
+
+
+def _figures(progress: Progress | None) -> tuple[ProgressBar | Text, Text]:
+    if progress is None:
+        return Text(), Text()
+    done = progress.total_bytes - progress.remaining_bytes
+    bar = ProgressBar(max(progress.total_bytes, 1), min(max(done, 0), progress.total_bytes), 20)
+    return bar, Text(format_rate(progress.throughput_bytes_per_s), style="dim")
+
+
+@contextmanager
+def live_display(title: str) -> Iterator[Show]:
+    """Draw what happens on stderr, 8 times a second, for the block; the end stays."""
+    screen = Screen(title)
+    live = Live(screen, console=Console(stderr=True), refresh_per_second=8)
+    # A terminal that has hung up is no reason to say that the operation failed.
+    with suppress(OSError):
+        live.start()
+    try:
+        yield screen.add
+    finally:
+        with suppress(OSError):
+            live.stop()
