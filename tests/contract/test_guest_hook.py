@@ -5,12 +5,14 @@ import base64
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vmckpt.devices.contract import Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
+from vmckpt.devices.journey import Journey
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import VmDir
@@ -25,7 +27,7 @@ class Agent:
 
     def __init__(self, *does: dict[str, Any] | str) -> None:
         self._does, self.started = list(does), list[dict[str, Any]]()
-        self.sessions = 0
+        self.sessions = self._open = self.most_at_once = 0
 
     async def connect(self, _: Path) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -35,10 +37,13 @@ class Agent:
 
     async def _serve(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=sock)
+        self._open += 1
+        self.most_at_once = max(self.most_at_once, self._open)
         while line := await reader.readline():
             asked = json.loads(line)
             if not await self._answer(asked, writer):
                 break
+        self._open -= 1
         writer.close()
 
     async def _answer(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
@@ -129,6 +134,40 @@ def test_a_hook_that_is_not_there() -> None:
     with pytest.raises(HookFailedError) as error:
         run(Agent({"exited": True, "exitcode": 127}))
     assert "no program /hook" in error.value.why
+
+
+BAD = {"exited": True, "exitcode": 1}
+
+
+@pytest.mark.parametrize(
+    ("phase", "does", "asked"),
+    [
+        (Phase.LOCK, [GOOD, GOOD], ["a", "b"]),
+        # On the way out the first failure ends it; on the way back the others are brought back.
+        (Phase.LOCK, [BAD], ["a"]),
+        (Phase.RESTORE, [BAD, GOOD], ["a", "b"]),
+    ],
+)
+def test_hooks_of_several_devices_are_run_one_after_the_other(
+    phase: Phase, does: list[dict[str, Any]], asked: list[str]
+) -> None:
+    agent = Agent(*does)
+    devices = (DEVICE._replace(id="a"), DEVICE._replace(id="b"))
+    journey = Journey(devices, "run-1", lambda _code, _text: None)
+
+    async def act() -> None:
+        place = SimpleNamespace(host=agent, files=VmDir(Path("/s/vms/web")).qemu("q1"))
+        await journey.phase(place, phase)
+
+    if BAD in does:
+        with pytest.raises(HookFailedError) as error:
+            asyncio.run(asyncio.wait_for(act(), 30))
+        assert "'a'" in error.value.what
+    else:
+        asyncio.run(asyncio.wait_for(act(), 30))
+    told = [json.loads(base64.b64decode(one["input-data"]))["device"] for one in agent.started]
+    assert told == asked
+    assert agent.most_at_once == 1
 
 
 def test_answers_to_those_before_are_left_out() -> None:

@@ -10,12 +10,18 @@ from typing import Any, Protocol
 
 from vmckpt.devices.contract import WAY_BACK, WAY_OUT, Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
-from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    VmckptError,
+)
 from vmckpt.hosts.host import Host
 from vmckpt.qemu import hotplug
 from vmckpt.qemu.hotplug import UnplugRefusedError
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.sequence.steps import Step, all_of
+from vmckpt.sequence.steps import Step
 from vmckpt.vm import plug
 from vmckpt.vm.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import QemuDir
@@ -106,9 +112,21 @@ class Journey:
         )
 
     async def phase(self, place: Place, phase: Phase, *, tries: int = 1) -> None:
-        """Every hook does the phase. Raises HookFailedError for the first that does not."""
-        began_s = time.monotonic()
-        await all_of(self._one(place, device, phase, tries) for device in self._devices)
+        """Every hook does the phase, one after the other: a guest's agent has one client at a time.
+
+        Raises HookFailedError for the first that does not; on the way back the others do all the
+        same.
+        """
+        began_s, failed = time.monotonic(), list[HookFailedError]()
+        for device in self._devices:
+            try:
+                await self._one(place, device, phase, tries)
+            except HookFailedError as exc:
+                if phase in WAY_OUT:
+                    raise
+                failed.append(exc)
+        if failed:
+            raise failed[0]
         self._took(phase, began_s)
 
     async def _one(self, place: Place, device: Passthrough, phase: Phase, tries: int) -> None:
@@ -137,12 +155,20 @@ class Journey:
         self._took(UNPLUG, began_s)
 
     async def plug(self, place: Place) -> None:
-        """Every device is plugged in. Raises RefusedError, OperationFailedError."""
-        began_s = time.monotonic()
-        try:
-            await plug.plug(place.host, place.files, await place.monitor(), self._devices)
-        except (OutcomeUnknownError, HostDownError) as exc:
-            raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+        """Every device is plugged in. Raises RefusedError, OperationFailedError.
+
+        For the first that cannot be; the others are all the same.
+        """
+        began_s, failed = time.monotonic(), list[VmckptError]()
+        for device in self._devices:
+            try:
+                await plug.plug(place.host, place.files, await place.monitor(), [device])
+            except (RefusedError, OperationFailedError) as exc:
+                failed.append(exc)
+            except (OutcomeUnknownError, HostDownError) as exc:
+                failed.append(OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy))
+        if failed:
+            raise failed[0]
         self._took(PLUG, began_s)
 
     async def plug_back(self, place: Place) -> None:
