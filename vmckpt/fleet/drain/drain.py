@@ -262,8 +262,11 @@ class _Work:
             )
             began_s = time.monotonic()
             await carrier.carry(plan.table)
-            if first and not carrier.failures:
-                self._keep_past(plan, time.monotonic() - began_s, hosts)
+            if first and len(carrier.took) == len(plan.table.moves):
+                took_s = time.monotonic() - began_s
+                order = {move.vm: number for number, move in enumerate(plan.table.moves)}
+                moves = tuple(sorted(carrier.took, key=lambda move: order[move.vm]))
+                self._keep_past(Past(moves, plan.table.at_once, took_s), hosts)
             first = False
             again = list[str]()
             for move, error in carrier.failures:
@@ -322,13 +325,12 @@ class _Work:
         if self._action == UNDRAIN and not (self._record.away or self._record.moving):
             records.forget(self._host.name)
 
-    def _keep_past(self, plan: DrainPlan, took_s: float, hosts: dict[str, Host]) -> None:
-        ends = {name for move in plan.table.moves for name in (move.source, move.target)}
-        past = Past(plan.table.moves, plan.table.at_once, took_s)
+    def _keep_past(self, past: Past, hosts: dict[str, Host]) -> None:
+        ends = {name for move in past.moves for name in (move.source, move.target)}
         # It teaches the next forecast, and no more.
         with suppress(StorageError):
             here = all(hosts[name].is_this_machine for name in ends)
-            records.keep_past(self._record.run, past, here=here)
+            records.keep_past(new_run(), past, here=here)
 
     def _result(self, plan: DrainPlan, took_s: float | None) -> Result:
         stay = tuple(sorted(self._stay.values()))
