@@ -32,7 +32,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vmck
 MODULES = (
     *("virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci"),
     *("virtio_blk", "failover", "net_failover", "virtio_net", "virtio_console", "virtio-rng"),
-    *("evdev", "button"),
+    *("evdev", "button", "vmxnet3"),
 )
 COMPILE = (
     "gcc",
@@ -309,6 +309,7 @@ def initramfs(tree: Path, program: bytes) -> Archive:
     archive.add("init", (GUEST / "init").read_bytes())
     archive.add("sbin/shutdown", (GUEST / "shutdown").read_bytes())
     archive.add("bin/guestload", program)
+    archive.add("bin/device-hook", (GUEST / "device-hook").read_bytes())
     return archive
 
 

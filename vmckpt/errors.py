@@ -95,3 +95,10 @@ class CancelledByUserError(VmckptError):
 
     exit_code = 130
     kind = "cancelled"
+
+
+class JobHeldError(VmckptError):
+    """The VM is well, and where it was to be, but what used its device does not go on."""
+
+    exit_code = 1
+    kind = "job-held"

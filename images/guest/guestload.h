@@ -111,6 +111,9 @@ int control(char *line, char *reply, size_t room);
 /* button.c: the power button ends the guest */
 void button_start(void);
 
+/* devicejob.c: a job whose state is in a PCI device */
+int device_job(int argc, char **argv);
+
 /* main.c */
 void start_thread(void *(*body)(void *), void *argument);
 _Noreturn void die(const char *what);

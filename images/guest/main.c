@@ -54,6 +54,8 @@ static void apply_kernel_parameters(char *cmdline)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && !strcmp(argv[1], "device-job"))
+        return device_job(argc - 1, argv + 1);
     char cmdline[4096] = "";
     int fd = open("/proc/cmdline", O_RDONLY | O_CLOEXEC);
     if (fd < 0 || read(fd, cmdline, sizeof cmdline - 1) < 0)

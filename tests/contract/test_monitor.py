@@ -34,13 +34,13 @@ from vmckpt.vm.paths import VmDir
 SHORT_S = 0.1
 
 
-async def connect_to(script: Script) -> None:
+async def connect_to(script: Script, timeout_s: float = 8.0) -> None:
     ours, theirs = socket.socketpair()
     server = Server(theirs)
     serving = asyncio.ensure_future(script(server))
     try:
         async with asyncio.timeout(10):
-            await Monitor.connect(ours, "web on a", SHORT_S)
+            await Monitor.connect(ours, "web on a", timeout_s)
     finally:
         serving.cancel()
         server.hang_up()
@@ -50,7 +50,7 @@ async def connect_to(script: Script) -> None:
 
 def test_a_silent_peer_is_given_up_in_time() -> None:
     with pytest.raises(MonitorLostError, match="is silent") as caught:
-        asyncio.run(connect_to(nothing))
+        asyncio.run(connect_to(nothing, SHORT_S))
     assert "another client holds it" in caught.value.why
     assert isinstance(caught.value, HostDownError)
 
@@ -60,7 +60,7 @@ def test_a_peer_that_greets_and_then_says_nothing_is_given_up_in_time() -> None:
         await server.send(GREETING)
 
     with pytest.raises(MonitorLostError, match="is silent"):
-        asyncio.run(connect_to(script))
+        asyncio.run(connect_to(script, SHORT_S))
 
 
 @pytest.mark.parametrize(

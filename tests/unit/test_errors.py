@@ -24,6 +24,7 @@ STABLE = {
     "OutcomeUnknownError": (9, "unknown"),
     "VmLostError": (10, "lost"),
     "StorageError": (11, "storage"),
+    "JobHeldError": (1, "job-held"),
     "CancelledByUserError": (130, "cancelled"),
 }
 

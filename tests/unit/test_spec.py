@@ -81,6 +81,7 @@ def test_a_full_spec_is_read_whole() -> None:
         ),
         nics=(Nic("bridge", "52:54:00:ab:cd:ef"), Nic("user", None)),
         devices=({"driver": "virtio-rng-pci", "addr": "0x10"},),
+        passthrough=(),
         guest_agent=True,
         ram_dir=Path("/dev/hugepages"),
         heartbeat_id=7,

@@ -21,6 +21,7 @@ from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
+from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.inventory import check_name
@@ -132,7 +133,7 @@ class _Forking:
             return fork
         agent, plugged = planned.vm.qemu.files.agent, self._wish.plugged
         unsaid = await tell_guest(self._host, agent, self._facts, planned.spec, plugged=plugged)
-        return replace(fork, warnings=tuple(unsaid))
+        return replace(fork, warnings=(*fork.warnings, *unsaid))
 
     async def _make_base(self, planned: Planned) -> None:
         self._ram = planned.spec.ram_dir / f"vmckpt-fork-{secrets.token_hex(4)}.base"
@@ -183,14 +184,16 @@ class _Forking:
 
     async def _run(self, one: "_Ready") -> Forked:
         began_s, name, error = time.monotonic(), one.planned.vm.name, one.error
+        held: list[str] = []
         if one.monitor is not None:
             try:
                 await to_the_end(commands.cont(one.monitor))
+                held = await bring_back(one.planned.vm, one.monitor, name)
             except VmckptError as exc:
                 await finish(self._undo(one.planned, one.made))
                 error = str(exc)
         took_ms = (one.took_s + time.monotonic() - began_s) * 1e3
-        return Forked(name, round(took_ms, 1), error)
+        return Forked(name, round(took_ms, 1), error, tuple(held))
 
     async def _start(self, planned: Planned, state: bytes, made: list[Path]) -> Monitor:
         vm, host = planned.vm, self._host
@@ -220,6 +223,7 @@ class _Forking:
             await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
             if self._wish.plugged:
                 await plug_taps(host, spec, files)
+            await plug_in(replace(vm, qemu=qemu), monitor)
             await host.write_text(vm.directory.spec, spec.text)
             await host.write_text(vm.directory.point, self._history.text)
             await host.write_text(vm.directory.current, qemu.to_json())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmckpt.checkpoint.facts import Facts
+from vmckpt.devices.checks import free_checks
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
@@ -141,6 +142,8 @@ async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool)
     read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
     found += [check async for check in _files(planned, read_only)]
     found += [check async for check in _disks(planned, in_place=in_place)]
+    if not in_place:  # else it gets those of the one whose place it takes
+        found += await free_checks(vm.spec.passthrough, host)
     if plugged:
         found += [c for c in await target_checks.network(vm, host) if c.code == "bridge"]
     if lazy:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from vmckpt.checkpoint.paging import see_to_pages
 from vmckpt.checkpoint.restore import finish_in_place, let_run
 from vmckpt.checkpoint.whole import let_go
+from vmckpt.devices.absence import recover_devices
 from vmckpt.epoch.output import BriefHold
 from vmckpt.errors import VmckptError
 from vmckpt.qemu.monitor import session
@@ -14,7 +15,10 @@ from vmckpt.vm.paths import lock_path
 
 
 async def recover(vm: Vm) -> None:
-    """End a restore that was cut off, whichever way it had got. Raises BusyError, VmLostError."""
+    """End a restore or a saving that was cut off, whichever way it had got.
+
+    Raises BusyError, VmLostError, JobHeldError.
+    """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner("checkpoint restore")):
         await finish_in_place(vm)
         now = await read_vm(vm.host, vm.name)
@@ -23,6 +27,8 @@ async def recover(vm: Vm) -> None:
             # Whichever of the two it is: it stood still for the other, or was about to begin.
             await let_run(now)
             await see_to_pages(now.host, now.qemu)
+            if await now.host.exists(now.directory.away):
+                await recover_devices(now)
 
 
 async def let_output_go(vm: Vm) -> None:

@@ -44,6 +44,7 @@ from vmckpt.checkpoint.planned import (
 from vmckpt.checkpoint.qcow2 import write_image
 from vmckpt.checkpoint.secret import keep
 from vmckpt.checkpoint.whole_again import load_whole
+from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import (
     HostDownError,
@@ -176,6 +177,8 @@ class _Restoring:
     ) -> None:
         self._member = member
         self._planned, self._point, self._source = planned, point, source
+        if any(device.match for device in planned.spec.passthrough):
+            wish = wish._replace(eager=True)  # a host's device has all of the memory there
         self._is_whole = planned.facts.kind == FILE
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
@@ -209,6 +212,8 @@ class _Restoring:
                 await both(self._fill_disks(), self._have_memory(qemu, helper))
                 load = self._load(monitor, state)
                 await both(helper.alive_during(load) if helper else load, self._plug_now())
+                if self._old is None:
+                    await plug_in(replace(vm, qemu=qemu), monitor)
                 if self._member is not None:
                     await self._member.all_ready()
                 await self._commit(qemu, monitor, helper)
@@ -426,7 +431,10 @@ class _Restoring:
         with suppress(VmckptError):  # it goes on without, as after a migration
             if plugged:
                 await commands.announce_self(monitor)
-        return unsaid
+        return [
+            *unsaid,
+            *await bring_back(replace(vm, qemu=qemu), monitor, self._source.checkpoint),
+        ]
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:

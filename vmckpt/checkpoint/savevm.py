@@ -6,6 +6,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from vmckpt.devices.checks import saved_whole_checks
 from vmckpt.epoch.disks import forget_bitmaps
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
@@ -27,6 +28,12 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
     Raises RefusedError, OperationFailedError (nothing of the snapshot stays), BusyError.
     """
     nodes = _snapshot_nodes(vm)
+    if refused := saved_whole_checks(vm):
+        raise RefusedError(
+            f"'{vm.name}' cannot have snapshots",
+            why="; ".join(check.reason for check in refused),
+            remedy=refused[0].remedy,
+        )
     async with held(vm, "snapshot save") as now:
         monitor = await _open(now)
         try:

@@ -22,6 +22,8 @@ from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machi
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
+from vmckpt.devices.absence import without_devices
+from vmckpt.devices.checks import away_names, hook_checks, saved_whole_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
@@ -94,8 +96,10 @@ async def require_capturable(vm: Vm) -> None:
     """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
     checks: list[Check] = list(capture_checks.memory(vm))
     await require_alive(vm)
+    away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture_checks.devices(monitor)]
+        checks += [found async for found in capture_checks.devices(monitor, away)]
+    checks += await hook_checks(vm)
     checks.append(await capture_checks.tracking(vm))
     if refused := [check for check in checks if check.verdict == REFUSE]:
         raise RefusedError(
@@ -120,6 +124,8 @@ async def take(
     """
     async with held(vm, "checkpoint create") as now:
         await require_capturable(now)
+        if member is not None:
+            _require_no_devices(now)
         guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member else ())
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
@@ -127,12 +133,23 @@ async def take(
                 work = Taking(now, monitor, wish, aside, tell)
                 if member is not None:
                     work.join(member, tell_guard)
-                return await work.take(place, secret)
+                return await without_devices(
+                    now, monitor, wish.name, tell, lambda: work.take(place, secret)
+                )
 
 
 def netdevs(vm: Vm) -> list[str]:
     """Its network back ends, as its QEMU calls them (`vm/argv.py`)."""
     return [f"net{number}" for number in range(len(vm.spec.nics))]
+
+
+def _require_no_devices(vm: Vm) -> None:
+    if refused := saved_whole_checks(vm):
+        raise RefusedError(
+            f"'{vm.name}' cannot have checkpoints together with others",
+            why=f"{refused[0].reason}: it takes its time to be taken out",
+            remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
+        )
 
 
 class Moment(NamedTuple):

@@ -21,6 +21,7 @@ import numpy as np
 
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
 from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish, aside_calls
+from vmckpt.devices.checks import saved_whole_checks
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
@@ -55,8 +56,8 @@ async def require_savable(vm: Vm) -> None:
         blockers = (await commands.query_migrate(monitor)).blockers
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
         state = await commands.query_status(monitor)
-    refused = [check for check in device_checks(blockers, pci_ids) if check.verdict == REFUSE]
-    if refused:
+    checks = [*device_checks(blockers, pci_ids), *saved_whole_checks(vm)]
+    if refused := [check for check in checks if check.verdict == REFUSE]:
         raise RefusedError(
             f"'{vm.name}' cannot be saved",
             why="; ".join(f"[{check.code}] {check.reason}" for check in refused),

@@ -39,6 +39,7 @@ NOUNS = (
     "checkpoint",
     "guard",
     "schedule",
+    "device",
     "host",
     "snapshot",
     "store",

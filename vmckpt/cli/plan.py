@@ -91,8 +91,22 @@ def text(made: "Plan") -> str:
     end = f"choice: {choice.way}: {choice.reason}"
     if choice.way is None:
         end = f"no way keeps what is asked for: {choice.reason}\n  do: {choice.change}"
-    notes = [f"note: {note}" for note in made.notes]
+    notes = [*_devices(made), *(f"note: {note}" for note in made.notes)]
     return "\n".join([head, "", table(header, rows), "", *notes, end])
+
+
+def _devices(made: "Plan") -> list[str]:
+    """What the phases of passed-through devices come to."""
+    from vmckpt.units import format_duration, format_size
+
+    found = made.devices
+    if found is None:
+        return []
+    head = f"devices: {format_size(found.device_bytes)} to save"
+    if found.out_s is None or found.back_s is None:
+        return [f"{head}; how long it takes the first move between these hosts teaches"]
+    out, back = _words(found.out_s, format_duration), _words(found.back_s, format_duration)
+    return [f"{head}: out {out}, back {back}, in the totals; the job stands still from out to back"]
 
 
 def _fastest(made: "Plan") -> float:

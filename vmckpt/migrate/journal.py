@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
 from vmckpt.errors import HostDownError, UsageError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
@@ -14,8 +15,9 @@ from vmckpt.vm.paths import vm_dir
 
 FORMAT = 1
 # In this order. When one of AFTER_COMMIT has begun, the target has run.
-BEFORE_COMMIT = ("begin", "prepare", "agree", "turn", "mirror", "transfer", "switchover")
-AFTER_COMMIT = ("drain", "verify", "handover", "release")
+BEFORE_DEVICES = ("begin", "prepare", "agree", "turn", "mirror")
+BEFORE_COMMIT = (*BEFORE_DEVICES, *STEPS_OUT, "transfer", "switchover")
+AFTER_COMMIT = ("drain", "verify", BRING_BACK, "handover", "release")
 STEPS = BEFORE_COMMIT + AFTER_COMMIT
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from vmckpt.events.record import RunRecord
 from vmckpt.migrate.shared_link import SHARED
+from vmckpt.plan.device_phases import DeviceMove
 from vmckpt.plan.forecast import Way
 from vmckpt.plan.guest import SENT_PAGE_BYTES
 from vmckpt.plan.link import Link, Moved, learn
@@ -133,7 +134,8 @@ def moved(record: RunRecord) -> Moved | None:
         pages=last["normal_pages"],
         zero_pages=last.get("zero_pages", 0),
         transfer_s=result["transfer_time_s"],
-        total_s=result["total_time_s"] - _phase_s(record.events, "turn"),
+        # What devices took has its own forecast; waiting for others is none of its own.
+        total_s=result["total_time_s"] - sum(_device_s(result)) - _phase_s(record.events, "turn"),
         stalled_s=_stalled_s(result),
         last_pages=last_pages,
         felt=result.get("guest_downtime_ms") is not None,
@@ -145,6 +147,22 @@ def moved(record: RunRecord) -> Moved | None:
         holes=min(record.request.get("hole_pages") or 0, last.get("zero_pages", 0)),
         waited_s=HELD_S if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
     )
+
+
+def device_moves(records: Iterable[RunRecord], source: str, target: str) -> list[DeviceMove]:
+    """What moves from the one to the other took for the devices of their guests."""
+    return [
+        DeviceMove(int(record.result.get("device_bytes", 0)), *_device_s(record.result))
+        for record in records
+        if (record.request.get("source"), record.request.get("target")) == (source, target)
+        and record.result
+        and record.result.get("outcome") == "completed"
+        and any(_device_s(record.result))
+    ][-LATEST_MOVES:]
+
+
+def _device_s(result: Mapping[str, Any]) -> tuple[float, float]:
+    return result.get("device_out_s", 0.0), result.get("device_back_s", 0.0)
 
 
 def pause_ms(result: Mapping[str, Any]) -> float | None:

@@ -6,8 +6,10 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
+from vmckpt.devices.journey import BRING_BACK, Journey
 from vmckpt.errors import (
     HostDownError,
+    JobHeldError,
     OperationFailedError,
     OutcomeUnknownError,
     RefusedError,
@@ -25,9 +27,9 @@ from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files,
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.drain import drain
 from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
-from vmckpt.migrate.ends import End, Pair
+from vmckpt.migrate.ends import End, Pair, kill
 from vmckpt.migrate.handover import release, settle_on_target
-from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
 from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
@@ -46,6 +48,7 @@ from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.plug import plug, reserve
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
 
 RESUME_TIMEOUT_S = 5.0
@@ -102,6 +105,8 @@ class Migration:
             emit=emit,
             note=self._note,
         )
+        self._journey = Journey(vm.spec.passthrough, run, self._note)
+        self._job_held: VmckptError | None = None
         self._target_qemu: Qemu | None = None
         self._transfer: Transfer | None = None
         self._ending = Ending.COMPLETED
@@ -123,10 +128,12 @@ class Migration:
             Step("agree", lambda: self._undoable(self.agree()), self.undo_agree),
             *([Step("turn", self._link.my_turn)] if self._options.in_turn else ()),
             *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
+            *self._journey.steps_out(self._pair.source),
             Step("transfer", self.transfer),
             Step("switchover", self.switchover, commits=True),
             Step("drain", self.drain),
             Step("verify", self.verify),
+            *([Step(BRING_BACK, self.bring_back)] if self._journey.has_devices else ()),
             Step("handover", self.handover),
             Step("release", self.release),
         )
@@ -151,6 +158,8 @@ class Migration:
             await self._journal.remove((self._vm.host, self._target_host))
         except (StorageError, HostDownError) as exc:
             self._note("journal", str(exc))
+        if self._job_held:
+            raise self._job_held
         return await self._report()
 
     async def _meaning_or_unknown(self, exc: VmckptError) -> VmckptError:
@@ -196,7 +205,7 @@ class Migration:
         try:
             await self._journal.write((self._vm.host, self._target_host))
         except StorageError as exc:
-            if step.name in ("prepare", "agree", "turn", "mirror", "transfer"):
+            if step.name in BEFORE_COMMIT:
                 raise
             # The guest may be on the target: what stands in the journal is enough to recover.
             self._note("journal", str(exc))
@@ -223,6 +232,7 @@ class Migration:
         await create_files(host, self._run, self._copies)
         # The source is asked while the target's QEMU starts, which takes longer.
         _, ours = await both(self._start_target(), self._source_machine())
+        await self._set_devices_aside()
         await both(plug_taps(host, self._vm.spec, files), self._compare(ours))
 
     async def _start_target(self) -> None:
@@ -235,9 +245,19 @@ class Migration:
         )
         self._pair.target.adopt(monitor)
 
+    async def _set_devices_aside(self) -> None:
+        """What the guest's devices are to be there; those that QEMU moves are plugged in now."""
+        host, files, devices = self._target_host, self._pair.target.files, self._vm.spec.passthrough
+        await reserve(host, files, devices)
+        moved = [device for device in devices if not device.strategy.detaches]
+        await plug(host, files, await self._pair.target.monitor(), moved)
+
     async def _source_machine(self) -> Machine:
         monitor, _ = await both(self._pair.source.monitor(), self._pair.source.rescue())
-        return await describe(monitor)
+        found, away = await describe(monitor), self._journey.absent_ids
+        # Those that are unplugged for the way come back later.
+        stay = {name: kind for name, kind in found.devices.items() if name not in away}
+        return found._replace(devices=stay)
 
     async def _compare(self, ours: Machine) -> None:
         target, _ = await both(self._pair.target.monitor(), self._pair.target.rescue())
@@ -296,11 +316,23 @@ class Migration:
                 await commands.stop(source)
             async with self._link.kept(self._transfer.hold_to):
                 self._ending = await self._transfer.run(uri(self._target_host, port))
+            await self._attach()
         except BaseException as exc:
             # A second Ctrl-C must not undo the target before it is known who has the guest.
             if await to_the_end(self._settle()) is not Move.TARGET_OWNS:
                 raise await self._explained(exc) from exc
             self._note("too-late", "it was too late to go back: the VM is on the target")
+
+    async def _attach(self) -> None:
+        """The guest gets its devices before it runs on the target: without them it stays here."""
+        if not self._journey.has_devices:
+            return
+        try:
+            await self._journey.plug(self._pair.target)
+        except BaseException:
+            # It has all of the guest and never ran: only once it is dead the source goes on.
+            await to_the_end(kill(self._pair.target))
+            raise
 
     def _switchover(self, source: Monitor, port: int) -> Switchover | None:
         if not self._agreement.source_parameters.get(SWITCHOVER_SPEED):
@@ -400,6 +432,19 @@ class Migration:
             await announce(self._pair.target)
             await prove_alive(self._pair.target, self._arrived.process)
 
+    async def bring_back(self) -> None:
+        """What used the devices goes on; that it cannot does not keep the guest from arriving."""
+        try:
+            await self._journey.bring_back(self._pair.target)
+        except VmckptError as exc:
+            name = self._vm.name
+            self._job_held = JobHeldError(
+                f"'{name}' is on {self._target_host.name}, but what used its device does not go "
+                f"on: {exc.what}",
+                why=exc.why,
+                remedy=f"{exc.remedy}; then: vmckpt device recover {name}",
+            )
+
     async def handover(self) -> None:
         """The target is the VM's home."""
         await settle_on_target(self._pair.target, self._arrived, self._vm.host)
@@ -455,6 +500,9 @@ class Migration:
             rounds=self._transfer.rounds if self._transfer else 0,
             warnings=(),
             run_record="",
+            device_bytes=self._journey.device_bytes,
+            device_out_s=self._journey.out_s,
+            device_back_s=self._journey.back_s,
         )
 
     async def _heard(self) -> Silence | None:

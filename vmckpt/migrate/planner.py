@@ -4,17 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from vmckpt.devices.checks import held_bytes
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import load_all
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.encryption import Scheme
-from vmckpt.migrate.learned import learned, sending
+from vmckpt.migrate.learned import device_moves, learned, sending
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.migrate.preflight import Preflight, preflight
 from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.shared_link import others_on_the_link
 from vmckpt.plan.choose import Choice, Intent, Offer, choose, judge
 from vmckpt.plan.course import Course
+from vmckpt.plan.device_phases import (
+    DevicePhases,
+    device_phases,
+    with_device_memory,
+    with_devices,
+)
 from vmckpt.plan.first_pass import Stretch
 from vmckpt.plan.forecast import Limits, Way, forecast
 from vmckpt.plan.guest import PAGE_BYTES, Guest
@@ -37,7 +44,8 @@ STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 class Plan:
     """What was found out. `closed` are ways that cannot be gone, `unknown` those without figures.
 
-    Each of these with its reason. `options` are those of the way chosen.
+    Each of these with its reason. `options` are those of the way chosen. `devices`: what those that
+    are unplugged for the way take; the ways' totals have it in them.
     """
 
     vm: str
@@ -50,6 +58,7 @@ class Plan:
     choice: Choice
     options: Options
     notes: tuple[str, ...]
+    devices: DevicePhases | None = None
 
     def require(self) -> Options:
         """The options to migrate with. Raises RefusedError, naming the least change that helps."""
@@ -87,6 +96,7 @@ class Plan:
             "closed": {way.value: reason for way, reason in self.closed},
             "unknown": {way.value: reason for way, reason in self.unknown},
             "notes": list(self.notes),
+            "devices": self.devices._asdict() if self.devices else None,
             "dirty_rate": self.measured.to_json(),
         }
 
@@ -121,9 +131,8 @@ async def make_plan(
             remedy="name another: vmckpt host list",
         )
     await require_measurable(vm)
-    links = learned(
-        load_all(runs_dir()), vm.host.name, target.name, vm.name, agent=vm.spec.guest_agent
-    )
+    records = load_all(runs_dir())
+    links = learned(records, vm.host.name, target.name, vm.name, agent=vm.spec.guest_agent)
     if not links:
         raise _nothing_known(vm.host.name, target.name)
     roads = [
@@ -135,9 +144,17 @@ async def make_plan(
             why=_against(roads),
             remedy=f"see `vmckpt check {vm.name} {target.name}`",
         )
+    held = await held_bytes(vm)
+    devices = None
+    if held is not None:
+        devices = device_phases(held, device_moves(records, vm.host.name, target.name))
     measured = await measure(vm, for_s)
     keep(vm.name, measured)
-    found = [_offer(road, road.link, measured, intent) for road in roads if road.link]
+    found = [
+        _offer(road, road.link, measured, intent=intent, devices=devices)
+        for road in roads
+        if road.link
+    ]
     offers = tuple(offer for offer, _ in found)
     choice = choose(offers, intent)
     chosen = {offer.forecast.way: meant for offer, meant in found}
@@ -153,6 +170,7 @@ async def make_plan(
         choice=choice,
         options=chosen[choice.way] if choice.way else options,
         notes=(*_notes(measured), *_neighbours(others)),
+        devices=devices,
     )
 
 
@@ -190,9 +208,18 @@ async def _road(
     return _Road(way, meant, link, copied, _downtimes_ms(options, intent, link))
 
 
-def _offer(road: _Road, link: Link, measured: DirtyRate, intent: Intent) -> tuple[Offer, Options]:
+def _offer(
+    road: _Road,
+    link: Link,
+    measured: DirtyRate,
+    *,
+    intent: Intent,
+    devices: DevicePhases | None,
+) -> tuple[Offer, Options]:
     """With the shortest standstill that keeps the intent; else with the longest allowed."""
     guest = guest_of(measured, road.disk_bytes)
+    if devices:
+        guest = with_device_memory(guest, devices.device_bytes)
     promised_ms = road.downtimes_ms[-1] if intent.max_pause_s is not None else None
     slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
     for downtime_ms in road.downtimes_ms:
@@ -205,7 +232,8 @@ def _offer(road: _Road, link: Link, measured: DirtyRate, intent: Intent) -> tupl
             policy=road.options.policy or within(promised_ms, slower),
         )
         limits = Limits(downtime_ms / 1e3, float(meant.bandwidth_bytes_per_s))
-        offer = judge(forecast(road.way, guest, link, limits), intent)
+        expected = forecast(road.way, guest, link, limits)
+        offer = judge(with_devices(expected, devices) if devices else expected, intent)
         if offer.keeps:
             break
     return offer, meant

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from vmckpt.devices.checks import detached_addresses, passthrough_checks
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate import dirty_log
@@ -80,6 +81,9 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         await target_checks.clock(vm.host, target),
         encrypted,
         *source.checks,
+        *await passthrough_checks(
+            vm, target, may_postcopy=options.may_postcopy, is_running=source.is_running
+        ),
         *postcopy_risk(options),
         *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
         *(dirty_log.checks(loss, options) if loss else ()),
@@ -139,6 +143,7 @@ class _Source(NamedTuple):
     checks: tuple[Check, ...]
     abilities: Abilities
     images: Mapping[str, DiskImage] = {}
+    is_running: bool = False
 
 
 async def _look_at_source(vm: Vm) -> _Source:
@@ -151,7 +156,12 @@ async def _look_at_source(vm: Vm) -> _Source:
         return _Source(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         run = await commands.query_status(monitor)
-        blockers = (await commands.query_migrate(monitor)).blockers
+        away = await detached_addresses(vm)
+        blockers = [
+            blocker
+            for blocker in (await commands.query_migrate(monitor)).blockers
+            if not any(address in blocker for address in away)
+        ]
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
         images = await query_disk_images(monitor)
         changed = await _changed(vm, monitor) if vm.qemu.is_foreign else None
@@ -167,7 +177,8 @@ async def _look_at_source(vm: Vm) -> _Source:
         reason = f"since it was adopted the VM has changed: {changed}"
         remedy = f"adopt it again: vmckpt vm rm {vm.name} (its QEMU goes on), then vm adopt"
         return _Source((Check("adopted", REFUSE, reason, remedy),), ours, images)
-    return _Source((running, *device_checks(blockers, pci_ids)), ours, images)
+    found = (running, *device_checks(blockers, pci_ids))
+    return _Source(found, ours, images, run.status == "running")
 
 
 async def _changed(vm: Vm, monitor: Monitor) -> str | None:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmckpt.devices.journey import Journey
 from vmckpt.errors import (
     BusyError,
     HostDownError,
@@ -23,7 +24,7 @@ from vmckpt.migrate.disks import drop_mirrors
 from vmckpt.migrate.encryption import disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
-from vmckpt.migrate.journal import Journal, find_journal, newest
+from vmckpt.migrate.journal import BEFORE_DEVICES, Journal, find_journal, newest
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.settle import settle
 from vmckpt.migrate.switchover import let_go
@@ -117,6 +118,7 @@ async def _recover(
                 await _finish(pair, home, arrived)
                 await disarm_if_possible(pair.target, note)
                 await hand_over_files(source, target, journal.run, journal.disks, note)
+                await _bring_devices_back(pair.target, home or arrived, journal, note)
                 where, outcome = target, FINISHED
             case Move.SOURCE_OWNS:
                 try:
@@ -128,6 +130,7 @@ async def _recover(
                 await let_go(pair.source, note)
                 await undo_target(pair)
                 await remove_files(target, journal.run, journal.disks)
+                await _bring_devices_back(pair.source, home, journal, note)
                 where, outcome = source, UNDONE
             case Move.LOST:
                 await bury(pair, home, journal, note)
@@ -139,6 +142,22 @@ async def _recover(
         await pair.close()
     await journal.remove((source, target))
     return Recovery(journal.run, journal.vm, where.name, journal.step, outcome)
+
+
+async def _bring_devices_back(
+    end: End, vm: Vm | None, journal: Journal, note: Callable[[str], None]
+) -> None:
+    """The VM's devices are plugged in where it is, and what used them goes on."""
+    if vm is None or not journal.was_running or journal.step in BEFORE_DEVICES:
+        return
+    journey = Journey(vm.spec.passthrough, journal.run, lambda _, text: note(text))
+    if not journey.has_devices:
+        return
+    try:
+        await (journey.abort(end) if journal.past_commit else journey.recover(end, journal.step))
+    except VmckptError as exc:
+        remedy = f"{exc.remedy}; then: vmckpt device recover {vm.name}"
+        note(f"what used its device does not go on: {exc.what}: {exc.why} ({remedy})")
 
 
 async def _finish(pair: Pair, home: Vm | None, arrived: Vm | None) -> None:

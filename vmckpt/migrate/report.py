@@ -12,6 +12,8 @@ class Report:
     from outside, `guest_silent_ms` the sum of silences over 20 ms: None where nobody listened.
     `encryption` is "x509", "psk" or "off".
     `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the target.
+    `device_bytes` is what passed-through devices held, saved in `device_out_s`; `device_back_s` is
+    from plugging others in until the jobs go on.
     """
 
     run: str
@@ -33,6 +35,9 @@ class Report:
     rounds: int
     warnings: tuple[str, ...]
     run_record: str
+    device_bytes: int = 0
+    device_out_s: float = 0.0
+    device_back_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """For `migrate --json`."""

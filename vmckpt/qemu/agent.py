@@ -46,10 +46,7 @@ class GuestAgent:
         """
         agent = cls(*await asyncio.open_unix_connection(sock=sock))
         try:
-            # What an earlier client left half-read ends at our own number.
-            number = random.getrandbits(31)
-            while await agent._ask("guest-sync", {"id": number}, timeout_s) != number:
-                pass
+            await agent._sync(timeout_s)
         except BaseException:
             await agent.close()
             raise
@@ -85,12 +82,16 @@ class GuestAgent:
         ]
         return [address for _, address in sorted(reachable, key=lambda one: one[0] != "ipv4")]
 
-    async def start(self, argv: Sequence[str], timeout_s: float = 5.0) -> int:
+    async def start(
+        self, argv: Sequence[str], timeout_s: float = 5.0, *, given: bytes = b""
+    ) -> int:
         """Start a program in the guest, its output kept by the agent; its pid there.
 
-        Raises AgentSilentError, NoProgramError.
+        It reads `given`. Raises AgentSilentError, NoProgramError.
         """
-        words = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        words: dict[str, Any] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        if given:
+            words["input-data"] = base64.b64encode(given).decode()
         try:
             return int((await self._ask("guest-exec", words, timeout_s))["pid"])
         except OperationFailedError as exc:
@@ -144,19 +145,33 @@ class GuestAgent:
             remedy="look at the guest",
         )
 
-    async def _ask(self, command: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
-        request = {"execute": command, "arguments": arguments}
+    async def _sync(self, timeout_s: float) -> None:
+        """What earlier clients left unread, half a line maybe, ends at the answer to our number.
+
+        It is asked once: an agent that comes back answers all that was asked meanwhile, in order.
+        """
+        number = random.getrandbits(31)
         try:
             async with asyncio.timeout(timeout_s):
-                self._writer.write(json.dumps(request).encode() + b"\n")
-                await self._writer.drain()
+                await self._send("guest-sync", {"id": number})
+                while _number_in(line := await self._reader.readline()) != number:
+                    if not line:
+                        raise OSError("it has hung up")
+        except (TimeoutError, OSError, ValueError) as exc:
+            raise _silent(exc, timeout_s) from exc
+
+    async def _send(self, command: str, arguments: Mapping[str, Any]) -> None:
+        request = {"execute": command, "arguments": arguments}
+        self._writer.write(json.dumps(request).encode() + b"\n")
+        await self._writer.drain()
+
+    async def _ask(self, command: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send(command, arguments)
                 reply = json.loads(await self._reader.readline())
         except (TimeoutError, OSError, ValueError) as exc:
-            raise AgentSilentError(
-                "the guest agent does not answer",
-                why=str(exc) or f"nothing within {timeout_s:g} s",
-                remedy="check that qemu-guest-agent runs in the guest",
-            ) from exc
+            raise _silent(exc, timeout_s) from exc
         if "error" in reply:
             raise OperationFailedError(
                 f"the guest agent refused {command}",
@@ -172,3 +187,20 @@ class GuestAgent:
             await self._writer.wait_closed()
         except OSError:
             return  # QEMU has gone first
+
+
+def _number_in(line: bytes) -> object:
+    """What a line answers; None when it is no whole answer."""
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        return None
+    return reply.get("return") if isinstance(reply, dict) else None
+
+
+def _silent(exc: Exception, timeout_s: float) -> AgentSilentError:
+    return AgentSilentError(
+        "the guest agent does not answer",
+        why=str(exc) or f"nothing within {timeout_s:g} s",
+        remedy="check that qemu-guest-agent runs in the guest",
+    )

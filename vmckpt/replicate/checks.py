@@ -26,7 +26,7 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
         images = await query_disk_images(monitor)
     theirs = await abilities(standby)
     checks += [found async for found in disk_checks(vm, standby, images)]
-    checks += _firmware(vm)
+    checks += [*_firmware(vm), *_passthrough(vm)]
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
@@ -38,6 +38,16 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
     checks += await target_checks.ports(standby, needed=1)
     checks += [await capture_checks.tracking(vm), _output(vm, holds_output=holds_output)]
     return checks
+
+
+def _passthrough(vm: Vm) -> Iterator[Check]:
+    for device in vm.spec.passthrough:
+        reason = (
+            f"'{device.id}' is passed through ({device.strategy}): what it holds and writes is in "
+            "no epoch, and it cannot be unplugged for each, many times a second"
+        )
+        remedy = "migrate it or take checkpoints of it instead, or run its spec without the device"
+        yield Check(f"device-{device.id}", REFUSE, reason, remedy)
 
 
 def _firmware(vm: Vm) -> Iterator[Check]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.vm.adopted.holes import fill
 from vmckpt.vm.adopted.settings import double_commas
+from vmckpt.vm.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec import Disk, Spec
 
@@ -90,16 +91,23 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
         *_boot(spec),
     ]
     slot, virtio = FIRST_SLOT, _virtio(platform.accel)
+    stand_ins = [device.nic for device in spec.passthrough]
     for number, disk in enumerate(spec.disks):
         argv += _disk(number, disk, disk.on(files.state_dir), slot, virtio)
         slot += 1
     for number, nic in enumerate(spec.nics):
         mac = nic.mac or default_mac(spec.name, number)
         tap = files.tap(number) if nic.network == "bridge" else None
-        argv += _nic(number, mac, tap, slot, virtio)
+        pair = {"failover": True} if number in stand_ins else {}
+        argv += _nic(number, mac, tap, slot, virtio | pair)
         slot += 1
     if spec.guest_agent:
         argv += _agent(files, slot, virtio)
+        slot += 1
+    argv += port_arguments(spec.passthrough, slot)
+    for number, passed in enumerate(spec.passthrough, len(spec.nics)):
+        if passed.netdev:
+            argv += ["-netdev", _json(_tap(passed.netdev, files.tap(number)))]
     for device in spec.devices:
         argv += ["-device", _json(device)]
     return argv
@@ -117,8 +125,7 @@ def _virtio(accel: str) -> dict[str, Any]:
 def _nic(number: int, mac: str, tap: str | None, slot: int, virtio: dict[str, Any]) -> list[str]:
     netdev: dict[str, Any] = {"type": "user", "id": f"net{number}"}
     if tap is not None:
-        options = {"ifname": tap, "script": "no", "downscript": "no", "vhost": False}
-        netdev = {"type": "tap", "id": f"net{number}", **options}
+        netdev = _tap(f"net{number}", tap)
     device = {
         "driver": "virtio-net-pci",
         "id": f"nic{number}",
@@ -129,6 +136,11 @@ def _nic(number: int, mac: str, tap: str | None, slot: int, virtio: dict[str, An
         **virtio,
     }
     return ["-netdev", _json(netdev), "-device", _json(device)]
+
+
+def _tap(name: str, tap: str) -> dict[str, Any]:
+    options = {"ifname": tap, "script": "no", "downscript": "no", "vhost": False}
+    return {"type": "tap", "id": name, **options}
 
 
 def _agent(files: QemuDir, slot: int, virtio: dict[str, Any]) -> list[str]:

@@ -9,6 +9,10 @@ from vmckpt.vm.check import OK, REFUSE, Check
 # where there is one, and its kind (QEMU, migration/savevm.c).
 _DEVICE = re.compile(r"non-migratable device: (?:(?P<pci>[0-9a-f]{4}(?::[0-9a-f]{2}){2}\.[0-7])/)?"
                      r"(?:(?P<below>.+)/)?(?P<kind>[^/]+)")  # fmt: skip
+VFIO_REMEDY = (
+    "run it from a spec with the device under [[passthrough]], strategy hook-detach or stop-app: "
+    "it is unplugged for the way then"
+)
 
 
 def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterator[Check]:
@@ -18,7 +22,8 @@ def device_checks(blockers: Sequence[str], pci_ids: Mapping[str, str]) -> Iterat
     for blocker in blockers:
         found = _DEVICE.fullmatch(blocker)
         if found is None:
-            reason, remedy = f"QEMU refuses to migrate it: {blocker}", "mend what it names"
+            reason = f"QEMU refuses to migrate it: {blocker}"
+            remedy = VFIO_REMEDY if "VFIO" in blocker else "mend what it names"
         else:
             where = _place(found["pci"], found["below"], pci_ids)
             reason = f"the {found['kind']} {where} cannot be migrated"

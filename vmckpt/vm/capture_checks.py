@@ -1,6 +1,6 @@
 """Whether a VM's state can be captured from outside its QEMU while it runs."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
@@ -37,9 +37,16 @@ def _from_a_spec(vm: Vm) -> str:
     )
 
 
-async def devices(monitor: Monitor) -> AsyncIterator[Check]:
-    """Whether QEMU can save all devices, and none writes or sends past it."""
-    blockers = (await commands.query_migrate(monitor)).blockers
+async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator[Check]:
+    """Whether QEMU can save all devices, and none writes or sends past it.
+
+    Devices and addresses in `away` are unplugged first.
+    """
+    blockers = [
+        blocker
+        for blocker in (await commands.query_migrate(monitor)).blockers
+        if not any(name in blocker for name in away)
+    ]
     pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
     for found in device_checks(blockers, pci_ids):
         yield found
@@ -47,7 +54,7 @@ async def devices(monitor: Monitor) -> AsyncIterator[Check]:
         children = await commands.qom_children(monitor, f"/machine/{place}")
         for name, kind in children.items():
             for prefix, what in BYPASSES.items():
-                if kind.startswith(prefix):
+                if kind.startswith(prefix) and name not in away:
                     reason = f"'{name}' ({kind}) is {what}: what it writes is not seen"
                     remedy = f"shut it down, vmckpt vm rm, and run its spec without '{name}'"
                     yield Check("bypass", REFUSE, reason, remedy)

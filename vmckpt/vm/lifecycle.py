@@ -22,6 +22,7 @@ from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.plug import plug
 from vmckpt.vm.power_off import power_off
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec import Spec, anchored, parse_spec
@@ -172,7 +173,8 @@ async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
 
 async def restore_is_cut_off(vm: Vm) -> bool:
     """Whether a restore or a saving of the VM has begun and nobody works on it any more."""
-    marks = (vm.directory.restoring, vm.qemu.files.missing, vm.directory.saving)
+    mine = vm.directory
+    marks = (mine.restoring, vm.qemu.files.missing, mine.saving, mine.away)
     begun = any(await all_of(vm.host.exists(mark) for mark in marks))
     return begun and await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name)) is None
 
@@ -184,6 +186,7 @@ async def _go_on(vm: Vm) -> Vm:
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
         if (await commands.query_status(monitor)).status == "prelaunch":
             await plug_taps(vm.host, vm.spec, vm.qemu.files)
+            await plug(vm.host, vm.qemu.files, monitor, vm.spec.passthrough)
             await commands.cont(monitor)
             return vm
     raise _runs_already(vm)
@@ -208,6 +211,7 @@ async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
     qemu, monitor = await start_qemu(host, spec, platform, files, incoming=False)
     try:
         await plug_taps(host, spec, files)
+        await plug(host, files, monitor, spec.passthrough)
         await host.write_text(directory.current, qemu.to_json())
         await commands.cont(monitor)
     except BaseException:

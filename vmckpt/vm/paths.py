@@ -46,6 +46,11 @@ class VmDir:
         """There while the guest stands still to be saved as a whole: whose it is to let it run."""
         return self.path / "saving"
 
+    @property
+    def away(self) -> Path:
+        """There while its devices are unplugged for a checkpoint: which step was begun."""
+        return self.path / "devices-away"
+
     def qemu(self, qemu_id: str) -> "QemuDir":
         """The files of one QEMU process."""
         return QemuDir(self.path / f"{QEMU_PREFIX}{qemu_id}", self.path.name, qemu_id)
@@ -119,6 +124,11 @@ class QemuDir:
         return self.path / "process.json"
 
     @property
+    def given(self) -> Path:
+        """Which functions of the host's its devices have (JSON); see vm/cards.py."""
+        return self.path / "devices.json"
+
+    @property
     def missing(self) -> Path:
         """There while pages of its memory are still to come from a checkpoint (JSON): who brings
         them.
@@ -160,6 +170,11 @@ def images_dir(state_dir: Path) -> Path:
 def adoption_lock_path(state_dir: Path, pid: int) -> Path:
     """The lock of the process that is being adopted on a host, under whatever name."""
     return state_dir / "adoptions" / str(pid)
+
+
+def card_lock_path(state_dir: Path) -> Path:
+    """The lock under which a host's cards are given to VMs."""
+    return state_dir / "cards.lock"
 
 
 def lock_path(state_dir: Path, name: str) -> Path:

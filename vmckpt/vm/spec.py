@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.errors import UsageError
 from vmckpt.units import MIB
+from vmckpt.vm.passthrough import Passthrough, read_passthrough
 from vmckpt.vm.paths import IMAGES
 from vmckpt.vm.toml_table import Source, Table
 
@@ -97,6 +98,7 @@ class Spec(NamedTuple):
     disks: tuple[Disk, ...]
     nics: tuple[Nic, ...]
     devices: tuple[dict[str, Any], ...]
+    passthrough: tuple[Passthrough, ...]
     guest_agent: bool
     ram_dir: Path
     heartbeat_id: int | None
@@ -142,6 +144,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
         ),
         nics=tuple(_nic(table) for table in top.tables("nics")),
         devices=tuple(_device(table) for table in top.tables("devices")),
+        passthrough=tuple(read_passthrough(table) for table in top.tables("passthrough")),
         guest_agent=top.boolean("guest_agent", False),
         ram_dir=top.path("ram_dir", "/dev/shm"),
         heartbeat_id=top.optional_integer("heartbeat_id"),
@@ -152,7 +155,24 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
     top.no_more_keys()
     if spec.memory_bytes < MIN_MEMORY_BYTES or spec.memory_bytes % MIB:
         raise top.wrong("memory", "memory is a whole number of MiB, at least 16", "write e.g. 512M")
+    _check_passthrough(spec, top)
     return spec
+
+
+def _check_passthrough(spec: Spec, top: Table) -> None:
+    names = [device.id for device in spec.passthrough]
+    if len(set(names)) < len(names):
+        raise top.wrong("passthrough", "two devices have the same id", "give each its own")
+    if names and not spec.machine.startswith(("q35", "pc-q35")):
+        why = f"a {spec.machine} has no ports that devices are plugged into"
+        raise top.wrong("machine", why, 'write machine = "q35"')
+    stand_ins = [device.nic for device in spec.passthrough if device.nic is not None]
+    if len(set(stand_ins)) < len(stand_ins) or any(not 0 <= n < len(spec.nics) for n in stand_ins):
+        why = "each failover device has a [[nics]] of its own that stands in for it"
+        raise top.wrong("passthrough", why, "number them from 0, in the order of [[nics]]")
+    if any(device.hook for device in spec.passthrough) and not spec.guest_agent:
+        why = "hooks are run by the guest agent"
+        raise top.wrong("passthrough", why, "write guest_agent = true, and run it in the guest")
 
 
 def anchored(spec: Spec, base: Path) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.units import MIB
+from vmckpt.vm.passthrough import Passthrough
 from vmckpt.vm.paths import IMAGES
 from vmckpt.vm.spec import Disk, Spec
 
@@ -39,6 +40,8 @@ def written(spec: Spec) -> str:
             lines.append(_line("mac", nic.mac))
     for device in spec.devices:
         lines += ["", "[[devices]]", *(_line(name, value) for name, value in device.items())]
+    for one in spec.passthrough:
+        lines += ["", "[[passthrough]]", *_passthrough(one)]
     if any(spec.placement):
         lines += ["", "[placement]"]
         lines += [_line(name, words) for name, words in spec.placement._asdict().items()]
@@ -51,6 +54,27 @@ def written(spec: Spec) -> str:
             _line("forwards", list(spec.adopted.forwards)),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _passthrough(device: Passthrough) -> list[str]:
+    lines = [
+        _line("id", device.id),
+        _line("driver", device.driver),
+        _line("strategy", device.strategy.value),
+    ]
+    if device.match:
+        lines.append(_line("match", device.match))
+    if device.hook:
+        lines.append(_line("hook", device.hook))
+    if device.memory_bytes:
+        lines.append(_line("memory", str(device.memory_bytes)))
+    if device.limits_s:
+        lines.append(_line("limits_s", device.limits_s))
+    if device.options:
+        lines.append(_line("options", device.options))
+    if device.nic is not None:
+        lines.append(_line("nic", device.nic))
+    return lines
 
 
 def _disk(disk: Disk, *, has_node: bool) -> list[str]:

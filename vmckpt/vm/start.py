@@ -279,9 +279,10 @@ async def plug_taps(host: Host, spec: Spec, files: QemuDir) -> None:
 
     Raises RefusedError (no bridge), OperationFailedError.
     """
-    for number, nic in enumerate(spec.nics):
-        if nic.network != "bridge":
-            continue
+    bridged = [number for number, nic in enumerate(spec.nics) if nic.network == "bridge"]
+    first = len(spec.nics)
+    bridged += [n for n, device in enumerate(spec.passthrough, first) if device.netdev]
+    for number in bridged:
         if host.bridge is None:
             raise RefusedError(
                 f"{host.name} has no bridge for {spec.name}'s NIC {number}",

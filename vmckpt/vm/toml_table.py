@@ -163,6 +163,10 @@ class Table:
             return None
         return Table(self._get(key, dict), self._source, (key,))
 
+    def free(self, key: str) -> dict[str, Any]:
+        """A sub-table whose keys are somebody else's; empty when it is missing."""
+        return dict(self._get(key, dict, {}))
+
     def tables(self, key: str) -> list["Table"]:
         """An array of tables, empty when it is missing."""
         items = self._get(key, list, [])

@@ -30,6 +30,11 @@ QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 # Where libvirt looks for QEMU's certificates unless qemu.conf says otherwise.
 QEMU_CERTIFICATES = Path("/etc/pki/qemu")
 
+DETACH = (
+    "detach it (virsh detach-device); only a VM from a spec of vmckpt's has [[passthrough]] devices"
+    ", which go by strategy hook-detach, stop-app or vfio-migration"
+)
+
 
 class DomainPreflight(NamedTuple):
     """All checks, and what libvirt will be asked for when they are passed.
@@ -226,7 +231,7 @@ async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
         checks.append(Check("snapshots", REFUSE, reason, remedy))
     for device in domain.description.passed_through:
         reason = f"the {device} is the host's own, and cannot be migrated"
-        checks.append(Check("migratable", REFUSE, reason, "detach it (virsh detach-device)"))
+        checks.append(Check("migratable", REFUSE, reason, DETACH))
     if not any(check.code == "migratable" for check in checks):
         checks.append(Check("migratable", OK, "no device of the host's own is passed through"))
     can_hold = libvirt >= hold.SINCE_LIBVIRT and version >= hold.SINCE_QEMU

@@ -1,0 +1,102 @@
+"""vmckpt device: list, cards, recover, hook."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vmckpt.cli.output import Json, run, show
+from vmckpt.cli.vm import Name
+
+if TYPE_CHECKING:
+    from vmckpt.devices.look import DeviceRow
+    from vmckpt.hosts.host import Host
+    from vmckpt.vm.cards import Card
+    from vmckpt.vm.inventory import Vm
+
+app = typer.Typer(
+    help="Devices passed through to guests: which, how they move, and their hooks.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class Vendor(StrEnum):
+    """The hooks that vmckpt brings along."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    GENERIC = "generic"
+
+
+@app.command("list")
+def list_(vm: Name, json: Json = False) -> None:
+    """Show a VM's passthrough devices, how each moves, and whether it is plugged in."""
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.devices.look import look_at_devices
+    from vmckpt.ui.tables import table
+
+    found: list[DeviceRow] = run(look_at_devices(run(find_own(vm))))
+    rows = [
+        (one.id, one.what, one.strategy, one.hook or "-", one.state, " ".join(one.addresses))
+        for one in found
+    ]
+    text = table(("device", "what", "strategy", "hook", "state", "host's functions"), rows)
+    facts = [one._asdict() for one in found]
+    show({"vm": vm, "devices": facts}, text if rows else "it has none", as_json=json)
+
+
+@app.command()
+def cards(
+    host: Annotated[str, typer.Argument(help="The host.")],
+    match: Annotated[
+        str | None, typer.Option(help="Only those of VENDOR:DEVICE, as in a spec.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show the PCI devices of a host, and which could be given to a guest now."""
+    from vmckpt.hosts.inventory import find_host
+    from vmckpt.ui.tables import table
+
+    found: list[tuple[Card, str]] = run(_cards(find_host(host)))
+    found = [(card, why) for card, why in found if match in (None, card.name)]
+    rows = [(card.addresses[0], card.name, str(len(card.functions)), why) for card, why in found]
+    facts = [
+        {"functions": list(card.addresses), "name": card.name, "free": why == "free", "state": why}
+        for card, why in found
+    ]
+    text = table(("address", "vendor:device", "functions", "state"), rows)
+    show({"host": host, "cards": facts}, text, as_json=json)
+
+
+async def _cards(host: "Host") -> "list[tuple[Card, str]]":
+    from vmckpt.vm.cards import cards_of, taken_on, unfit
+
+    taken = await taken_on(host)
+    found = await cards_of(host)
+    return [(card, unfit(card, taken, found) or "free") for card in found]
+
+
+@app.command()
+def recover(vm: Name, json: Json = False) -> None:
+    """Plug in what is missing and have the hooks bring back the jobs that used it.
+
+    For after "what used its device does not go on", when its reason has been mended.
+    """
+    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.devices.absence import recover_now
+
+    found: Vm = run(find_own(vm))
+    run(recover_now(found))
+    show(
+        {"vm": vm}, f"the devices of {vm} are plugged in, and what used them goes on", as_json=json
+    )
+
+
+@app.command()
+def hook(vendor: Annotated[Vendor, typer.Argument(help="Whose.")]) -> None:
+    """Print a hook, to be put into guests: a program that needs nothing but what it names."""
+    from importlib.resources import files
+
+    name = "nvidia.py" if vendor is Vendor.NVIDIA else vendor.value
+    print(files("vmckpt.devices.hooks").joinpath(name).read_text(), end="")

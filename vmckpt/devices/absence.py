@@ -1,0 +1,134 @@
+"""Work on a VM, in one place, that its devices cannot be part of: out before it, back after it."""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from vmckpt.devices.journey import STEPS_OUT, Journey
+from vmckpt.errors import JobHeldError, RefusedError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.sequence.steps import Step, UndoFailure, run_steps, to_the_end
+from vmckpt.vm.inventory import Vm, require_alive
+from vmckpt.vm.lifecycle import held
+from vmckpt.vm.paths import QemuDir
+
+T = TypeVar("T")
+WORK = "work"
+
+
+class Here(NamedTuple):
+    """A QEMU with a session that is open already."""
+
+    host: Host
+    files: QemuDir
+    session: Monitor
+
+    async def monitor(self) -> Monitor:
+        """The session."""
+        return self.session
+
+
+async def without_devices(
+    vm: Vm,
+    monitor: Monitor,
+    run: str,
+    tell: Callable[[str], None],
+    work: Callable[[], Coroutine[Any, Any, T]],
+) -> T:
+    """What `work` gives, done while no passthrough device is in the guest.
+
+    For the lock's holder. Whatever fails, the devices come back and what used them goes on. Raises
+    what `work` does, HookFailedError and what else an unplug raises (nothing has changed),
+    JobHeldError (the work is done).
+    """
+    journey = Journey(vm.spec.passthrough, run, lambda _, text: tell(text))
+    if not journey.has_devices:
+        return await work()
+    here = Here(vm.host, vm.qemu.files, monitor)
+    given: list[T] = []
+
+    async def do() -> None:
+        given.append(await work())
+
+    async def started(step: Step) -> None:
+        await vm.host.write_text(vm.directory.away, step.name)
+        if step.name != WORK:
+            tell(f"{vm.name}: {step.name}")
+
+    def undo_failed(failure: UndoFailure) -> None:
+        tell(f"undoing '{failure.step}' failed: {failure.error}")
+
+    try:
+        steps = (*journey.steps_out(here), Step(WORK, do))
+        await run_steps(steps, started=started, undo_failed=undo_failed)
+        await to_the_end(_told_if_held(journey.bring_back(here), vm))
+    finally:
+        # What could not be brought back now a second try would not either.
+        await to_the_end(vm.host.remove(vm.directory.away))
+    return given[0]
+
+
+async def plug_in(vm: Vm, monitor: Monitor) -> None:
+    """The devices of a guest that has never run with them. Raises RefusedError and others."""
+    await _journey(vm, "restore").plug(Here(vm.host, vm.qemu.files, monitor))
+
+
+async def bring_back(vm: Vm, monitor: Monitor, run: str) -> list[str]:
+    """A guest whose state was taken without its devices gets them; what it is not, in words."""
+    journey = _journey(vm, run)
+    if not journey.has_devices:
+        return []
+    try:
+        await _told_if_held(journey.bring_back(Here(vm.host, vm.qemu.files, monitor)), vm)
+    except JobHeldError as exc:
+        return [str(exc)]
+    return []
+
+
+def _journey(vm: Vm, run: str) -> Journey:
+    return Journey(vm.spec.passthrough, run, lambda _code, _text: None)
+
+
+async def recover_devices(vm: Vm) -> None:
+    """After the death of whoever had unplugged them: they are back, and what used them goes on.
+
+    For the lock's holder. Raises JobHeldError.
+    """
+    journey = _journey(vm, "recover")
+    # Without a mark nobody has been asked to let one go.
+    step = await vm.host.read_text(vm.directory.away) or STEPS_OUT[0]
+    try:
+        if journey.has_devices and await vm.is_alive():
+            connected = await vm.host.connect(vm.qemu.files.operator)
+            async with session(connected, vm.name) as monitor:
+                here = Here(vm.host, vm.qemu.files, monitor)
+                await _told_if_held(journey.recover(here, step), vm)
+    finally:
+        await vm.host.remove(vm.directory.away)
+
+
+async def recover_now(vm: Vm) -> None:
+    """At the operator's word: as after the death of whoever had unplugged them.
+
+    Raises RefusedError (it has none, or is stopped), BusyError, JobHeldError.
+    """
+    async with held(vm, "device recover") as now:
+        await require_alive(now)
+        if not _journey(now, "recover").has_devices:
+            raise RefusedError(
+                f"'{now.name}' has no device that is unplugged for anything",
+                why="its spec has no [[passthrough]] with a hook",
+                remedy="nothing is to be done",
+            )
+        await recover_devices(now)
+
+
+async def _told_if_held(back: Awaitable[None], vm: Vm) -> None:
+    try:
+        await back
+    except VmckptError as exc:
+        raise JobHeldError(
+            f"what used a device of '{vm.name}' does not go on: {exc.what}",
+            why=exc.why,
+            remedy=f"{exc.remedy}; then: vmckpt device recover {vm.name}",
+        ) from exc

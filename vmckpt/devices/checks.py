@@ -1,0 +1,124 @@
+"""What a VM's passthrough devices say to a move, device by device: how each goes, and whether."""
+
+from collections.abc import Mapping, Sequence
+
+from vmckpt.devices.contract import Phase
+from vmckpt.devices.hook import GuestHook, HookFailedError
+from vmckpt.devices.journey import Journey
+from vmckpt.hosts.host import Host
+from vmckpt.units import format_size
+from vmckpt.vm.cards import choose, read_given, taken_on
+from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.passthrough import Passthrough, Strategy
+
+HOW = {
+    Strategy.HOOK_DETACH: "its hook saves what it holds, then it is unplugged",
+    Strategy.STOP_APP: "its hook ends what uses it, which begins anew afterwards; it is unplugged",
+    Strategy.FAILOVER: "a virtio NIC stands in for it; QEMU unplugs it, and plugs in the target's",
+    Strategy.VFIO_MIGRATION: "QEMU moves its state, if the device and its driver can",
+}
+
+
+async def passthrough_checks(
+    vm: Vm, target: Host, *, may_postcopy: bool, is_running: bool
+) -> list[Check]:
+    """A check for each device and what it takes; none of a VM without any."""
+    devices = vm.spec.passthrough
+    if not devices:
+        return []
+    checks = []
+    if may_postcopy:
+        reason = "a device needs all of the guest's memory where it is plugged in"
+        checks.append(Check("postcopy", REFUSE, reason, "use --method precopy or stop"))
+    taken = await taken_on(target)
+    for device in devices:
+        checks.append(await _target(device, target, taken))
+        if device.strategy.detaches:
+            checks.append(await _hook(vm, device, is_running=is_running))
+    return checks
+
+
+async def _target(device: Passthrough, target: Host, taken: set[str]) -> Check:
+    code = f"device-{device.id}"
+    how = f"{device.strategy}: {HOW[device.strategy]}"
+    if device.match is None:
+        return Check(code, OK, f"{how}; QEMU on {target.name} makes another {device.driver}")
+    card, why = await choose(target, device, taken)
+    if card is None:
+        remedy = f"bind a free {device.match} to vfio-pci on {target.name}, or choose another host"
+        return Check(code, REFUSE, f"{how}; {why}", remedy)
+    taken |= set(card.addresses)
+    return Check(code, OK, f"{how}; {why} on {target.name}")
+
+
+async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Check:
+    code = f"hook-{device.id}"
+    if not is_running:
+        reason = "its hook runs in the guest, and the guest does not run"
+        return Check(code, REFUSE, reason, f"let it run: vmckpt vm start {vm.name}")
+    hook = GuestHook(vm.host, vm.qemu.files, device, "check")
+    try:
+        answer = await hook.do(Phase.PREFLIGHT)
+    except HookFailedError as exc:
+        return Check(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
+    held = f", {format_size(answer.device_bytes)} to save" if answer.device_bytes else ""
+    notes = "".join(f"; {note}" for note in answer.notes)
+    return Check(code, OK, f"{device.hook} is ready{held}{notes}")
+
+
+async def free_checks(devices: Sequence[Passthrough], host: Host) -> list[Check]:
+    """Whether the host has a free equal of each."""
+    taken = await taken_on(host)
+    return [await _target(device, host, taken) for device in devices]
+
+
+async def hook_checks(vm: Vm) -> list[Check]:
+    """Whether the hooks of a running VM's devices are ready; what others say is not asked."""
+    devices = [device for device in vm.spec.passthrough if device.strategy.detaches]
+    return [await _hook(vm, device, is_running=True) for device in devices]
+
+
+async def held_bytes(vm: Vm) -> int | None:
+    """What the devices hold that are unplugged for a move, as their hooks say; None: it has none.
+
+    Raises HookFailedError.
+    """
+    devices = [device for device in vm.spec.passthrough if device.strategy.detaches]
+    if not devices:
+        return None
+    answers = [
+        await GuestHook(vm.host, vm.qemu.files, device, "plan").do(Phase.PREFLIGHT)
+        for device in devices
+    ]
+    return sum(answer.device_bytes for answer in answers)
+
+
+def saved_whole_checks(vm: Vm) -> list[Check]:
+    """What is against having QEMU save all of a VM, devices included, as it runs."""
+    return [
+        Check(
+            f"device-{device.id}",
+            REFUSE,
+            f"'{device.id}' is passed through ({device.strategy}): what it holds would be missing",
+            f"take it out and back in for it: vmckpt checkpoint create {vm.name}",
+        )
+        for device in vm.spec.passthrough
+        if device.strategy.detaches
+    ]
+
+
+async def away_names(vm: Vm) -> frozenset[str]:
+    """What is unplugged for an operation: ids of functions, and the addresses of the host's."""
+    return Journey(vm.spec.passthrough, "check", _nobody).ids | await detached_addresses(vm)
+
+
+def _nobody(code: str, text: str) -> None:
+    """Nothing happens that could be told."""
+
+
+async def detached_addresses(vm: Vm) -> frozenset[str]:
+    """The functions of its host's that are unplugged before QEMU is asked to migrate."""
+    given: Mapping[str, Sequence[str]] = await read_given(vm.host, vm.qemu.files)
+    names = [device.id for device in vm.spec.passthrough if device.strategy.detaches]
+    return frozenset(address for name in names for address in given.get(name, ()))

@@ -1,0 +1,105 @@
+"""What a hook in the guest is told, and what it answers. Pure.
+
+    HOOK PHASE < {"format": 1, "device": ID, "run": RUN, "limit_s": N}
+
+It answers with one JSON object as the last line of its output, {"ok": true} or {"ok": false, "why":
+..., "remedy": ...}, and exits with 0 for the first alone. Every phase may be run again, and then
+does what is left to do: after a time-out, and after an agent that died, nobody knows how far it
+came. README.md says what each phase promises.
+"""
+
+import json
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+FORMAT = 1
+
+
+class Phase(StrEnum):
+    """In the order of a whole way; abort comes instead of what is left of it."""
+
+    PREFLIGHT = "preflight"
+    QUIESCE = "quiesce"
+    LOCK = "lock"
+    CHECKPOINT = "checkpoint"
+    RELEASE = "release"
+    REATTACH = "reattach"
+    RESTORE = "restore"
+    RESUME = "resume"
+    ABORT = "abort"
+
+
+# Each with what takes it back, where the device is plugged in.
+WAY_OUT = {
+    Phase.QUIESCE: Phase.ABORT,
+    Phase.LOCK: Phase.RESUME,
+    Phase.CHECKPOINT: Phase.RESTORE,
+    Phase.RELEASE: Phase.REATTACH,
+}
+WAY_BACK = (Phase.REATTACH, Phase.RESTORE, Phase.RESUME)
+# Moving what a card holds takes as long as there is of it: 80 GB at 3 GB/s are 27 s.
+LIMITS_S = {
+    Phase.PREFLIGHT: 30,
+    Phase.QUIESCE: 60,
+    Phase.LOCK: 60,
+    Phase.CHECKPOINT: 600,
+    Phase.RELEASE: 120,
+    Phase.REATTACH: 120,
+    Phase.RESTORE: 600,
+    Phase.RESUME: 60,
+    Phase.ABORT: 600,
+}
+
+
+class Answer(NamedTuple):
+    """What a hook said. `restarted`: jobs that it could only end and begin anew."""
+
+    ok: bool
+    why: str = ""
+    remedy: str = ""
+    device_bytes: int = 0
+    restarted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def request(device: str, run: str, limit_s: int) -> bytes:
+    """What the hook reads."""
+    words = {"format": FORMAT, "device": device, "run": run, "limit_s": limit_s}
+    return json.dumps(words).encode() + b"\n"
+
+
+def read_answer(returncode: int, out: bytes, err: bytes) -> Answer:
+    """What the hook means, also where it could not keep to the contract."""
+    words = _last_object(out)
+    if words is None:
+        said = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
+        why = f"it ended with {returncode} and gave no answer{f': {said[-400:]}' if said else ''}"
+        return Answer(False, why, "run it in the guest by hand")
+    if words["ok"] is not True or returncode != 0:
+        why = _text(words.get("why")) or f"it ended with {returncode} and does not say why"
+        return Answer(False, why, _text(words.get("remedy")), restarted=_texts(words, "restarted"))
+    held = words.get("device_bytes")
+    return Answer(
+        True,
+        device_bytes=held if isinstance(held, int) and held > 0 else 0,
+        restarted=_texts(words, "restarted"),
+        notes=_texts(words, "notes"),
+    )
+
+
+def _last_object(out: bytes) -> dict[str, Any] | None:
+    lines = out.decode(errors="replace").strip().splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "ok" in found else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _texts(words: dict[str, Any], key: str) -> tuple[str, ...]:
+    found = words.get(key)
+    return tuple(str(one) for one in found) if isinstance(found, list) else ()

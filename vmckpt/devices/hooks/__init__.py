@@ -1,0 +1,1 @@
+"""Hooks for guests: programs of their own, which import nothing of vmckpt's."""

@@ -1,0 +1,205 @@
+"""The devices of one VM through an operation that they cannot be part of: out, and back.
+
+Out: quiesce, lock, checkpoint, release, unplug. Back, on whichever host the guest is then: plug,
+reattach, restore, resume. Whatever fails on the way out is taken back where the guest is.
+"""
+
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from vmckpt.devices.contract import WAY_BACK, WAY_OUT, Phase
+from vmckpt.devices.hook import GuestHook, HookFailedError
+from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError, VmckptError
+from vmckpt.hosts.host import Host
+from vmckpt.qemu import hotplug
+from vmckpt.qemu.hotplug import UnplugRefusedError
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.sequence.steps import Step, all_of
+from vmckpt.vm import plug
+from vmckpt.vm.passthrough import Passthrough, Strategy
+from vmckpt.vm.paths import QemuDir
+
+UNPLUG_TIMEOUT_S = 30.0
+# On the way back nothing else is left to do than to try again.
+TRIES = 3
+UNPLUG, PLUG = "unplug", "plug"
+HOOK = "hook-"
+# The steps of an operation, in their order.
+STEPS_OUT = (*(f"{HOOK}{phase}" for phase in WAY_OUT), UNPLUG)
+BRING_BACK = "bring-back"
+
+
+class Place(Protocol):
+    """A QEMU, and the way to its monitor."""
+
+    @property
+    def host(self) -> Host:
+        """Where it runs."""
+
+    @property
+    def files(self) -> QemuDir:
+        """Its files."""
+
+    async def monitor(self) -> Monitor:
+        """A session. Raises HostDownError."""
+
+
+class Journey:
+    """The devices that are unplugged for an operation. Of a VM without any, all is nothing."""
+
+    def __init__(
+        self, devices: tuple[Passthrough, ...], run: str, note: Callable[[str, str], None]
+    ) -> None:
+        self._devices = [device for device in devices if device.strategy.detaches]
+        self._paired = [device for device in devices if device.strategy is Strategy.FAILOVER]
+        self._run, self._note = run, note
+        self._refused = False
+        self._took_s: dict[str, float] = {}
+        self.device_bytes = 0
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._devices)
+
+    @property
+    def absent_ids(self) -> frozenset[str]:
+        """The ids of all functions that a target's QEMU has not, or does not show, beforehand."""
+        return self.ids | {device.function_id(n) for device in self._paired for n in range(8)}
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all functions that come and go."""
+        return frozenset(device.function_id(n) for device in self._devices for n in range(8))
+
+    @property
+    def out_s(self) -> float:
+        """How long the way out took."""
+        return self._sum(*WAY_OUT, UNPLUG)
+
+    @property
+    def back_s(self) -> float:
+        """How long the way back took."""
+        return self._sum(PLUG, *WAY_BACK)
+
+    def _sum(self, *phases: str) -> float:
+        return round(sum(self._took_s.get(phase, 0.0) for phase in phases), 4)
+
+    def _took(self, phase: str, began_s: float) -> None:
+        self._took_s[phase] = self._took_s.get(phase, 0.0) + time.monotonic() - began_s
+
+    def steps_out(self, source: Place) -> tuple[Step, ...]:
+        """The way out as steps; what undoes each finds the guest running on the source."""
+        if not self._devices:
+            return ()
+        return (
+            *(self._hook_step(source, phase, back) for phase, back in WAY_OUT.items()),
+            Step(UNPLUG, lambda: self.unplug(source), lambda: self.plug_back(source)),
+        )
+
+    def _hook_step(self, source: Place, phase: Phase, back: Phase) -> Step:
+        return Step(
+            f"{HOOK}{phase}",
+            lambda: self.phase(source, phase),
+            lambda: self.phase(source, back, tries=TRIES),
+        )
+
+    async def phase(self, place: Place, phase: Phase, *, tries: int = 1) -> None:
+        """Every hook does the phase. Raises HookFailedError for the first that does not."""
+        began_s = time.monotonic()
+        await all_of(self._one(place, device, phase, tries) for device in self._devices)
+        self._took(phase, began_s)
+
+    async def _one(self, place: Place, device: Passthrough, phase: Phase, tries: int) -> None:
+        answer = await GuestHook(place.host, place.files, device, self._run).do(phase, tries=tries)
+        if phase is Phase.CHECKPOINT:
+            self.device_bytes += answer.device_bytes
+        for job in answer.restarted:
+            self._note("job-restarted", f"{job} could not be brought back: it was begun anew")
+        for text in answer.notes:
+            self._note(f"hook-{device.id}", text)
+
+    async def unplug(self, source: Place) -> None:
+        """No device is left in the guest. Raises OperationFailedError, TimedOutError."""
+        began_s, self._refused = time.monotonic(), False
+        try:
+            monitor = await source.monitor()
+            for device in self._devices:
+                host, files = source.host, source.files
+                await plug.unplug(host, files, monitor, device, UNPLUG_TIMEOUT_S)
+        except UnplugRefusedError:
+            self._refused = True
+            raise
+        except (OutcomeUnknownError, HostDownError) as exc:
+            # The guest is the source's whatever became of the device, which is looked for anew.
+            raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+        self._took(UNPLUG, began_s)
+
+    async def plug(self, place: Place) -> None:
+        """Every device is plugged in. Raises RefusedError, OperationFailedError."""
+        began_s = time.monotonic()
+        try:
+            await plug.plug(place.host, place.files, await place.monitor(), self._devices)
+        except (OutcomeUnknownError, HostDownError) as exc:
+            raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+        self._took(PLUG, began_s)
+
+    async def plug_back(self, place: Place) -> None:
+        """Every device is plugged in, and the guest is no more being asked to let one go.
+
+        One that was asked, and is silent, may let go at any time: it is given the time to.
+        """
+        if not self._refused:
+            try:
+                await self.unplug(place)
+            except VmckptError as exc:
+                self._note("unplug", f"{exc.what}: {exc.why}")
+        await self._persist(lambda: self.plug(place))
+
+    async def recover(self, place: Place, step: str) -> None:
+        """After the death of whoever began `step` last: the devices are in, and their jobs go on.
+
+        A guest that was asked to let a device go may do so any time. So that is brought to an end
+        first, by the whole way out, which is safe however far the way back had come already. Raises
+        as `abort` does.
+        """
+        if step not in STEPS_OUT[:-1] and await self._any_plugged(place):
+            try:
+                for phase in WAY_OUT:
+                    await self.phase(place, phase)
+                await self.unplug(place)
+            except VmckptError as exc:
+                self._note("unplug", f"{exc.what}: {exc.why}")
+        await self.abort(place)
+
+    async def _any_plugged(self, place: Place) -> bool:
+        return bool(self.ids & await hotplug.plugged(await place.monitor()))
+
+    async def bring_back(self, place: Place) -> None:
+        """Plug, reattach, restore, resume: whatever of it is left to do.
+
+        A hook that cannot is told to abort, which has the jobs go on by whatever means. Raises
+        HookFailedError, RefusedError, OperationFailedError: then they do not.
+        """
+        await self._persist(lambda: self.plug(place))
+        try:
+            for phase in WAY_BACK:
+                await self.phase(place, phase, tries=TRIES)
+        except HookFailedError as exc:
+            self._note("hook", f"{exc.what}: {exc.why}; it is told to abort")
+            await self.abort(place)
+
+    async def abort(self, place: Place) -> None:
+        """Plug what is missing; the hooks have the jobs go on, however far they had come."""
+        await self._persist(lambda: self.plug(place))
+        await self.phase(place, Phase.ABORT, tries=TRIES)
+
+    @staticmethod
+    async def _persist(act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        for _ in range(TRIES - 1):
+            try:
+                return await act()
+            except (OperationFailedError, HostDownError):
+                continue
+        return await act()

@@ -1,0 +1,45 @@
+"""How a VM's passthrough devices are now."""
+
+from typing import NamedTuple
+
+from vmckpt.qemu import hotplug
+from vmckpt.qemu.monitor import session
+from vmckpt.vm.cards import read_given
+from vmckpt.vm.inventory import Vm
+
+
+class DeviceRow(NamedTuple):
+    """One device. `state` is plugged, unplugged or stopped."""
+
+    id: str
+    what: str
+    strategy: str
+    hook: str | None
+    state: str
+    addresses: tuple[str, ...]
+
+
+async def look_at_devices(vm: Vm) -> list[DeviceRow]:
+    """All of the VM's. Raises HostDownError."""
+    there: frozenset[str] | None = None
+    if vm.spec.passthrough and await vm.is_alive():
+        async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
+            there = await hotplug.plugged(monitor)
+    given = await read_given(vm.host, vm.qemu.files) if there is not None else {}
+    return [
+        DeviceRow(
+            device.id,
+            device.match or device.driver,
+            device.strategy.value,
+            device.hook,
+            _state(device.id, there),
+            tuple(given.get(device.id, ())),
+        )
+        for device in vm.spec.passthrough
+    ]
+
+
+def _state(name: str, there: frozenset[str] | None) -> str:
+    if there is None:
+        return "stopped"
+    return "plugged" if name in there else "unplugged"

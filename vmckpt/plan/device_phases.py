@@ -1,0 +1,80 @@
+"""How long what devices hold takes into a guest's memory and back, by moves that were. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from vmckpt.plan.forecast import Band, Forecast
+from vmckpt.plan.guest import PAGE_BYTES, Guest
+
+# Less than this says nothing of the pace: it is the hooks' and the drivers' own time.
+TELLING_BYTES = 64 << 20
+
+
+class DeviceMove(NamedTuple):
+    """One that was: so much was saved, so long out of the devices and back into others."""
+
+    device_bytes: int
+    out_s: float
+    back_s: float
+
+
+class DevicePhases(NamedTuple):
+    """What is expected of a guest's devices; the two times are None where no move was seen."""
+
+    device_bytes: int
+    moves: int
+    out_s: Band | None
+    back_s: Band | None
+
+    @property
+    def both_s(self) -> Band | None:
+        """Out and back together."""
+        if self.out_s is None or self.back_s is None:
+            return None
+        return Band(*(out + back for out, back in zip(self.out_s, self.back_s, strict=True)))
+
+
+def device_phases(device_bytes: int, seen: Sequence[DeviceMove]) -> DevicePhases:
+    """What so many bytes will take: as long as before, and for more than then at the pace of then.
+
+    Less than then takes as long as then: what is not copying cannot be told from what is.
+    """
+    if not seen:
+        return DevicePhases(device_bytes, 0, None, None)
+    out = sorted(_scaled(device_bytes, one.device_bytes, one.out_s) for one in seen)
+    back = sorted(_scaled(device_bytes, one.device_bytes, one.back_s) for one in seen)
+    return DevicePhases(device_bytes, len(seen), _band(out), _band(back))
+
+
+def _scaled(device_bytes: int, then_bytes: int, took_s: float) -> float:
+    if then_bytes < TELLING_BYTES:
+        return took_s
+    return took_s * max(1.0, device_bytes / then_bytes)
+
+
+def _band(values: Sequence[float]) -> Band:
+    last = len(values) - 1
+    return Band(*(values[round(part * last)] for part in (0.1, 0.5, 0.9)))
+
+
+def with_devices(forecast: Forecast, phases: DevicePhases) -> Forecast:
+    """The same way with the phases of the guest's devices, which come before and after it."""
+    if phases.both_s is None:
+        return forecast
+    total = zip(forecast.total_s, phases.both_s, strict=True)
+    return replace(forecast, total_s=Band(*(way_s + device_s for way_s, device_s in total)))
+
+
+def with_device_memory(guest: Guest, device_bytes: int) -> Guest:
+    """The guest when its memory has what its devices held: pages that were zero, at the costliest.
+
+    Where in its memory they will be nobody knows.
+    """
+    if not device_bytes:
+        return guest
+    share = device_bytes / PAGE_BYTES / guest.total_pages
+    before = 1 - guest.zero_share
+    after = min(1.0, before + share)
+    ratio = (guest.ratio * before + (after - before)) / after
+    return replace(guest, zero_share=1 - after, ratio=ratio, layout=())
