@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.remote_hosts import PipedServes
+from tests.remote_hosts import SERVE, PipedServes
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
 from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.remote.frames import PROTOCOL, Kind, with_json
 from vmckpt.hosts.remote.host import RemoteHost
 
 Play = Callable[[RemoteHost, PipedServes], Awaitable[None]]
@@ -46,6 +48,26 @@ async def until(true: Callable[[], object], what: str) -> None:
     while not true():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.01)
+
+
+def test_the_far_side_ends_in_peace_when_the_asker_has_gone(tmp_path: Path) -> None:
+    """Over two pipes, as sshd has them, and both closed: its answer finds nobody."""
+    pipe = subprocess.PIPE
+    far = subprocess.Popen(SERVE, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert far.stdin is not None
+    assert far.stdout is not None
+    assert far.stderr is not None
+    hello = {"protocol": PROTOCOL, "state_dir": str(tmp_path), "name": "a"}
+    with far, far.stdout:
+        far.stdin.write(with_json(Kind.HELLO, 0, hello).encode())
+        far.stdin.flush()
+        assert far.stdout.read(1)
+        far.stdout.close()
+        # The pipe that nobody reads any more is noticed first.
+        time.sleep(0.2)
+        far.stdin.close()
+        assert far.stderr.read() == b""
+        assert far.wait(20) == 0
 
 
 def test_a_question_is_asked_again_over_a_new_connection(tmp_path: Path) -> None:

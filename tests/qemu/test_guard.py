@@ -240,7 +240,8 @@ def _one_fault(made: World, rng: random.Random, directory: Path) -> str:
         "late": (f"(sleep {rng.uniform(0, 3):.1f}; touch {ill}) &", {ROLLED_BACK}),
         "hang": ("sleep 3600", {ROLLED_BACK}),
         "kill": ("sleep 2", {-signal.SIGKILL, KEPT}),
-        "stop": ("sleep 2", {130, KEPT}),
+        # One that has not listened for signals yet just ends.
+        "stop": ("sleep 2", {130, KEPT, -signal.SIGTERM}),
         NO_ROOM: ("true", {11}),
     }[fault := rng.choice(["none", "command", "late", "hang", "kill", "stop", NO_ROOM])]
     options = ["--check", f"test ! -e {ill}", "--for", "5s", "--failures", "2", "--timeout", "4s"]
@@ -254,7 +255,7 @@ def _one_fault(made: World, rng: random.Random, directory: Path) -> str:
         said = command.communicate(timeout=120)
     assert command.returncode in codes, (fault, command.returncode, said)
     eventually(lambda: _all_over(made), 120, "no guard is left open")
-    if fault == NO_ROOM:
+    if fault == NO_ROOM or command.returncode == -signal.SIGTERM:
         assert not began.exists()
     return f"{fault}: {newest(made)['phase'] if began.exists() else 'not begun'}"
 

@@ -50,7 +50,9 @@ class Link:
 
     def abort(self) -> None:
         """Close the connection at once: `run` ends."""
-        self._writer.transport.abort()
+        # A pipe whose other end has gone cannot be aborted any more.
+        if not self.is_closing:
+            self._writer.transport.abort()
 
     def open_stream(self, sock: socket.socket, number: int) -> Stream:
         """A stream for `sock`; it keeps what comes until it is started."""
