@@ -20,10 +20,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for name, rows in found["learned"].items():
         counts = [row["failures"] + 1 for row in rows]
         (line,) = learned.plot(counts, [row["off_p95"] for row in rows], label=f"assumed: {name}")
-        lost = [max(row["time_lost_p95"], 1e-9) for row in rows]
+        lost = [max(row["overhead_more_p95"], 1e-9) for row in rows]
         learned.plot(counts, lost, color=line.get_color(), linestyle=":")
     learned.axhline(0.05, color="0.5", linewidth=0.8, linestyle="--")
     learned.set(xscale="log", yscale="log", xlabel="failures seen + 1")
-    learned.set(title=f"learning, 95 % of {found['vms']} VMs (dotted: time lost by it)")
+    learned.set(title=f"learning, 95 % of {found['vms']} VMs (dotted: what it costs more)")
     learned.legend(fontsize=8)
     figure.savefig(path, dpi=110)

@@ -17,7 +17,7 @@ from vmckpt.fleet.schedule.due import Begin, Moment, Settle, Wait, decide
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import MOST_RUNS, Record, add, forget, load, new_record
 from vmckpt.fleet.schedule.request import CatchUp, Request, When
-from vmckpt.fleet.schedule.run import DONE, Event, Point, Tools, run
+from vmckpt.fleet.schedule.run import DONE, SKIPPED, UNCOPIED, Event, Point, Tools, run
 
 # 2026-11-22 00:00 UTC; multiples of an hour, and so of what divides one.
 BEGIN_S = 1795305600.0
@@ -47,6 +47,7 @@ class World:
     kill_in: int = -1
     fail_next: int = 0
     stops: bool = False
+    far: bool = False
     name: str = "web"
 
     def __post_init__(self) -> None:
@@ -61,8 +62,9 @@ class World:
         return load(self.name)
 
     def done(self) -> list[float]:
-        """The due times of the runs that were done, in order."""
-        return [one.due_s for one in self.record.runs if one.outcome == DONE]
+        """The due times of the runs that are over, in order."""
+        wanted = (DONE, UNCOPIED, SKIPPED)
+        return [one.due_s for one in self.record.runs if one.outcome in wanted]
 
     # -- what happens to the machine ---------------------------------------------------------
 
@@ -137,13 +139,13 @@ class World:
 
     async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
         self._maybe_die()
-        if self.stops:
-            return None
         held, making = record.state.claim, record.making
         assert held
         assert making
-        begins("store", "host")
         self.begun.append((held.number, self.now_s, self.boot))
+        if self.stops:
+            return None
+        begins("store", "host")
         if self.fail_next:
             self.fail_next -= 1
             raise HostDownError("host is down", why="as it was told", remedy="wait")
@@ -163,7 +165,9 @@ class World:
 
     async def copy(self, record: Record, point: Point) -> list[str]:
         self._maybe_die()
-        return []
+        if self.far:
+            raise HostDownError("the other host is down", why="as it was told", remedy="wait")
+        return ["store"]
 
     async def prune(self, record: Record) -> list[str]:
         self._maybe_die()
@@ -205,7 +209,7 @@ def one_history(seed: int, loop: asyncio.AbstractEventLoop, turns: int = 25) -> 
     request, every_s = random_request(rng)
     world = World(loop, rng, request)
     # In some nothing happens but to the clock: then intervals are to be kept to the second.
-    happens = ["step", "step", "down", "reboot", "kill", "kill", "fail"]
+    happens = ["step", "step", "down", "reboot", "kill", "kill", "fail", "far", "stop"]
     happens = ["step"] if (is_calm := rng.random() < 0.2) else happens
     for _ in range(turns):
         what = rng.choice([*happens, *["work"] * len(happens)])
@@ -219,10 +223,11 @@ def one_history(seed: int, loop: asyncio.AbstractEventLoop, turns: int = 25) -> 
             world.kill_in = rng.randrange(1, 14)
         elif what == "fail":
             world.fail_next = rng.randrange(1, 4)
+        world.far, world.stops = what == "far", what == "stop"
         if not world.work(rng.uniform(0.2, 4) * every_s):
             world.kill_in = -1
             world.pass_(rng.choice([0.0, rng.uniform(0, 2), rng.uniform(0, 3) * every_s]))
-    world.kill_in, world.fail_next = -1, 0
+    world.kill_in, world.fail_next, world.far, world.stops = -1, 0, False, False
     # Whatever failed last is tried again within a quarter of an hour.
     assert world.work(2000.0)
     check(world, every_s, is_calm=is_calm)
@@ -235,7 +240,7 @@ def check(world: World, every_s: float, *, is_calm: bool) -> None:
     done = world.done()
     assert record.state.claim is None
     # Each checkpoint is that of one run that was done, and of each run there is one.
-    ids = [one.checkpoint for one in record.runs if one.outcome == DONE]
+    ids = [one.checkpoint for one in record.runs if one.outcome in (DONE, UNCOPIED)]
     assert len(ids) == len(set(ids))
     assert set(ids) <= world.made.keys()
     if len(record.runs) < MOST_RUNS:
@@ -250,8 +255,7 @@ def check(world: World, every_s: float, *, is_calm: bool) -> None:
     last_s = done[-1] if done else record.added.wall_s
     assert last_s >= wanted, (done[-3:], wanted)
     # Each time stands for itself and those that were missed before it: none is left out.
-    runs = [one for one in record.runs if one.outcome == DONE]
-    for before, after in pairwise(runs):
+    for before, after in pairwise(record.runs):
         assert after.due_s - before.due_s == (after.missed + 1) * every_s, (before, after)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.store_work import make
 from vmckpt.checkpoint.group_line import Line
 from vmckpt.checkpoint.group_member import joined
+from vmckpt.checkpoint.place import open_or_create
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError
 from vmckpt.group.head import Head
 from vmckpt.group.journal import Journal, Part, groups_dir, led, settle, settle_left
@@ -122,3 +124,13 @@ async def _over_a_socket(path: Path) -> list[str]:
 def test_both_ends_hear_one_another_and_the_end(tmp_path: Path) -> None:
     assert asyncio.run(_over_a_socket(tmp_path / "ear")) == ["web", "over"]
     assert os.listdir(tmp_path) == []
+
+
+def test_members_that_make_their_hosts_first_store_at_once_have_one(tmp_path: Path) -> None:
+    for number in range(5):
+        place = str(tmp_path / str(number))
+        with ThreadPoolExecutor(8) as pool:
+            stores = list(pool.map(open_or_create, [place] * 8))
+        assert len({store.config.id for store in stores}) == 1
+        for store in stores:
+            store.close()

@@ -15,6 +15,7 @@ import pytest
 from vmckpt.fleet.schedule.record import Record, add, load, new_record
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.fleet.schedule.run import DONE, clock
+from vmckpt.hosts.process import find_by_argument
 
 PROGRAM = [sys.executable, "-m", "tests.schedule_process"]
 PATIENCE_S = 60.0
@@ -49,7 +50,8 @@ def eventually(found: Callable[[], bool]) -> None:
 
 
 def made_once(place: Path) -> list[str]:
-    """The ids of all checkpoints, each of which was made once."""
+    """The ids of all checkpoints, each of which was made once; nobody is at one any more."""
+    eventually(lambda: not find_by_argument(f"tests.schedule_service\0{place}"))
     log = (place / "log").read_text().split()
     assert len(log) == len(set(log)), "a checkpoint was made twice"
     assert set(log) == {path.name for path in (place / "made").iterdir()}

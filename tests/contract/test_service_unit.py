@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from vmckpt.cli.main import command_line
 from vmckpt.cli.replicate import app
 
 TEMPLATES = Path(__file__).parents[2] / "ansible/roles/vmckpt/templates"
@@ -42,3 +43,31 @@ def test_what_it_starts_is_a_command() -> None:
     _, _, verb, name, hosts, options = line.split()
     assert (name, hosts, options) == ("%i", "$HOSTS", "$OPTIONS")
     assert CliRunner().invoke(app, [verb, "--help"]).exit_code == 0
+
+
+def units_of_readme() -> dict[str, str]:
+    """The units that README has people paste, by name."""
+    text = (TEMPLATES.parents[3] / "README.md").read_text()
+    found = re.findall(
+        r"^    # /etc/systemd/system/(\S+?)(?:;.*)?\n((?:    .*\n)+)", text, re.MULTILINE
+    )
+    return {name: re.sub(r"^    ", "", lines, flags=re.MULTILINE) for name, lines in found}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_takes_those_that_readme_has_for_schedules(tmp_path: Path) -> None:
+    units = units_of_readme()
+    assert sorted(units) == [
+        "vmckpt-run-due.service",
+        "vmckpt-run-due.timer",
+        "vmckpt-scheduler.service",
+    ]
+    for name, text in units.items():
+        for line in re.findall(r"^ExecStart=/usr/local/bin/vmckpt (.*)$", text, re.MULTILINE):
+            words = line.split()
+            assert CliRunner().invoke(command_line(words), [*words, "--help"]).exit_code == 0
+        (tmp_path / name).write_text(text.replace("/usr/local/bin/vmckpt", "/bin/true"))
+    paths = [str(tmp_path / name) for name in units]
+    verify = ["systemd-analyze", "verify", "--man=no", *paths]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

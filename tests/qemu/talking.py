@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+
+import numpy as np
 
 from tests.qemu.world import World, image
 from vmckpt.checkpoint.facts import RAM
 from vmckpt.checkpoint.place import own_place
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
-from vmckpt.lab.talk import Counts, Violation, pages_of, parse_page, violations
+from vmckpt.lab.talk import MAGIC, Counts, Violation, pages_at, parse_page, violations
 from vmckpt.store.open import open_store
 
 
@@ -45,28 +46,32 @@ async def talking(
             await control.close()
 
 
-def counts_in(
-    made: World, homes: Mapping[str, str], every: Sequence[LabGuest], points: Mapping[str, str]
-) -> dict[str, Mapping[str, Counts]]:
-    """What each had said and heard, out of its checkpoint of `points`, by addresses."""
-    found = {}
-    for guest in every:
-        place = own_place(made.state(homes[guest.name]))
-        with open_store(place) as store, store.read(points[guest.name]) as point:
-            pieces = (chunks.contents for chunks in point.area(RAM).stream())
-            [page] = pages_of(pieces)
-        found[guest.address] = parse_page(page)
-    return found
+class Witness:
+    """Finds what each guest had said and heard in checkpoints that were taken together."""
 
+    def __init__(self, made: World, homes: Mapping[str, str], every: Sequence[LabGuest]) -> None:
+        self._made, self._homes, self._every = made, homes, every
+        # A guest's page of counts stays where it is.
+        self._pages: dict[str, int] = {}
 
-def checked(
-    made: World, homes: Mapping[str, str], every: Sequence[LabGuest], done: Mapping[str, Any]
-) -> tuple[list[Violation], int]:
-    """What is wrong with a cut, and how many messages had been said in it."""
-    points = {vm: one["id"] for vm, one in done["members"].items()}
-    counts = counts_in(made, homes, every, points)
-    assert all(len(of_one) == len(every) - 1 for of_one in counts.values()), counts
-    wrong = sum(one.wrong for of_one in counts.values() for one in of_one.values())
-    assert wrong == 0, counts
-    said = sum(one.udp_sent + one.tcp_sent for of_one in counts.values() for one in of_one.values())
-    return violations(counts), said
+    def violations(self, points: Mapping[str, str]) -> tuple[list[Violation], int]:
+        """What is wrong with a cut (checkpoints' ids by VM), and what had been said in it."""
+        counts = {guest.address: self._counts(guest, points[guest.name]) for guest in self._every}
+        every = [one for of_one in counts.values() for one in of_one.values()]
+        assert len(every) == len(counts) * (len(counts) - 1), counts
+        assert not any(one.wrong for one in every), counts
+        return violations(counts), sum(one.udp_sent + one.tcp_sent for one in every)
+
+    def _counts(self, guest: LabGuest, point_id: str) -> Mapping[str, Counts]:
+        place = own_place(self._made.state(self._homes[guest.name]))
+        with open_store(place) as store, store.read(point_id) as point:
+            area = point.area(RAM)
+            if guest.name not in self._pages:
+                [self._pages[guest.name]] = [
+                    int(number)
+                    for numbers, contents in area.stream()
+                    for number in numbers[pages_at(contents)]
+                ]
+            page = area.read(np.array([self._pages[guest.name]])).tobytes()
+            assert page.startswith(MAGIC)
+            return parse_page(page)

@@ -13,7 +13,11 @@ import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import World, eventually, image, qemu, world
+from vmckpt.checkpoint.operate import create
+from vmckpt.checkpoint.take import Wish
+from vmckpt.errors import RefusedError
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.vm.inventory import read_vm
 
 
 def guest() -> LabGuest:
@@ -43,6 +47,14 @@ def at_least(store: Path, count: int) -> bool:
     """Whether a service is at work, and so many checkpoints are there."""
     there = store.iterdir() if store.is_dir() else ()
     return len(list(there)) >= count and any(store.parents[1].glob("checkpointing/*/status.json"))
+
+
+async def ask_again(made: World, key: str) -> None:
+    """Ask the VM's host for a checkpoint that was asked for before."""
+    vm = await read_vm(made.asked("lab-a"), "guest")
+    assert vm
+    wish = Wish("late", {}, "schedule", 0.010, id=key)
+    await create(vm, None, wish, lambda _: None)
 
 
 def done(made: World, count: int) -> bool:
@@ -82,6 +94,9 @@ def test_checkpoints_come_are_copied_and_go_whoever_is_killed(made: World) -> No
     assert len(mine) <= 3
     assert len({one["facts"]["tags"]["due"] for one in mine}) == len(mine)
     assert {"lab-a:", "lab-b:"} <= set(mine[-2]["stores"])
+    # What still works for a dead scheduler, and comes late, finds it there.
+    with pytest.raises(RefusedError, match="is there already"):
+        asyncio.run(ask_again(made, mine[-1]["id"]))
     # The other's stays, and has taught what a checkpoint costs.
     learned = shown(made, "auto")
     assert learned["interval"]["cost_s"] < 1

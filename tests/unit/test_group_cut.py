@@ -66,6 +66,9 @@ class Guest:
     async def let_go(self) -> None:
         self.let_go_s = min(self.let_go_s, _now_s())
 
+    async def release(self) -> None:
+        await self.let_go()
+
     async def capture(self) -> None:
         self.stands_still = True
         try:

@@ -208,3 +208,17 @@ def test_what_was_done_on_the_way_is_drawn_and_company_on_the_link_teaches_nothi
     _, rates, *_ = figure(record).axes
     assert [text.get_text() for text in rates.texts] == ["another migration uses the link"]
     assert moved(record) is None
+
+
+def test_moves_in_turn_teach_such_moves_alone_and_waiting_for_others_does_not_count() -> None:
+    in_turn, alone = run(request={"in_turn": True}), run()
+    assert alone.result is not None
+    in_turn.result = {**alone.result, "total_time_s": alone.result["total_time_s"] + 4.0}
+    in_turn.events = [
+        {"event": "PhaseBegan", "at_s": 0.2, "phase": "turn"},
+        {"event": "PhaseBegan", "at_s": 4.2, "phase": "transfer"},
+    ]
+    (one,) = [found for found in [moved(in_turn)] if found is not None]
+    assert one.total_s - one.transfer_s == pytest.approx(0.3)
+    assert learned([in_turn], "a", "b") == {}
+    assert learned([*MOVES, in_turn], "a", "b", in_turn=True)["plain"].moves == 1

@@ -49,7 +49,7 @@ def test_it_is_read_as_it_was_written() -> None:
     full = replace(
         new_record("web", asked, NOW),
         state=State(3, 7.5, NOW, Claim(3, 7.5, 2, NOW, 4, NOW, 30.0, "why")),
-        learned=Learned(5.0, 1, Seen(NOW, "q", alive=True), (Cost(0.1, 2.0),)),
+        learned=Learned(5.0, 1, Seen(NOW, "q", alive=True), Cost(0.1, 2.0), 7),
         making=Making("id", "lab-a:", "lab-a"),
         runs=(Run(2, 1.0, 2.0, 3.0, "done", "id", "", 1, 2),),
         places=("lab-a:",),
@@ -104,7 +104,7 @@ def test_what_is_told_is_json_and_names_what_is_next() -> None:
 def test_auto_says_what_it_rests_on() -> None:
     auto = record("auto", When.AUTO, rpo_s=600.0)
     assert status(auto, NOW)["when"] == "auto"
-    paid = replace(auto, learned=Learned(costs=(Cost(0.02, 2.0),)))
+    paid = replace(auto, learned=Learned().paid(Cost(0.02, 2.0)))
     told = status(paid, NOW)["interval"]
     assert (told["by"], told["cost_s"]) == ("what it costs and how often the VM fails", 0.02)
     assert told["every_s"] == pytest.approx(322, rel=0.01)

@@ -42,8 +42,11 @@ class Output(Protocol):
     async def hold(self) -> None:
         """From here on nothing leaves, for as long as is allowed."""
 
+    async def release(self) -> None:
+        """All that waits leaves. Raises CommandRefusedError: it has left already."""
+
     async def let_go(self) -> None:
-        """All that waits leaves."""
+        """All that waits leaves, if anything does."""
 
 
 class Held(NamedTuple):
@@ -111,11 +114,11 @@ class Member:
             self.say("captured")
             await self.told("release", max(began_s + self.most_s - now_s(), 0.0))
             heard_s = now_s()
+            await output.release()
         except BaseException:
             with suppress(VmckptError):
                 await finish(output.let_go())
             raise
-        await finish(output.let_go())
         self.held = Held(stopping_unix_s, runs_unix_s, now_s() - began_s)
         tell_guard("free inf")
         if heard_s - began_s >= self.most_s:

@@ -8,6 +8,7 @@ there (`vmckpt lend`), which has no key and sees only what lies in the store.
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
-from vmckpt.errors import HostDownError, NotFoundError, RefusedError, UsageError
+from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host, local_host
 from vmckpt.sequence.in_thread import in_thread
@@ -27,7 +28,7 @@ from vmckpt.store.sealing.keys import KeySource, from_environment
 from vmckpt.store.store import Checkpoint, Store
 
 Key = KeySource | bytes | None
-LEND_TIMEOUT_S, POLL_S = 30.0, 0.02
+LEND_TIMEOUT_S, MAKING_S, POLL_S = 30.0, 10.0, 0.02
 _OF_HOST = re.compile(r"([a-z0-9][a-z0-9._-]*):(/.*)?")
 
 
@@ -181,12 +182,16 @@ async def reading(place: str, checkpoint_id: str, key: Key = None) -> AsyncItera
 
 def open_or_create(place: str, secret: bytes | None = None) -> Store:
     """The store at `place`, made when there is none. Blocking. Raises as both do."""
-    try:
-        return open_store(place, secret)
-    except NotFoundError:
-        if secret is not None:
-            raise
+    given_up_s = time.monotonic() + MAKING_S
+    while True:
+        try:
+            return open_store(place, secret)
+        except NotFoundError:
+            if secret is not None:
+                raise
         try:
             return create_store(place)
-        except RefusedError:  # somebody else has made it meanwhile
-            return open_store(place)
+        except (RefusedError, BusyError):  # somebody else has made it, or is about to
+            if time.monotonic() > given_up_s:
+                raise
+        time.sleep(POLL_S)

@@ -77,7 +77,7 @@ class Files:
 class Asked(NamedTuple):
     """What is to be done, to which VM, with the store in which place.
 
-    `held_s`: together with a group; so long may a VM's output be held for it.
+    `held_s`: together with a group; so long may a VM's output be held for it (0: it is not).
     """
 
     verb: str
@@ -122,7 +122,7 @@ async def recover_from(directory: Path) -> None:
     """After the death of a service: pages that are still to come do come."""
     asked = _read(Files(directory))
     vm = await read_vm(_host(asked), asked["vm"])
-    if vm is not None and asked["held_s"] is not None:
+    if vm is not None and asked["held_s"]:
         await recover.let_output_go(vm)
     if vm is not None and await restore_is_cut_off(vm):
         await recover.recover(vm)

@@ -23,7 +23,7 @@ from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.devices.absence import without_devices
-from vmckpt.devices.checks import away_names, hook_checks, saved_whole_checks
+from vmckpt.devices.checks import away_names, hook_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, capturing
 from vmckpt.epoch.disks import DisksAtOnce
@@ -32,6 +32,7 @@ from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
+from vmckpt.hosts.scheduling import come_last
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
@@ -129,7 +130,8 @@ async def take(
         guard = guard_command(now.qemu, brief_holds(netdevs(now)) if member else ())
         with attended(guard, now.qemu.files.path / "guard.log") as tell_guard:
             connected = await now.host.connect(now.qemu.files.operator)
-            async with session(connected, now.name) as monitor, aside_calls() as aside:
+            calls = aside_calls(last=member is not None)
+            async with session(connected, now.name) as monitor, calls as aside:
                 work = Taking(now, monitor, wish, aside, tell)
                 if member is not None:
                     work.join(member, tell_guard)
@@ -144,10 +146,11 @@ def netdevs(vm: Vm) -> list[str]:
 
 
 def _require_no_devices(vm: Vm) -> None:
-    if refused := saved_whole_checks(vm):
+    for device in vm.spec.passthrough:
         raise RefusedError(
             f"'{vm.name}' cannot have checkpoints together with others",
-            why=f"{refused[0].reason}: it takes its time to be taken out",
+            why=f"'{device.id}' is passed through ({device.strategy}): it takes its time to be "
+            "taken out, and what a NIC sends past QEMU cannot be held",
             remedy=f"take one of it alone: vmckpt checkpoint create {vm.name}",
         )
 
@@ -174,9 +177,9 @@ class Aside:
 
 
 @asynccontextmanager
-async def aside_calls() -> AsyncIterator[Aside]:
-    """The thread, for the block."""
-    with ThreadPoolExecutor(1, "store") as pool:
+async def aside_calls(*, last: bool = False) -> AsyncIterator[Aside]:
+    """The thread, for the block; `last`: all others come first on a busy processor."""
+    with ThreadPoolExecutor(1, "store", initializer=come_last if last else None) as pool:
         yield Aside(pool)
 
 

@@ -1,5 +1,6 @@
 """vmckpt serve --scheduler: the service that runs what is due."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,8 @@ def serve(
     from vmckpt.fleet.schedule.scheduler import serve as serve_
 
     def tell(event: "Event") -> None:
-        show(event_json(event), f"{event.schedule}: {event.text}", as_json=json)
+        # Whoever read it may have gone; the runs go on.
+        with suppress(OSError):
+            show(event_json(event), f"{event.schedule}: {event.text}", as_json=json)
 
     run_until_interrupted(serve_(tools(tell)))

@@ -77,20 +77,26 @@ class BriefHold:
     """
 
     def __init__(self, monitor: Monitor, netdevs: Sequence[str], most_s: float) -> None:
-        self._monitor, self._netdevs, self._most_s = monitor, tuple(netdevs), most_s
+        self._monitor, self._most_s = monitor, most_s
+        self._buffers = dict(zip(brief_holds(netdevs), netdevs, strict=True))
 
     async def hold(self) -> None:
         """From here on nothing leaves. Raises CommandRefusedError: `let_go` is still to be done."""
-        interval_us = int(self._most_s * 1e6)
-        values = {"queue": _OF_GUEST, "interval": interval_us}
+        values = {"queue": _OF_GUEST, "interval": int(self._most_s * 1e6)}
         steps = [
-            commands.object_add(self._monitor, "filter-buffer", name, {"netdev": net, **values})
-            for net, name in zip(self._netdevs, brief_holds(self._netdevs), strict=True)
+            commands.object_add(self._monitor, "filter-buffer", name, {"netdev": netdev, **values})
+            for name, netdev in self._buffers.items()
         ]
         await asyncio.gather(*steps)
 
+    async def release(self) -> None:
+        """Let go what is held, in order, without asking what that is. Raises CommandRefusedError:
+        somebody else has let it go.
+        """
+        await asyncio.gather(*(commands.object_del(self._monitor, name) for name in self._buffers))
+
     async def let_go(self) -> None:
-        """Hold nothing any more: all that waits leaves, in order."""
+        """Hold nothing any more, whoever held it."""
         names = await commands.query_objects(self._monitor)
         mine = [name for name in names if name.startswith(_BRIEF)]
         await asyncio.gather(*(commands.object_del(self._monitor, name) for name in mine))

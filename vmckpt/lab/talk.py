@@ -5,7 +5,7 @@ Each counts in one page of its memory (images/guest/talk.c), which a checkpoint 
 
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 MAGIC = b"VKTALK01"
@@ -48,16 +48,14 @@ def parse_page(page: bytes) -> Mapping[str, Counts]:
     return found
 
 
-def pages_of(pieces: Iterable[memoryview]) -> list[bytes]:
-    """The pages that begin as such a page does."""
-    found = []
-    for piece in pieces:
-        data = piece.tobytes()
-        at = data.find(MAGIC)
-        while at >= 0:
-            if at % PAGE_BYTES == 0:
-                found.append(data[at : at + PAGE_BYTES])
-            at = data.find(MAGIC, at + 1)
+def pages_at(data: memoryview) -> list[int]:
+    """Which of these pages begin as such a page does."""
+    found, text = [], data.tobytes()
+    at = text.find(MAGIC)
+    while at >= 0:
+        if at % PAGE_BYTES == 0:
+            found.append(at // PAGE_BYTES)
+        at = text.find(MAGIC, at + 1)
     return found
 
 

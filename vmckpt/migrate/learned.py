@@ -46,17 +46,21 @@ def learned(
     vm: str | None = None,
     *,
     agent: bool = False,
+    in_turn: bool = False,
 ) -> dict[str, Link]:
     """The constants of the pair, in this direction, for every way of sending that was seen.
 
     Moves in the other direction count a little: hosts of a pair are often alike. What a move takes
     besides sending depends on the guest: `vm`'s own moves tell it where it has any, else those of
-    guests with an `agent` too, or without.
+    guests with an `agent` too, or without. Beside moves that go `in_turn` others are prepared: they
+    teach what such moves cost, and nothing else does.
     """
     ours, moves = [], dict[str, list[Moved]]()
     for record in records:
         ends = (record.request.get("source"), record.request.get("target"))
         if ends not in ((source, target), (target, source)):
+            continue
+        if bool(record.request.get("in_turn")) is not in_turn:
             continue
         if ends == (source, target):
             ours.append(record)
@@ -110,8 +114,6 @@ def moved(record: RunRecord) -> Moved | None:
         return None
     if any(event.get("code") == SHARED for event in record.events):
         return None  # what the others took of the link nobody knows
-    if record.request.get("in_turn"):
-        return None  # others were prepared beside it
     counted = [sample for sample in samples if sample.get("normal_pages")]
     if not counted or not result.get("transfer_time_s"):
         return None
@@ -132,8 +134,8 @@ def moved(record: RunRecord) -> Moved | None:
         pages=last["normal_pages"],
         zero_pages=last.get("zero_pages", 0),
         transfer_s=result["transfer_time_s"],
-        # What devices took has its own forecast.
-        total_s=result["total_time_s"] - sum(_device_s(result)),
+        # What devices took has its own forecast; waiting for others is none of its own.
+        total_s=result["total_time_s"] - sum(_device_s(result)) - _phase_s(record.events, "turn"),
         stalled_s=_stalled_s(result),
         last_pages=last_pages,
         felt=result.get("guest_downtime_ms") is not None,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 from vmckpt.plan.fleet import Move
@@ -10,8 +11,15 @@ from vmckpt.plan.timetable import COMMON_SPREAD, play
 _TRIED = [step / 20 for step in range(41)]
 
 
+# What moves take beside the link is told by so many drains, the last ones.
+LATEST = 3
+
+
 class Past(NamedTuple):
-    """Moves that were begun in this order, so many at once, and were over after `took_s`."""
+    """Moves that were begun in this order, so many at once, and were over after `took_s`.
+
+    Their costs are what each of them did take.
+    """
 
     moves: tuple[Move, ...]
     at_once: int
@@ -34,6 +42,14 @@ def learn(past: Sequence[Past], unknown: float) -> Learned:
     best = min(_TRIED, key=lambda crowding: sum(error**2 for error in errors[crowding]))
     left = math.hypot(*errors[best]) / math.sqrt(len(telling))
     return Learned(best, max(left, COMMON_SPREAD * (1 + 1 / len(telling))))
+
+
+def around(past: Sequence[Past]) -> tuple[float, float] | None:
+    """What moves took before their memory went, and after it, in the middle; None: nobody knows."""
+    costs = [move.cost for one in past[-LATEST:] for move in one.moves]
+    if not costs:
+        return None
+    return median(cost.fixed_s for cost in costs), median(cost.end_s for cost in costs)
 
 
 def _off(one: Past, crowding: float) -> float:

@@ -16,13 +16,13 @@ from vmckpt.errors import (
     VmckptError,
     VmLostError,
 )
-from vmckpt.events.types import Event
+from vmckpt.events.types import Event, PhaseBegan
 from vmckpt.fleet.drain.happenings import Began, Ended, Said, Show, Went
 from vmckpt.fleet.drain.view import Tools
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.recover import Recovery
-from vmckpt.plan.fleet import Move
+from vmckpt.plan.fleet import Cost, Move
 from vmckpt.plan.timetable import Timetable
 from vmckpt.sequence.steps import finish
 
@@ -41,7 +41,8 @@ class Failure(NamedTuple):
 class Carrier:
     """Moves VMs. `begins` and `ends` write down what is about to happen, and where a VM is then.
 
-    `down` are hosts that gave no answer meanwhile: nothing more is begun to or from them.
+    `down` are hosts that gave no answer meanwhile: nothing more is begun to or from them. `took`
+    are the moves that succeeded, in the order in which they began, with what each did cost.
     """
 
     tools: Tools
@@ -52,6 +53,7 @@ class Carrier:
     show: Show
     failures: list[Failure] = field(default_factory=list)
     down: dict[str, HostDownError] = field(default_factory=dict)
+    took: list[Move] = field(default_factory=list)
     _waiting: list[Move] = field(default_factory=list)
     _under_way: "dict[asyncio.Task[None], Move]" = field(default_factory=dict)
 
@@ -103,17 +105,20 @@ class Carrier:
     async def _move(self, move: Move) -> None:
         began_s = time.monotonic()
         self.show(Began(move.vm, move.source, move.target))
+        marks = dict[str, float]()
         try:
-            where = await self._carried(move)
+            where = await self._carried(move, marks)
         except VmckptError as exc:
             if isinstance(exc, HostDownError):
                 await self._who_is_down(move)
             self._failed(move, exc, time.monotonic() - began_s)
             return
         self._write_down(move.vm, where)
+        if (cost := _cost(began_s, marks, time.monotonic())) is not None:
+            self.took.append(move._replace(cost=cost))
         self.show(Ended(move.vm, where, time.monotonic() - began_s))
 
-    async def _carried(self, move: Move) -> str:
+    async def _carried(self, move: Move, marks: dict[str, float]) -> str:
         """Where the VM is then. Raises what `migrate` raises."""
         guest = await self.tools.find(move.vm)
         if guest.host.name != move.source:
@@ -121,6 +126,8 @@ class Carrier:
         self.begins(move.vm, move.target)
 
         def tell(event: Event) -> None:
+            if isinstance(event, PhaseBegan):
+                marks.setdefault(event.phase, time.monotonic())
             self.show(Went(move.vm, event))
 
         done = await guest.migrate(self.hosts[move.target], self.options, tell)
@@ -152,3 +159,12 @@ class Carrier:
                 await self.hosts[name].require_up()
             except HostDownError as exc:
                 self.down[name] = exc
+
+
+def _cost(began_s: float, marks: Mapping[str, float], ended_s: float) -> Cost | None:
+    """What a move did cost, its waiting for others left out; None where it told too little."""
+    sends_s = marks.get("mirror", marks.get("transfer"))
+    sent_s = marks.get("verify", marks.get("release"))
+    if sends_s is None or sent_s is None:
+        return None
+    return Cost(marks.get("turn", sends_s) - began_s, sent_s - sends_s, ended_s - sent_s)

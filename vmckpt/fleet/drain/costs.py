@@ -41,14 +41,23 @@ class Costs:
 
     records: Sequence[RunRecord]
     options: Options
+    around: tuple[float, float] | None
     _links: dict[tuple[str, str, str, bool], Link | None]
     _forecasts: dict[tuple[str, Link, int], Found]
     _schemes: dict[tuple[str, str], bool]
 
     @classmethod
-    def of(cls, records: Sequence[RunRecord], options: Options) -> "Costs":
-        """By these records, for migrations with these options."""
-        return cls(records, options, {}, {}, {})
+    def of(
+        cls,
+        records: Sequence[RunRecord],
+        options: Options,
+        around: tuple[float, float] | None = None,
+    ) -> "Costs":
+        """By these records, for migrations with these options.
+
+        `around`: what drains have taken before and after a VM's memory goes, where there were any.
+        """
+        return cls(records, options, around, {}, {}, {})
 
     async def find(
         self, vm: Seen, measured: DirtyRate | None, source: Host, target: Host, copied_bytes: int
@@ -83,8 +92,18 @@ class Costs:
     def _link(self, vm: Seen, source: str, target: str, *, encrypted: bool) -> Link | None:
         key = (vm.name, source, target, encrypted)
         if key not in self._links:
-            links = learned(self.records, source, target, vm.name, agent=vm.guest_agent)
-            self._links[key] = links.get(sending(WAY, encrypted=encrypted))
+            # What drains took counts, where there were any: all of a host's guests ran beside them.
+            for in_turn in (False, True):
+                links = learned(
+                    self.records,
+                    source,
+                    target,
+                    vm.name,
+                    agent=vm.guest_agent,
+                    in_turn=in_turn,
+                )
+                found = links.get(sending(WAY, encrypted=encrypted))
+                self._links[key] = found or self._links.get(key)
         return self._links[key]
 
     def _others(self, source: str, target: str) -> list[tuple[str, str]]:
@@ -106,7 +125,8 @@ class Costs:
         total = found.total_s
         work_s = max(total.p50 - link.fixed_s - link.switch_s, 0.0)
         spread_s = (total.p90 - total.p10) / (2 * _TENTH)
-        return Found(Cost(link.fixed_s, work_s, link.switch_s, spread_s))
+        fixed_s, end_s = self.around or (link.fixed_s, link.switch_s)
+        return Found(Cost(fixed_s, work_s, end_s, spread_s))
 
 
 def _with_disks(link: Link) -> Link:

@@ -6,6 +6,7 @@ then left to do is found out by looking, not by what was planned.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -40,6 +41,8 @@ DRAIN, UNDRAIN = "drain", "undrain"
 # A VM that somebody works on is tried again, so often, after so long.
 BUSY_TRIES, BUSY_WAIT_S = 3, 2.0
 WORKED_ON_POLL_S = 0.2
+# Who recovers a VM from a move that was cut off is waited for, for so long at least.
+SETTLE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +190,8 @@ class _Work:
     async def _settle(self) -> None:
         """End what a command that was killed had begun, and write down where those VMs are."""
         for vm in list(self._record.moving):
-            said = False
-            while await self._tools.is_worked_on(vm):
-                if not said:
-                    self._show(Said(f"{vm}: its move, which a killed command began, goes on"))
-                said = True
-                await asyncio.sleep(WORKED_ON_POLL_S)
             try:
-                where = (await self._tools.find(vm)).host.name
+                where = await self._settled(vm)
             except NotFoundError:
                 self._save(self._record.forgets(vm))
                 continue
@@ -203,6 +200,23 @@ class _Work:
                 continue
             self._show(Said(f"{vm}: its move was cut off; it is on {where}"))
             self._save(self._record.ends(vm, where))
+
+    async def _settled(self, vm: str) -> str:
+        """Where it is, once nobody works on it. A recovery may be under way, here or there."""
+        said, given_up_s = False, math.inf
+        while True:
+            if await self._tools.is_worked_on(vm):
+                if not said:
+                    self._show(Said(f"{vm}: its move, which a killed command began, goes on"))
+                said, given_up_s = True, math.inf
+            else:
+                given_up_s = min(given_up_s, time.monotonic() + SETTLE_S)
+                try:
+                    return (await self._tools.find(vm)).host.name
+                except BusyError:
+                    if time.monotonic() > given_up_s:
+                        raise
+            await asyncio.sleep(WORKED_ON_POLL_S)
 
     async def _look(self) -> Sequence[Seen]:
         answers = await self._tools.look()
@@ -262,8 +276,11 @@ class _Work:
             )
             began_s = time.monotonic()
             await carrier.carry(plan.table)
-            if first and not carrier.failures:
-                self._keep_past(plan, time.monotonic() - began_s, hosts)
+            if first and len(carrier.took) == len(plan.table.moves):
+                took_s = time.monotonic() - began_s
+                order = {move.vm: number for number, move in enumerate(plan.table.moves)}
+                moves = tuple(sorted(carrier.took, key=lambda move: order[move.vm]))
+                self._keep_past(Past(moves, plan.table.at_once, took_s), hosts)
             first = False
             again = list[str]()
             for move, error in carrier.failures:
@@ -322,13 +339,12 @@ class _Work:
         if self._action == UNDRAIN and not (self._record.away or self._record.moving):
             records.forget(self._host.name)
 
-    def _keep_past(self, plan: DrainPlan, took_s: float, hosts: dict[str, Host]) -> None:
-        ends = {name for move in plan.table.moves for name in (move.source, move.target)}
-        past = Past(plan.table.moves, plan.table.at_once, took_s)
+    def _keep_past(self, past: Past, hosts: dict[str, Host]) -> None:
+        ends = {name for move in past.moves for name in (move.source, move.target)}
         # It teaches the next forecast, and no more.
         with suppress(StorageError):
             here = all(hosts[name].is_this_machine for name in ends)
-            records.keep_past(self._record.run, past, here=here)
+            records.keep_past(new_run(), past, here=here)
 
     def _result(self, plan: DrainPlan, took_s: float | None) -> Result:
         stay = tuple(sorted(self._stay.values()))

@@ -13,7 +13,7 @@ from vmckpt.fleet.drain.view import Guest, HostSeen, Limits, Seen, Tools, look_a
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.recorded import runs_dir
-from vmckpt.plan.crowding import Learned, learn
+from vmckpt.plan.crowding import Learned, around, learn
 from vmckpt.plan.fleet import Cost, Mover
 from vmckpt.plan.placement import Placement, place
 from vmckpt.plan.timetable import AT_ONCE, Timetable, timetable
@@ -170,8 +170,7 @@ class Planner:
         found: Mapping[str, Mapping[str, Found]],
     ) -> DrainPlan:
         ends = [guest.host for guest in self.guests.values()] + [one.host for one in hosts]
-        here = all(host.is_this_machine for host in ends)
-        crowding = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
+        crowding = _crowding(all(host.is_this_machine for host in ends))
         most = self.asked.max_parallel or AT_ONCE[-1]
         table = timetable(placed.moves, most, crowding.crowding)
         used = {move.vm: found[move.vm][move.target] for move in placed.moves}
@@ -287,6 +286,10 @@ class Planner:
             return Examined((Check(exc.kind, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
 
 
+def _crowding(here: bool) -> Learned:
+    return learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
+
+
 def words(kind: str, vm: Seen, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
     """What a VM has in common with others, by its spec and by the operator's options."""
     own = vm.apart if kind == "apart" else vm.together
@@ -336,7 +339,8 @@ async def planner(asked: Asked, tools: Tools, seen: Sequence[Seen]) -> tuple[Pla
         measured[vm.name] = await _measured(guest, asked.look_s)
 
     await all_of(look(vm) for vm in seen)
-    costs = Costs.of(load_all(runs_dir()), asked.options)
+    here = all(host.is_this_machine for host in tools.hosts())
+    costs = Costs.of(load_all(runs_dir()), asked.options, around(load_past(here=here)))
     return Planner(asked, tools, guests, costs, measured), stay
 
 

@@ -13,8 +13,10 @@ from typing import Any, Self
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.plan.interval import FailureRate, best_work_s
 
-# The last so many checkpoints say what one costs.
-MOST_COSTS = 20
+# What one checkpoint costs counts for this much of the mean, once there were so many.
+MOST_COSTS = 200
+# How long one may take is forgotten by this much with each that takes less.
+TOOK_FADES = 0.05
 # A checkpoint is not begun before twice the time has passed that the last ones took.
 LEAST_TIMES_TOOK = 2.0
 # Before anything is known.
@@ -33,7 +35,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one checkpoint cost: how long the guest stood still, and how long until it was safe."""
+    """What checkpoints cost: how long the guest stands still, and how long until one is safe.
+
+    Of several: the mean of the first, of the last ones most; nearly the longest of the second.
+    """
 
     stall_s: float
     took_s: float
@@ -46,7 +51,8 @@ class Learned:
     up_s: float = 0.0
     failures: int = 0
     last: Seen | None = None
-    costs: tuple[Cost, ...] = ()
+    cost: Cost | None = None
+    checkpoints: int = 0
 
     def seen(self, now: Seen) -> "Learned":
         """After one more look."""
@@ -63,7 +69,10 @@ class Learned:
 
     def paid(self, cost: Cost) -> "Learned":
         """After one more checkpoint."""
-        return replace(self, costs=(*self.costs, cost)[-MOST_COSTS:])
+        count, before = self.checkpoints + 1, self.cost or cost
+        stall_s = before.stall_s + (cost.stall_s - before.stall_s) / min(count, MOST_COSTS)
+        took_s = max(cost.took_s, before.took_s + (cost.took_s - before.took_s) * TOOK_FADES)
+        return replace(self, cost=Cost(stall_s, took_s), checkpoints=count)
 
     def rate(self, assumed_mtbf_s: float) -> FailureRate:
         """How often the VM fails, by what was assumed and what was seen."""
@@ -79,8 +88,8 @@ class Learned:
         last = data["last"]
         if last is not None:
             last = Seen(**last | {"at": Moment(*last["at"])})
-        costs = tuple(Cost(**cost) for cost in data["costs"])
-        return cls(data["up_s"], data["failures"], last, costs)
+        cost = data["cost"] and Cost(**data["cost"])
+        return cls(data["up_s"], data["failures"], last, cost, data["checkpoints"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +109,9 @@ def interval(learned: Learned, mtbf_s: float | None, rpo_s: float | None) -> Int
     interval and the time until a checkpoint is safe come to no more. None: nothing is known of what
     a checkpoint costs, until one was taken.
     """
-    if not learned.costs:
+    if learned.cost is None:
         return None
-    count = len(learned.costs)
-    cost_s = max(sum(cost.stall_s for cost in learned.costs) / count, 1e-6)
-    took_s = sum(cost.took_s for cost in learned.costs) / count
+    cost_s, took_s = max(learned.cost.stall_s, 1e-6), learned.cost.took_s
     mean_s = learned.rate(mtbf_s or DEFAULT_MTBF_S).mtbf_s
     every_s, by = best_work_s(cost_s, mean_s) + cost_s, "what it costs and how often the VM fails"
     if rpo_s is not None and every_s > rpo_s - took_s:

@@ -22,8 +22,8 @@ from vmckpt.replicate.keeping import Window
 
 FORMAT = 1
 MOST_RUNS = 50
-# Before a checkpoint has said what one costs, the next one is due at once.
-_AT_ONCE_S = 1.0
+# By `auto`, until a checkpoint has said what one costs, which the first one does.
+UNKNOWN_EVERY_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,10 @@ class Record:
             when = Calendar.parse(asked.cron, day)
         elif asked.when is When.AUTO:
             now = self.interval
-            when = Every(now.every_s if now else _AT_ONCE_S, day)
+            unknown_s = min(UNKNOWN_EVERY_S, asked.rpo_s or UNKNOWN_EVERY_S)
+            when = Every(now.every_s if now else unknown_s, day)
         else:
-            when = Every(asked.every_s or _AT_ONCE_S, day)
+            when = Every(asked.every_s or UNKNOWN_EVERY_S, day)
         return Timing(when, asked.jitter_s, asked.catch_up, self.uid)
 
     def ended(self, run: Run, **changes: Any) -> "Record":

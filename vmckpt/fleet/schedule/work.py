@@ -12,7 +12,7 @@ from vmckpt.checkpoint.look import prune
 from vmckpt.checkpoint.operate import create
 from vmckpt.checkpoint.place import Place, is_there, opened, own, parse_place
 from vmckpt.checkpoint.take import Wish
-from vmckpt.errors import BusyError, OperationFailedError, VmckptError
+from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, VmckptError
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import Making, Record
@@ -47,10 +47,12 @@ class Checkpoints:
         making = record.making
         if making is None or making.place is None or making.host is None:
             return None
-        host = find_host(making.host)
+        try:
+            host, place = find_host(making.host), parse_place(making.place)
+        except NotFoundError:  # the inventory has it no more: what is there is out of reach
+            return None
         # In this order: whoever has let go of the lock has put the checkpoint there, or never will.
         holder = await host.lock_owner(lock_path(host.state_dir, record.vm))
-        place = parse_place(making.place)
         if await is_there(place):
             async with opened(place, _key(record)) as store:
                 if making.id in await in_thread(store.ids):

@@ -1,0 +1,237 @@
+"""Cuts through guests that talk to each other: is each consistent, and what do they cost?
+
+Run: make bench BENCH=group, or python -m benchmarks.group PART [--cuts N] [--more] for pieces of a
+few minutes; each adds to results/group.json. Three guests of 96 MiB under TCG on two hosts of the
+lab say 100 numbered messages a second to each other one, by UDP and by TCP: 1,200 a second in all.
+
+- together: `checkpoint create --group`. Each cut is checked by the counts in the memory of its
+  checkpoints; a client outside asks each guest's TCP server all the time, one question after the
+  other: the longest that it waits for an answer from 0.3 s before to 0.3 s after a cut is the
+  stall. How long it waits before any cut is made is there for comparison.
+- apart: the same three at once, as three checkpoints without a group: what the check finds then.
+- restored: the newest cut is gone back to, in place, some times; the guests' connections go on.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from benchmarks.group_plot import draw
+from benchmarks.setting import RESULTS, await_quiet, machine, write_result
+from benchmarks.summary import Verdict, verdicts_as_json
+from tests.qemu.talking import Witness, guests, talking
+from tests.qemu.world import World, qemu, world
+from vmckpt.lab.guest import KvClient
+from vmckpt.lab.labguest import LabGuest
+
+HOMES = {"web": "lab-a", "db": "lab-a", "cache": "lab-b"}
+RATE, MEMORY, SETTLE_S, PATIENCE_S = 100, "96M", 3.0, 30.0
+ASK_EVERY_S, BESIDE_S, CALM_S = 0.01, 0.3, 10.0
+
+
+@asynccontextmanager
+async def a_world() -> AsyncIterator[tuple[World, list[LabGuest], Witness]]:
+    """Three guests that talk, for the block."""
+    with ExitStack() as stack:
+        made = await asyncio.to_thread(stack.enter_context, world(qemu("10.0"), qemu("10.0")))
+        every = guests(*HOMES, memory=MEMORY)
+        try:
+            async with talking(made, HOMES, every, RATE) as controls:
+                await asyncio.sleep(SETTLE_S)
+                yield made, every, Witness(made, HOMES, every)
+                for control in controls.values():
+                    said = await control.talk()
+                    if said.wrong:
+                        raise SystemExit(f"numbers over TCP were lost or doubled: {said}")
+        finally:
+            await asyncio.to_thread(stack.pop_all().close)
+
+
+async def asking(client: KvClient, waits: list[tuple[float, float]]) -> None:
+    """Ask until cancelled: when each question was asked (Unix s), and how long the answer took."""
+    while True:
+        asked_s, asked_unix_s = time.perf_counter(), time.time()
+        await client.echo("there")
+        waits.append((asked_unix_s, time.perf_counter() - asked_s))
+        await asyncio.sleep(ASK_EVERY_S)
+
+
+async def together(cuts: int) -> dict[str, Any]:
+    async with a_world() as (made, every, witness):
+        clients = {guest.name: await guest.key_value(made.lab) for guest in every}
+        waits: dict[str, list[tuple[float, float]]] = {guest.name: [] for guest in every}
+        tasks = [asyncio.ensure_future(asking(clients[vm], waits[vm])) for vm in clients]
+        await asyncio.sleep(CALM_S)
+        calm = [wait_s * 1e3 for of_one in waits.values() for _, wait_s in of_one]
+        rows, began = [], time.monotonic()
+        for number in range(cuts):
+            words = ("--group", ",".join(HOMES), "--name", f"cut-{number}")
+            done = await asyncio.to_thread(made.vmckpt, "checkpoint", "create", *words)
+            if done.code:
+                rows.append({"given_up": done.result["error"]["why"]})
+                continue
+            rows.append(row(done.result, waits, witness))
+            for of_one in waits.values():
+                of_one.clear()
+        took_s = time.monotonic() - began
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for client in clients.values():
+            await client.close()
+    said = [one["said"] for one in rows if "said" in one]
+    found = {"cuts": rows, "messages_per_s": round((said[-1] - said[0]) / took_s, 1)}
+    return found | {"calm_ms": {f"p{p}": float(np.percentile(calm, p)) for p in (50, 99, 100)}}
+
+
+def row(
+    done: dict[str, Any], waits: dict[str, list[tuple[float, float]]], witness: Witness
+) -> dict[str, Any]:
+    """One cut: what it cost, and whether it is consistent."""
+    members = done["members"].values()
+    found, said = witness.violations({vm: one["id"] for vm, one in done["members"].items()})
+    first = min(one["stopped_unix_s"] for one in members) - BESIDE_S
+    last = max(one["runs_unix_s"] for one in members) + BESIDE_S
+    stalls = [
+        max((wait_s for at, wait_s in of_one if first <= at <= last), default=0.0) * 1e3
+        for of_one in waits.values()
+    ]
+    seen = {
+        "skew_ms": done["skew_ms"],
+        "held_ms": [one["held_ms"] for one in members],
+        "cut_pause_ms": [(one["runs_unix_s"] - one["stopped_unix_s"]) * 1e3 for one in members],
+        "longest_pause_ms": [one["pause_ms"] for one in members],
+        "stall_ms": stalls,
+        "took_s": max(one["took_s"] for one in members),
+        "said": said,
+        "violations": [one._asdict() for one in found],
+    }
+    print(json.dumps(seen), flush=True)
+    return seen
+
+
+async def apart(cuts: int) -> dict[str, Any]:
+    """Three checkpoints at once that know nothing of each other."""
+    rows = []
+    async with a_world() as (made, _, witness):
+        for number in range(cuts):
+            points = await asyncio.gather(
+                *(
+                    asyncio.to_thread(
+                        made.ok, "checkpoint", "create", vm, "--name", f"{vm}-{number}"
+                    )
+                    for vm in HOMES
+                )
+            )
+            found, _ = witness.violations({one["vm"]: one["id"] for one in points})
+            rows.append({"violations": [one._asdict() for one in found]})
+            print(json.dumps(rows[-1]), flush=True)
+    return {"cuts": rows}
+
+
+async def restored(times: int) -> dict[str, Any]:
+    """Back to a cut, all together; each time the guests' connections have to go on."""
+    took = []
+    async with a_world() as (made, every, witness):
+        for number in range(times):
+            words = ("--group", ",".join(HOMES), "--name", f"cut-{number}")
+            done = await asyncio.to_thread(made.ok, "checkpoint", "create", *words)
+            found, _ = witness.violations({vm: one["id"] for vm, one in done["members"].items()})
+            began_s = time.monotonic()
+            back = ("checkpoint", "restore", "--group", f"cut-{number}", "--in-place")
+            await asyncio.to_thread(made.ok, *back)
+            took.append({"took_s": time.monotonic() - began_s, "violations": len(found)})
+            for guest in every:
+                await goes_on(made, guest)
+                while (  # noqa: ASYNC110 - nobody tells
+                    await asyncio.to_thread(made.ok, "vm", "show", guest.name)
+                )["operation"]:
+                    await asyncio.sleep(0.2)
+            print(json.dumps(took[-1]), flush=True)
+    return {"times": took}
+
+
+async def goes_on(made: World, guest: LabGuest) -> None:
+    """It hears the others again, over the connections that it had, and all of it in order."""
+    control = await guest.control(made.lab)
+    before = await control.talk()
+    given_up_s = time.monotonic() + PATIENCE_S
+    while (now := await control.talk()).tcp_heard < before.tcp_heard + 4 * RATE:
+        if time.monotonic() > given_up_s:
+            raise SystemExit(f"{guest.name} hears nothing any more: {now}")
+        await asyncio.sleep(0.1)
+    if now.wrong:
+        raise SystemExit(f"{guest.name}: numbers over TCP were lost or doubled: {now}")
+    await control.close()
+
+
+def verdicts(found: dict[str, Any]) -> list[Verdict]:
+    judged = []
+    cuts = found.get("together", {}).get("cuts", [])
+    had = [one for one in cuts if "said" in one]
+    if had:
+        stalls = [wait for one in had for wait in one["stall_ms"]]
+        wrong = sum(bool(one["violations"]) for one in had)
+        judged += [
+            Verdict("cuts that are not consistent", wrong, 0),
+            Verdict("cuts given up", len(cuts) - len(had), 0),
+            Verdict("pause at the cut, longest, ms", _most(had, "cut_pause_ms"), 15.0),
+            Verdict("pause at the cut, median, ms", _median(had, "cut_pause_ms"), 15.0),
+            Verdict("longest pause of a checkpoint, ms", _most(had, "longest_pause_ms"), 15.0),
+            Verdict("TCP stall, p99, ms", float(np.percentile(stalls, 99)), 60.0),
+        ]
+    return judged
+
+
+def _most(rows: list[dict[str, Any]], name: str) -> float:
+    return max(float(value) for one in rows for value in one[name])
+
+
+def _median(rows: list[dict[str, Any]], name: str) -> float:
+    return float(np.median([value for one in rows for value in one[name]]))
+
+
+PARTS: dict[str, tuple[Callable[[int], Coroutine[Any, Any, dict[str, Any]]], int]] = {
+    "together": (together, 100),
+    "apart": (apart, 10),
+    "restored": (restored, 5),
+}
+
+
+def main(parts: list[str], cuts: int | None, *, more: bool) -> None:
+    """The parts, printed and written to results/group.json, with a picture."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    busy = asyncio.run(await_quiet(10.0, PATIENCE_S))
+    before = RESULTS / "group.json"
+    found: dict[str, Any] = json.loads(before.read_text()) if before.exists() else {}
+    for part in parts or list(PARTS):
+        work, usual = PARTS[part]
+        seen = asyncio.run(work(cuts or usual))
+        if more and part in found:
+            seen["cuts"] = found[part]["cuts"] + seen["cuts"]
+        found[part] = seen
+        found |= {"machine": machine(), "others_use_percent": round(busy, 1)}
+        found["verdicts"] = verdicts_as_json(verdicts(found))
+        path = write_result("group", found)
+    draw(found, path.with_suffix(".png"))
+    print(f"written: {path}")
+    for verdict in found["verdicts"]:
+        met = "met " if verdict["met"] else "NOT "
+        print(f"  {met} {verdict['promise']}: {verdict['measured']:.3g} (at most "
+              f"{verdict['limit']:.3g})")  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="cuts through groups, measured")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
+    parser.add_argument("--cuts", type=int, help="how many, instead of the usual number")
+    parser.add_argument("--more", action="store_true", help="add to what was measured before")
+    given = parser.parse_args()
+    main(given.parts, given.cuts, more=given.more)
