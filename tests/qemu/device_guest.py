@@ -26,7 +26,8 @@ hook = "/bin/device-hook"
 """
 PHASES = ("preflight", "quiesce", "lock", "checkpoint", "release", "reattach", "restore",
           "resume", "abort")  # fmt: skip
-LIMITS = f"limits_s = {{ {', '.join(f'{phase} = 4' for phase in PHASES)} }}\n"
+# A hook that hangs is ended; one on a busy machine, where each phase takes seconds, is not.
+LIMITS = f"limits_s = {{ {', '.join(f'{phase} = 20' for phase in PHASES)} }}\n"
 
 
 @dataclass(frozen=True, slots=True)
