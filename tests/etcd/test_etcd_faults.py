@@ -187,7 +187,7 @@ def test_another_service_grants_nothing(answer: bytes, why: str) -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            where = EtcdStore([Gateway(f"http://127.0.0.1:{port}")], timeout_s=0.3)
+            where = EtcdStore([Gateway(f"http://127.0.0.1:{port}")], timeout_s=1.0)
             with pytest.raises(ArbiterDownError, match=why):
                 await where.read("web")
             with pytest.raises(OutcomeUnknownError, match=why):

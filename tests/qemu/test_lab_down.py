@@ -45,10 +45,12 @@ def test_down_without_a_lab_does_nothing(state_dir: Path) -> None:
 def test_down_ends_everything_in_the_lab_and_removes_ram_files(state_dir: Path) -> None:
     async def main() -> None:
         async with a_lab(state_dir) as lab:
-            inodes = {
-                Path(f"/proc/{process.pid}/ns/net").stat().st_ino
+            # Held open: what has gone gives its number to the next that another test makes.
+            held = [
+                os.open(f"/proc/{process.pid}/ns/net", os.O_RDONLY)
                 for process in (lab.client, *(host.holder for host in lab.hosts))
-            }
+            ]
+            inodes = {os.fstat(one).st_ino for one in held}
             # Neither is marked by its environment; one is deaf to SIGTERM, as a wedged QEMU is.
             said = "print(flush=True); pause()"
             deaf = f"from signal import *; signal(SIGTERM, SIG_IGN); {said}"
@@ -74,6 +76,8 @@ def test_down_ends_everything_in_the_lab_and_removes_ram_files(state_dir: Path) 
             assert other.exists(), "not the lab's"
             other.unlink()
             assert in_namespace(inodes) == []
+            for one in held:
+                os.close(one)
             assert [await process.wait() for process in strangers] == [
                 -signal.SIGTERM,
                 -signal.SIGKILL,

@@ -1,7 +1,8 @@
 """What tests put in a migration's way: other keys, other files, full disks."""
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.qemu.world import fill
@@ -39,10 +40,21 @@ def another_key(made: Machines, host: str) -> Iterator[None]:
 
 @contextmanager
 def full(directory: Path) -> Iterator[None]:
-    """No room on a file system for the block."""
-    filler = directory / "filler"
+    """No room on a file system for the block, whatever is given back meanwhile."""
+    filler, over = directory / "filler", threading.Event()
+
+    def fill_up() -> None:
+        with filler.open("ab", buffering=0) as file:
+            while not over.wait(0.002):
+                with suppress(OSError):
+                    file.write(bytes(4096))
+
     fill(filler)
+    filling = threading.Thread(target=fill_up)
+    filling.start()
     try:
         yield
     finally:
+        over.set()
+        filling.join()
         filler.unlink()

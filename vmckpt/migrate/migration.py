@@ -279,10 +279,8 @@ class Migration:
     async def agree(self) -> None:
         """Both sides set alike; every answer is read, since a refused call leaves old settings."""
         source, target = self._pair.source, self._pair.target
-        _, self._credentials = await both(
-            set_alike(self._pair, self._agreement),
-            arm(source, target, self._encryption, self._run),
-        )
+        await set_alike(self._pair, self._agreement)
+        self._credentials = await arm(source, target, self._encryption, self._run)
 
     async def undo_agree(self) -> None:
         """The source has no credentials any more; the target's go with its QEMU."""
