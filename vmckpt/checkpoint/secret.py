@@ -17,6 +17,8 @@ from vmckpt.sequence.steps import finish
 from vmckpt.vm.paths import IN_MEMORY
 
 _PREFIX = "vmckpt-key-"
+# A service takes its secret as it begins, on the busiest host within this.
+_TAKEN_WITHIN_S = 600.0
 
 
 @asynccontextmanager
@@ -66,9 +68,9 @@ def keep(path: Path, secret: bytes) -> None:
         file.write(secret.hex())
 
 
-def forget_old_secrets(before_unix_s: float) -> None:
+def forget_old_secrets(now_unix_s: float) -> None:
     """Remove what killed operators have left for services that never began."""
     for path in IN_MEMORY.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another's, or just gone
-            if path.stat().st_mtime < before_unix_s:
+            if path.stat().st_mtime < now_unix_s - _TAKEN_WITHIN_S:
                 path.unlink()

@@ -102,7 +102,7 @@ async def serve(directory: Path, own_command: list[str]) -> None:
     files = Files(directory)
     service = _Service(files, _read(files))
     forget_old(directory.parent, time.time())
-    forget_old_secrets(time.time() - KEPT_S)
+    forget_old_secrets(time.time())
     with ExitStack() as stack:
         recovery = [*own_command, "checkpointing", str(directory), "--recover"]
         stack.enter_context(armed(recovery, files.recovery_log))
@@ -119,8 +119,10 @@ def forget_old(directory: Path, now_unix_s: float) -> None:
 
 
 async def recover_from(directory: Path) -> None:
-    """After the death of a service: pages that are still to come do come."""
+    """After the death of a service: pages that are still to come do come, its secret goes."""
     asked = _read(Files(directory))
+    if asked["key"]:
+        Path(asked["key"]).unlink(missing_ok=True)
     vm = await read_vm(_host(asked), asked["vm"])
     if vm is not None and asked["held_s"]:
         await recover.let_output_go(vm)
