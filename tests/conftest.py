@@ -17,7 +17,7 @@ from hypothesis import settings
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
 
-# Commands under nohup are not ended by a hang-up; those that tests start are, whoever started these.
+# Commands under nohup hear no hang-up; those that tests start do, whoever started the tests.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 KINDS = ("unit", "contract", "etcd", "qemu", "real", "role")
