@@ -23,6 +23,7 @@ for d in /sys/bus/pci/devices/*; do
     echo "${d##*/} $(cat "$d/vendor") $(cat "$d/device") ${driver##*/}- ${group##*/}- ${of##*/}-"
 done
 """
+_OPEN = 'exec 3<>"$1"'
 
 
 class Function(NamedTuple):
@@ -115,18 +116,28 @@ async def choose(host: Host, device: Passthrough, taken: Iterable[str]) -> tuple
     taken = set(taken)
     reasons = []
     for card in equals:
-        reason = unfit(card, taken, everything) or await _closed(host, card)
+        reason = unfit(card, taken, everything) or await closed(host, card)
         if reason is None:
             return card, f"{card.addresses[0]} is free"
         reasons.append(reason)
     return None, f"no device {device.match} of {host.name} is free: {'; '.join(reasons)}"
 
 
-async def _closed(host: Host, card: Card) -> str | None:
-    """What of it this user may not use; None: nothing."""
+async def closed(host: Host, card: Card) -> str | None:
+    """What of a card that no VM of vmckpt's has cannot be opened, and why; None: nothing.
+
+    A group can be open once at a time, so that whoever else has the card is found out, a domain of
+    libvirt's as well.
+    """
     for group in sorted({one.group for one in card.functions}):
-        if not await host.usable(VFIO_DEVICES / group):
-            return f"this user may not use {VFIO_DEVICES / group} ({card.addresses[0]})"
+        path = VFIO_DEVICES / group
+        if not await host.usable(path):
+            return f"this user may not use {path} ({card.addresses[0]})"
+        done = await host.run(["env", "LC_ALL=C", "sh", "-c", _OPEN, "sh", str(path)])
+        if "busy" in done.stderr:
+            return f"{path} is in use ({card.addresses[0]})"
+        if done.returncode:
+            return f"{path} cannot be opened ({card.addresses[0]}): {done.stderr.strip()}"
     return None
 
 
