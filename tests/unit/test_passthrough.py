@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import UsageError
+from vmckpt.hosts.ssh.address import Address
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.blockers import device_checks
 from vmckpt.vm.cards import Card, cards, parse_functions, unfit
@@ -125,8 +126,21 @@ def test_what_is_wrong_with_a_pair(text: str, says: str) -> None:
     assert says in str(error.value)
 
 
+def test_the_way_to_a_hook_by_ssh() -> None:
+    by_ssh = GPU + 'ssh = "ssh://root@192.0.2.30:2222"\n'
+    (device,) = spec(by_ssh, HEAD.replace("guest_agent = true\n", "")).passthrough
+    assert device.ssh == Address("192.0.2.30", "root", 2222)
+    for wrong, says in (
+        (GPU + 'ssh = "http://x"\n', "'passthrough.0.ssh' is wrong"),
+        ('[[passthrough]]\nid = "a"\nmatch = "10de:2330"\nssh = "a"\n', "there is none"),
+    ):
+        with pytest.raises(UsageError) as error:
+            spec(wrong)
+        assert says in str(error.value)
+
+
 def test_a_copy_has_the_same_devices() -> None:
-    one = spec(GPU + VF + 'driver = "vmxnet3"\n')
+    one = spec(GPU + 'ssh = "ssh://root@[2001:db8::1]"\n' + VF + 'driver = "vmxnet3"\n')
     assert parse_spec(written(one), "copy", Path("/")).passthrough == one.passthrough
 
 

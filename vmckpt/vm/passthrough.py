@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from vmckpt.errors import UsageError
+from vmckpt.hosts.ssh.address import Address
 from vmckpt.vm.toml_table import Table
 
 VFIO = "vfio-pci"
@@ -42,7 +44,8 @@ class Passthrough(NamedTuple):
     A host's devices whose vendor and device id are `match` are its equals; None: QEMU makes it,
     from `options` alone. `hook` is a program in the guest. `memory_bytes` is how much the device
     holds at most. `limits_s` has time limits of phases that are not the usual ones. `nic` is the
-    number of the virtio NIC that stands in for it.
+    number of the virtio NIC that stands in for it. `ssh` is where the guest's sshd is, by which the
+    hook is run where the guest agent does not do it.
     """
 
     id: str
@@ -54,6 +57,7 @@ class Passthrough(NamedTuple):
     limits_s: dict[str, int]
     options: dict[str, Any]
     nic: int | None = None
+    ssh: Address | None = None
 
     @property
     def netdev(self) -> str | None:
@@ -109,9 +113,21 @@ def read_passthrough(table: Table) -> Passthrough:
         _limits(table),
         table.free("options"),
         nic,
+        _ssh(table),
     )
     table.no_more_keys()
     return found
+
+
+def _ssh(table: Table) -> Address | None:
+    if not table.has("ssh"):
+        return None
+    if not table.has("hook"):
+        raise table.wrong("ssh", "it is the way to a hook, and there is none", "leave it out")
+    try:
+        return Address.parse(table.text("ssh"))
+    except UsageError as exc:
+        raise table.wrong("ssh", exc.why, "write e.g. ssh://root@192.0.2.30") from exc
 
 
 def _limits(table: Table) -> dict[str, int]:
