@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
+from vmckpt.devices.aside import set_aside
 from vmckpt.devices.journey import BRING_BACK, Journey
 from vmckpt.errors import (
     HostDownError,
@@ -48,7 +49,6 @@ from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.plug import plug, reserve
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
 
 RESUME_TIMEOUT_S = 5.0
@@ -232,7 +232,7 @@ class Migration:
         await create_files(host, self._run, self._copies)
         # The source is asked while the target's QEMU starts, which takes longer.
         _, ours = await both(self._start_target(), self._source_machine())
-        await self._set_devices_aside()
+        await set_aside(self._vm, self._pair.target)
         await both(plug_taps(host, self._vm.spec, files), self._compare(ours))
 
     async def _start_target(self) -> None:
@@ -244,13 +244,6 @@ class Migration:
             incoming=True,
         )
         self._pair.target.adopt(monitor)
-
-    async def _set_devices_aside(self) -> None:
-        """What the guest's devices are to be there; those that QEMU moves are plugged in now."""
-        host, files, devices = self._target_host, self._pair.target.files, self._vm.spec.passthrough
-        await reserve(host, files, devices)
-        moved = [device for device in devices if not device.strategy.detaches]
-        await plug(host, files, await self._pair.target.monitor(), moved)
 
     async def _source_machine(self) -> Machine:
         monitor, _ = await both(self._pair.source.monitor(), self._pair.source.rescue())
