@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.drain_fleets import fleet
 from benchmarks.drain_plot import draw
-from benchmarks.setting import RESULTS, machine, write_result
+from benchmarks.setting import RESULTS, busy_percent, machine, write_result
 from benchmarks.warm_memory import warm
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.labguest import LabGuest
@@ -69,6 +69,7 @@ def sitting(minutes: float, bandwidth: str | None) -> dict[str, Any]:
     """Drains of real guests, there and back, each as a row."""
     words = ("--bandwidth", bandwidth) if bandwidth else ()
     rows: list[dict[str, Any]] = []
+    others = asyncio.run(busy_percent(3.0))
     with warm(WARM_BYTES), world(*[qemu("10.0")] * 3) as made:
         asyncio.run(_guests(made))
         for target in THERE:
@@ -84,7 +85,7 @@ def sitting(minutes: float, bandwidth: str | None) -> dict[str, Any]:
                 print(json.dumps(rows[-1]), flush=True)
                 if time.monotonic() > until_s:
                     break
-    return {"machine": machine(), "rows": rows}
+    return {"machine": machine(), "others_use_percent": round(others, 1), "rows": rows}
 
 
 async def _guests(made: World) -> None:
