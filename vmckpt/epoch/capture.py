@@ -19,7 +19,7 @@ from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, device_migration, saving
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.kernel import scans_pagemaps
+from vmckpt.hosts.kernel import page_tracking
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands
@@ -44,7 +44,7 @@ async def capturing(
     CommandRefusedError.
     """
     async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
-        with tracking(pid, ram_file, by_kernel=scans_pagemaps()) as tracker:
+        with tracking(pid, ram_file, page_tracking()) as tracker:
             yield Capture(monitor, output, tracker, devices)
 
 
