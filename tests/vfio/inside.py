@@ -117,7 +117,7 @@ def a_card_that_somebody_has(made: World, before: Job) -> Job:
     finally:
         os.close(held)
     assert refused.code == EXIT_REFUSED, refused
-    assert f"/dev/vfio/{group} is in use" in refused.stderr, refused.stderr
+    assert f"/dev/vfio/{group} is in use" in refused.error["why"], refused.error
     now = device_guest.well(made, before)
     tell("a card that somebody else has is not given away", made, why=refused.error["why"])
     return now
