@@ -1,7 +1,7 @@
 """What a test may use, and when it runs.
 
-Its folder says what it may use: tests/unit, contract, etcd, qemu, real, role or vfio. What is
-marked `long` runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py),
+Its folder says what it may use: tests/unit, contract, etcd, qemu, real, role, kernel or vfio. What
+is marked `long` runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py),
 those on hosts that look like machines are long but for the ones marked `sample`.
 """
 
@@ -16,7 +16,7 @@ from hypothesis import settings
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
 
-KINDS = ("unit", "contract", "etcd", "qemu", "real", "role", "vfio")
+KINDS = ("unit", "contract", "etcd", "qemu", "real", "role", "kernel", "vfio")
 HERE = Path(__file__).parent
 
 

@@ -56,7 +56,8 @@ def tracking(pid: int, ram_file: Path, how: str) -> Iterator[Tracker]:
     written at its beginning.
 
     `how` is the name of the best that the kernel allows (`hosts/kernel.py`); soft-dirty bits that
-    could get lost are not trusted: then all is compared. Raises OSError as `tracked`, `soft_dirty` and `compared` do.
+    could get lost are not trusted: then all is compared. Raises OSError as `tracked`,
+    `soft_dirty` and `compared` do.
     """
     if how == Protection.name:
         with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
