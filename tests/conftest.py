@@ -5,6 +5,7 @@ is marked `long` runs with `--long` alone. Of the tests that run on every kind o
 those on hosts that look like machines are long but for the ones marked `sample`.
 """
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from hypothesis import settings
 # The same examples every time, however slow the machine: what fails here fails everywhere.
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
+
+# Commands under nohup hear no hang-up; those that tests start do, whoever started the tests.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 KINDS = ("unit", "contract", "etcd", "qemu", "real", "role", "kernel", "vfio")
 HERE = Path(__file__).parent
