@@ -53,7 +53,7 @@ faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/
 long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## All that `make test` leaves out (hours)
 	$(TEST_ENV) $(BIN)/pytest --long -m long
 
-test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (10 minutes)
+test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (10 minutes on a quiet machine)
 	$(TEST_ENV) $(BIN)/pytest -s -q -m vfio tests/vfio
 
 check: setup build/etcd-3.4 ## Style, types, layers and the tests that need no QEMU
