@@ -36,7 +36,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .PHONY: help setup packages demo test test-vfio faults long check bench wheels role lock clean always
 
 help: ## Show what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 setup: .venv/made ## Debian packages and a virtual environment in .venv
 
@@ -53,7 +53,7 @@ faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/
 long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## All that `make test` leaves out (hours)
 	$(TEST_ENV) $(BIN)/pytest --long -m long
 
-test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (10 minutes on a quiet machine)
+test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (10 minutes)
 	$(TEST_ENV) $(BIN)/pytest -s -q -m vfio tests/vfio
 
 check: setup build/etcd-3.4 ## Style, types, layers and the tests that need no QEMU
