@@ -36,7 +36,7 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .PHONY: help setup packages demo test test-vfio test-kernel faults long check bench wheels role lock clean always
 
 help: ## Show what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 setup: .venv/made ## Debian packages and a virtual environment in .venv
 
