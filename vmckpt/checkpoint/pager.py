@@ -9,8 +9,9 @@ A line of JSON comes by the socket for each step, and one goes back:
     {"go": the file that says that pages are missing}          -> nothing
 
 Then pages are served, and all others fetched, until all are there. `noted` is a file of the pages
-that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
-is the file with what opens an encrypted store, or left out.
+that come first (`first_pages.py`), or null for a pager that goes on for another: some before it
+says that the checkpoint is open, more until the QEMU is there, the others whenever nobody waits.
+`key` is the file with what opens an encrypted store, or left out.
 
 Whoever told it may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
 copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
@@ -22,20 +23,21 @@ Each page is given once: one that the guest has given back since (it reports fre
 balloon) is zeroes when it is wanted again.
 """
 
-import itertools
 import json
+import math
 import os
+import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.first_pages import note, put_first, read_noted
+from vmckpt.checkpoint.first_pages import AT_LEAST, Ahead, next_noted, note, read_noted, runs
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
@@ -47,34 +49,40 @@ PIECE_PAGES = 32
 _NICE = 5
 # How long nobody may wait for a page before it is looked whether there is news.
 IDLE_MS = 1
-# What is waited for so long after the beginning is noted for the next time.
+# What is waited for until so long after the guest runs is noted for the next time.
 NOTED_S = 0.5
-# So long the guest has the processors for itself, and gets only what it waits for.
+# So long the guest gets only what it waits for, and what it wanted first the last time.
 ALONE_S = 0.15
 
 
 class Pager:
     """The pages of one guest, from one checkpoint."""
 
-    def __init__(self, area: Any, missing: MissingPages, there: np.ndarray) -> None:
-        self._area, self._missing = area, missing
+    def __init__(self, area: Any, missing: MissingPages, there: np.ndarray, ahead: Ahead) -> None:
+        self._area, self._missing, self._ahead = area, missing, ahead
+        # Noted, and there before the guest: it finds them, and is not seen to.
+        self._laid_out = {number for number in ahead.noted if there[number]}
+        self._used: set[int] | None = None
         self._left = ~there
         empty = np.ones(len(there), bool)
         empty[area.numbers()] = False
         self._left[empty] = False
         # In its first moments, in order.
         self.waited_for: list[int] = []
-        self._began_s = time.monotonic()
+        self._began_s = math.inf
 
     def serve(self) -> None:
         """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
+        self._began_s = time.monotonic()
         while time.monotonic() < self._began_s + ALONE_S:
-            self.answer(IDLE_MS)
+            self.attend()
         for numbers, contents in self._area.stream():
             for at in range(0, len(numbers), PIECE_PAGES):
                 start, end = at * PAGE_BYTES, (at + PIECE_PAGES) * PAGE_BYTES
                 self._give(numbers[at : at + PIECE_PAGES], memoryview(contents)[start:end])
                 self.answer()
+                if self._used is None and time.monotonic() > self._began_s + NOTED_S:
+                    self._look_back()
         if self._left.any():
             raise OperationFailedError(
                 f"{np.count_nonzero(self._left)} pages of the guest's memory did not come",
@@ -83,10 +91,34 @@ class Pager:
             )
         self._missing.end()
 
-    def answer(self, wait_ms: int = 0) -> None:
-        """Whoever waits for a page gets it, and what is had along with it."""
+    def noted(self) -> list[int]:
+        """What is to be noted for the next time; see `first_pages.py`."""
+        if self._used is None:
+            self._look_back()
+        return next_noted(
+            self._ahead.noted, self.waited_for, there=self._laid_out, used=self._used or ()
+        )
+
+    def _look_back(self) -> None:
+        """Which of the pages that were laid out the guest has looked at."""
+        laid_out = sorted(self._laid_out)
+        looked_at = self._missing.looked_at([number * PAGE_BYTES for number in laid_out])
+        self._used = {number for number, was in zip(laid_out, looked_at, strict=True) if was}
+
+    def attend(self) -> None:
+        """Whoever waits is answered; else one more of the noted pages comes, or a moment passes."""
+        if self.answer():
+            return
+        if (found := self._ahead.next(self._left)) is None:
+            self.answer(IDLE_MS)
+        else:
+            self._give(*found)
+
+    def answer(self, wait_ms: int = 0) -> bool:
+        """Whoever waits for a page gets it, and what is had along with it; False: nobody did."""
+        anybody = False
         while waited_for := self._missing.faults(wait_ms):
-            wait_ms = 0
+            wait_ms, anybody = 0, True
             along = []
             for offset in waited_for:
                 number = offset // PAGE_BYTES
@@ -102,24 +134,15 @@ class Pager:
                 along.append((numbers, memoryview(contents)))
             for numbers, view in along:
                 self._give(numbers, view)
+        return anybody
 
     def _give(self, numbers: "np.ndarray", contents: memoryview) -> None:
         """Those of the pages that were not given yet."""
         chosen = np.flatnonzero(self._left[numbers])
-        for first, count in _runs(numbers, chosen):
+        for first, count in runs(numbers, chosen):
             data = contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
             self._missing.fill(int(numbers[first]) * PAGE_BYTES, data)
             self._left[numbers[first : first + count]] = False
-
-
-def _runs(numbers: "np.ndarray", chosen: "np.ndarray") -> Iterator[tuple[int, int]]:
-    """Where chosen places lie beside one another, and so do their numbers: (place, how many)."""
-    if not len(chosen):
-        return
-    apart = (np.diff(chosen) != 1) | (np.diff(numbers[chosen]) != 1)
-    starts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(chosen)]
-    for start, end in itertools.pairwise(starts):
-        yield int(chosen[start]), end - start
 
 
 def main() -> None:
@@ -139,20 +162,23 @@ def main() -> None:
 
 def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> None:
     ram_file, noted = Path(where["ram_file"]), where["noted"]
-    first = put_first(ram_file, area, read_noted(Path(noted))) if noted else None
+    ahead = Ahead(area, read_noted(Path(noted)) if noted else [])
+    left = np.ones(area.chunk_count, bool)
+    ahead.put_into(ram_file, lambda times: times >= AT_LEAST, left)
     _say(lines, {"open": len(area.numbers())})
+    ahead.put_into(ram_file, lambda _: _has_news(told), left)
     line = lines.readline()
     if not line:
         return
     vm = json.loads(line)
     if vm["again"] is None:
         missing = MissingPages.begin(vm["pid"], ram_file)
-        there = overwritten(ram_file, area, first)
+        there = overwritten(ram_file, area, ~left)
     else:
         missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
         there = present(ram_file)
     _say(lines, {"missing": missing.number})
-    pager = Pager(area, missing, there)
+    pager = Pager(area, missing, there, ahead)
     # The devices' state touches pages too: served from here on.
     marker = _until_go(told, pager)
     if marker is not None:
@@ -160,7 +186,8 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> 
         if "key" in where:
             Path(where["key"]).unlink(missing_ok=True)
         if noted:
-            note(Path(noted), pager.waited_for)
+            with suppress(ProcessLookupError):  # nobody knows what it would have used
+                note(Path(noted), pager.noted())
 
 
 def _until_go(told: socket.socket, pager: Pager) -> Path | None:
@@ -169,7 +196,7 @@ def _until_go(told: socket.socket, pager: Pager) -> Path | None:
     said = ""
     while not said.endswith("\n"):
         try:
-            pager.answer(IDLE_MS)
+            pager.attend()
         except ProcessLookupError:
             return None
         try:
@@ -207,13 +234,19 @@ def present(ram_file: Path) -> "np.ndarray":
     return found
 
 
-def overwritten(ram_file: Path, area: Any, but: "np.ndarray | None") -> "np.ndarray":
+def overwritten(ram_file: Path, area: Any, but: "np.ndarray") -> "np.ndarray":
     """What the QEMU has put there itself, for no guest runs yet, becomes what it has to be."""
     found = present(ram_file)
     with open_fd(os.open(ram_file, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        for number in np.flatnonzero(found if but is None else found & ~but).tolist():
+        for number in np.flatnonzero(found & ~but).tolist():
             os.pwrite(fd, area.read(np.array([number])), number * PAGE_BYTES)
     return found
+
+
+def _has_news(told: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(told, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _say(lines: Any, words: dict[str, Any]) -> None:
