@@ -10,7 +10,7 @@ from the checkpoint that is restored. (REAP, ASPLOS 2021, does so for functions.
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
-from vmckpt.store.area import Area, Chunks
+from vmckpt.store.area import Area
 
-# Each is had with some tens of others.
-MOST_NOTED = 4096
-# These are put there however fast all else is ready: it takes as long as a QEMU takes to begin.
-AT_LEAST = 512
+# Each is had with some tens of others; all take as long as a QEMU takes to begin. Put there later,
+# when the guest runs, more of them took the processors from it: it answered later, not sooner.
+MOST_NOTED = 512
 
 
 def read_noted(path: Path) -> list[int]:
@@ -35,21 +34,9 @@ def read_noted(path: Path) -> list[int]:
         return []
 
 
-def next_noted(
-    noted: Sequence[int],
-    waited_for: Iterable[int],
-    *,
-    there: Collection[int],
-    used: Collection[int],
-) -> list[int]:
-    """What is to be noted now, the surest first.
-
-    Of what was noted: those that were `there` beforehand stay if they were `used`; of the others
-    nobody knows.
-    """
-    found = [number for number in noted if number in used]
-    found += waited_for
-    found += [number for number in noted if number not in there]
+def next_noted(noted: Sequence[int], waited_for: Iterable[int], used: Collection[int]) -> list[int]:
+    """What is to be noted now: of what was there beforehand what was `used`, then what was not."""
+    found = [*(number for number in noted if number in used), *waited_for]
     return list(dict.fromkeys(found))[:MOST_NOTED]
 
 
@@ -62,40 +49,26 @@ def note(path: Path, pages: Sequence[int]) -> None:
         part.rename(path)
 
 
-class Ahead:
-    """Pages of an area that are noted, each to be put there before it is wanted."""
+def put_first(ram_file: Path, area: Area, numbers: Sequence[int]) -> NDArray[np.bool_]:
+    """Put pages into a RAM file that nobody uses yet, and is made if need be: which are there.
 
-    def __init__(self, area: Area, noted: Sequence[int]) -> None:
-        self._area = area
-        self.noted = [number for number in noted if 0 <= number < area.chunk_count]
-        self._coming = iter(self.noted)
-
-    def next(self, left: NDArray[np.bool_]) -> Chunks | None:
-        """The next one that is `left`, with what is had along; None: that was all. DamagedError."""
-        for number in self._coming:
-            if left[number]:
-                return self._area.read_around(number)
-        return None
-
-    def put_into(
-        self, ram_file: Path, is_enough: Callable[[int], bool], left: NDArray[np.bool_]
-    ) -> None:
-        """Put pages into a RAM file that nobody uses yet, until it is enough.
-
-        The file is made if need be. `is_enough` is told how often something was put there; what
-        was is `left` no more. Raises DamagedError, OSError.
-        """
-        if not self.noted:
-            return
-        with open_fd(os.open(ram_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
-            os.truncate(fd, self._area.size_bytes)
-            times = 0
-            while not is_enough(times) and (found := self.next(left)) is not None:
-                for first, count in runs(found.numbers, np.arange(len(found.numbers))):
-                    data = found.contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
-                    os.pwrite(fd, data, int(found.numbers[first]) * PAGE_BYTES)
-                left[found.numbers] = False
-                times += 1
+    Raises DamagedError, OSError.
+    """
+    there = np.zeros(area.chunk_count, bool)
+    wanted = [number for number in numbers if 0 <= number < len(there)]
+    if not wanted:
+        return there
+    with open_fd(os.open(ram_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
+        os.truncate(fd, area.size_bytes)
+        for number in wanted:
+            if there[number]:
+                continue
+            around = area.read_around(number)
+            for first, count in runs(around.numbers, np.arange(len(around.numbers))):
+                data = around.contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
+                os.pwrite(fd, data, int(around.numbers[first]) * PAGE_BYTES)
+            there[around.numbers] = True
+    return there
 
 
 def runs(numbers: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -9,9 +9,8 @@ A line of JSON comes by the socket for each step, and one goes back:
     {"go": the file that says that pages are missing}          -> nothing
 
 Then pages are served, and all others fetched, until all are there. `noted` is a file of the pages
-that come first (`first_pages.py`), or null for a pager that goes on for another: some before it
-says that the checkpoint is open, more until the QEMU is there, the others whenever nobody waits.
-`key` is the file with what opens an encrypted store, or left out.
+that are put there before (`first_pages.py`), or null for a pager that goes on for another; `key`
+is the file with what opens an encrypted store, or left out.
 
 Whoever told it may die meanwhile. It lets no signal in and has one thread; the VM's QEMU keeps a
 copy of the descriptor (`memory/missing_pages.py`), so were it killed all the same, the guest would
@@ -23,21 +22,22 @@ Each page is given once: one that the guest has given back since (it reports fre
 balloon) is zeroes when it is wanted again.
 """
 
+import itertools
 import json
 import math
 import os
-import select
 import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.first_pages import AT_LEAST, Ahead, next_noted, note, read_noted, runs
+from vmckpt.checkpoint.first_pages import next_noted, note, put_first, read_noted, runs
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
@@ -51,17 +51,19 @@ _NICE = 5
 IDLE_MS = 1
 # What is waited for until so long after the guest runs is noted for the next time.
 NOTED_S = 0.5
-# So long the guest gets only what it waits for, and what it wanted first the last time.
+# So long the guest has the processors for itself, and gets only what it waits for.
 ALONE_S = 0.15
 
 
 class Pager:
     """The pages of one guest, from one checkpoint."""
 
-    def __init__(self, area: Any, missing: MissingPages, there: np.ndarray, ahead: Ahead) -> None:
-        self._area, self._missing, self._ahead = area, missing, ahead
+    def __init__(
+        self, area: Any, missing: MissingPages, there: np.ndarray, noted: Sequence[int]
+    ) -> None:
+        self._area, self._missing = area, missing
         # Noted, and there before the guest: it finds them, and is not seen to.
-        self._laid_out = {number for number in ahead.noted if there[number]}
+        self._laid_out = [number for number in noted if 0 <= number < len(there)]
         self._used: set[int] | None = None
         self._left = ~there
         empty = np.ones(len(there), bool)
@@ -75,14 +77,14 @@ class Pager:
         """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
         self._began_s = time.monotonic()
         while time.monotonic() < self._began_s + ALONE_S:
-            self.attend()
+            self.answer(IDLE_MS)
         for numbers, contents in self._area.stream():
             for at in range(0, len(numbers), PIECE_PAGES):
                 start, end = at * PAGE_BYTES, (at + PIECE_PAGES) * PAGE_BYTES
                 self._give(numbers[at : at + PIECE_PAGES], memoryview(contents)[start:end])
                 self.answer()
                 if self._used is None and time.monotonic() > self._began_s + NOTED_S:
-                    self._look_back()
+                    self._used = self._look_back()
         if self._left.any():
             raise OperationFailedError(
                 f"{np.count_nonzero(self._left)} pages of the guest's memory did not come",
@@ -92,33 +94,19 @@ class Pager:
         self._missing.end()
 
     def noted(self) -> list[int]:
-        """What is to be noted for the next time; see `first_pages.py`."""
-        if self._used is None:
-            self._look_back()
-        return next_noted(
-            self._ahead.noted, self.waited_for, there=self._laid_out, used=self._used or ()
-        )
+        """What is to be noted for the next time. Raises ProcessLookupError: the VM has ended."""
+        used = self._look_back() if self._used is None else self._used
+        return next_noted(self._laid_out, self.waited_for, used)
 
-    def _look_back(self) -> None:
+    def _look_back(self) -> set[int]:
         """Which of the pages that were laid out the guest has looked at."""
-        laid_out = sorted(self._laid_out)
-        looked_at = self._missing.looked_at([number * PAGE_BYTES for number in laid_out])
-        self._used = {number for number, was in zip(laid_out, looked_at, strict=True) if was}
+        looked_at = self._missing.looked_at([number * PAGE_BYTES for number in self._laid_out])
+        return set(itertools.compress(self._laid_out, looked_at))
 
-    def attend(self) -> None:
-        """Whoever waits is answered; else one more of the noted pages comes, or a moment passes."""
-        if self.answer():
-            return
-        if (found := self._ahead.next(self._left)) is None:
-            self.answer(IDLE_MS)
-        else:
-            self._give(*found)
-
-    def answer(self, wait_ms: int = 0) -> bool:
-        """Whoever waits for a page gets it, and what is had along with it; False: nobody did."""
-        anybody = False
+    def answer(self, wait_ms: int = 0) -> None:
+        """Whoever waits for a page gets it, and what is had along with it."""
         while waited_for := self._missing.faults(wait_ms):
-            wait_ms, anybody = 0, True
+            wait_ms = 0
             along = []
             for offset in waited_for:
                 number = offset // PAGE_BYTES
@@ -134,7 +122,6 @@ class Pager:
                 along.append((numbers, memoryview(contents)))
             for numbers, view in along:
                 self._give(numbers, view)
-        return anybody
 
     def _give(self, numbers: "np.ndarray", contents: memoryview) -> None:
         """Those of the pages that were not given yet."""
@@ -162,23 +149,21 @@ def main() -> None:
 
 def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> None:
     ram_file, noted = Path(where["ram_file"]), where["noted"]
-    ahead = Ahead(area, read_noted(Path(noted)) if noted else [])
-    left = np.ones(area.chunk_count, bool)
-    ahead.put_into(ram_file, lambda times: times >= AT_LEAST, left)
+    laid_out = read_noted(Path(noted)) if noted else []
+    first = put_first(ram_file, area, laid_out)
     _say(lines, {"open": len(area.numbers())})
-    ahead.put_into(ram_file, lambda _: _has_news(told), left)
     line = lines.readline()
     if not line:
         return
     vm = json.loads(line)
     if vm["again"] is None:
         missing = MissingPages.begin(vm["pid"], ram_file)
-        there = overwritten(ram_file, area, ~left)
+        there = overwritten(ram_file, area, first)
     else:
         missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
         there = present(ram_file)
     _say(lines, {"missing": missing.number})
-    pager = Pager(area, missing, there, ahead)
+    pager = Pager(area, missing, there, laid_out)
     # The devices' state touches pages too: served from here on.
     marker = _until_go(told, pager)
     if marker is not None:
@@ -196,7 +181,7 @@ def _until_go(told: socket.socket, pager: Pager) -> Path | None:
     said = ""
     while not said.endswith("\n"):
         try:
-            pager.attend()
+            pager.answer(IDLE_MS)
         except ProcessLookupError:
             return None
         try:
@@ -241,12 +226,6 @@ def overwritten(ram_file: Path, area: Any, but: "np.ndarray") -> "np.ndarray":
         for number in np.flatnonzero(found & ~but).tolist():
             os.pwrite(fd, area.read(np.array([number])), number * PAGE_BYTES)
     return found
-
-
-def _has_news(told: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(told, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _say(lines: Any, words: dict[str, Any]) -> None:
