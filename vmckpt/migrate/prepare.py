@@ -2,13 +2,13 @@
 
 from collections.abc import Collection
 
+from vmckpt.devices.aside import set_aside
 from vmckpt.errors import RefusedError
 from vmckpt.migrate.ends import Pair
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.sequence.steps import both
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.plug import plug, reserve
 from vmckpt.vm.start import Qemu, plug_taps, start_qemu
 
 
@@ -28,7 +28,7 @@ async def prepare_target(vm: Vm, pair: Pair, absent: Collection[str]) -> Qemu:
     """
     # The source is asked while the target's QEMU starts, which takes longer.
     qemu, ours = await both(_start(vm, pair), _source_machine(pair, absent))
-    await _set_devices_aside(vm, pair)
+    await set_aside(vm, pair.target)
     await both(plug_taps(pair.target.host, vm.spec, pair.target.files), _compare(pair, ours))
     return qemu
 
@@ -48,14 +48,6 @@ async def _source_machine(pair: Pair, absent: Collection[str]) -> Machine:
     # Those that are unplugged for the way come back later.
     stay = {name: kind for name, kind in found.devices.items() if name not in absent}
     return found._replace(devices=stay)
-
-
-async def _set_devices_aside(vm: Vm, pair: Pair) -> None:
-    """What the guest's devices are to be there; those that QEMU moves are plugged in now."""
-    host, files, devices = pair.target.host, pair.target.files, vm.spec.passthrough
-    await reserve(host, files, devices)
-    moved = [device for device in devices if not device.strategy.detaches]
-    await plug(host, files, await pair.target.monitor(), moved)
 
 
 async def _compare(pair: Pair, ours: Machine) -> None:
