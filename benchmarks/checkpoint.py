@@ -34,9 +34,9 @@ import zstandard
 
 from benchmarks.checkpoint_plot import draw
 from benchmarks.first_answer import asking
+from benchmarks.parts import measure
 from benchmarks.replication_rivals import saved_to_files
-from benchmarks.setting import RESULTS, await_quiet, machine, write_result
-from benchmarks.summary import Verdict, verdicts_as_json
+from benchmarks.summary import Verdict
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.checkpoint.place import own_place
 from vmckpt.lab.guest import CONTROL_PORT, GuestControl
@@ -323,27 +323,8 @@ PARTS: dict[str, Callable[[], Coroutine[Any, Any, dict[str, Any]]]] = {
 }
 
 
-def main(parts: list[str]) -> None:
-    """The parts, printed and written to results/checkpoint.json, with a picture."""
-    # Commands are compiled once, as in an installation.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    busy = asyncio.run(await_quiet(10.0, PATIENCE_S))
-    before = RESULTS / "checkpoint.json"
-    found: dict[str, Any] = json.loads(before.read_text()) if before.exists() else {}
-    for part in parts or list(PARTS):
-        found[part] = asyncio.run(PARTS[part]())
-        found |= {"machine": machine(), "others_use_percent": round(busy, 1)}
-        found["verdicts"] = verdicts_as_json(verdicts(found))
-        path = write_result("checkpoint", found)
-    draw(found, path.with_suffix(".png"))
-    print(f"written: {path}")
-    for verdict in found["verdicts"]:
-        met = "met " if verdict["met"] else "NOT "
-        print(f"  {met} {verdict['promise']}: {verdict['measured']:.3g} (at most "
-              f"{verdict['limit']:.3g})")  # fmt: skip
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="checkpoints, measured")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
-    main(parser.parse_args().parts)
+    chosen = parser.parse_args().parts or list(PARTS)
+    measure("checkpoint", {part: PARTS[part] for part in chosen}, verdicts, draw, PATIENCE_S)

@@ -18,18 +18,18 @@ UDP and by TCP: 1,200 a second in all.
 import argparse
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.group_client import Wait, Waits, client
 from benchmarks.group_plot import draw
-from benchmarks.setting import RESULTS, await_quiet, machine, write_result
-from benchmarks.summary import Verdict, verdicts_as_json
+from benchmarks.parts import Found, measure, measured_before
+from benchmarks.summary import Verdict
 from tests.qemu.talking import Witness, guests, talking
 from tests.qemu.world import World, qemu, world
 from vmckpt.lab.labguest import LabGuest
@@ -206,28 +206,14 @@ PARTS: dict[str, tuple[Callable[[int], Coroutine[Any, Any, dict[str, Any]]], int
 }
 
 
-def main(parts: list[str], cuts: int | None, *, more: bool) -> None:
-    """The parts, printed and written to results/group.json, with a picture."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    busy = asyncio.run(await_quiet(10.0, PATIENCE_S))
-    before = RESULTS / "group.json"
-    found: dict[str, Any] = json.loads(before.read_text()) if before.exists() else {}
-    for part in parts or list(PARTS):
-        work, usual = PARTS[part]
-        seen = asyncio.run(work(cuts or usual))
-        for name in ("pieces", "cuts") if more and part in found else ():
-            if name in seen:
-                seen[name] = found[part][name] + seen[name]
-        found[part] = seen
-        found |= {"machine": machine(), "others_use_percent": round(busy, 1)}
-        found["verdicts"] = verdicts_as_json(verdicts(found))
-        path = write_result("group", found)
-    draw(found, path.with_suffix(".png"))
-    print(f"written: {path}")
-    for verdict in found["verdicts"]:
-        met = "met " if verdict["met"] else "NOT "
-        print(f"  {met} {verdict['promise']}: {verdict['measured']:.3g} (at most "
-              f"{verdict['limit']:.3g})")  # fmt: skip
+async def measured(part: str, cuts: int | None, *, more: bool) -> Found:
+    """One part; with `more` its cuts are added to those of before."""
+    work, usual = PARTS[part]
+    seen = await work(cuts or usual)
+    if more and (before := measured_before("group").get(part)):
+        for name in {"pieces", "cuts"} & seen.keys():
+            seen[name] = before[name] + seen[name]
+    return seen
 
 
 if __name__ == "__main__":
@@ -236,4 +222,7 @@ if __name__ == "__main__":
     parser.add_argument("--cuts", type=int, help="how many, instead of the usual number")
     parser.add_argument("--more", action="store_true", help="add to what was measured before")
     given = parser.parse_args()
-    main(given.parts, given.cuts, more=given.more)
+    chosen = {
+        part: partial(measured, part, given.cuts, more=given.more) for part in given.parts or PARTS
+    }
+    measure("group", chosen, verdicts, draw, PATIENCE_S)

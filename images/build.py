@@ -296,7 +296,7 @@ def initramfs(tree: Path, program: bytes) -> Archive:
     archive.add("bin/busybox", busybox.read_bytes())  # last: it lists itself
     # The agent sets the clock only where it finds this very path.
     archive.add("sbin/hwclock", b"/bin/busybox", stat.S_IFLNK | 0o777)
-    for number, module in enumerate(modules(tree / "lib/modules")):
+    for number, module in enumerate(modules(tree / "lib/modules", MODULES)):
         archive.add(
             f"modules/{number:02d}-{module.name}", module.read_bytes(), stat.S_IFREG | 0o644
         )
@@ -313,10 +313,10 @@ def initramfs(tree: Path, program: bytes) -> Archive:
     return archive
 
 
-def modules(root: Path) -> Iterator[Path]:
-    """MODULES as files, in their order."""
+def modules(root: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Drivers as files, in the order of their names."""
     built_in = next(root.glob("*/modules.builtin")).read_text()
-    for name in MODULES:
+    for name in names:
         file = next(root.rglob(f"{name}.ko"), None)
         if file is not None:
             yield file
@@ -324,7 +324,7 @@ def modules(root: Path) -> Iterator[Path]:
             raise BuildError(
                 f"no driver {name}",
                 why="this kernel package has it neither as module nor built in",
-                remedy="correct MODULES in images/build.py",
+                remedy="correct MODULES where it was named",
             )
 
 

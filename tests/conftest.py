@@ -1,8 +1,8 @@
 """What a test may use, and when it runs.
 
-Its folder says what it may use: tests/unit, contract, etcd, qemu, real or role. What is marked
-`long` runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py), those on
-hosts that look like machines are long but for the ones marked `sample`.
+Its folder says what it may use: tests/unit, contract, etcd, qemu, real, role or vfio. What is
+marked `long` runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py),
+those on hosts that look like machines are long but for the ones marked `sample`.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from hypothesis import settings
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
 
-KINDS = ("unit", "contract", "etcd", "qemu", "real", "role")
+KINDS = ("unit", "contract", "etcd", "qemu", "real", "role", "vfio")
 HERE = Path(__file__).parent
 
 

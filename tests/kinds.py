@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.qemu.world import World, world
+from tests.qemu.world import World, spoilable, world
 from tests.real.machines import machines
 
 
@@ -33,6 +33,14 @@ def hosts(kind: Kind, *qemus: Path) -> Iterator[World]:
         with machines(qemus) as made:
             made.certify()  # between two machines nothing goes in clear
             yield made
+
+
+@contextmanager
+def spoilable_hosts(kind: Kind, directory: Path) -> Iterator[World]:
+    """Two of them whose QEMUs' monitors obey `World.spoilt`; `directory` is for these QEMUs."""
+    wrapper = spoilable("10.0", directory)
+    with hosts(kind, wrapper, wrapper) as made:
+        yield made
 
 
 def require_root() -> None:

@@ -1,8 +1,11 @@
 """The command as a process: what its callers see when they look away."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,3 +47,28 @@ def test_output_that_nobody_reads_ends_the_command(tmp_path: Path) -> None:
         os.close(writing)
     assert done.returncode == 1
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whoever_asks_for_the_end_is_heard_before_there_is_work(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    spec = tmp_path / "spec.toml"
+    os.mkfifo(spec)
+    command = subprocess.Popen(
+        [*COMMAND, "vm", "run", str(spec), "--json"],
+        env=os.environ | {"VMCKPT_STATE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    writing = -1
+    while writing < 0 and command.poll() is None:
+        with suppress(OSError):  # until it reads its spec, which has no end
+            writing = os.open(spec, os.O_WRONLY | os.O_NONBLOCK)
+    command.send_signal(number)
+    out, err = command.communicate(timeout=30)
+    os.close(writing)
+    assert command.returncode == 130, err
+    assert json.loads(out)["error"]["kind"] == "cancelled"
+    assert "Traceback" not in err

@@ -13,6 +13,8 @@ import pytest
 from vmckpt.devices.contract import Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.devices.journey import Journey
+from vmckpt.hosts.host import Completed
+from vmckpt.hosts.ssh.address import Address
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.vm.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import VmDir
@@ -28,6 +30,8 @@ class Agent:
     def __init__(self, *does: dict[str, Any] | str) -> None:
         self._does, self.started = list(does), list[dict[str, Any]]()
         self.sessions = self._open = self.most_at_once = 0
+        self.refuses = False
+        self.by_ssh: list[list[str]] = []
 
     async def connect(self, _: Path) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -52,6 +56,10 @@ class Agent:
                 # What an earlier client left unread comes first.
                 writer.write(b'lf a line"}\n{"return": 4711}\n')
                 reply: Any = asked["arguments"]["id"]
+            case "guest-exec" if self.refuses:
+                text = "Command guest-exec has been disabled"
+                writer.write(json.dumps({"error": {"desc": text}}).encode() + b"\n")
+                return True
             case "guest-exec":
                 self.started.append(asked["arguments"])
                 reply = {"pid": len(self.started)}
@@ -66,9 +74,13 @@ class Agent:
         writer.write(json.dumps({"return": reply}).encode() + b"\n")
         return True
 
-    def hook(self) -> GuestHook:
+    async def run(self, argv: list[str], timeout_s: float) -> Completed:
+        self.by_ssh.append(argv)
+        return Completed(0, '{"ok": true}\n', "")
+
+    def hook(self, device: Passthrough = DEVICE) -> GuestHook:
         files = VmDir(Path("/s/vms/web")).qemu("q1")
-        return GuestHook(self, files, DEVICE, "run-1")  # type: ignore[arg-type]
+        return GuestHook(self, files, device, "run-1")  # type: ignore[arg-type]
 
 
 def run(agent: Agent, phase: Phase = Phase.LOCK, tries: int = 1) -> None:
@@ -76,6 +88,39 @@ def run(agent: Agent, phase: Phase = Phase.LOCK, tries: int = 1) -> None:
         await agent.hook().do(phase, tries=tries)
 
     asyncio.run(asyncio.wait_for(act(), 30))
+
+
+@pytest.mark.parametrize(
+    ("refuses", "does", "by_ssh"),
+    [
+        (False, [GOOD], 0),
+        (True, [], 1),  # the agents of some distributions may run nothing
+        (False, ["dies"], 1),
+    ],
+)
+def test_ssh_is_the_second_way(refuses: bool, does: list[Any], by_ssh: int) -> None:
+    agent = Agent(*does)
+    agent.refuses = refuses
+    device = DEVICE._replace(ssh=Address("192.0.2.30", "root", 2222))
+
+    async def act() -> None:
+        await agent.hook(device).do(Phase.LOCK)
+
+    asyncio.run(asyncio.wait_for(act(), 30))
+    assert len(agent.by_ssh) == by_ssh
+    for argv in agent.by_ssh:
+        where, line = argv[-7:-1], argv[-1]
+        assert where == ["-l", "root", "-p", "2222", "--", "192.0.2.30"]
+        assert line.endswith(" | timeout -s KILL 1 /hook lock")
+
+
+def test_an_agent_that_may_run_nothing_is_not_asked_again() -> None:
+    agent = Agent()
+    agent.refuses = True
+    with pytest.raises(HookFailedError) as error:
+        run(agent)
+    assert "guest-exec has been disabled" in error.value.why
+    assert agent.sessions == 1
 
 
 def answered(code: int, words: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Sessions with libvirt: its own test driver answers, and sockets that do not."""
 
 import asyncio
-import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -9,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import HostDownError, NotFoundError, RefusedError
+from vmckpt.errors import HostDownError, NotFoundError, RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State
-from vmckpt.vm.domains.forward import forwarded
+from vmckpt.vm.domains.forward import NAME, forwarded
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd
 
@@ -125,30 +124,68 @@ def test_whoever_hangs_up_at_once_is_no_libvirtd(tmp_path: Path) -> None:
     assert "libvirtd of a" in caught.value.what
 
 
-def test_the_forwarder_carries_both_ways_privately_and_leaves_nothing(tmp_path: Path) -> None:
-    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(100):
-            writer.write(data.upper())
-        writer.close()
+async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(100):
+        writer.write(data.upper())
+    writer.close()
+
+
+def test_the_forwarder_carries_both_ways_and_is_found_by_this_process_alone(tmp_path: Path) -> None:
+    # Longer than a socket's path may be, and not there yet.
+    mine = tmp_path / ("long-" * 30)
 
     async def main() -> Path:
         far = tmp_path / "far"
         async with (
             await asyncio.start_unix_server(shout, far),
-            forwarded(host(far), far) as near,
+            forwarded(host(far), far, mine) as near,
+            forwarded(host(far), far, mine) as other,
         ):
-            assert near.parent.stat().st_mode & 0o777 == 0o700
-            assert near.parent.stat().st_uid == os.geteuid()
-            reader, writer = await asyncio.open_unix_connection(near)
-            for text in (b"one", b"two"):
-                writer.write(text)
-                assert await reader.read(100) == text.upper()
-            writer.write_eof()
-            assert await reader.read(100) == b""
-            writer.close()
+            assert list(mine.iterdir()) == []
+            for path in (near, other):
+                reader, writer = await asyncio.open_unix_connection(path)
+                for text in (b"one", b"two"):
+                    writer.write(text)
+                    assert await reader.read(100) == text.upper()
+                writer.write_eof()
+                assert await reader.read(100) == b""
+                writer.close()
             left_open = socket.socket(socket.AF_UNIX)
             left_open.connect(str(near))
         left_open.close()
         return near
 
-    assert not asyncio.run(main()).parent.exists()
+    near = asyncio.run(main())
+    assert near.parent == Path("/proc/self/fd")
+    assert not near.exists()
+    assert list(mine.iterdir()) == []
+
+
+def test_what_a_killed_forwarder_left_goes_with_the_next(tmp_path: Path) -> None:
+    """The moment in which its socket has a name; nothing that is killed later leaves any."""
+    mine, far = tmp_path / "mine", tmp_path / "far"
+    mine.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(mine / NAME))
+
+    async def main() -> None:
+        async with (
+            await asyncio.start_unix_server(shout, far),
+            forwarded(host(far), far, mine),
+        ):
+            assert list(mine.iterdir()) == []
+
+    asyncio.run(main())
+
+
+def test_where_no_socket_can_be_made_the_error_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        far = tmp_path / "far"
+        async with (
+            await asyncio.start_unix_server(shout, far),
+            forwarded(host(far), far, far),
+        ):
+            pass
+
+    with pytest.raises(StorageError, match="cannot make a socket"):
+        asyncio.run(main())

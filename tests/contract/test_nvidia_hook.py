@@ -4,19 +4,22 @@ No GPU is here: what CUDA and the driver do is played, as programs and as a libc
 here and calls back. What the real ones do is not shown by this.
 """
 
+import ast
 import ctypes
-import importlib.util
 import io
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-HOOK = Path(__file__).parents[2] / "vmckpt/devices/hooks/nvidia.py"
+from vmckpt.devices.bundle import Vendor, hook_file
+from vmckpt.devices.hooks.nvidia import main, system, tool
+from vmckpt.devices.hooks.nvidia.system import HookError
+
+SOURCES = sorted(Path(main.__file__).parent.glob("*.py"))
 OLD = "GPU-00000000-0000-0000-0000-00000000000a"
 NEW = "GPU-00000000-0000-0000-0000-00000000000b"
 OUT = ("preflight", "quiesce", "lock", "checkpoint", "release")
@@ -77,8 +80,8 @@ PLAYER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_
 class Guest:
     """A guest's files and what its programs and libcuda do."""
 
-    def __init__(self, root: Path, hook: ModuleType, library: Path | None) -> None:
-        self.root, self._hook = root, hook
+    def __init__(self, root: Path, library: Path | None) -> None:
+        self.root = root
         self.cards: list[list[str]] = [[OLD, "NVIDIA H200", "Enabled", "[N/A]", "100"]]
         self.version = "580.65.06"
         self.jobs: dict[int, str] = {}
@@ -88,7 +91,6 @@ class Guest:
         for name in ("run", "proc", "sys/module/nvidia", "sys/module/nvidia_uvm"):
             (root / name).mkdir(parents=True)
         (root / "proc/meminfo").write_text("MemAvailable: 1048576 kB\n")
-        hook.run = self._run  # type: ignore[attr-defined]
         self._player = PLAYER(self._cuda)
         if library:
             ctypes.CDLL(str(library)).set_player(self._player)
@@ -114,19 +116,19 @@ class Guest:
 
     def hook(self, phase: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
         """What the hook answers."""
-        code = self._hook.main(["hook", phase])
+        code = main.main(["hook", phase])
         answer: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert (code == 0) is answer["ok"], answer
         return answer
 
-    def _run(self, name: str, *words: str, check: bool = True) -> str:
+    def run(self, name: str, *words: str, check: bool = True) -> str:
         """A program's output, as the hook's own `run` has it."""
         self.calls.append((name, *words))
         played = getattr(self, "_" + name.replace("-", "_"))(*words)
         return str(played or "")
 
     def _fail(self, why: str) -> None:
-        raise self._hook.HookError(why)
+        raise HookError(why)
 
     def _nvidia_smi(self, *words: str) -> str:
         if not (self.root / "sys/module/nvidia").exists():
@@ -206,16 +208,15 @@ def made(tmp_path: Path, patch: pytest.MonkeyPatch, library: Path | None) -> Gue
     if library is None:  # whether it is there is looked for; it is not run
         (programs / "cuda-checkpoint").write_text("")
         (programs / "cuda-checkpoint").chmod(0o755)
-    patch.setenv("VMCKPT_HOOK_ROOT", str(root))
-    patch.setenv("VMCKPT_HOOK_LIBCUDA", str(library))
     patch.setenv("PATH", str(programs))
     patch.setattr("sys.stdin", io.StringIO())
-    spec = importlib.util.spec_from_file_location("nvidia_hook", HOOK)
-    assert spec
-    assert spec.loader
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    return Guest(root, hook, library)
+    patch.setattr(tool, "LIBCUDA", str(library))
+    guest = Guest(root, library)
+    patch.setattr(system, "run", guest.run)
+    patch.setattr(system, "STATE", root / "run/vmckpt-nvidia")
+    patch.setattr(system, "PROC", root / "proc")
+    patch.setattr(system, "MODULES", root / "sys/module")
+    return guest
 
 
 class Told:
@@ -383,14 +384,59 @@ def test_an_unknown_phase(plain: Told) -> None:
     assert "unknown phase" in plain.hook("dance")["why"]
 
 
-def test_it_runs_by_itself_with_the_standard_library_alone(tmp_path: Path) -> None:
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """The hook as it is put into guests."""
+    file = tmp_path / "nvidia"
+    file.write_bytes(hook_file(Vendor.NVIDIA))
+    file.chmod(0o755)
+    return file
+
+
+def test_it_runs_by_itself_with_the_standard_library_alone(packed: Path, tmp_path: Path) -> None:
+    """A whole phase of the packed hook, with a driver that is a script."""
+    for name in ("run", "sys/module/nvidia", "bin", "proc/100/fd"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 1048576 kB\n")
+    for name, says in (
+        ("nvidia-smi", f"{OLD}, NVIDIA H200, 580.65.06, Enabled, [N/A], 100"),
+        ("cuda-checkpoint", "running"),
+    ):
+        script = tmp_path / "bin" / name
+        script.write_text(f"#!/bin/sh\necho '{says}'\n")
+        script.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, "-I", "-S", str(HOOK), "dance"],
-        env={"VMCKPT_HOOK_ROOT": str(tmp_path)},
-        input="{}",
+        [sys.executable, "-I", "-S", str(packed), "preflight"],
+        env={"VMCKPT_HOOK_ROOT": str(tmp_path), "PATH": str(tmp_path / "bin")},
+        input='{"format": 1}',
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert not json.loads(done.stdout)["ok"]
+    assert json.loads(done.stdout) == {
+        "ok": True,
+        "device_bytes": 100 << 20,
+        "notes": ["0 CUDA jobs"],
+    }, done.stderr
+    assert (tmp_path / "run/vmckpt-nvidia/lock").exists()
+
+
+def test_it_begins_by_its_first_line_and_is_the_same_each_time(packed: Path) -> None:
+    assert packed.read_bytes() == hook_file(Vendor.NVIDIA)
+    done = subprocess.run(
+        [packed, "dance"], input="{}", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (1, False)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.name))
+def test_python_3_9_reads_it(source: Path) -> None:
+    text = source.read_text()
+    ast.parse(text, feature_version=(3, 9))
+    if "def " in text:  # its annotations are not evaluated: 3.9 does not know `X | None`
+        assert "from __future__ import annotations\n" in text
+
+
+@pytest.mark.parametrize("vendor", [Vendor.AMD, Vendor.GENERIC])
+def test_the_other_hooks_are_scripts(vendor: Vendor) -> None:
+    assert hook_file(vendor).startswith(b"#!/bin/sh\n")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.commands import vmckpt
+from tests.commands import COMMAND, vmckpt
+from vmckpt.devices.bundle import Vendor, hook_file
 
 HOOKS = Path(__file__).parents[2] / "vmckpt/devices/hooks"
 ALL = ("preflight", "quiesce", "lock", "checkpoint", "release", "reattach", "restore", "resume")
@@ -109,9 +110,11 @@ def test_amd_does_not_take_the_gpu_from_others(tmp_path: Path, amd: dict[str, st
 
 
 def test_hooks_are_had_from_vmckpt(tmp_path: Path) -> None:
-    for name, file in (("nvidia", "nvidia.py"), ("amd", "amd"), ("generic", "generic")):
-        done = vmckpt(tmp_path, "device", "hook", name)
-        assert done.stdout == (HOOKS / file).read_text()
+    for vendor in Vendor:
+        words = [*COMMAND, "device", "hook", vendor]
+        environment = os.environ | {"VMCKPT_STATE_DIR": str(tmp_path)}
+        done = subprocess.run(words, env=environment, capture_output=True, check=True)
+        assert done.stdout == hook_file(vendor)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ PHASES = ("preflight", "quiesce", "lock", "checkpoint", "release", "reattach", "
 # A hook that hangs is ended; one on a busy machine, where each phase takes seconds, is not.
 LIMITS = f"limits_s = {{ {', '.join(f'{phase} = 20' for phase in PHASES)} }}\n"
 
+# By how much guests are slower than elsewhere.
+slowness = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -52,7 +55,7 @@ def guest() -> LabGuest:
 
 def settled(made: World) -> dict[str, object]:
     """The VM as it is shown once nothing of it is cut off any more."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 90 * slowness
     while (shown := made.vmckpt("vm", "show", NAME)).code:
         assert shown.code in (5, 9), shown.stderr
         assert time.monotonic() < deadline, shown.stderr
@@ -64,7 +67,7 @@ def settled(made: World) -> dict[str, object]:
 def well(made: World, before: Job, name: str = NAME) -> Job:
     """The job goes on: the same one, in the device, none of its counts lost; as it is now."""
     assert asyncio.run(devices(made, name)) == {"edu0"}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * slowness
     first = job(made, name)
     while (now := job(made, name)).count == first.count:
         assert time.monotonic() < deadline, now
@@ -76,7 +79,7 @@ def well(made: World, before: Job, name: str = NAME) -> Job:
 
 def ready(made: World) -> None:
     """Return when the guest's job runs."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * slowness
     while True:
         try:
             job(made)
@@ -95,7 +98,7 @@ def job(made: World, name: str = NAME) -> Job:
 
 def in_guest(made: World, *argv: str, name: str = NAME) -> GuestExit:
     """Run a command in the guest, by its agent, which may be about to come back."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * slowness
     while True:
         try:
             return asyncio.run(_in_guest(made, argv, name))

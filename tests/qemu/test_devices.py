@@ -3,15 +3,15 @@
 import asyncio
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from tests.kinds import EVERY_KIND, hosts
+from tests.kinds import EVERY_KIND, spoilable_hosts
+from tests.outcomes import Outcomes
 from tests.qemu.device_guest import NAME, in_guest, job, run_worker, settled, well
-from tests.qemu.world import World, reach, send, spoilable
+from tests.qemu.world import World, reach, send
 
 OUT = ("quiesce", "lock", "checkpoint", "release")
 BACK = ("reattach", "restore", "resume")
@@ -19,7 +19,7 @@ HOOK_FAULTS = ("fail", "hang", "kill-agent")
 KILL, INTERRUPT = "kill the command", "interrupt the command"
 # Commands of the operator's monitors: unplug refused, target device missing, migration fails.
 SPOILT = ("device_del", "device_add", "migrate")
-MATRIX: Counter[tuple[str, str]] = Counter()
+MATRIX = Outcomes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,10 @@ ALWAYS = (Case("checkpoint", "fail"), Case("device_add", "error"), Case("restore
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    wrapper = spoilable("10.0", tmp_path_factory.mktemp("q"))
-    MATRIX.clear()
-    with hosts(request.param, wrapper, wrapper) as one:
+    title = f"faults of devices on {request.param} hosts"
+    with spoilable_hosts(request.param, tmp_path_factory.mktemp("q")) as one, MATRIX.printed(title):
         run_worker(one, "lab-a")
         yield one
-    for (fault, outcome), count in sorted(MATRIX.items()):
-        print(f"  {count:4d}  {fault}: {outcome}")
 
 
 def test_a_device_goes_and_comes(made: World) -> None:
@@ -142,7 +139,7 @@ def test_fault(made: World, case: Case) -> None:
     well(made, before)
     went = "where it was" if shown["host"] == home else "where it went"
     expect(case, command, shown["host"] == home, out + err)
-    MATRIX[case.fault, f"runs on {went}, with its state"] += 1
+    MATRIX.add(case.fault, f"runs on {went}, with its state")
 
 
 def expect(case: Case, command: "subprocess.Popen[str]", at_home: bool, said: str) -> None:

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.kinds import EVERY_KIND, hosts
-from tests.qemu.world import World, fill, image, reach, send, spoilable
+from tests.kinds import EVERY_KIND, spoilable_hosts
+from tests.outcomes import Outcomes
+from tests.qemu.world import World, fill, image, reach, send
 from vmckpt.hosts.process import ProcessId
 from vmckpt.lab.guest import GuestControl
 from vmckpt.lab.labguest import LabGuest
@@ -60,7 +60,7 @@ DISK_BYTES = 96 << 20
 # How many run every time, and of those, how many on hosts that look like machines too.
 SAMPLE, SAMPLE_ON_MACHINES = 8, 2
 SEED = 20261121
-MATRIX: Counter[tuple[str, str, str]] = Counter()
+MATRIX = Outcomes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,9 @@ def marked() -> Iterator[Any]:
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    wrapper = spoilable("10.0", tmp_path_factory.mktemp("q"))
-    MATRIX.clear()
-    with hosts(request.param, wrapper, wrapper) as one:
+    title = f"faults on {request.param} hosts, by method"
+    with spoilable_hosts(request.param, tmp_path_factory.mktemp("q")) as one, MATRIX.printed(title):
         yield one
-    total = sum(MATRIX.values())
-    print(f"\n{total} faults on {request.param} hosts, by method and what came of them:")
-    for (method, fault, outcome), count in sorted(MATRIX.items()):
-        print(f"  {count:4d}  {method}, {fault}: {outcome}")
 
 
 @pytest.mark.timeout(300)
@@ -250,7 +245,7 @@ async def judge(made: World, case: Case, control: GuestControl, start: Start, sa
         killed = case.fault in ("kill the source", "kill the target")
         assert killed, f"lost without a killed QEMU: {said}"
         assert running == []
-        MATRIX[case.method, case.fault, "honestly lost"] += 1
+        MATRIX.add(case.method, case.fault, "honestly lost")
         return
     assert state == "running"
     assert running == [shown.result["pid"]]
@@ -259,4 +254,4 @@ async def judge(made: World, case: Case, control: GuestControl, start: Start, sa
     assert memory.sound, memory
     assert disk.sound, disk
     went = "at the source" if host == start.home else "at the target"
-    MATRIX[case.method, case.fault, f"runs {went}, whole"] += 1
+    MATRIX.add(case.method, case.fault, f"runs {went}, whole")

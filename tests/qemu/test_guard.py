@@ -240,8 +240,7 @@ def _one_fault(made: World, rng: random.Random, directory: Path) -> str:
         "late": (f"(sleep {rng.uniform(0, 3):.1f}; touch {ill}) &", {ROLLED_BACK}),
         "hang": ("sleep 3600", {ROLLED_BACK}),
         "kill": ("sleep 2", {-signal.SIGKILL, KEPT}),
-        # One that has not listened for signals yet just ends.
-        "stop": ("sleep 2", {130, KEPT, -signal.SIGTERM}),
+        "stop": ("sleep 2", {130, KEPT}),
         NO_ROOM: ("true", {11}),
     }[fault := rng.choice(["none", "command", "late", "hang", "kill", "stop", NO_ROOM])]
     options = ["--check", f"test ! -e {ill}", "--for", "5s", "--failures", "2", "--timeout", "4s"]
@@ -250,14 +249,25 @@ def _one_fault(made: World, rng: random.Random, directory: Path) -> str:
     with room:
         command = begin(made, *words)
         if fault in ("kill", "stop"):
+            if fault == "stop":
+                eventually(lambda: _listens(command), 60, "it listens for signals")
             time.sleep(rng.uniform(0.2, 12))
             command.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGTERM)
         said = command.communicate(timeout=120)
     assert command.returncode in codes, (fault, command.returncode, said)
     eventually(lambda: _all_over(made), 120, "no guard is left open")
-    if fault == NO_ROOM or command.returncode == -signal.SIGTERM:
+    if fault == NO_ROOM:
         assert not began.exists()
     return f"{fault}: {newest(made)['phase'] if began.exists() else 'not begun'}"
+
+
+def _listens(command: "subprocess.Popen[str]") -> bool:
+    """Its Python has started: before that a signal ends any process."""
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{command.pid}/status").read_text().splitlines()
+    )
+    return bool(int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _all_over(made: World) -> bool:

@@ -15,7 +15,7 @@ from vmckpt.qemu.monitor import REPLY_TIMEOUT_S
 
 
 def guest() -> LabGuest:
-    return LabGuest("one", 1, image())
+    return LabGuest("one", 1, image(), vcpus=2)
 
 
 @pytest.fixture(params=["10.0", "7.2"])
@@ -35,7 +35,7 @@ def test_run_show_stop_start_rm(made: World) -> None:
     (seen,) = made.ok("top", "--once")["vms"]
     assert seen.items() >= shown.items()
     assert (seen["operation"], seen["replication"], seen["checkpoints"]) == (None, None, None)
-    assert (shown["state"], shown["vcpus"], shown["accel"]) == ("running", 1, "tcg")
+    assert (shown["state"], shown["vcpus"], shown["accel"]) == ("running", 2, "tcg")
     root = made.lab.host("lab-a").state_dir
     for path in (root / "vms").rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)

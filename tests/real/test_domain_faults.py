@@ -8,13 +8,13 @@ import random
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.outcomes import Outcomes
 from tests.qemu.world import qemu, send
 from tests.real.domains import (
     GUEST,
@@ -65,7 +65,7 @@ RESTART_S = 1.0
 NARROW_BYTES_PER_S = 20_000_000
 SETTLED_S = 120.0
 LOCKED = "cannot acquire state change lock"
-MATRIX: Counter[tuple[str, str, str]] = Counter()
+MATRIX = Outcomes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,10 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Machines]:
-    MATRIX.clear()
-    with machines([qemu("10.0")] * 2) as one:
+    title = "faults of domains, by method"
+    with machines([qemu("10.0")] * 2) as one, MATRIX.printed(title):
         secure(one)
         yield one
-    print(f"\n{sum(MATRIX.values())} faults of domains, by method and what came of them:")
-    for (method, fault, outcome), count in sorted(MATRIX.items()):
-        print(f"  {count:4d}  {method}, {fault}: {outcome}")
 
 
 @pytest.mark.long
@@ -129,7 +126,7 @@ async def run_case(made: Machines, case: Case) -> None:
     finally:
         await control.close()
     what = "honestly lost" if went is None else f"runs at the {went}, whole"
-    MATRIX[case.method, case.fault, what] += 1
+    MATRIX.add(case.method, case.fault, what)
 
 
 async def struck(made: Machines, case: Case, ends: tuple[str, str]) -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import UsageError
+from vmckpt.hosts.ssh.address import Address
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.blockers import device_checks
 from vmckpt.vm.cards import Card, cards, parse_functions, unfit
@@ -24,10 +25,10 @@ limits_s = { checkpoint = 900 }
 """
 HEAD = 'name = "web"\nmemory = "1G"\nguest_agent = true\n'
 LISTED = """\
-0000:00:1f.2 0x8086 0x2922 ahci- - -
-0000:41:00.0 0x10de 0x2330 vfio-pci- 12- -
-0000:41:00.1 0x10de 0x22a3 vfio-pci- 12- -
-0000:42:00.0 0x10de 0x2330 nvidia- 13- -
+0000:00:1f.2 8086:2922 ahci- - - - - -
+0000:41:00.0 10de:2330 vfio-pci- - 12- - - -
+0000:41:00.1 10de:22a3 vfio-pci- - 12- - - -
+0000:42:00.0 10de:2330 nvidia- - 13- - - -
 """
 
 
@@ -125,8 +126,21 @@ def test_what_is_wrong_with_a_pair(text: str, says: str) -> None:
     assert says in str(error.value)
 
 
+def test_the_way_to_a_hook_by_ssh() -> None:
+    by_ssh = GPU + 'ssh = "ssh://root@192.0.2.30:2222"\n'
+    (device,) = spec(by_ssh, HEAD.replace("guest_agent = true\n", "")).passthrough
+    assert device.ssh == Address("192.0.2.30", "root", 2222)
+    for wrong, says in (
+        (GPU + 'ssh = "http://x"\n', "'passthrough.0.ssh' is wrong"),
+        ('[[passthrough]]\nid = "a"\nmatch = "10de:2330"\nssh = "a"\n', "there is none"),
+    ):
+        with pytest.raises(UsageError) as error:
+            spec(wrong)
+        assert says in str(error.value)
+
+
 def test_a_copy_has_the_same_devices() -> None:
-    one = spec(GPU + VF + 'driver = "vmxnet3"\n')
+    one = spec(GPU + 'ssh = "ssh://root@[2001:db8::1]"\n' + VF + 'driver = "vmxnet3"\n')
     assert parse_spec(written(one), "copy", Path("/")).passthrough == one.passthrough
 
 
@@ -171,9 +185,9 @@ def test_cards_of_a_host() -> None:
 
 def test_a_virtual_function_is_a_card_by_itself() -> None:
     listed = """\
-0000:43:00.0 0x15b3 0x101d mlx5_core- 20- -
-0000:43:00.1 0x15b3 0x101e vfio-pci- 21- 0000:43:00.0-
-0000:43:00.2 0x15b3 0x101e vfio-pci- 22- 0000:43:00.0-
+0000:43:00.0 15b3:101d mlx5_core- - 20- - - -
+0000:43:00.1 15b3:101e vfio-pci- - 21- 0000:43:00.0- - -
+0000:43:00.2 15b3:101e mlx5_vfio_pci- - 22- 0000:43:00.0- - -
 """
     found = cards(parse_functions(listed))
     assert [card.addresses for card in found] == [
@@ -187,7 +201,8 @@ def test_a_virtual_function_is_a_card_by_itself() -> None:
 def test_a_card_whose_iommu_group_others_use_is_not_free() -> None:
     (gpu, nic) = cards(
         parse_functions(
-            "0000:41:00.0 0x10de 0x2330 vfio-pci- 12- -\n0000:44:00.0 0x8086 0x1533 igb- 12- -\n"
+            "0000:41:00.0 10de:2330 vfio-pci- - 12- - - -\n"
+            "0000:44:00.0 8086:1533 igb- - 12- - - -\n"
         )
     )
     assert unfit(gpu, (), [gpu]) is None

@@ -17,6 +17,7 @@ from vmckpt.checkpoint.recover import recover
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.service import (
     CREATE,
+    DIRECTORY,
     DONE,
     FAILED,
     FORK,
@@ -24,6 +25,7 @@ from vmckpt.checkpoint.service import (
     RESTORE,
     RUNNING,
     SETTLED,
+    WORKING,
     Asked,
     Files,
     request_for,
@@ -236,6 +238,25 @@ async def interrupted(host: Host, service: ProcessId) -> None:
     await host.interrupt(service)
     while await host.is_alive(service):  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(POLL_S)
+
+
+async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Have services there that a killed command started undo what they are at, and wait for it.
+
+    Those whose request is `unwanted`. One that has not begun yet never does; what is done stays.
+    """
+    directory = host.state_dir / DIRECTORY
+    for run in await host.list_dir(directory):
+        files = Files(directory / run)
+        request = json.loads(await host.read_text(files.request) or "{}")
+        if not request or not unwanted(request):
+            continue
+        # In this order: whoever has not said yet who it is sees this, and does nothing.
+        await host.write_text(files.revoked, "")
+        status = json.loads(await host.read_text(files.status) or "{}")
+        process = await host.read_text(files.process)
+        if process is not None and status.get("state") in (None, WORKING):
+            await interrupted(host, ProcessId(**json.loads(process)))
 
 
 async def died(host: Host, files: Files, verb: str) -> OperationFailedError:

@@ -72,6 +72,14 @@ def plan_copy(facts: Facts, host: Host, name: str, *, keep_macs: bool) -> Planne
             why="its VM was adopted: its name, MACs and disks stand in a command line of others'",
             remedy="restore the VM itself: --in-place, or where there is none of its name",
         )
+    if any(device.ssh for device in spec.passthrough) and not spec.guest_agent:
+        raise RefusedError(
+            f"the checkpoint cannot become '{name}'",
+            why="its hooks are reached by SSH alone, where the VM itself answers",
+            remedy="restore the VM itself, or give it the guest agent before a checkpoint is taken",
+        )
+    # A copy begins with the original's address: there the original would answer.
+    devices = tuple(device._replace(ssh=None) for device in spec.passthrough)
     nics = tuple(
         nic._replace(mac=facts.macs[number] if keep_macs else None)
         for number, nic in enumerate(spec.nics)
@@ -83,7 +91,14 @@ def plan_copy(facts: Facts, host: Host, name: str, *, keep_macs: bool) -> Planne
     firmware = spec.firmware
     if firmware:
         firmware = Firmware(firmware.code, host.state_dir / IMAGES / f"{name}-vars.fd")
-    copy = spec._replace(name=name, nics=nics, disks=disks, firmware=firmware, heartbeat_id=None)
+    copy = spec._replace(
+        name=name,
+        nics=nics,
+        disks=disks,
+        firmware=firmware,
+        heartbeat_id=None,
+        passthrough=devices,
+    )
     new = [
         NewDisk(number, disk.on(host.state_dir))
         for number, disk in enumerate(disks)

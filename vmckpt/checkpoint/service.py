@@ -1,12 +1,14 @@
 """What runs on a VM's host for a checkpoint, a restore or forks: told by a file, telling by one.
 
-STATE/checkpointing/RUN has request.json, status.json (replaced whenever something is new) and
-service.log. The process lives until all is done: after a restore, until all of the memory is there.
+STATE/checkpointing/RUN has request.json, status.json (replaced whenever something is new), who is
+at it (process.json) and service.log. The process lives until all is done: after a restore, until
+all of the memory is there.
 """
 
 import asyncio
 import gc
 import json
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -26,6 +28,7 @@ from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.entries import fields_to_json, parse_fields
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
@@ -57,6 +60,16 @@ class Files:
     def status(self) -> Path:
         """How it is."""
         return self.path / "status.json"
+
+    @property
+    def process(self) -> Path:
+        """Who does it; written before it looks whether it is still wanted."""
+        return self.path / "process.json"
+
+    @property
+    def revoked(self) -> Path:
+        """There once nobody wants it any more; looked for before anything is begun."""
+        return self.path / "revoked"
 
     @property
     def log(self) -> Path:
@@ -100,7 +113,13 @@ async def serve(directory: Path, own_command: list[str]) -> None:
     """Do what the request says; errors are told, not raised."""
     gc.freeze()  # or a collection in a pause would look at all that was imported
     files = Files(directory)
-    service = _Service(files, _read(files))
+    asked = _read(files)
+    if me := identify(os.getpid()):
+        await _host(asked).write_text(files.process, json.dumps(asdict(me)))
+    if files.revoked.exists():
+        _forget_key(asked)
+        return
+    service = _Service(files, asked)
     forget_old(directory.parent, time.time())
     forget_old_secrets(time.time())
     with ExitStack() as stack:
@@ -121,8 +140,7 @@ def forget_old(directory: Path, now_unix_s: float) -> None:
 async def recover_from(directory: Path) -> None:
     """After the death of a service: pages that are still to come do come, its secret goes."""
     asked = _read(Files(directory))
-    if asked["key"]:
-        Path(asked["key"]).unlink(missing_ok=True)
+    _forget_key(asked)
     vm = await read_vm(_host(asked), asked["vm"])
     if vm is not None and asked["held_s"]:
         await recover.let_output_go(vm)
@@ -222,6 +240,11 @@ def _read(files: Files) -> dict[str, Any]:
             remedy="see `vmckpt checkpoint --help`",
         ) from exc
     return found
+
+
+def _forget_key(asked: Mapping[str, Any]) -> None:
+    if asked["key"]:
+        Path(asked["key"]).unlink(missing_ok=True)
 
 
 def _host(asked: Mapping[str, Any]) -> LocalHost:

@@ -7,18 +7,13 @@ from vmckpt.cli.checkpoint_given import given_name, given_tags, one_of, plugged,
 from vmckpt.cli.checkpoint_options import (
     Apply,
     As,
-    Daily,
     Eager,
-    Hourly,
     InPlace,
-    KeepLast,
     KeepMacs,
     Kind,
     KindOption,
-    MaxAge,
     MaxHold,
     MaxPause,
-    MaxSize,
     MaybePoint,
     MaybeVm,
     Members,
@@ -30,16 +25,18 @@ from vmckpt.cli.checkpoint_options import (
     OnlyVm,
     Point,
     Points,
+    Retention,
     Tags,
     Trigger,
     Vm,
-    Weekly,
     Where,
 )
 from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.together import together
 from vmckpt.cli.which_checkpoint import (
     KeyCommand,
     KeyFile,
+    Stored,
     StorePlace,
     catalogue,
     find,
@@ -249,38 +246,24 @@ def rm(
 
 
 @app.command()
+@together
 def prune(
     vm: Vm,
-    keep_last: KeepLast = 0,
-    hourly: Hourly = 0,
-    daily: Daily = 0,
-    weekly: Weekly = 0,
-    max_age: MaxAge = None,
-    max_size: MaxSize = None,
+    *,
+    retention: Retention,
     tag: OnlyTag = None,
     apply: Apply = False,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Remove the checkpoints that a rule does not keep: shown first, done with --apply."""
     from vmckpt.checkpoint.look import prune as prune_
-    from vmckpt.checkpoint.retention import Rule
     from vmckpt.ui.tables import table
-    from vmckpt.units import parse_duration_s, parse_size_bytes
 
-    rule = Rule(
-        keep_last=keep_last,
-        hourly=hourly,
-        daily=daily,
-        weekly=weekly,
-        max_age_s=parse_duration_s(max_age) if max_age else None,
-        max_bytes=parse_size_bytes(max_size) if max_size else None,
-    )
+    rule = retention.rule()
     wanted = given_tags([tag]) if tag else {}
-    key = key_source(key_file, key_command)
-    there = catalogue(store, key, vm)
+    key = stored.key_source()
+    there = catalogue(stored.store, key, vm)
     for error in there.silent:
         warn(f"left alone: {error.what}: {error.why}")
     decisions = run(prune_(there.entries, rule, wanted, key, apply=apply))

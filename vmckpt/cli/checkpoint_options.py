@@ -1,9 +1,12 @@
 """The options of `vmckpt checkpoint` and `vmckpt fork`."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.retention import Rule
 
 Vm = Annotated[str, typer.Argument(help="The VM's name.")]
 OnlyVm = Annotated[str | None, typer.Argument(help="Only this VM's.")]
@@ -63,6 +66,33 @@ MaxAge = Annotated[
 MaxSize = Annotated[
     str | None, typer.Option("--max-size", help="The oldest go until this is kept, e.g. 20GiB.")
 ]
+
+
+class Retention(NamedTuple):
+    """Which checkpoints are kept."""
+
+    keep_last: KeepLast = 0
+    hourly: Hourly = 0
+    daily: Daily = 0
+    weekly: Weekly = 0
+    max_age: MaxAge = None
+    max_size: MaxSize = None
+
+    def rule(self) -> "Rule":
+        """As a rule: one that is empty if nothing is said. Raises UsageError."""
+        from vmckpt.checkpoint.retention import Rule
+        from vmckpt.units import parse_duration_s, parse_size_bytes
+
+        return Rule(
+            keep_last=self.keep_last,
+            hourly=self.hourly,
+            daily=self.daily,
+            weekly=self.weekly,
+            max_age_s=parse_duration_s(self.max_age) if self.max_age else None,
+            max_bytes=parse_size_bytes(self.max_size) if self.max_size else None,
+        )
+
+
 OnlyTag = Annotated[str | None, typer.Option("--tag", help="Only checkpoints with this key=value.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it; else it is only shown.")]
 

@@ -1,12 +1,13 @@
 """vmckpt device: list, cards, recover, hook."""
 
-from enum import StrEnum
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vmckpt.cli.output import Json, run, show
 from vmckpt.cli.vm import Name
+from vmckpt.devices.bundle import Vendor
 
 if TYPE_CHECKING:
     from vmckpt.devices.look import DeviceRow
@@ -19,14 +20,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-class Vendor(StrEnum):
-    """The hooks that vmckpt brings along."""
-
-    NVIDIA = "nvidia"
-    AMD = "amd"
-    GENERIC = "generic"
 
 
 @app.command("list")
@@ -70,11 +63,13 @@ def cards(
 
 
 async def _cards(host: "Host") -> "list[tuple[Card, str]]":
-    from vmckpt.vm.cards import cards_of, taken_on, unfit
+    from vmckpt.vm.cards import cards_of, closed, taken_on, unfit
 
     taken = await taken_on(host)
     found = await cards_of(host)
-    return [(card, unfit(card, taken, found) or "free") for card in found]
+    return [
+        (card, unfit(card, taken, found) or await closed(host, card) or "free") for card in found
+    ]
 
 
 @app.command()
@@ -96,7 +91,15 @@ def recover(vm: Name, json: Json = False) -> None:
 @app.command()
 def hook(vendor: Annotated[Vendor, typer.Argument(help="Whose.")]) -> None:
     """Print a hook, to be put into guests: a program that needs nothing but what it names."""
-    from importlib.resources import files
+    from vmckpt.devices.bundle import hook_file
+    from vmckpt.errors import UsageError
 
-    name = "nvidia.py" if vendor is Vendor.NVIDIA else vendor.value
-    print(files("vmckpt.devices.hooks").joinpath(name).read_text(), end="")
+    made = hook_file(vendor)
+    if sys.stdout.isatty() and not made.isascii():
+        raise UsageError(
+            f"the {vendor} hook is no text for a terminal",
+            why="it is a program in one packed file",
+            remedy=f"write it to a file: vmckpt device hook {vendor} > {vendor}",
+        )
+    sys.stdout.flush()
+    sys.stdout.buffer.write(made)

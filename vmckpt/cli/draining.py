@@ -1,18 +1,23 @@
 """What `drain` and `undrain` share: their options, and how they end."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli.output import show
+from vmckpt.cli.arguments import Bandwidth
+from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
     from vmckpt.cli.drivers.driver import Row
     from vmckpt.fleet.drain.drain import Result
+    from vmckpt.fleet.drain.happenings import Show
     from vmckpt.fleet.drain.plan import Asked
-    from vmckpt.fleet.drain.view import Limits, Seen, Tools
+    from vmckpt.fleet.drain.view import Seen, Tools
     from vmckpt.hosts.every import Answers
 
 FinishWithin = Annotated[
@@ -39,29 +44,60 @@ LookFor = Annotated[str, typer.Option("--for", help="How long to look at the gue
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
-def asked_for(
-    finish_within: str | None, max_parallel: int | None, bandwidth: str | None, for_: str
-) -> "Asked":
-    """What both commands may be asked for. Raises UsageError."""
-    from vmckpt.cli.arguments import intent, look_s
-    from vmckpt.fleet.drain.plan import Asked
-    from vmckpt.units import parse_rate_bytes_per_s
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The options that both have."""
 
-    within_s = intent(None, finish_within, None, None, never_risk_postcopy=False).finish_within_s
-    return Asked(
-        finish_within_s=within_s,
-        max_parallel=max_parallel,
-        bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0,
-        look_s=look_s(for_),
-    )
+    finish_within: FinishWithin = None
+    max_parallel: MaxParallel = None
+    bandwidth: Bandwidth = None
+    keep_free: KeepFree = "512M"
+    vcpus_per_cpu: VcpusPerCpu = 16.0
+    max_vms: MaxVms = None
+    one_way: OneWay = False
+    for_: LookFor = "4s"
+    dry_run: DryRun = False
+    json: Json = False
+
+    def asked(self) -> "Asked":
+        """What they mean. Raises UsageError."""
+        from vmckpt.cli.arguments import intent, look_s
+        from vmckpt.fleet.drain.plan import Asked
+        from vmckpt.fleet.drain.view import Limits
+        from vmckpt.units import parse_rate_bytes_per_s, parse_size_bytes
+
+        wish = intent(None, self.finish_within, None, None, never_risk_postcopy=False)
+        return Asked(
+            finish_within_s=wish.finish_within_s,
+            max_parallel=self.max_parallel,
+            bandwidth_bytes_per_s=parse_rate_bytes_per_s(self.bandwidth) if self.bandwidth else 0,
+            limits=Limits(parse_size_bytes(self.keep_free), self.vcpus_per_cpu, self.max_vms),
+            one_way=self.one_way,
+            look_s=look_s(self.for_),
+        )
 
 
-def limits_of(keep_free: str, vcpus_per_cpu: float, max_vms: int | None) -> "Limits":
-    """What no host is given beyond. Raises UsageError."""
-    from vmckpt.fleet.drain.view import Limits
-    from vmckpt.units import parse_size_bytes
+def with_common(command: Callable[..., None]) -> Callable[..., None]:
+    """`command(..., common)`, as typer sees it: with each option of Common behind its own."""
+    options = [
+        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        for one in fields(Common)
+    ]
 
-    return Limits(parse_size_bytes(keep_free), vcpus_per_cpu, max_vms)
+    def whole(**given: Any) -> None:
+        common = Common(**{one.name: given.pop(one.name) for one in options})
+        command(**given, common=common)
+
+    seen = signature(command)
+    own = [
+        one.replace(kind=Parameter.KEYWORD_ONLY)
+        for one in seen.parameters.values()
+        if one.name != "common"
+    ]
+    whole.__signature__ = seen.replace(parameters=own + options)  # type: ignore[attr-defined]
+    whole.__annotations__ = {one.name: one.annotation for one in own + options}
+    whole.__doc__ = command.__doc__
+    return whole
 
 
 def names(option: str, text: str, least: int = 1) -> tuple[str, ...]:
@@ -113,8 +149,15 @@ def _seen(row: "Row") -> "Seen":
     )
 
 
-def show_result(result: "Result", *, as_json: bool) -> None:
-    """Print it, and end with its exit code."""
+def carried_out(work: "Callable[[Show], Awaitable[Result]]", title: str, *, as_json: bool) -> None:
+    """Do it, shown as it goes; print how it ended, and end with its exit code."""
+    from vmckpt.ui.drain import display
+
+    async def shown() -> "Result":
+        with display(title) as tell:
+            return await work(tell)
+
+    result = run(shown())
     show(result.to_json(), "\n".join(_text(result)), as_json=as_json)
     if result.exit_code:
         raise typer.Exit(result.exit_code)

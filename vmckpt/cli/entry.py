@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from vmckpt.cli.asked import AskedToStopError, listen, listen_no_more
+
 # Importing makes tens of thousands of objects that all stay: looking for garbage among them took a
 # quarter of the start.
 _GC_THRESHOLD = 100_000
@@ -14,9 +16,16 @@ _GC_THRESHOLD = 100_000
 
 def start() -> None:
     """Run the command line and end the process."""
+    listen()
     gc.set_threshold(_GC_THRESHOLD)
     plain = _plain(sys.argv[1:])
-    code = _done(plain) if plain else _run()
+    try:
+        code = _done(plain) if plain else _run()
+    except AskedToStopError as asked:
+        listen_no_more()
+        from vmckpt.cli.main import told
+
+        code = told(asked)
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from vmckpt.cli.asked import AskedToStopError, signals
+
 T = TypeVar("T")
 
 
@@ -40,7 +42,6 @@ def run_until_interrupted(work: Coroutine[Any, Any, None]) -> None:
 
 _runner: asyncio.Runner | None = None
 _at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
-_ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def _supervised(work: Coroutine[Any, Any, T]) -> T:
@@ -63,13 +64,15 @@ async def _cancelled_by_signals(
         task.cancel()
         asked()
 
-    for number in _ASKED_TO_STOP:
+    before = {number: signal.getsignal(number) for number in signals()}
+    for number in before:
         loop.add_signal_handler(number, cancel)
     try:
         return await task
     finally:
-        for number in _ASKED_TO_STOP:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 def at_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -79,16 +82,20 @@ def at_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def end_running() -> None:
-    """The command has run: connections to hosts are closed, and so is the event loop."""
-    global _runner  # noqa: PLW0603 - as above
-    if _runner is not None:
+    """The command has run: connections to hosts are closed, and so is the event loop.
+
+    A signal cuts that short; how the command ended stands.
+    """
+    global _runner
+    runner, _runner = _runner, None
+    if runner is not None:
         from vmckpt.hosts.inventory import close_connections
 
-        while _at_end:
-            _runner.run(_at_end.pop()())
-        _runner.run(close_connections())
-        _runner.close()
-        _runner = None
+        with suppress(AskedToStopError):
+            while _at_end:
+                runner.run(_at_end.pop()())
+            runner.run(close_connections())
+            runner.close()
 
 
 def warn(text: str) -> None:

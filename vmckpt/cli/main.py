@@ -10,6 +10,7 @@ import click
 import typer
 
 from vmckpt import __version__
+from vmckpt.cli.asked import AskedToStopError
 from vmckpt.cli.output import end_running, print_error
 from vmckpt.errors import CancelledByUserError, StorageError, UsageError, VmckptError
 
@@ -99,14 +100,14 @@ def main() -> int:
     return code if isinstance(code, int) else 0
 
 
-def told(error: Exception) -> int:
+def told(error: Exception | AskedToStopError) -> int:
     """Tell what a command ended with; the exit code."""
     # What stands behind a `--` is somebody else's command.
     as_json = "--json" in takewhile(lambda word: word != "--", sys.argv)
     match error:
         case VmckptError():
             return print_error(error, as_json=as_json)
-        case click.exceptions.Abort():
+        case click.exceptions.Abort() | AskedToStopError():
             cancelled = CancelledByUserError(
                 "cancelled",
                 why="asked to stop",

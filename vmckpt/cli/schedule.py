@@ -7,37 +7,11 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from vmckpt.cli.checkpoint_options import (
-    Daily,
-    Hourly,
-    KeepLast,
-    Kind,
-    KindOption,
-    MaxAge,
-    MaxPause,
-    MaxSize,
-    Weekly,
-)
+from vmckpt.cli.checkpoint_options import Retention
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.schedule_options import (
-    AUTO,
-    CatchUpOption,
-    CopyTo,
-    Cron,
-    Every,
-    Jitter,
-    Mtbf,
-    Rpo,
-    ScheduleName,
-    WindowOption,
-    Zone,
-    every_s,
-    local_zone,
-    positive_s,
-    require_one_way,
-    require_sense,
-)
-from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace
+from vmckpt.cli.schedule_options import ScheduleName, Taking, Times, asked, require_sense
+from vmckpt.cli.together import together
+from vmckpt.cli.which_checkpoint import Stored
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.retention import Rule
@@ -59,70 +33,25 @@ Count = Annotated[int, typer.Option("--count", help="How many.", min=1, max=10_0
 
 
 @app.command()
+@together
 def add(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
-    every: Every = None,
-    cron: Cron = None,
-    timezone: Zone = None,
-    window: WindowOption = None,
-    jitter: Jitter = None,
-    catch_up: CatchUpOption = "once",
-    rpo: Rpo = None,
-    mtbf: Mtbf = None,
-    keep_last: KeepLast = 0,
-    hourly: Hourly = 0,
-    daily: Daily = 0,
-    weekly: Weekly = 0,
-    max_age: MaxAge = None,
-    max_size: MaxSize = None,
-    copy_to: CopyTo = None,
-    kind: KindOption = Kind.epoch,
-    max_pause: MaxPause = None,
+    *,
+    times: Times,
+    retention: Retention,
+    taking: Taking,
     name: ScheduleName = None,
-    store: StorePlace = None,
-    key_file: KeyFile = None,
-    key_command: KeyCommand = None,
+    stored: Stored,
     json: Json = False,
 ) -> None:
     """Have a VM's checkpoints taken at their times; what a rule does not keep is removed."""
     from vmckpt.cli.drivers.find import find_own
-    from vmckpt.cli.which_checkpoint import key_source
     from vmckpt.fleet.schedule.record import add as add_
     from vmckpt.fleet.schedule.record import new_record
-    from vmckpt.fleet.schedule.request import Request, When
     from vmckpt.fleet.schedule.run import clock
     from vmckpt.hosts.inventory import check_name
-    from vmckpt.units import parse_duration_s, parse_size_bytes
 
-    require_one_way(every, cron)
-    key_source(key_file, key_command)
-    is_auto = every == AUTO
-    request = Request(
-        vm=vm,
-        when=When.AUTO if is_auto else When.CRON if cron else When.EVERY,
-        zone=timezone or local_zone(),
-        every_s=every_s(every),
-        cron=cron,
-        mtbf_s=positive_s("--mtbf", mtbf, only_auto=not is_auto),
-        rpo_s=positive_s("--rpo", rpo, only_auto=not is_auto),
-        window=window,
-        jitter_s=parse_duration_s(jitter) if jitter else 0.0,
-        catch_up=_catch_up(catch_up),
-        rule=_rule(
-            keep_last,
-            hourly,
-            daily,
-            weekly,
-            parse_duration_s(max_age) if max_age else None,
-            parse_size_bytes(max_size) if max_size else None,
-        ),
-        store=_absolute(store),
-        copies=tuple(text for text in map(_absolute, copy_to or ()) if text),
-        kind=_kind(kind),
-        max_pause_s=_pause_s(max_pause, kind),
-        key_file=_absolute(key_file),
-        key_command=key_command,
-    )
+    request = asked(vm, times, retention, taking, stored)
     record = new_record(check_name(name or vm, "schedule"), request, clock())
     require_sense(record)
     run(find_own(vm))
@@ -333,57 +262,6 @@ def _time(record: "Record", unix_s: float | None) -> str:
     if unix_s is None:
         return "-"
     return f"{datetime.fromtimestamp(unix_s, ZoneInfo(record.request.zone)):%Y-%m-%d %H:%M:%S %Z}"
-
-
-def _catch_up(text: str) -> Any:
-    from vmckpt.errors import UsageError
-    from vmckpt.fleet.schedule.request import CatchUp
-
-    try:
-        return CatchUp(text)
-    except ValueError as exc:
-        raise UsageError(
-            f"--catch-up {text} is unknown", why="it is once or skip", remedy="write one of them"
-        ) from exc
-
-
-def _kind(kind: Kind) -> str:
-    from vmckpt.errors import UsageError
-
-    if kind is Kind.savevm:
-        raise UsageError(
-            "schedules take no checkpoints of --kind savevm",
-            why="these stand in the VM's own image, where no rule keeps or removes them",
-            remedy="write --kind epoch, or --kind file",
-        )
-    return kind.value
-
-
-def _pause_s(text: str | None, kind: Kind) -> float:
-    from vmckpt.units import parse_duration_s
-
-    if text:
-        return parse_duration_s(text)
-    # Of one that is saved as a whole nobody else knows what is too long.
-    return 0.0 if kind is Kind.file else 0.010
-
-
-def _rule(
-    last: int, hourly: int, daily: int, weekly: int, max_age_s: float | None, max_bytes: int | None
-) -> "Rule | None":
-    from vmckpt.checkpoint.retention import Rule
-
-    rule = Rule(last, hourly, daily, weekly, max_age_s, max_bytes)
-    return rule if any(rule) else None
-
-
-def _absolute(place: str | None) -> str | None:
-    """A path of this directory's as it is from any other; places of hosts and buckets stay."""
-    from pathlib import Path
-
-    if place is None or ":" in place:
-        return place
-    return str(Path(place).absolute())
 
 
 async def _require_stores(record: "Record") -> None:

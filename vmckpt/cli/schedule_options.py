@@ -3,12 +3,16 @@
 import os
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from vmckpt.cli.checkpoint_options import Kind, KindOption, MaxPause, Retention
+from vmckpt.cli.which_checkpoint import Stored
+
 if TYPE_CHECKING:
     from vmckpt.fleet.schedule.record import Record
+    from vmckpt.fleet.schedule.request import CatchUp, Request
 
 AUTO = "auto"
 LEAST_EVERY_S = 1.0
@@ -59,6 +63,57 @@ CopyTo = Annotated[
 ScheduleName = Annotated[
     str | None, typer.Option("--name", help="What to call it; else as the VM.")
 ]
+
+
+class Times(NamedTuple):
+    """When checkpoints are due."""
+
+    every: Every = None
+    cron: Cron = None
+    timezone: Zone = None
+    window: WindowOption = None
+    jitter: Jitter = None
+    catch_up: CatchUpOption = "once"
+    rpo: Rpo = None
+    mtbf: Mtbf = None
+
+
+class Taking(NamedTuple):
+    """How they are taken, and where else they go."""
+
+    copy_to: CopyTo = None
+    kind: KindOption = Kind.epoch
+    max_pause: MaxPause = None
+
+
+def asked(vm: str, times: Times, retention: Retention, taking: Taking, stored: Stored) -> "Request":
+    """What all of them say. Raises UsageError."""
+    from vmckpt.fleet.schedule.request import Request, When
+    from vmckpt.units import parse_duration_s
+
+    require_one_way(times.every, times.cron)
+    stored.key_source()
+    rule = retention.rule()
+    is_auto = times.every == AUTO
+    return Request(
+        vm=vm,
+        when=When.AUTO if is_auto else When.CRON if times.cron else When.EVERY,
+        zone=times.timezone or local_zone(),
+        every_s=every_s(times.every),
+        cron=times.cron,
+        mtbf_s=positive_s("--mtbf", times.mtbf, only_auto=not is_auto),
+        rpo_s=positive_s("--rpo", times.rpo, only_auto=not is_auto),
+        window=times.window,
+        jitter_s=parse_duration_s(times.jitter) if times.jitter else 0.0,
+        catch_up=_catch_up(times.catch_up),
+        rule=rule if any(rule) else None,
+        store=_absolute(stored.store),
+        copies=tuple(text for text in map(_absolute, taking.copy_to or ()) if text),
+        kind=_kind(taking.kind),
+        max_pause_s=_pause_s(taking.max_pause, taking.kind),
+        key_file=_absolute(stored.key_file),
+        key_command=stored.key_command,
+    )
 
 
 def local_zone() -> str:
@@ -156,3 +211,43 @@ def require_sense(record: "Record") -> None:
             else "how often --every auto comes is its own affair",
             remedy="choose a shorter one, or leave it out",
         )
+
+
+def _catch_up(text: str) -> "CatchUp":
+    from vmckpt.errors import UsageError
+    from vmckpt.fleet.schedule.request import CatchUp
+
+    try:
+        return CatchUp(text)
+    except ValueError as exc:
+        raise UsageError(
+            f"--catch-up {text} is unknown", why="it is once or skip", remedy="write one of them"
+        ) from exc
+
+
+def _kind(kind: Kind) -> str:
+    from vmckpt.errors import UsageError
+
+    if kind is Kind.savevm:
+        raise UsageError(
+            "schedules take no checkpoints of --kind savevm",
+            why="these stand in the VM's own image, where no rule keeps or removes them",
+            remedy="write --kind epoch, or --kind file",
+        )
+    return kind.value
+
+
+def _pause_s(text: str | None, kind: Kind) -> float:
+    from vmckpt.units import parse_duration_s
+
+    if text:
+        return parse_duration_s(text)
+    # Of one that is saved as a whole nobody else knows what is too long.
+    return 0.0 if kind is Kind.file else 0.010
+
+
+def _absolute(place: str | None) -> str | None:
+    """A path of this directory's as it is from any other; places of hosts and buckets stay."""
+    if place is None or ":" in place:
+        return place
+    return str(Path(place).absolute())

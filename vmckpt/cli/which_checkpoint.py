@@ -1,6 +1,6 @@
 """Which checkpoint a command means, what opens its store, and where it is restored."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -25,6 +25,18 @@ KeyFile = Annotated[
 KeyCommand = Annotated[
     str | None, typer.Option("--key-command", help="An encrypted store: what prints its key.")
 ]
+
+
+class Stored(NamedTuple):
+    """The store that is meant, and what opens it."""
+
+    store: StorePlace = None
+    key_file: KeyFile = None
+    key_command: KeyCommand = None
+
+    def key_source(self) -> "KeySource | None":
+        """Where its key is had; see `key_source`."""
+        return key_source(self.key_file, self.key_command)
 
 
 def catalogue(store: str | None, key: "KeySource | None", vm: str | None = None) -> "Catalogue":

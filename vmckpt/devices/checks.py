@@ -7,10 +7,11 @@ from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.devices.journey import Journey
 from vmckpt.hosts.host import Host
 from vmckpt.units import format_size
-from vmckpt.vm.cards import choose, read_given, taken_on
-from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.vm.blockers import VFIO_REMEDY
+from vmckpt.vm.cards import Card, cards_of_vm, choose, read_given, taken_on
+from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.passthrough import Passthrough, Strategy
+from vmckpt.vm.passthrough import MDEV, Passthrough, Strategy
 
 HOW = {
     Strategy.HOOK_DETACH: "its hook saves what it holds, then it is unplugged",
@@ -31,25 +32,48 @@ async def passthrough_checks(
     if may_postcopy:
         reason = "a device needs all of the guest's memory where it is plugged in"
         checks.append(Check("postcopy", REFUSE, reason, "use --method precopy or stop"))
-    taken = await taken_on(target)
+    taken, ours = await taken_on(target), await cards_of_vm(vm.host, vm.qemu.files)
     for device in devices:
-        checks.append(await _target(device, target, taken))
+        checks.append(await _target(device, target, taken, ours.get(device.id)))
         if device.strategy.detaches:
             checks.append(await _hook(vm, device, is_running=is_running))
     return checks
 
 
-async def _target(device: Passthrough, target: Host, taken: set[str]) -> Check:
+async def _target(
+    device: Passthrough, target: Host, taken: set[str], ours: Card | None = None
+) -> Check:
     code = f"device-{device.id}"
     how = f"{device.strategy}: {HOW[device.strategy]}"
     if device.match is None:
         return Check(code, OK, f"{how}; QEMU on {target.name} makes another {device.driver}")
-    card, why = await choose(target, device, taken)
+    card, why = await choose(target, device, taken, ours)
     if card is None:
-        remedy = f"bind a free {device.match} to vfio-pci on {target.name}, or choose another host"
-        return Check(code, REFUSE, f"{how}; {why}", remedy)
+        return Check(code, REFUSE, f"{how}; {why}", _remedy(device, target))
     taken |= set(card.addresses)
+    if differs := _versions(device, ours, card):
+        remedy = f"have the same driver on both; {target.name}'s decides when the state is there"
+        return Check(code, WARN, f"{how}; {why} on {target.name}, {differs}", remedy)
     return Check(code, OK, f"{how}; {why} on {target.name}")
+
+
+def _remedy(device: Passthrough, target: Host) -> str:
+    if device.strategy is Strategy.VFIO_MIGRATION:
+        return (
+            f"bind one on both hosts to its vendor's VFIO driver for migration; where it has none: "
+            f"{VFIO_REMEDY}"
+        )
+    if device.match and device.match.startswith(MDEV):
+        return f"make one on {target.name} (mdevctl), or choose another host"
+    return f"bind a free {device.match} to vfio-pci on {target.name}, or choose another host"
+
+
+def _versions(device: Passthrough, ours: Card | None, theirs: Card) -> str:
+    """How the drivers that hand a device's state to one another differ; nothing: they do not."""
+    here, there = (card.functions[0].version if card else "" for card in (ours, theirs))
+    if device.strategy is not Strategy.VFIO_MIGRATION or not here or here == there:
+        return ""
+    return f"whose {theirs.functions[0].driver} is {there or 'of no version'}, the VM's own {here}"
 
 
 async def _hook(vm: Vm, device: Passthrough, *, is_running: bool) -> Check:

@@ -1,19 +1,19 @@
-"""One phase of a hook, run in the guest by its agent: to its end, or to the end of its time."""
+"""One phase of a hook, run in the guest: to its end, or to the end of its time."""
 
 import asyncio
 import time
 from dataclasses import dataclass
 
 from vmckpt.devices.contract import LIMITS_S, Answer, Phase, read_answer, request
+from vmckpt.devices.ways import Way, ways_into
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.host import Host
-from vmckpt.qemu.agent import GuestAgent, GuestExit, NoProgramError
+from vmckpt.qemu.agent import NoProgramError
 from vmckpt.vm.passthrough import Passthrough
 from vmckpt.vm.paths import QemuDir
 
-# A killed agent's successor, and one whose guest has just arrived, are waited for.
-AGENT_BACK_S = 20.0
-POLL_S, MOST_POLL_S = 0.02, 0.5
+# A killed agent's successor, and a guest that has just arrived, are waited for.
+BACK_S = 20.0
 # The guest ends a hook when its time is over; so much later nobody waits for that any more.
 GRACE_S = 5.0
 KILLED = (137, -9)
@@ -54,45 +54,38 @@ class GuestHook:
         return answer
 
     async def _outlasting(self, phase: Phase) -> Answer:
-        """The phase, begun anew where the agent died over it."""
+        """The phase, begun anew where the way into the guest was lost over it."""
         limit_s = self.device.limits_s.get(phase, LIMITS_S[phase])
+        ways = ways_into(self.host, self.files, self.device.ssh)
         lost_s: float | None = None
         while True:
-            try:
-                return await self._once(phase, limit_s)
-            except NoProgramError as exc:
+            reasons, final = [], True
+            for way in ways:
+                try:
+                    return await self._once(way, phase, limit_s)
+                except NoProgramError as exc:
+                    reasons.append(f"{exc.what}: {exc.why}")
+                except (HostDownError, OperationFailedError) as exc:
+                    # The second: another agent, which knows nothing of the hook that was begun.
+                    reasons.append(f"{exc.what}: {exc.why}")
+                    final = False
+            if final:
                 remedy = f"the guest needs `timeout` and {self.device.hook}"
-                return Answer(False, f"{exc.what}: {exc.why}", remedy)
-            except (HostDownError, OperationFailedError) as exc:
-                # The second: another agent, which knows nothing of the hook that the first began.
-                lost_s = lost_s or time.monotonic()
-                if time.monotonic() > lost_s + AGENT_BACK_S:
-                    remedy = "see whether the guest runs, and its agent in it"
-                    return Answer(False, f"{exc.what}: {exc.why}", remedy)
+                return Answer(False, "; ".join(reasons), remedy)
+            lost_s = lost_s or time.monotonic()
+            if time.monotonic() > lost_s + BACK_S:
+                remedy = "see whether the guest runs, and in it the agent or sshd"
+                return Answer(False, "; ".join(reasons), remedy)
             await asyncio.sleep(BETWEEN_S)
 
-    async def _once(self, phase: Phase, limit_s: int) -> Answer:
-        agent = await GuestAgent.connect(await self.host.connect(self.files.agent))
-        try:
-            # The guest's own `timeout` ends it: nobody else could, should the connection be lost.
-            argv = ["timeout", "-s", "KILL", str(limit_s), str(self.device.hook), phase.value]
-            told = request(self.device.id, self.run, limit_s)
-            done = await _ended(agent, await agent.start(argv, given=told), limit_s + GRACE_S)
-        finally:
-            await agent.close()
+    async def _once(self, way: Way, phase: Phase, limit_s: int) -> Answer:
+        # The guest's own `timeout` ends it: nobody else could, should the connection be lost.
+        argv = ["timeout", "-s", "KILL", str(limit_s), str(self.device.hook), phase.value]
+        told = request(self.device.id, self.run, limit_s)
+        done = await way.run(argv, told, limit_s + GRACE_S)
         if done is None or done.returncode in KILLED:
             remedy = f"give it more: limits_s = {{ {phase} = N }} in the spec"
             return Answer(False, f"it was not done within {limit_s} s", remedy)
         if done.returncode == NO_SUCH_PROGRAM:
             return Answer(False, f"the guest has no program {self.device.hook}", "put it there")
         return read_answer(*done)
-
-
-async def _ended(agent: GuestAgent, pid: int, within_s: float) -> GuestExit | None:
-    deadline, poll_s = time.monotonic() + within_s, POLL_S
-    while time.monotonic() < deadline:
-        if done := await agent.ended(pid):
-            return done
-        await asyncio.sleep(poll_s)
-        poll_s = min(2 * poll_s, MOST_POLL_S)
-    return None

@@ -49,8 +49,7 @@ class Journal:
     parts: tuple[Part, ...]
 
     def write(self) -> None:
-        """So that it outlives a reboot. Raises StorageError, OSError."""
-        groups_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+        """So that it outlives a reboot. Raises StorageError."""
         write_durably(self._path, json.dumps(asdict(self)))
 
     def forget(self) -> None:

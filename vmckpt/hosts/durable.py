@@ -8,7 +8,11 @@ from vmckpt.errors import StorageError
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace a file (mode 0600) in one step; it is on the disk when this returns. StorageError."""
+    """Replace a file (mode 0600) in one step; it is on the disk when this returns. StorageError.
+
+    Its directory is made if need be.
+    """
+    _make(path.parent)
     part = path.with_name(f".{path.name}.part")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -24,6 +28,17 @@ def write_durably(path: Path, text: str) -> None:
             f"cannot write {path}",
             why=exc.strerror or str(exc),
             remedy="free space there, or mend the rights of the directory",
+        ) from exc
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as exc:
+        raise StorageError(
+            f"cannot make {directory}",
+            why=exc.strerror or str(exc),
+            remedy="free space there, or mend the rights; nothing is begun that cannot be kept",
         ) from exc
 
 

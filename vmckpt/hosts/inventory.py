@@ -112,7 +112,6 @@ def change_host(entry: LocalHost | SshEntry) -> None:
         raise UsageError(
             f"'{entry.name}' cannot be described so", why=str(exc), remedy="mend the option"
         ) from exc
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_durably(path, json.dumps(data, indent=1) + "\n")
 
 

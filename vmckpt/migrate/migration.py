@@ -12,7 +12,6 @@ from vmckpt.errors import (
     JobHeldError,
     OperationFailedError,
     OutcomeUnknownError,
-    RefusedError,
     StorageError,
     TimedOutError,
     VmckptError,
@@ -34,6 +33,7 @@ from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.preflight import Preflight
+from vmckpt.migrate.prepare import prepare_target, write_down
 from vmckpt.migrate.recover import bury, lost, undo_target, unknown
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.settings import set_alike
@@ -43,13 +43,11 @@ from vmckpt.migrate.switchover import Socketed, Switchover, let_go
 from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED
-from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.plug import plug, reserve
-from vmckpt.vm.start import Qemu, last_words, new_qemu_id, plug_taps, start_qemu
+from vmckpt.vm.start import Qemu, last_words, new_qemu_id
 
 RESUME_TIMEOUT_S = 5.0
 
@@ -223,50 +221,9 @@ class Migration:
 
     async def prepare(self) -> None:
         """The target's QEMU, waiting, the same machine to the guest as the source's."""
-        host, files = self._target_host, self._pair.target.files
-        theirs = vm_dir(host.state_dir, self._vm.name)
-        await host.write_text(theirs.spec, self._vm.spec.text)
-        # Where its checkpoints are, and which was the last.
-        if point := await self._vm.host.read_text(self._vm.directory.point):
-            await host.write_text(theirs.point, point)
-        await create_files(host, self._run, self._copies)
-        # The source is asked while the target's QEMU starts, which takes longer.
-        _, ours = await both(self._start_target(), self._source_machine())
-        await self._set_devices_aside()
-        await both(plug_taps(host, self._vm.spec, files), self._compare(ours))
-
-    async def _start_target(self) -> None:
-        self._target_qemu, monitor = await start_qemu(
-            self._target_host,
-            self._vm.spec,
-            self._vm.qemu.platform,
-            self._pair.target.files,
-            incoming=True,
-        )
-        self._pair.target.adopt(monitor)
-
-    async def _set_devices_aside(self) -> None:
-        """What the guest's devices are to be there; those that QEMU moves are plugged in now."""
-        host, files, devices = self._target_host, self._pair.target.files, self._vm.spec.passthrough
-        await reserve(host, files, devices)
-        moved = [device for device in devices if not device.strategy.detaches]
-        await plug(host, files, await self._pair.target.monitor(), moved)
-
-    async def _source_machine(self) -> Machine:
-        monitor, _ = await both(self._pair.source.monitor(), self._pair.source.rescue())
-        found, away = await describe(monitor), self._journey.absent_ids
-        # Those that are unplugged for the way come back later.
-        stay = {name: kind for name, kind in found.devices.items() if name not in away}
-        return found._replace(devices=stay)
-
-    async def _compare(self, ours: Machine) -> None:
-        target, _ = await both(self._pair.target.monitor(), self._pair.target.rescue())
-        if found := differences(ours, await describe(target)):
-            raise RefusedError(
-                f"the QEMU on {self._target_host.name} would be another machine to the guest",
-                why="; ".join(found),
-                remedy="run the VM with a CPU model and machine type that are the same on both",
-            )
+        await write_down(self._vm, self._pair)
+        await create_files(self._target_host, self._run, self._copies)
+        self._target_qemu = await prepare_target(self._vm, self._pair, self._journey.absent_ids)
 
     async def undo_prepare(self) -> None:
         """Nothing of the migration stays, on either host."""

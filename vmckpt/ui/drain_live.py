@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +14,7 @@ from vmckpt.events.types import Event, Progress
 from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said, Show, Went
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.drain import total, words
+from vmckpt.ui.drawn import drawn
 from vmckpt.units import format_duration, format_rate
 
 # Those that wait, and those that are done, are counted when there are more.
@@ -113,14 +113,7 @@ def _figures(progress: Progress | None) -> tuple[ProgressBar | Text, Text]:
 
 @contextmanager
 def live_display(title: str) -> Iterator[Show]:
-    """Draw what happens on stderr, 8 times a second, for the block; the end stays."""
+    """Draw what happens for the block; the end stays."""
     screen = Screen(title)
-    live = Live(screen, console=Console(stderr=True), refresh_per_second=8)
-    # A terminal that has hung up is no reason to say that the operation failed.
-    with suppress(OSError):
-        live.start()
-    try:
+    with drawn(screen):
         yield screen.add
-    finally:
-        with suppress(OSError):
-            live.stop()

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Progress
+from vmckpt.ui.drawn import drawn
 from vmckpt.ui.progress import PHASES
 from vmckpt.units import format_duration, format_rate, format_size
 
@@ -102,15 +102,8 @@ def _bar(done: int, total: int) -> Table:
 
 @contextmanager
 def live_display(title: str) -> Iterator[Emit]:
-    """Draw events on stderr, 8 times a second, for the block; the phases stay, with their times."""
+    """Draw events for the block; the phases stay, with their times."""
     screen = _Screen(title)
-    live = Live(screen, console=Console(stderr=True), refresh_per_second=8)
-    # A terminal that has hung up is no reason to say that the operation failed.
-    with suppress(OSError):
-        live.start()
-    try:
+    with drawn(screen):
         yield screen.add
         screen.finish()
-    finally:
-        with suppress(OSError):
-            live.stop()

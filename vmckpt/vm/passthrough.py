@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from vmckpt.errors import UsageError
+from vmckpt.hosts.ssh.address import Address
 from vmckpt.vm.toml_table import Table
 
 VFIO = "vfio-pci"
-_MATCH = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
+MDEV = "mdev:"
+_MATCH = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}|mdev:[A-Za-z0-9_.-]+")
 _ID = re.compile(r"[a-z][a-z0-9_]{0,30}")
 PHASES = ("preflight", "quiesce", "lock", "checkpoint", "release",
           "reattach", "restore", "resume", "abort")  # fmt: skip
@@ -39,10 +42,11 @@ class Strategy(StrEnum):
 class Passthrough(NamedTuple):
     """One device, all functions of it, behind a port of its own.
 
-    A host's devices whose vendor and device id are `match` are its equals; None: QEMU makes it,
-    from `options` alone. `hook` is a program in the guest. `memory_bytes` is how much the device
-    holds at most. `limits_s` has time limits of phases that are not the usual ones. `nic` is the
-    number of the virtio NIC that stands in for it.
+    A host's devices whose vendor and device id, or type of mediated device, are `match` are its
+    equals; None: QEMU makes it, from `options` alone. `hook` is a program in the guest.
+    `memory_bytes` is how much the device holds at most. `limits_s` has time limits of phases that
+    are not the usual ones. `nic` is the number of the virtio NIC that stands in for it. `ssh` is
+    where the guest's sshd is, by which the hook is run where the guest agent does not do it.
     """
 
     id: str
@@ -54,6 +58,7 @@ class Passthrough(NamedTuple):
     limits_s: dict[str, int]
     options: dict[str, Any]
     nic: int | None = None
+    ssh: Address | None = None
 
     @property
     def netdev(self) -> str | None:
@@ -78,10 +83,12 @@ def read_passthrough(table: Table) -> Passthrough:
         remedy = 'write e.g. id = "gpu0"'
         raise table.wrong("id", "it is lower-case letters, digits and _, at most 31", remedy)
     driver = table.text("driver", VFIO)
-    match = table.text("match").lower() if table.has("match") else None
+    match = table.text("match") if table.has("match") else None
+    if match is not None and not match.startswith(MDEV):
+        match = match.lower()
     if match is not None and not _MATCH.fullmatch(match):
-        why = "it is VENDOR:DEVICE, four hex digits each"
-        raise table.wrong("match", why, 'as `lspci -nn` shows it, e.g. "10de:2330"')
+        why = "it is VENDOR:DEVICE, four hex digits each, or mdev:TYPE"
+        raise table.wrong("match", why, 'as `vmckpt device cards` shows it, e.g. "10de:2330"')
     if (match is None) == (driver == VFIO):
         why = f"{driver} {'needs one' if driver == VFIO else 'is made by QEMU and has none'}"
         remedy = f'write match = "VENDOR:DEVICE" for {VFIO}, and for nothing else'
@@ -109,9 +116,21 @@ def read_passthrough(table: Table) -> Passthrough:
         _limits(table),
         table.free("options"),
         nic,
+        _ssh(table),
     )
     table.no_more_keys()
     return found
+
+
+def _ssh(table: Table) -> Address | None:
+    if not table.has("ssh"):
+        return None
+    if not table.has("hook"):
+        raise table.wrong("ssh", "it is the way to a hook, and there is none", "leave it out")
+    try:
+        return Address.parse(table.text("ssh"))
+    except UsageError as exc:
+        raise table.wrong("ssh", exc.why, "write e.g. ssh://root@192.0.2.30") from exc
 
 
 def _limits(table: Table) -> dict[str, int]:

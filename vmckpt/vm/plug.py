@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError
@@ -14,18 +15,25 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.qemu import hotplug
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish
-from vmckpt.vm.cards import choose, read_given, taken_on
-from vmckpt.vm.passthrough import Passthrough
+from vmckpt.vm.cards import Card, choose, read_given, taken_on
+from vmckpt.vm.passthrough import MDEV, Passthrough
 from vmckpt.vm.paths import QemuDir, card_lock_path
 
 LOCK_POLL_S, LOCK_WAIT_S = 0.05, 10.0
+NOTHING: Mapping[str, Card] = MappingProxyType({})
 
 
-async def reserve(host: Host, files: QemuDir, devices: Iterable[Passthrough]) -> None:
+async def reserve(
+    host: Host,
+    files: QemuDir,
+    devices: Iterable[Passthrough],
+    ours: Mapping[str, Card] = NOTHING,
+) -> None:
     """Set aside what the devices of a QEMU are to be on its host, which may be for later.
 
-    It is set aside for as long as the QEMU's directory is there. Raises RefusedError when the host
-    has no free equal of one.
+    It is set aside for as long as the QEMU's directory is there. `ours` are the cards that the
+    guest has elsewhere, by the devices' ids. Raises RefusedError when the host has no free equal of
+    one.
     """
     wanted = [device for device in devices if device.match]
     if not wanted:
@@ -35,7 +43,7 @@ async def reserve(host: Host, files: QemuDir, devices: Iterable[Passthrough]) ->
         for device in wanted:
             if device.id in given:
                 continue
-            card, why = await choose(host, device, taken)
+            card, why = await choose(host, device, taken, ours.get(device.id))
             if card is None:
                 raise RefusedError(
                     f"{host.name} has nothing to plug in as '{device.id}'",
@@ -114,7 +122,9 @@ def functions(device: Passthrough, addresses: list[str]) -> list[dict[str, Any]]
             "addr": f"0.{number}",
             **device.options,
         }
-        if address:
+        if device.match and device.match.startswith(MDEV):
+            one["sysfsdev"] = f"/sys/bus/mdev/devices/{address}"
+        elif address:
             one["host"] = address
         if device.nic is not None and number == 0:
             one["failover_pair_id"] = f"nic{device.nic}"

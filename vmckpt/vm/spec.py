@@ -170,9 +170,10 @@ def _check_passthrough(spec: Spec, top: Table) -> None:
     if len(set(stand_ins)) < len(stand_ins) or any(not 0 <= n < len(spec.nics) for n in stand_ins):
         why = "each failover device has a [[nics]] of its own that stands in for it"
         raise top.wrong("passthrough", why, "number them from 0, in the order of [[nics]]")
-    if any(device.hook for device in spec.passthrough) and not spec.guest_agent:
-        why = "hooks are run by the guest agent"
-        raise top.wrong("passthrough", why, "write guest_agent = true, and run it in the guest")
+    if any(one.hook and not one.ssh for one in spec.passthrough) and not spec.guest_agent:
+        why = "hooks are run by the guest agent, or by SSH"
+        remedy = 'write guest_agent = true, and run it in the guest; or ssh = "ssh://USER@GUEST"'
+        raise top.wrong("passthrough", why, remedy)
 
 
 def anchored(spec: Spec, base: Path) -> str:

@@ -74,6 +74,8 @@ def _passthrough(device: Passthrough) -> list[str]:
         lines.append(_line("options", device.options))
     if device.nic is not None:
         lines.append(_line("nic", device.nic))
+    if device.ssh is not None:
+        lines.append(_line("ssh", str(device.ssh)))
     return lines
 
 

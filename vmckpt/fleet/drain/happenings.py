@@ -2,21 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmckpt.events.types import Event
 from vmckpt.fleet.drain.plan import DrainPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """What will be done, from now on; told again where it has to be changed."""
 
     plan: DrainPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Began:
+class Began(NamedTuple):
     """A VM begins to move."""
 
     vm: str
@@ -24,16 +22,14 @@ class Began:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Went:
+class Went(NamedTuple):
     """An event of a VM's move."""
 
     vm: str
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A VM's move is over; `why` it did not succeed, empty if it did."""
 
     vm: str
@@ -42,8 +38,7 @@ class Ended:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """Something that the operator should know."""
 
     text: str

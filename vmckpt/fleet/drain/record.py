@@ -67,7 +67,6 @@ def drains_dir() -> Path:
 
 def save(record: Record) -> Record:
     """Write it down, so that a reboot does not lose it. Raises StorageError."""
-    _make(drains_dir())
     write_durably(_path(record.host), json.dumps(record.to_json()))
     return record
 
@@ -101,7 +100,6 @@ def forget(host: str) -> None:
 def keep_past(run: str, past: Past, *, here: bool) -> None:
     """For the next forecast; `here`: all of its hosts are parts of this machine. StorageError."""
     directory = drains_dir() / "past"
-    _make(directory)
     moves = [[move.vm, move.source, move.target, list(move.cost)] for move in past.moves]
     facts = {"moves": moves, "at_once": past.at_once, "took_s": past.took_s, "here": here}
     write_durably(directory / f"{run}.json", json.dumps(facts))
@@ -123,14 +121,3 @@ def load_past(*, here: bool) -> list[Past]:
 
 def _path(host: str) -> Path:
     return drains_dir() / f"{host}.json"
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as exc:
-        raise StorageError(
-            f"cannot make {directory}",
-            why=exc.strerror or str(exc),
-            remedy="check free space and rights; nothing was begun without it",
-        ) from exc

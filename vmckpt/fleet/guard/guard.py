@@ -17,8 +17,9 @@ from typing import Any
 
 from vmckpt.checkpoint.catalogue import Entry, catalogue
 from vmckpt.checkpoint.look import remove, verify
-from vmckpt.checkpoint.operate import create, restore_to
+from vmckpt.checkpoint.operate import create, restore_to, revoke
 from vmckpt.checkpoint.restore import Wish
+from vmckpt.checkpoint.service import CREATE
 from vmckpt.checkpoint.take import Wish as PointWish
 from vmckpt.errors import (
     BusyError,
@@ -282,15 +283,28 @@ class _Guarding:
 
     async def _never_begun(self) -> None:
         """The command was not begun: nothing of the guard stays."""
-        with suppress(VmckptError):
-            await self._remove_copy(find_host(self._record.host or local_host().name))
-        # A checkpoint that was there before it was written down is known by its tag.
-        hosts, vm = all_hosts(), self._record.vm
-        with suppress(VmckptError):
-            found = (await catalogue(hosts, self._request.store, vm=vm)).entries
-            tagged = [one for one in found if one.facts and _is_of(one.facts.tags, self._record)]
-            await remove(tagged)
+        for work in (self._end_services, self._remove_points):
+            try:
+                await work()
+            except VmckptError as exc:
+                self._tools.tell(f"the command was not begun, but something stays: {exc}")
         forget(self._record)
+
+    async def _end_services(self) -> None:
+        host = find_host(self._record.host or local_host().name)
+        await revoke(host, self._is_mine)
+        await self._remove_copy(host)
+
+    def _is_mine(self, request: Mapping[str, Any]) -> bool:
+        """Whether a killed guard asked for this: its host may be at it still."""
+        if request["vm"] == self._copy_name:
+            return True
+        return request["verb"] == CREATE and _is_of(request["wish"]["tags"], self._record)
+
+    async def _remove_points(self) -> None:
+        # A checkpoint that was there before it was written down is known by its tag.
+        found = (await catalogue(all_hosts(), self._request.store, vm=self._record.vm)).entries
+        await remove([one for one in found if one.facts and _is_of(one.facts.tags, self._record)])
 
     # -- from the command on --------------------------------------------------------------------
 

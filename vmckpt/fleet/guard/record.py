@@ -143,14 +143,6 @@ def guards_dir() -> Path:
 def save(record: Record, **changes: Any) -> Record:
     """Write the record with `changes` down, so that a reboot does not lose it. StorageError."""
     now = replace(record, **changes)
-    try:
-        guards_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as exc:
-        raise StorageError(
-            f"cannot make {guards_dir()}",
-            why=exc.strerror or str(exc),
-            remedy="check free space and rights; nothing risky is begun without it",
-        ) from exc
     write_durably(guards_dir() / f"{record.run}.json", json.dumps(now.to_json()))
     return now
 

@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vmckpt.checkpoint.catalogue import Entry, catalogue
-from vmckpt.checkpoint.operate import restore_to
+from vmckpt.checkpoint.operate import restore_to, revoke
 from vmckpt.checkpoint.restore import Wish
+from vmckpt.checkpoint.service import RESTORE
 from vmckpt.errors import (
     BusyError,
     NotFoundError,
@@ -97,6 +99,8 @@ async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
     while True:
         try:
             host, in_place = await _home(record, find)
+            # Put back by a killed one later than by us, it would lose what it did since.
+            await revoke(host, partial(_puts_back, record))
             wish = Wish(name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True)
             await restore_to(host, entry, wish, tell)
             break
@@ -113,6 +117,11 @@ async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
             remedy=f"see vmckpt vm show {record.vm}",
         )
     return vm
+
+
+def _puts_back(record: Record, request: Mapping[str, Any]) -> bool:
+    asked = (request["verb"], request["vm"], request["wish"].get("checkpoint"))
+    return asked == (RESTORE, record.vm, record.checkpoint)
 
 
 async def _home(record: Record, find: Find) -> tuple[Host, bool]:

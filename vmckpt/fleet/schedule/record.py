@@ -170,14 +170,6 @@ def add(record: Record) -> None:
             why=f"it is in {_path(record.name)}",
             remedy=f"choose another --name, or remove it: vmckpt schedule rm {record.name}",
         )
-    try:
-        schedules_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as exc:
-        raise StorageError(
-            f"cannot make {schedules_dir()}",
-            why=exc.strerror or str(exc),
-            remedy="check free space and rights",
-        ) from exc
     save(record)
 
 

@@ -2,27 +2,33 @@
 
 libvirt's client opens its connections itself; so that a far libvirtd is reached as everything else
 of the host is (`Host.connect`), with its host keys and its settings, it is pointed to this.
+
+The client wants a path, and the socket has no name for longer than it takes to open it: the path is
+that of a descriptor. So nobody else can connect, and a vmckpt that is killed leaves nothing.
 """
 
 import asyncio
-import shutil
+import fcntl
+import os
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from vmckpt.errors import HostDownError
+from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.host import Host
 
 CHUNK_BYTES = 64 * 1024
+# In a directory of this user's, until it is opened: whoever comes next removes a dead one's.
+NAME = "libvirt.sock"
 
 
 @asynccontextmanager
-async def forwarded(host: Host, path: Path) -> AsyncIterator[Path]:
-    """For the block: a socket of this user alone, each connection to it one to `path` on `host`.
+async def forwarded(host: Host, path: Path, directory: Path) -> AsyncIterator[Path]:
+    """For the block: a socket of this process alone, each connection to it one to `path` on `host`.
 
-    The first one's far end is made at once: raises HostDownError when nobody listens there.
+    The first one's far end is made at once: raises HostDownError when nobody listens there;
+    StorageError: nothing can be made in `directory`, in which nothing stays.
     """
     ahead = [await host.connect(path)]
     pumps: set[asyncio.Task[None]] = set()
@@ -35,21 +41,54 @@ async def forwarded(host: Host, path: Path) -> AsyncIterator[Path]:
         pumps.add(pump)
         pump.add_done_callback(pumps.discard)
 
-    directory = Path(tempfile.mkdtemp(prefix="vmckpt-libvirt-"))  # mode 0700
     try:
-        server = await asyncio.start_unix_server(serve, directory / "sock", limit=CHUNK_BYTES)
+        listening, found = _nameless(directory)
         try:
-            yield directory / "sock"
+            server = await asyncio.start_unix_server(serve, sock=listening, limit=CHUNK_BYTES)
+            try:
+                yield Path(f"/proc/self/fd/{found}")
+            finally:
+                server.close()
+                for pump in list(pumps):
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
+                await server.wait_closed()
         finally:
-            server.close()
-            for pump in list(pumps):
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            await server.wait_closed()
+            listening.close()
+            os.close(found)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
         for unused in ahead:
             unused.close()
+
+
+def _nameless(directory: Path) -> tuple[socket.socket, int]:
+    """A bound socket, and a descriptor (O_PATH) of it, which is all that leads to it.
+
+    Raises StorageError.
+    """
+    near = socket.socket(socket.AF_UNIX)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(within, fcntl.LOCK_EX)  # held for the few calls that follow, by anybody
+            with suppress(FileNotFoundError):
+                os.unlink(NAME, dir_fd=within)
+            # However long the directory's path is, a socket's has 107 bytes.
+            near.bind(f"/proc/self/fd/{within}/{NAME}")
+            try:
+                return near, os.open(NAME, os.O_PATH | os.O_CLOEXEC, dir_fd=within)
+            finally:
+                os.unlink(NAME, dir_fd=within)
+        finally:
+            os.close(within)
+    except OSError as exc:
+        near.close()
+        raise StorageError(
+            f"cannot make a socket in {directory}",
+            why=exc.strerror or str(exc),
+            remedy="check free space and rights",
+        ) from exc
 
 
 async def _join(

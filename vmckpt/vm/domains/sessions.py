@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import state_dir
 from vmckpt.sequence.steps import all_of
 from vmckpt.vm.domains.connection import is_installed
 from vmckpt.vm.domains.forward import forwarded
@@ -84,7 +85,7 @@ async def _open(host: Host) -> _Open:
             f"{sys.executable} -m pip install libvirt-python",
         )
     async with AsyncExitStack() as stack:
-        near = await stack.enter_async_context(forwarded(host, host.libvirt))
+        near = await stack.enter_async_context(forwarded(host, host.libvirt, state_dir()))
         mode = "session" if host.libvirt.is_relative_to("/run/user") else "system"
         session = Libvirtd(f"qemu+unix:///{mode}?socket={near}", host)
         await session.open()

@@ -1,0 +1,1 @@
+"""The hook for NVIDIA GPUs; main.py says how it runs."""

@@ -1,0 +1,85 @@
+"""What a phase leaves for the next: the jobs that are carried, and how to begin them anew."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+from typing import Any
+
+from vmckpt.devices.hooks.nvidia import system
+from vmckpt.devices.hooks.nvidia.users import User, started
+
+
+def read_state() -> dict[str, Any]:
+    """What earlier phases left; nothing when none has begun."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((system.STATE / "state.json").read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def write_state(state: dict[str, Any]) -> None:
+    """Replace it in one step."""
+    part = system.STATE / "state.part"
+    part.write_text(json.dumps(state))
+    part.rename(system.STATE / "state.json")
+
+
+def forget() -> None:
+    """Nothing is carried any more."""
+    (system.STATE / "state.json").unlink()
+
+
+def remembered(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The jobs that are carried and still there."""
+    return [job for job in state.get("jobs", []) if started(job["pid"]) == job["start"]]
+
+
+def about(user: User) -> dict[str, Any]:
+    """What it takes to begin the job anew."""
+    entry = system.PROC / str(user.pid)
+
+    def words(name: str) -> list[str]:
+        with contextlib.suppress(OSError):
+            text = (entry / name).read_bytes().decode(errors="surrogateescape")
+            return [word for word in text.split("\0") if word]
+        return []
+
+    job: dict[str, Any] = {"pid": user.pid, "start": user.start, "comm": user.comm}
+    job["argv"], job["env"] = words("cmdline"), words("environ")
+    job["cwd"], job["uid"], job["gid"], job["unit"] = "/", 0, 0, ""
+    with contextlib.suppress(OSError):
+        job["cwd"] = os.readlink(entry / "cwd")
+    with contextlib.suppress(OSError):
+        status = (entry / "status").read_text()
+        for key, name in (("uid", "Uid"), ("gid", "Gid")):
+            found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
+            job[key] = int(found[1]) if found else 0
+    with contextlib.suppress(OSError):
+        found = re.search(r"/([^/\s]+\.service)$", (entry / "cgroup").read_text(), re.MULTILINE)
+        job["unit"] = found[1] if found else ""
+    return job
+
+
+def begin_anew(job: dict[str, Any]) -> str:
+    """End the job for certain and begin it again; which it was."""
+    who = f"{' '.join(job['argv']) or job['comm']} (process {job['pid']})"
+    with contextlib.suppress(OSError):
+        os.kill(job["pid"], signal.SIGKILL)
+    if job["unit"]:
+        system.run("systemctl", "restart", job["unit"], check=False)
+    elif job["argv"]:
+        environment = dict(word.split("=", 1) for word in job["env"] if "=" in word)
+        try:
+            subprocess.Popen(
+                job["argv"], cwd=job["cwd"], env=environment, user=job["uid"], group=job["gid"],
+                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as exc:
+            return f"{who}, which does not start again ({exc})"
+    return who

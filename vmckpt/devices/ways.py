@@ -1,0 +1,86 @@
+"""Ways into a guest by which hooks are run there: its QEMU guest agent, and SSH."""
+
+import asyncio
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from vmckpt.errors import HostDownError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.ssh.address import Address
+from vmckpt.qemu.agent import GuestAgent, GuestExit
+from vmckpt.vm.paths import QemuDir
+
+POLL_S, MOST_POLL_S = 0.02, 0.5
+SSH_CONNECT_S = 10
+# Of a connection that is silent so often for 5 s ssh(1) says that it is lost.
+SSH_OPTIONS = ("BatchMode=yes", f"ConnectTimeout={SSH_CONNECT_S}", "ServerAliveInterval=5",
+               "ServerAliveCountMax=3")  # fmt: skip
+SSH_FAILED = 255
+
+
+class Way(Protocol):
+    """How a program is run in a guest."""
+
+    async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
+        """How a program that reads `given` ended; None: it runs after `within_s` still.
+
+        Raises NoProgramError (the guest runs no such program by this way), HostDownError (nobody
+        answers, or not any more), OperationFailedError.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ByAgent:
+    """By the guest agent of a QEMU."""
+
+    host: Host
+    files: QemuDir
+
+    async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
+        """As Way."""
+        agent = await GuestAgent.connect(await self.host.connect(self.files.agent))
+        try:
+            pid = await agent.start(argv, given=given)
+            deadline, poll_s = time.monotonic() + within_s, POLL_S
+            while time.monotonic() < deadline:
+                if done := await agent.ended(pid):
+                    return done
+                await asyncio.sleep(poll_s)
+                poll_s = min(2 * poll_s, MOST_POLL_S)
+            return None
+        finally:
+            await agent.close()
+
+
+@dataclass(frozen=True, slots=True)
+class BySsh:
+    """By the ssh(1) of the host that the guest is on, as its user there is known to the guest."""
+
+    host: Host
+    address: Address
+
+    async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
+        """As Way."""
+        there = self.address
+        options = [word for option in SSH_OPTIONS for word in ("-o", option)]
+        options += ["-l", there.user] if there.user else []
+        options += ["-p", str(there.port)] if there.port else []
+        line = f"printf %s {shlex.quote(given.decode())} | {shlex.join(argv)}"
+        words = ["ssh", *options, "--", there.host, line]
+        done = await self.host.run(words, timeout_s=within_s + SSH_CONNECT_S)
+        if done.returncode == SSH_FAILED and not done.stdout:
+            raise HostDownError(
+                f"the guest is not reached by SSH, at {there} from {self.host.name}",
+                why=done.stderr.strip()[-400:] or "ssh does not say why",
+                remedy=f"try it on {self.host.name}: {shlex.join(words[:-1])}",
+            )
+        return GuestExit(done.returncode, done.stdout.encode(), done.stderr.encode())
+
+
+def ways_into(host: Host, files: QemuDir, ssh: Address | None) -> tuple[Way, ...]:
+    """The ways into a guest, in the order in which they are tried."""
+    agent = ByAgent(host, files)
+    return (agent, BySsh(host, ssh)) if ssh else (agent,)

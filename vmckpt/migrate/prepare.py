@@ -1,0 +1,60 @@
+"""A migration's target: its QEMU, which waits for the guest, the same machine as the source's."""
+
+from collections.abc import Collection
+
+from vmckpt.devices.aside import set_aside
+from vmckpt.errors import RefusedError
+from vmckpt.migrate.ends import Pair
+from vmckpt.qemu.compare import Machine, describe, differences
+from vmckpt.sequence.steps import both
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu, plug_taps, start_qemu
+
+
+async def write_down(vm: Vm, pair: Pair) -> None:
+    """The target's host knows the VM, and where its checkpoints are. Raises StorageError."""
+    theirs = vm_dir(pair.target.host.state_dir, vm.name)
+    await pair.target.host.write_text(theirs.spec, vm.spec.text)
+    # Where its checkpoints are, and which was the last.
+    if point := await vm.host.read_text(vm.directory.point):
+        await pair.target.host.write_text(theirs.point, point)
+
+
+async def prepare_target(vm: Vm, pair: Pair, absent: Collection[str]) -> Qemu:
+    """Start it, and compare both; `absent` are ids of devices that are unplugged for the way.
+
+    Raises RefusedError: it would be another machine.
+    """
+    # The source is asked while the target's QEMU starts, which takes longer.
+    qemu, ours = await both(_start(vm, pair), _source_machine(pair, absent))
+    await set_aside(vm, pair.target)
+    await both(plug_taps(pair.target.host, vm.spec, pair.target.files), _compare(pair, ours))
+    return qemu
+
+
+async def _start(vm: Vm, pair: Pair) -> Qemu:
+    target = pair.target
+    qemu, monitor = await start_qemu(
+        target.host, vm.spec, vm.qemu.platform, target.files, incoming=True
+    )
+    target.adopt(monitor)
+    return qemu
+
+
+async def _source_machine(pair: Pair, absent: Collection[str]) -> Machine:
+    monitor, _ = await both(pair.source.monitor(), pair.source.rescue())
+    found = await describe(monitor)
+    # Those that are unplugged for the way come back later.
+    stay = {name: kind for name, kind in found.devices.items() if name not in absent}
+    return found._replace(devices=stay)
+
+
+async def _compare(pair: Pair, ours: Machine) -> None:
+    target, _ = await both(pair.target.monitor(), pair.target.rescue())
+    if found := differences(ours, await describe(target)):
+        raise RefusedError(
+            f"the QEMU on {pair.target.host.name} would be another machine to the guest",
+            why="; ".join(found),
+            remedy="run the VM with a CPU model and machine type that are the same on both",
+        )
