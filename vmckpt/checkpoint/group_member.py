@@ -5,7 +5,7 @@ A cut (ARCHITECTURE.md, "Groups"):
     member:  prepared -> set -> [held, stops] stopped -> [captured, runs; let go] captured
              -> stored -> committed
     head:    set (all are prepared) -> cut (all are set) -> release (all have stopped)
-             -> commit (all have stored)
+             -> store (all have captured) -> commit (all have stored)
 
 A restore:
 
@@ -120,7 +120,8 @@ class Member:
         It holds the guest's output, stops the guest, and calls what it is given when both are so.
         Held is what is sent from then on, until all others stand still too: nothing that it has
         sent after its moment is heard before theirs. What is heard after it is not in the moment,
-        so nobody has to wait for others to have captured.
+        so no output has to wait for others to have captured. But this does: what comes next takes
+        a processor, which may be theirs.
         """
         self.say("set")
         await self.told("cut", TOGETHER_S)
@@ -159,6 +160,7 @@ class Member:
         if heard_s - began_s >= self.most_s:
             raise given_up(f"its output could be held for {self.most_s:g} s only")
         self.say("captured")
+        await self.told("store", TOGETHER_S)
         return found
 
     async def all_stored(self, checkpoint_id: str) -> Mapping[str, Any]:

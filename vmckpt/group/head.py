@@ -68,6 +68,7 @@ async def cut(head: Head, most_held_s: float, tell: Callable[[str], None]) -> di
     await head.all_say("stopped", most_held_s)
     head.tell_all("release")
     await head.all_say("captured", ANSWER_S)
+    head.tell_all("store")
     tell("the moment was had: storing")
     return dict(await head.all_say("stored"))
 
