@@ -48,11 +48,12 @@ def _keep_another_policy() -> None:
 
 SESSION = Path("/proc/self/autogroup")
 PROGRAM = """
+import os
 from pathlib import Path
 from vmckpt.hosts.scheduling import session_comes_last, session_prompt
 
 def niceness():
-    print(Path("/proc/self/autogroup").read_text().split()[-1])
+    print(Path("/proc/self/autogroup").read_text().split()[-1], len(os.sched_getaffinity(0)))
 
 session_comes_last()
 niceness()
@@ -66,10 +67,13 @@ niceness()
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_session_comes_last_if_it_is_its_own(leads: bool) -> None:
     usual, first = SESSION.read_text().split()[-1], "-10" if os.geteuid() == 0 else "0"
-    seen = ["10", first, "10"] if leads else [usual] * 3
+    every = len(os.sched_getaffinity(0))
+    few = max(every - 1, 1)
+    last = ["10", str(few)] if leads else [usual, str(every)]
+    now = [first if leads else usual, str(every)]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], start_new_session=leads, capture_output=True, text=True,
         check=True, timeout=60,
     )  # fmt: skip
-    assert done.stdout.split() == seen
+    assert [line.split() for line in done.stdout.splitlines()] == [last, now, last]
     assert SESSION.read_text().split()[-1] == usual

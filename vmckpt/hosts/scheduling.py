@@ -39,28 +39,49 @@ def come_last() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, _LAST)  # of the calling thread alone
 
 
+class _Session:
+    """This process's: whether it comes last now, and which processors it had before."""
+
+    def __init__(self) -> None:
+        self.is_last, self.processors = False, set[int]()
+
+
+_session = _Session()
+
+
 def session_comes_last() -> None:
     """From here on all of this process's session gets little where others want the time.
 
-    Not that of somebody who has started it: of a process that leads its own. Nothing changes where
-    sessions are no groups.
+    Not that of somebody who has started it: of a process that leads its own. Where sessions are no
+    groups it has its usual share. One processor is left to others in any case, by all who come last
+    the same one: who wakes up there waits for nobody.
     """
-    if os.getsid(0) == os.getpid():
-        with suppress(OSError):
-            _SESSION.write_text(str(_SESSION_LAST))
+    if os.getsid(0) != os.getpid():
+        return
+    _session.is_last = True
+    _session.processors |= os.sched_getaffinity(0)
+    with suppress(OSError):
+        _SESSION.write_text(str(_SESSION_LAST))
+    if len(_session.processors) > 1:  # of this thread, and of those that it will start
+        os.sched_setaffinity(0, _session.processors - {min(_session.processors)})
 
 
 @contextmanager
 def session_prompt() -> Iterator[None]:
-    """For the block the session comes first, if it came last: a guest stands still for it."""
-    came_last = os.getsid(0) == os.getpid() and _session_niceness() == _SESSION_LAST
-    if came_last:
-        _session_comes_first()
+    """For the block the session comes first, if it came last: a guest stands still for it.
+
+    On any processor: this thread.
+    """
+    if not _session.is_last:
+        yield
+        return
+    _session.is_last = False
+    _session_comes_first()
+    os.sched_setaffinity(0, _session.processors)
     try:
         yield
     finally:
-        if came_last:
-            session_comes_last()
+        session_comes_last()
 
 
 def _session_comes_first() -> None:
@@ -76,14 +97,6 @@ def _session_comes_first() -> None:
             return
         else:
             return
-
-
-def _session_niceness() -> int | None:
-    """None where sessions are no groups."""
-    try:
-        return int(_SESSION.read_text().rpartition(" ")[2])
-    except (OSError, ValueError):
-        return None
 
 
 def be_prompt() -> None:
