@@ -40,10 +40,12 @@ def come_last() -> None:
 
 
 class _Session:
-    """This process's: whether it comes last now, and which processors it had before."""
+    """This process's: whether it comes last now, or has for long enough, and which processors it
+    had before.
+    """
 
     def __init__(self) -> None:
-        self.is_last, self.processors = False, set[int]()
+        self.is_last, self.has_waited, self.processors = False, False, set[int]()
 
 
 _session = _Session()
@@ -58,12 +60,33 @@ def session_comes_last() -> None:
     """
     if os.getsid(0) != os.getpid():
         return
+    if _session.has_waited:
+        _have(_SESSION_USUAL)
+        return
     _session.is_last = True
     _session.processors |= os.sched_getaffinity(0)
-    with suppress(OSError):
-        _SESSION.write_text(str(_SESSION_LAST))
+    _have(_SESSION_LAST)
     if len(_session.processors) > 1:  # of this thread, and of those that it will start
         os.sched_setaffinity(0, _session.processors - {min(_session.processors)})
+
+
+def session_has_waited() -> None:
+    """It comes last no more, nor ever again, if it did: on a host that is never idle its work comes
+    to an end too. With all of its threads.
+    """
+    if not _session.processors:
+        return
+    was_last, _session.is_last, _session.has_waited = _session.is_last, False, True
+    if was_last:
+        _have(_SESSION_USUAL)
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # one that has ended
+            os.sched_setaffinity(int(thread), _session.processors)
+
+
+def _have(niceness: int) -> None:
+    with suppress(OSError):
+        _SESSION.write_text(str(niceness))
 
 
 @contextmanager
