@@ -10,7 +10,7 @@ LOOK = ("--for", "500ms")
 
 
 def test_what_a_host_has_leaves_it_with_its_disk_and_comes_back(real_lab: Machines) -> None:
-    guest = LabGuest("web", 1, image(), memory="128M", disk="64M")
+    guest = LabGuest("web", 1, image(), memory="192M", disk="64M")
     real_lab.run_guest(guest, "lab-a", own_disk=True)
 
     async def main() -> None:
