@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vmckpt.checkpoint.first_pages import read_noted
+from vmckpt.checkpoint.pager import present
 from vmckpt.checkpoint.paging import Pager, is_whole, see_to_pages
 from vmckpt.errors import VmLostError
 from vmckpt.hosts.local import LocalHost
@@ -186,6 +188,44 @@ def test_pages_come_when_they_are_wanted_and_then_all_of_them(guest: Guest) -> N
     assert guest.reads(*range(PAGES)) == expected.tolist()
     # What is empty has taken no memory, but for what was looked at by name.
     assert guest.ram_file.stat().st_blocks * 512 >= np.count_nonzero(expected) * PAGE_BYTES
+
+
+def test_what_was_waited_for_is_there_beforehand_next_time(tmp_path: Path) -> None:
+    async def go(guest: Guest, beforehand: list[int], *wanted: int) -> None:
+        pager = await guest.paged()
+        there = present(guest.ram_file)
+        assert there[beforehand].all()
+        assert not there[[number for number in wanted if number not in beforehand]].any()
+        assert guest.reads(*wanted) == [int(guest.content[n]) for n in wanted]
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0, guest.log.read_text()
+        assert guest.reads(*range(PAGES)) == guest.content.tolist()
+
+    noted = tmp_path / "noted"
+    rounds: list[tuple[list[int], tuple[int, ...], list[int]]] = [
+        ([], (10, 1000, 3000, 3), [10, 1000, 3000, 3]),
+        # What is there and not looked at is not wanted first: no more of it.
+        ([10, 1000, 3000], (1000, 2500), [1000, 2500]),
+        ([1000, 2500], (2500, 1000), [1000, 2500]),
+    ]
+    for number, (beforehand, wanted, then) in enumerate(rounds):
+        with running(tmp_path / str(number), mixed()) as guest:
+            guest.noted = noted
+            asyncio.run(go(guest, beforehand, *wanted))
+            assert read_noted(noted) == then
+
+
+def test_noted_pages_that_are_no_pages_of_it_are_left_alone(guest: Guest) -> None:
+    async def go() -> None:
+        pager = await guest.paged()
+        assert present(guest.ram_file)[20]
+        await pager.go(guest.host, guest.qemu.files)
+        assert await pager.ended() == 0, guest.log.read_text()
+
+    guest.noted.parent.mkdir()
+    guest.noted.write_text(f"[{PAGES}, -1, 20]")
+    asyncio.run(go())
+    assert guest.reads(*range(PAGES)) == guest.content.tolist()
 
 
 def test_pages_that_are_all_alike_are_many_for_one(tmp_path: Path) -> None:

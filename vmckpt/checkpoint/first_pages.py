@@ -2,13 +2,15 @@
 
 Each page that a restored guest waits for in its first moments is noted, by VM, on the host. At the
 VM's next restore these pages, and what is had along with them, are put into its RAM file while all
-is checked, so that it finds them. The note is a hint: contents come from the checkpoint that is
-restored. (REAP, ASPLOS 2021, does so for functions.)
+is checked, so that it finds them; those that it then does not look at are noted no more, for a
+guest that writes here and there waits for other pages each time. The note is a hint: contents come
+from the checkpoint that is restored. (REAP, ASPLOS 2021, does so for functions.)
 """
 
+import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,12 +20,13 @@ from numpy.typing import NDArray
 from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
 from vmckpt.store.area import Area
 
-# Each is had with some tens of others.
+# Each is had with some tens of others; all take as long as a QEMU takes to begin. Put there later,
+# when the guest runs, more of them took the processors from it: it answered later, not sooner.
 MOST_NOTED = 512
 
 
 def read_noted(path: Path) -> list[int]:
-    """The pages noted for a VM, the latest first; none of a file that is not there or damaged."""
+    """The pages noted for a VM, in their order; none of a file that is not there or damaged."""
     try:
         found = json.loads(path.read_text())
         return [number for number in found if isinstance(number, int)]
@@ -31,9 +34,14 @@ def read_noted(path: Path) -> list[int]:
         return []
 
 
-def note(path: Path, waited_for: Sequence[int]) -> None:
-    """Note pages, before those that are noted. Where that fails the next restore takes longer."""
-    pages = list(dict.fromkeys([*waited_for, *read_noted(path)]))[:MOST_NOTED]
+def next_noted(noted: Sequence[int], waited_for: Iterable[int], used: Collection[int]) -> list[int]:
+    """What is to be noted now: of what was there beforehand what was `used`, then what was not."""
+    found = [*(number for number in noted if number in used), *waited_for]
+    return list(dict.fromkeys(found))[:MOST_NOTED]
+
+
+def note(path: Path, pages: Sequence[int]) -> None:
+    """Note pages. Where that fails the next restore takes longer."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -46,7 +54,7 @@ def put_first(ram_file: Path, area: Area, numbers: Sequence[int]) -> NDArray[np.
 
     Raises DamagedError, OSError.
     """
-    there = np.zeros(area.size_bytes // PAGE_BYTES, bool)
+    there = np.zeros(area.chunk_count, bool)
     wanted = [number for number in numbers if 0 <= number < len(there)]
     if not wanted:
         return there
@@ -56,9 +64,18 @@ def put_first(ram_file: Path, area: Area, numbers: Sequence[int]) -> NDArray[np.
             if there[number]:
                 continue
             around = area.read_around(number)
-            contents = memoryview(around.contents)
-            for place, one in enumerate(around.numbers.tolist()):
-                page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
-                os.pwrite(fd, page, one * PAGE_BYTES)
+            for first, count in runs(around.numbers, np.arange(len(around.numbers))):
+                data = around.contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
+                os.pwrite(fd, data, int(around.numbers[first]) * PAGE_BYTES)
             there[around.numbers] = True
     return there
+
+
+def runs(numbers: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Where chosen places lie beside one another, and so do their numbers: (place, how many)."""
+    if not len(chosen):
+        return
+    apart = (np.diff(chosen) != 1) | (np.diff(numbers[chosen]) != 1)
+    starts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(chosen)]
+    for start, end in itertools.pairwise(starts):
+        yield int(chosen[start]), end - start

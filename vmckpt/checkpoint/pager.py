@@ -24,18 +24,20 @@ balloon) is zeroes when it is wanted again.
 
 import itertools
 import json
+import math
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint.first_pages import note, put_first, read_noted
+from vmckpt.checkpoint.first_pages import next_noted, note, put_first, read_noted, runs
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
@@ -47,7 +49,7 @@ PIECE_PAGES = 32
 _NICE = 5
 # How long nobody may wait for a page before it is looked whether there is news.
 IDLE_MS = 1
-# What is waited for so long after the beginning is noted for the next time.
+# What is waited for until so long after the guest runs is noted for the next time.
 NOTED_S = 0.5
 # So long the guest has the processors for itself, and gets only what it waits for.
 ALONE_S = 0.15
@@ -56,18 +58,24 @@ ALONE_S = 0.15
 class Pager:
     """The pages of one guest, from one checkpoint."""
 
-    def __init__(self, area: Any, missing: MissingPages, there: np.ndarray) -> None:
+    def __init__(
+        self, area: Any, missing: MissingPages, there: np.ndarray, noted: Sequence[int]
+    ) -> None:
         self._area, self._missing = area, missing
+        # Noted, and there before the guest: it finds them, and is not seen to.
+        self._laid_out = [number for number in noted if 0 <= number < len(there)]
+        self._used: set[int] | None = None
         self._left = ~there
         empty = np.ones(len(there), bool)
         empty[area.numbers()] = False
         self._left[empty] = False
         # In its first moments, in order.
         self.waited_for: list[int] = []
-        self._began_s = time.monotonic()
+        self._began_s = math.inf
 
     def serve(self) -> None:
         """Until all pages are there. Raises VmckptError (the store), OSError (the VM has ended)."""
+        self._began_s = time.monotonic()
         while time.monotonic() < self._began_s + ALONE_S:
             self.answer(IDLE_MS)
         for numbers, contents in self._area.stream():
@@ -75,6 +83,8 @@ class Pager:
                 start, end = at * PAGE_BYTES, (at + PIECE_PAGES) * PAGE_BYTES
                 self._give(numbers[at : at + PIECE_PAGES], memoryview(contents)[start:end])
                 self.answer()
+                if self._used is None and time.monotonic() > self._began_s + NOTED_S:
+                    self._used = self._look_back()
         if self._left.any():
             raise OperationFailedError(
                 f"{np.count_nonzero(self._left)} pages of the guest's memory did not come",
@@ -82,6 +92,16 @@ class Pager:
                 remedy="look at the store: vmckpt store check",
             )
         self._missing.end()
+
+    def noted(self) -> list[int]:
+        """What is to be noted for the next time. Raises ProcessLookupError: the VM has ended."""
+        used = self._look_back() if self._used is None else self._used
+        return next_noted(self._laid_out, self.waited_for, used)
+
+    def _look_back(self) -> set[int]:
+        """Which of the pages that were laid out the guest has looked at."""
+        looked_at = self._missing.looked_at([number * PAGE_BYTES for number in self._laid_out])
+        return set(itertools.compress(self._laid_out, looked_at))
 
     def answer(self, wait_ms: int = 0) -> None:
         """Whoever waits for a page gets it, and what is had along with it."""
@@ -106,20 +126,10 @@ class Pager:
     def _give(self, numbers: "np.ndarray", contents: memoryview) -> None:
         """Those of the pages that were not given yet."""
         chosen = np.flatnonzero(self._left[numbers])
-        for first, count in _runs(numbers, chosen):
+        for first, count in runs(numbers, chosen):
             data = contents[first * PAGE_BYTES : (first + count) * PAGE_BYTES]
             self._missing.fill(int(numbers[first]) * PAGE_BYTES, data)
             self._left[numbers[first : first + count]] = False
-
-
-def _runs(numbers: "np.ndarray", chosen: "np.ndarray") -> Iterator[tuple[int, int]]:
-    """Where chosen places lie beside one another, and so do their numbers: (place, how many)."""
-    if not len(chosen):
-        return
-    apart = (np.diff(chosen) != 1) | (np.diff(numbers[chosen]) != 1)
-    starts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(chosen)]
-    for start, end in itertools.pairwise(starts):
-        yield int(chosen[start]), end - start
 
 
 def main() -> None:
@@ -139,7 +149,8 @@ def main() -> None:
 
 def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> None:
     ram_file, noted = Path(where["ram_file"]), where["noted"]
-    first = put_first(ram_file, area, read_noted(Path(noted))) if noted else None
+    laid_out = read_noted(Path(noted)) if noted else []
+    first = put_first(ram_file, area, laid_out)
     _say(lines, {"open": len(area.numbers())})
     line = lines.readline()
     if not line:
@@ -152,7 +163,7 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> 
         missing = MissingPages.again(vm["pid"], ram_file, vm["again"])
         there = present(ram_file)
     _say(lines, {"missing": missing.number})
-    pager = Pager(area, missing, there)
+    pager = Pager(area, missing, there, laid_out)
     # The devices' state touches pages too: served from here on.
     marker = _until_go(told, pager)
     if marker is not None:
@@ -160,7 +171,8 @@ def _page(told: socket.socket, lines: Any, where: dict[str, Any], area: Any) -> 
         if "key" in where:
             Path(where["key"]).unlink(missing_ok=True)
         if noted:
-            note(Path(noted), pager.waited_for)
+            with suppress(ProcessLookupError):  # nobody knows what it would have used
+                note(Path(noted), pager.noted())
 
 
 def _until_go(told: socket.socket, pager: Pager) -> Path | None:
@@ -207,11 +219,11 @@ def present(ram_file: Path) -> "np.ndarray":
     return found
 
 
-def overwritten(ram_file: Path, area: Any, but: "np.ndarray | None") -> "np.ndarray":
+def overwritten(ram_file: Path, area: Any, but: "np.ndarray") -> "np.ndarray":
     """What the QEMU has put there itself, for no guest runs yet, becomes what it has to be."""
     found = present(ram_file)
     with open_fd(os.open(ram_file, os.O_RDWR | os.O_CLOEXEC)) as fd:
-        for number in np.flatnonzero(found if but is None else found & ~but).tolist():
+        for number in np.flatnonzero(found & ~but).tolist():
             os.pwrite(fd, area.read(np.array([number])), number * PAGE_BYTES)
     return found
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from vmckpt.memory.dirty_pages import Mapping, find_mappings
 from vmckpt.memory.process_call import call_and_keep, descriptor_of
-from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
 
 _NR_USERFAULTFD = 323
 _API, _REGISTER, _UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
@@ -45,7 +45,7 @@ class MissingPages:
     def __init__(
         self, pid: int, uffd: int, ram_file: Path, mappings: Sequence[Mapping], number: int
     ) -> None:
-        self._uffd, self._mappings = uffd, tuple(mappings)
+        self._pid, self._uffd, self._mappings = pid, uffd, tuple(mappings)
         self._file = os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)
         # Of the descriptor, in the process that keeps it.
         self.number = number
@@ -95,6 +95,29 @@ class MissingPages:
             for at in range(0, len(said), _MESSAGE_BYTES)
             if said[at] == _EVENT_PAGEFAULT
         ]
+
+    def looked_at(self, offsets: Sequence[int]) -> list[bool]:
+        """Of pages that the file had before, whether the process has looked at them since.
+
+        The kernel maps some neighbours of a page that is read: these count too. See its
+        admin-guide/mm/pagemap.rst. Raises ProcessLookupError: it has ended.
+        """
+        try:
+            pagemap = os.open(f"/proc/{self._pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as exc:
+            raise ProcessLookupError(errno.ESRCH, "the process has ended") from exc
+        with open_fd(pagemap) as fd:
+            return [self._is_mapped(fd, offset) for offset in offsets]
+
+    def _is_mapped(self, pagemap: int, offset: int) -> bool:
+        for mapping, first, _ in self._within(offset, offset + PAGE_BYTES):
+            address = mapping.start + first - mapping.offset
+            entry = os.pread(pagemap, 8, address // PAGE_BYTES * 8)
+            if not entry:
+                raise ProcessLookupError(errno.ESRCH, "the process has ended")
+            if int.from_bytes(entry, "little") >> 63:
+                return True
+        return False
 
     def fill(self, offset: int, data: bytes | memoryview) -> None:
         """Whole pages from `offset` on; those that are there already stay as they are.
