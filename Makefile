@@ -33,10 +33,10 @@ TEST_ENV = VMCKPT_TEST_IMAGE="$$(tail -n 1 build/image)" \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup packages demo test test-vfio faults long check bench wheels role lock clean always
+.PHONY: help setup packages demo test test-vfio test-kernel faults long check bench wheels role lock clean always
 
 help: ## Show what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 setup: .venv/made ## Debian packages and a virtual environment in .venv
 
@@ -45,13 +45,16 @@ demo: setup build/image build/qemu-$(QEMU) ## Move a running VM between two host
 		--qemu "$$(tail -n 1 build/qemu-$(QEMU))"
 
 test: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 build/etcd-3.4 ## All tests, with real QEMUs and guests
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile -m "not role and not vfio"
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile -m "not role and not kernel and not vfio"
 
 faults: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## Every fault at every step of every method (long)
 	$(TEST_ENV) $(BIN)/pytest --long -s -q tests/qemu/test_faults.py
 
 long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/etcd-3.4 ## All that `make test` leaves out (hours)
 	$(TEST_ENV) $(BIN)/pytest --long -m long
+
+test-kernel: setup build/image build/qemu-10.0 ## Checkpoints and replication on Debian 12's own kernel, in a guest
+	$(TEST_ENV) $(BIN)/pytest -s -q -m kernel tests/kernel
 
 test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (10 minutes)
 	$(TEST_ENV) $(BIN)/pytest -s -q -m vfio tests/vfio

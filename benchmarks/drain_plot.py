@@ -23,7 +23,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     planned.scatter(vms, [row["planned_s"] for row in fleets], s=14)
     planned.axhline(aims["planned_within_s"], color=_LIMIT, linestyle="--")
     planned.set(title="Planning (s)", xlabel="VMs that move, of 1,000", ylim=(0, None))
-    for number, row in enumerate(result["real"]):
+    rows = [row for sitting in result["sittings"] for row in sitting["rows"]]
+    for number, row in enumerate(rows):
         low, middle, high = row["forecast_s"]
         colour = "0.6" if row["teaches"] else "tab:green"
         real.plot([number, number], [low, high], color=colour, linewidth=6, alpha=0.5)

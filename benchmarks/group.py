@@ -1,13 +1,16 @@
 """Cuts through guests that talk to each other: is each consistent, and what do they cost?
 
 Run: make bench BENCH=group, or python -m benchmarks.group PART [--cuts N] [--more] for pieces of a
-few minutes; each adds to results/group.json. Three guests of 96 MiB under TCG on two hosts of the
-lab say 100 numbered messages a second to each other one, by UDP and by TCP: 1,200 a second in all.
+few minutes; each adds to results/group.json, with --more to the cuts that are there. Three guests
+of 96 MiB under TCG on two hosts of the lab say 100 numbered messages a second to each other one, by
+UDP and by TCP: 1,200 a second in all.
 
 - together: `checkpoint create --group`. Each cut is checked by the counts in the memory of its
-  checkpoints; a client outside asks each guest's TCP server all the time, one question after the
-  other: the longest that it waits for an answer from 0.3 s before to 0.3 s after a cut is the
-  stall. How long it waits before any cut is made is there for comparison.
+  checkpoints; a client outside (`group_client.py`) asks each guest's TCP server all the time, one
+  question after the other: the longest that it waits for an answer from 0.3 s before to 0.3 s
+  after a cut is the stall. How long it waits before any cut is made, and the longest in all of the
+  time that the command takes, are there for comparison. A pause is from where QEMU is told to stop
+  to where it has said that the guest runs.
 - apart: the same three at once, as three checkpoints without a group: what the check finds then.
 - restored: the newest cut is gone back to, in place, some times; the guests' connections go on.
 """
@@ -23,17 +26,17 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.group_client import Wait, Waits, client
 from benchmarks.group_plot import draw
 from benchmarks.parts import Found, measure, measured_before
 from benchmarks.summary import Verdict
 from tests.qemu.talking import Witness, guests, talking
 from tests.qemu.world import World, qemu, world
-from vmckpt.lab.guest import KvClient
 from vmckpt.lab.labguest import LabGuest
 
 HOMES = {"web": "lab-a", "db": "lab-a", "cache": "lab-b"}
 RATE, MEMORY, SETTLE_S, PATIENCE_S = 100, "96M", 3.0, 30.0
-ASK_EVERY_S, BESIDE_S, CALM_S = 0.01, 0.3, 10.0
+BESIDE_S, CALM_S = 0.3, 10.0
 
 
 @asynccontextmanager
@@ -54,67 +57,61 @@ async def a_world() -> AsyncIterator[tuple[World, list[LabGuest], Witness]]:
             await asyncio.to_thread(stack.pop_all().close)
 
 
-async def asking(client: KvClient, waits: list[tuple[float, float]]) -> None:
-    """Ask until cancelled: when each question was asked (Unix s), and how long the answer took."""
-    while True:
-        asked_s, asked_unix_s = time.perf_counter(), time.time()
-        await client.echo("there")
-        waits.append((asked_unix_s, time.perf_counter() - asked_s))
-        await asyncio.sleep(ASK_EVERY_S)
-
-
 async def together(cuts: int) -> dict[str, Any]:
-    async with a_world() as (made, every, witness):
-        clients = {guest.name: await guest.key_value(made.lab) for guest in every}
-        waits: dict[str, list[tuple[float, float]]] = {guest.name: [] for guest in every}
-        tasks = [asyncio.ensure_future(asking(clients[vm], waits[vm])) for vm in clients]
-        await asyncio.sleep(CALM_S)
-        calm = [wait_s * 1e3 for of_one in waits.values() for _, wait_s in of_one]
-        rows, began = [], time.monotonic()
-        for number in range(cuts):
-            words = ("--group", ",".join(HOMES), "--name", f"cut-{number}")
-            done = await asyncio.to_thread(made.vmckpt, "checkpoint", "create", *words)
-            if done.code:
-                rows.append({"given_up": done.result["error"]["why"]})
-                continue
-            rows.append(row(done.result, waits, witness))
-            for of_one in waits.values():
-                of_one.clear()
-        took_s = time.monotonic() - began
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for client in clients.values():
-            await client.close()
+    async with a_world() as (made, _, witness):
+        with client(made.state_dir, list(HOMES)) as waits:
+            calm_unix_s = time.time()
+            await asyncio.sleep(CALM_S)
+            calm_ms = _ms(waits.between(calm_unix_s, time.time()))
+            rows, began = [], time.monotonic()
+            for number in range(cuts):
+                began_unix_s = time.time()
+                words = ("--group", ",".join(HOMES), "--name", f"cut-{number}")
+                done = await asyncio.to_thread(made.vmckpt, "checkpoint", "create", *words)
+                if done.code:
+                    rows.append({"given_up": done.result["error"]["why"]})
+                else:
+                    rows.append(row(done.result, waits, began_unix_s, witness))
+            took_s = time.monotonic() - began
     said = [one["said"] for one in rows if "said" in one]
-    found = {"cuts": rows, "messages_per_s": round((said[-1] - said[0]) / took_s, 1)}
-    return found | {"calm_ms": {f"p{p}": float(np.percentile(calm, p)) for p in (50, 99, 100)}}
+    of_all = [one for of_one in calm_ms.values() for one in of_one]
+    piece = {
+        "cuts": len(rows),
+        "messages_per_s": round((said[-1] - said[0]) / took_s, 1),
+        "calm_ms": {f"p{p}": float(np.percentile(of_all, p)) for p in (50, 99, 100)},
+    }
+    return {"pieces": [piece], "cuts": rows}
 
 
 def row(
-    done: dict[str, Any], waits: dict[str, list[tuple[float, float]]], witness: Witness
+    done: dict[str, Any], waits: Waits, began_unix_s: float, witness: Witness
 ) -> dict[str, Any]:
     """One cut: what it cost, and whether it is consistent."""
-    members = done["members"].values()
-    found, said = witness.violations({vm: one["id"] for vm, one in done["members"].items()})
-    first = min(one["stopped_unix_s"] for one in members) - BESIDE_S
+    ended_unix_s, members = time.time(), done["members"].values()
+    first = min(one["stopping_unix_s"] for one in members) - BESIDE_S
     last = max(one["runs_unix_s"] for one in members) + BESIDE_S
-    stalls = [
-        max((wait_s for at, wait_s in of_one if first <= at <= last), default=0.0) * 1e3
-        for of_one in waits.values()
-    ]
+    whole = waits.between(began_unix_s, max(ended_unix_s, last))
+    beside = {name: [one for one in of_one if first <= one.asked_unix_s <= last]
+              for name, of_one in whole.items()}  # fmt: skip
+    found, said = witness.violations({vm: one["id"] for vm, one in done["members"].items()})
     seen = {
         "skew_ms": done["skew_ms"],
         "held_ms": [one["held_ms"] for one in members],
-        "cut_pause_ms": [(one["runs_unix_s"] - one["stopped_unix_s"]) * 1e3 for one in members],
+        "cut_pause_ms": [(one["runs_unix_s"] - one["stopping_unix_s"]) * 1e3 for one in members],
         "longest_pause_ms": [one["pause_ms"] for one in members],
-        "stall_ms": stalls,
+        "stall_ms": [max(of_one, default=0.0) for of_one in _ms(beside).values()],
+        "longest_wait_ms": [max(of_one, default=0.0) for of_one in _ms(whole).values()],
+        "sent_twice": [of_one[-1].sent_twice - of_one[0].sent_twice for of_one in whole.values()],
         "took_s": max(one["took_s"] for one in members),
         "said": said,
         "violations": [one._asdict() for one in found],
     }
     print(json.dumps(seen), flush=True)
     return seen
+
+
+def _ms(waits: dict[str, list[Wait]]) -> dict[str, list[float]]:
+    return {name: [one.waited_s * 1e3 for one in of_one] for name, of_one in waits.items()}
 
 
 async def apart(cuts: int) -> dict[str, Any]:
@@ -177,15 +174,15 @@ def verdicts(found: dict[str, Any]) -> list[Verdict]:
     cuts = found.get("together", {}).get("cuts", [])
     had = [one for one in cuts if "said" in one]
     if had:
-        stalls = [wait for one in had for wait in one["stall_ms"]]
         wrong = sum(bool(one["violations"]) for one in had)
         judged += [
             Verdict("cuts that are not consistent", wrong, 0),
             Verdict("cuts given up", len(cuts) - len(had), 0),
             Verdict("pause at the cut, longest, ms", _most(had, "cut_pause_ms"), 15.0),
             Verdict("pause at the cut, median, ms", _median(had, "cut_pause_ms"), 15.0),
+            Verdict("pause at the cut, p99, ms", _percentile(had, "cut_pause_ms", 99), 15.0),
             Verdict("longest pause of a checkpoint, ms", _most(had, "longest_pause_ms"), 15.0),
-            Verdict("TCP stall, p99, ms", float(np.percentile(stalls, 99)), 60.0),
+            Verdict("TCP stall, p99, ms", _percentile(had, "stall_ms", 99), 60.0),
         ]
     return judged
 
@@ -195,7 +192,11 @@ def _most(rows: list[dict[str, Any]], name: str) -> float:
 
 
 def _median(rows: list[dict[str, Any]], name: str) -> float:
-    return float(np.median([value for one in rows for value in one[name]]))
+    return _percentile(rows, name, 50)
+
+
+def _percentile(rows: list[dict[str, Any]], name: str, percent: float) -> float:
+    return float(np.percentile([value for one in rows for value in one[name]], percent))
 
 
 PARTS: dict[str, tuple[Callable[[int], Coroutine[Any, Any, dict[str, Any]]], int]] = {
@@ -210,7 +211,8 @@ async def measured(part: str, cuts: int | None, *, more: bool) -> Found:
     work, usual = PARTS[part]
     seen = await work(cuts or usual)
     if more and (before := measured_before("group").get(part)):
-        seen["cuts"] = before["cuts"] + seen["cuts"]
+        for name in {"pieces", "cuts"} & seen.keys():
+            seen[name] = before[name] + seen[name]
     return seen
 
 

@@ -1,10 +1,11 @@
 """What a test may use, and when it runs.
 
-Its folder says what it may use: tests/unit, contract, etcd, qemu, real, role or vfio. What is
-marked `long` runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py),
+Its folder says what it may use: tests/unit, contract, etcd, qemu, real, role, kernel or vfio. What
+is marked `long` runs with `--long` alone. Of the tests that run on every kind of hosts (kinds.py),
 those on hosts that look like machines are long but for the ones marked `sample`.
 """
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from hypothesis import settings
 settings.register_profile("the same everywhere", derandomize=True, deadline=None)
 settings.load_profile("the same everywhere")
 
-KINDS = ("unit", "contract", "etcd", "qemu", "real", "role", "vfio")
+# Commands under nohup hear no hang-up; those that tests start do, whoever started the tests.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+KINDS = ("unit", "contract", "etcd", "qemu", "real", "role", "kernel", "vfio")
 HERE = Path(__file__).parent
 
 

@@ -55,20 +55,23 @@ def test_whoever_asks_for_the_end_is_heard_before_there_is_work(
 ) -> None:
     spec = tmp_path / "spec.toml"
     os.mkfifo(spec)
-    command = subprocess.Popen(
+    with subprocess.Popen(
         [*COMMAND, "vm", "run", str(spec), "--json"],
         env=os.environ | {"VMCKPT_STATE_DIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    writing = -1
-    while writing < 0 and command.poll() is None:
-        with suppress(OSError):  # until it reads its spec, which has no end
-            writing = os.open(spec, os.O_WRONLY | os.O_NONBLOCK)
-    command.send_signal(number)
-    out, err = command.communicate(timeout=30)
-    os.close(writing)
+    ) as command:
+        writing = -1
+        try:
+            while writing < 0 and command.poll() is None:
+                with suppress(OSError):  # until it reads its spec, which has no end
+                    writing = os.open(spec, os.O_WRONLY | os.O_NONBLOCK)
+            command.send_signal(number)
+            out, err = command.communicate(timeout=30)
+        finally:
+            command.kill()
+            os.close(writing)
     assert command.returncode == 130, err
     assert json.loads(out)["error"]["kind"] == "cancelled"
     assert "Traceback" not in err

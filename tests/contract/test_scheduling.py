@@ -1,8 +1,11 @@
 """Who comes first on a busy processor."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,48 @@ def _keep_another_policy() -> None:
     give_way()
     with prompt():
         assert os.sched_getscheduler(0) == os.SCHED_IDLE
+
+
+SESSION = Path("/proc/self/autogroup")
+PROGRAM = """
+import os
+from pathlib import Path
+from vmckpt.hosts.scheduling import session_comes_last, session_has_waited, session_prompt
+
+def niceness():
+    print(Path("/proc/self/autogroup").read_text().split()[-1], len(os.sched_getaffinity(0)))
+
+session_comes_last()
+niceness()
+with session_prompt(), session_prompt():
+    niceness()
+niceness()
+with session_prompt():
+    session_has_waited()
+niceness()
+session_comes_last()
+niceness()
+"""
+
+
+@pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_session_comes_last_if_it_is_its_own(leads: bool) -> None:
+    usual, first = SESSION.read_text().split()[-1], "-10" if os.geteuid() == 0 else "0"
+    every = len(os.sched_getaffinity(0))
+    few = max(every - 1, 1)
+    last = ["10", str(few)] if leads else [usual, str(every)]
+    usually = ["0" if leads else usual, str(every)]
+    now = [first if leads else usual, str(every)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], start_new_session=leads, capture_output=True, text=True,
+        check=True, timeout=60,
+    )  # fmt: skip
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        last,
+        now,
+        last,
+        usually,
+        usually,
+    ]
+    assert SESSION.read_text().split()[-1] == usual

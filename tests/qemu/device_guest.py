@@ -29,7 +29,7 @@ PHASES = ("preflight", "quiesce", "lock", "checkpoint", "release", "reattach", "
 # A hook that hangs is ended; one on a busy machine, where each phase takes seconds, is not.
 LIMITS = f"limits_s = {{ {', '.join(f'{phase} = 20' for phase in PHASES)} }}\n"
 
-# By how much guests are slower than elsewhere.
+# By how much guests are slower than elsewhere, and are asked less often.
 slowness = 1.0
 
 
@@ -71,7 +71,7 @@ def well(made: World, before: Job, name: str = NAME) -> Job:
     first = job(made, name)
     while (now := job(made, name)).count == first.count:
         assert time.monotonic() < deadline, now
-        time.sleep(0.1)
+        time.sleep(0.1 * slowness)
     assert (now.state, now.errors, now.pid) == ("running", 0, before.pid)
     assert now.count >= before.count
     return now
@@ -86,7 +86,7 @@ def ready(made: World) -> None:
             return
         except (VmckptError, AssertionError):
             assert time.monotonic() < deadline
-            time.sleep(0.2)
+            time.sleep(0.2 * slowness)
 
 
 def job(made: World, name: str = NAME) -> Job:
@@ -105,7 +105,7 @@ def in_guest(made: World, *argv: str, name: str = NAME) -> GuestExit:
         except VmckptError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.2)
+            time.sleep(0.2 * slowness)
 
 
 async def _in_guest(made: World, argv: tuple[str, ...], name: str) -> GuestExit:

@@ -12,15 +12,32 @@ import pytest
 
 from tests.qemu.world import World, eventually, image, loaded, qemu, world
 from vmckpt.epoch.budget import Budget
-from vmckpt.epoch.capture import Capture, capturing
+from vmckpt.epoch.capture import Capture, StandsStillError, capturing
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, mapped
-from vmckpt.qemu.monitor import session
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.vm.inventory import Vm, read_vm
 
 SECOND_NIC = '\n[[nics]]\nnetwork = "user"\n'
+
+
+async def _one_that_stands_still_is_left_so(capture: Capture, monitor: Monitor) -> None:
+    """Also when that is asked in one go with the stop; a command that is refused lets it run on."""
+    said: list[str] = []
+    refused = lambda: [commands.object_del(monitor, "nothing")]  # noqa: E731
+    with pytest.raises(CommandRefusedError):
+        await capture.epoch(0, before=refused, at_stop=lambda: said.append("stopped"))
+    assert (await commands.query_status(monitor)).running
+    await capture.epoch(0, before=list, at_stop=lambda: said.append("ran"))
+    await commands.stop(monitor)
+    with pytest.raises(StandsStillError):
+        await capture.epoch(0, before=list, at_stop=lambda: said.append("stopped"))
+    assert (await commands.query_status(monitor)).status == "paused"
+    await commands.cont(monitor)
+    assert said == ["ran"]
 
 
 @contextmanager
@@ -124,6 +141,7 @@ async def _learned(version: str, directory: Path) -> None:
                 assert capture.saves_devices()
                 epoch = await capture.epoch(0)
                 assert epoch.device_base.startswith(b"QEVM")
+                await _one_that_stands_still_is_left_so(capture, monitor)
                 with monitor.events("RESET") as resets:
                     await monitor.tell("system_reset")
                     assert await resets.next(60.0)

@@ -53,6 +53,8 @@ async def _faults(made: World, fault: str, count: int) -> None:
             for vm, control in controls.items():
                 await _free(made, vm, control)
             whole += await _all_or_nothing(made, witness, f"cut-{number}")
+            if command.returncode is None:
+                await asyncio.to_thread(command.communicate, timeout=PATIENCE_S)
         print(f"{fault}: {whole} of {count} groups were whole")
         await _create(made, "after")
         for control in controls.values():

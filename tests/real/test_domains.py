@@ -114,6 +114,18 @@ def test_a_disk_of_the_hosts_own_is_copied_and_leaves_the_source(own_disk: Machi
     assert states(own_disk) == {"lab-b": "running"}
 
 
+@pytest.mark.long
+def test_a_drained_hosts_domain_comes_back_with_its_disk(own_disk: Machines) -> None:
+    async def main() -> None:
+        async with loaded(own_disk, GUEST):
+            for action, host in (("drain", "lab-b"), ("undrain", "lab-a")):
+                done = await asyncio.to_thread(own_disk.ok, action, "lab-a", "--for", "500ms")
+                assert done["moved"] == [{"vm": GUEST.name, "host": host}], done
+                assert states(own_disk) == {host: "running"}
+
+    asyncio.run(main())
+
+
 def test_ctrl_c_gives_it_up_and_leaves_nothing_on_the_target(own_disk: Machines) -> None:
     command = own_disk.begin("migrate", GUEST.name, "lab-b", *SLOWLY)
     await_transfer(own_disk, "lab-a")

@@ -17,7 +17,9 @@ def plan(count: int = 2, *, known: bool = True) -> DrainPlan:
     cost = Cost(1.0, 2.0, 0.5)
     table = timetable([Move(f"vm{n:02}", "a", "b", cost) for n in range(count)])
     band_s = table.band_s() if known else None
-    return DrainPlan(table, (), (), {"c": "it is down"}, band_s, Learned(0.0, 0.06), ("a note",))
+    return DrainPlan(
+        table, (), (), {"c": "it is down"}, band_s, Learned(0.0, 0.06), ("a note",), {}
+    )
 
 
 def seen(screen: Screen) -> str:

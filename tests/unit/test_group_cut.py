@@ -45,9 +45,10 @@ class Far:
 
 @dataclass
 class Guest:
-    """One VM, as the world sees it."""
+    """One VM, as the world sees it. Its moment is when it stands still."""
 
     prepare_s: float
+    stop_s: float
     capture_s: float
     store_s: float
     delay_s: float
@@ -55,13 +56,10 @@ class Guest:
     silent_s: float = NEVER_S
     held_s: float = NEVER_S
     let_go_s: float = NEVER_S
-    captured_s: float = NEVER_S
+    moment_s: float = NEVER_S
     stands_still: bool = False
     is_committed: bool = False
     links: list[Far] = field(default_factory=list)
-
-    async def hold(self) -> None:
-        self.held_s = _now_s()
 
     async def let_go(self) -> None:
         self.let_go_s = min(self.let_go_s, _now_s())
@@ -69,11 +67,14 @@ class Guest:
     async def release(self) -> None:
         await self.let_go()
 
-    async def capture(self) -> None:
-        self.stands_still = True
+    async def capture(self, stopped: Callable[[], None]) -> None:
+        self.held_s = _now_s()
         try:
+            await asyncio.sleep(self.stop_s)
+            self.stands_still = True
+            self.moment_s = _now_s()
+            stopped()
             await asyncio.sleep(self.capture_s)
-            self.captured_s = _now_s()
         finally:
             self.stands_still = False
 
@@ -169,6 +170,7 @@ _moments = st.one_of(*[st.just(NEVER_S)] * 9, st.floats(0.0, 1.5))
 _guests = st.builds(
     Guest,
     prepare_s=st.floats(0.0, 0.5),
+    stop_s=_short,
     capture_s=_short,
     store_s=st.floats(0.0, 0.5),
     delay_s=st.floats(0.0, 0.05),
@@ -186,10 +188,10 @@ def test_no_guest_stays_held_and_no_cut_counts_that_is_not_consistent(
     for guest in guests:
         assert not guest.stands_still
         if guest.held_s < NEVER_S:
-            assert guest.let_go_s <= guest.held_s + MOST_S + guest.capture_s + 1e-6
+            assert guest.let_go_s <= guest.held_s + MOST_S + 1e-6
     if any(guest.is_committed for guest in guests):
         # Nothing that anybody said after his moment was heard by anybody before his.
-        last_s = max(guest.captured_s for guest in guests)
+        last_s = max(guest.moment_s for guest in guests)
         assert all(guest.leaves_s >= last_s - 1e-9 for guest in guests)
         assert head_dies_s > last_s
     assert ended.took_s <= 2.0 + SILENT_S + TOGETHER_S + ANSWER_S
@@ -204,16 +206,43 @@ def test_a_head_that_is_gone_before_all_have_stored_commits_nothing(guests: list
 
 
 def test_whoever_is_well_commits() -> None:
-    guests = [Guest(0.1 * n, 0.01, 0.1, 0.001) for n in range(3)]
+    guests = [Guest(0.1 * n, 0.005, 0.01, 0.1, 0.001) for n in range(3)]
     assert virtual_time.run(_play(guests, NEVER_S)).commits
     assert all(guest.is_committed for guest in guests)
 
 
-def test_one_that_captures_too_late_spoils_it_and_nobody_waits_for_it() -> None:
-    guests = [Guest(0.0, 0.01, 0.0, 0.001), Guest(0.0, 2 * MOST_S, 0.0, 0.001)]
+def test_one_that_stops_too_late_spoils_it_and_nobody_waits_for_it() -> None:
+    guests = [Guest(0.0, 0.0, 0.01, 0.0, 0.001), Guest(0.0, 2 * MOST_S, 0.0, 0.0, 0.001)]
     assert not virtual_time.run(_play(guests, NEVER_S)).commits
     assert not any(guest.is_committed for guest in guests)
     assert guests[0].let_go_s - guests[0].held_s <= MOST_S + 0.01
+
+
+def test_nobody_is_held_until_another_has_captured() -> None:
+    """When all stand still nothing that is heard any more is in the cut."""
+    guests = [Guest(0.0, 0.0, 0.01, 0.0, 0.001), Guest(0.0, 0.02, 0.2, 0.0, 0.001)]
+    assert virtual_time.run(_play(guests, NEVER_S)).commits
+    assert guests[0].let_go_s - guests[0].held_s == pytest.approx(0.022)
+
+
+def test_the_guard_is_told_of_a_pause_before_the_cut_and_one_in_which_it_acted_counts_not() -> None:
+    told: list[str] = []
+    member = Member(_no_line(), MOST_S)
+    with member.pausing(told.append):
+        assert [word.split()[0] for word in told] == ["free"]
+    assert told[1:] == ["free inf"]
+    with pytest.raises(OperationFailedError), member.pausing(told.append, most_s=0.0):
+        pass
+    assert told[3:] == ["free inf"]
+
+
+def _no_line() -> Line:
+    loop = asyncio.new_event_loop()
+    try:
+        reader = asyncio.StreamReader(loop=loop)
+        return Line(reader, Far(reader, 0.0), "nobody")
+    finally:
+        loop.close()
 
 
 async def _restore_member(
@@ -246,7 +275,7 @@ def _restored(ready_s: list[float], failing: int | None) -> list[list[str]]:
         tasks: list[Awaitable[None]] = []
         lines = []
         for number, seconds in enumerate(ready_s):
-            mine, theirs = _joined(Guest(0, 0, 0, 0.001))
+            mine, theirs = _joined(Guest(0, 0, 0, 0, 0.001))
             lines.append(theirs)
 
             def run(state: str, number: int = number) -> None:

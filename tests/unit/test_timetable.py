@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.drain_fleets import fleet
-from vmckpt.plan.crowding import Past, learn
+from vmckpt.plan.crowding import Past, Taken, forecast_s, learn
 from vmckpt.plan.fleet import Cost, Move
 from vmckpt.plan.placement import place
 from vmckpt.plan.timetable import COMMON_SPREAD, bound_anywhere, play, timetable
@@ -82,22 +82,38 @@ def test_where_moves_crowd_one_another_less_is_gained() -> None:
     assert crowded >= 4 * 4.0
 
 
-def test_crowding_is_learned_from_what_drains_took() -> None:
-    past = [
-        Past(tuple(four(2.0, work_s, 1.0)), 3, max(
-            span.end_s for span in play(four(2.0, work_s, 1.0), 3, 0.4).values()
-        ))
-        for work_s in (0.5, 1.0, 3.0)
-    ]  # fmt: skip
-    found = learn(past, unknown=0.0)
+def past(crowding: float, at_once: int, *, slower: float = 1.0) -> Past:
+    """Four moves that took what they cost, in such a crowd; sending `slower` than was expected."""
+    order = four(2.0, 1.0, 1.0)
+    really = [move._replace(cost=Cost(2.0, 1.0 * slower, 1.0)) for move in order]
+    spans = play(really, at_once, crowding)
+    taken = tuple(Taken(move, spans[move.vm]) for move in order)
+    return Past(taken, at_once, max(span.end_s for span in spans.values()))
+
+
+def test_crowding_is_learned_from_what_parts_took_in_a_crowd_and_alone() -> None:
+    found = learn([past(0.4, 3), past(0.4, 2)], unknown=0.0)
     assert found.crowding == pytest.approx(0.4)
+    assert found.around_s == pytest.approx((2.0, 1.0))
+    assert found.work == pytest.approx(1.0)
     assert COMMON_SPREAD <= found.spread < 2 * COMMON_SPREAD
 
 
-def test_one_after_the_other_tells_nothing_of_crowding() -> None:
-    assert learn([], 0.5) == learn([Past(tuple(four()), 1, 14.0)], 0.5)
-    assert learn([], 0.5).crowding == 0.5
-    assert learn([], 0.5).spread > COMMON_SPREAD
+def test_a_link_that_is_slower_beside_others_is_learned() -> None:
+    found = learn([past(0.0, 3, slower=1.7)], unknown=0.0)
+    assert found.crowding == 0.0
+    assert found.work == pytest.approx(1.7)
+    # And what is learned from one number at once holds for another.
+    other = past(0.4, 4, slower=1.7)
+    assert forecast_s(other, learn([past(0.4, 2, slower=1.7)], 0.0)) == pytest.approx(
+        other.took_s, rel=0.05
+    )
+
+
+def test_where_nothing_was_in_the_way_of_another_the_guess_stays() -> None:
+    assert learn([], 0.5).crowding == learn([past(0.0, 1)], 0.5).crowding == 0.5
+    assert learn([], 0.5).around_s is None
+    assert learn([], 0.5).spread > learn([past(0.0, 1)] * 2, 0.5).spread
 
 
 @pytest.mark.parametrize("drained", [1, 4])

@@ -1,28 +1,23 @@
 """What is tried in the machine of test_vfio.py: a VM there has a card by VFIO, and moves with it.
 
 The machine has an emulated IOMMU, two equal cards bound to vfio-pci, and runs this as its only
-program. Two hosts of vmckpt's share it. Each fact is printed as a line `VFIO {JSON}`; what is not
-as it should be ends it with a traceback.
+program. Two hosts of vmckpt's share it. What is not as it should be ends
+it with a traceback.
 """
 
-import json
 import os
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests import nested
+from tests.nested import HOSTS, SLOWNESS, STATE, hosts
 from tests.qemu import device_guest, world
 from tests.qemu.device_guest import NAME, Job, in_guest, job
-from tests.qemu.world import World, qemu
-from vmckpt.lab.processes import ProcessId
-from vmckpt.lab.state import Lab, LabHost
+from tests.qemu.world import World
 
-STATE = Path("/var/lib/vk")
-HOSTS = ("lab-a", "lab-b")
 CARD = "1234:11e8"
-# A guest of a guest's, without KVM in either: what takes a second elsewhere takes a minute here.
-SLOWNESS = 20.0
 LIMITS = ", ".join(f"{phase} = 300" for phase in device_guest.PHASES)
 SPEC = """\
 name = "{name}"
@@ -67,20 +62,6 @@ def main() -> None:
     tell("all is free again", cards=free)
 
 
-def hosts() -> World:
-    """Two hosts of this machine's own, each with a state directory; no network between them."""
-    (STATE / "hosts").mkdir(parents=True)
-    os.environ["VMCKPT_STATE_DIR"] = str(STATE)
-    nobody, found = ProcessId(1, 1), []
-    for name in HOSTS:
-        entry = {"kind": "local", "state_dir": str(STATE / name), "qemu": str(qemu("10.0"))}
-        entry["migration_address"] = "127.0.0.1"
-        (STATE / f"hosts/{name}.json").write_text(json.dumps(entry))
-        found.append(LabHost(name, nobody, (), STATE / name, "127.0.0.1", qemu("10.0")))
-    lab = Lab(STATE, False, nobody, (), nobody, STATE / "none", tuple(found))
-    return World(STATE, lab)
-
-
 def there(made: World, before: Job, away: str) -> Job:
     """A move: out of one card, into the other, and the job goes on."""
     begun = time.monotonic()
@@ -117,7 +98,7 @@ def a_card_that_somebody_has(made: World, before: Job) -> Job:
     finally:
         os.close(held)
     assert refused.code == EXIT_REFUSED, refused
-    assert f"/dev/vfio/{group} is in use" in refused.stderr, refused.stderr
+    assert f"/dev/vfio/{group} is in use" in refused.error["why"], refused.error
     now = device_guest.well(made, before)
     tell("a card that somebody else has is not given away", made, why=refused.error["why"])
     return now
@@ -136,7 +117,7 @@ def tell(what: str, made: World | None = None, **facts: Any) -> None:
             "card": given,
             "qemu_has_open": groups,
         }
-    print("VFIO " + json.dumps({"what": what, **facts}), flush=True)
+    nested.tell(what, **facts)
 
 
 def steps(made: World, run: str) -> list[str]:

@@ -2,10 +2,10 @@
 
 A cut (ARCHITECTURE.md, "Groups"):
 
-    member:  prepared -> set -> [held, stopped, captured, runs] captured -> [let go] released
+    member:  prepared -> set -> [held, stops] stopped -> [captured, runs; let go] captured
              -> stored -> committed
-    head:    set (all are prepared) -> cut (all are set) -> release (all have captured)
-             -> commit (all have stored)
+    head:    set (all are prepared) -> cut (all are set) -> release (all have stopped)
+             -> store (all have captured) -> commit (all have stored)
 
 A restore:
 
@@ -17,14 +17,15 @@ Whoever is told `void` instead, or hears nothing in time, undoes its part, whate
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line, given_up
 from vmckpt.errors import OperationFailedError, VmckptError
-from vmckpt.sequence.steps import finish
+from vmckpt.hosts.scheduling import session_prompt
+from vmckpt.sequence.steps import both, finish
 
 T = TypeVar("T")
 VOID, FAILED = "void", "failed"
@@ -34,13 +35,12 @@ TOGETHER_S = 10.0
 HEAD_S = 30.0
 # How often a member that waits for others sees to it that little is left for its pause.
 KEEP_UP_S = 0.05
+# No guest stands still for so long before the cut, unless its service is stuck.
+STUCK_S = 5.0
 
 
 class Output(Protocol):
-    """What a guest sends: `epoch.output.BriefHold`."""
-
-    async def hold(self) -> None:
-        """From here on nothing leaves, for as long as is allowed."""
+    """What a guest sends, held from its moment on: `epoch.output.BriefHold`."""
 
     async def release(self) -> None:
         """All that waits leaves. Raises CommandRefusedError: it has left already."""
@@ -50,8 +50,12 @@ class Output(Protocol):
 
 
 class Held(NamedTuple):
-    """How long the guest stood still, and when, and how long its output waited."""
+    """How long the guest stood still, and when, and how long its output waited.
 
+    From `stopping_unix_s` on it was being stopped, by `stopped_unix_s` it stood still.
+    """
+
+    stopping_unix_s: float
     stopped_unix_s: float
     runs_unix_s: float
     held_s: float
@@ -78,6 +82,21 @@ class Member:
             return said.more
         raise given_up(str(said.more.get("why", said.word)))
 
+    @contextmanager
+    def pausing(self, tell_guard: Callable[[str], None], most_s: float = STUCK_S) -> Iterator[None]:
+        """A pause of its own, before the cut: this process comes first. Should it get stuck in it
+        the guard lets the guest run; then this raises OperationFailedError.
+        """
+        with session_prompt():
+            until_s = _boottime_s() + most_s
+            tell_guard(f"free {until_s}")
+            try:
+                yield
+            finally:
+                tell_guard("free inf")
+        if _boottime_s() >= until_s:
+            raise given_up(f"a pause of its guest's took longer than {most_s:g} s")
+
     async def all_prepared(self, keep_up: Callable[[], Awaitable[None]]) -> None:
         """Wait for all others, however long they take; meanwhile `keep_up` is called."""
         self.say("prepared")
@@ -94,37 +113,55 @@ class Member:
         self,
         output: Output,
         tell_guard: Callable[[str], None],
-        capture: Callable[[], Awaitable[T]],
+        capture: Callable[[Callable[[], None]], Awaitable[T]],
     ) -> T:
         """What `capture` gives, of the moment that all have together.
 
-        What the guest sends from just before it on is held until all others have captured too:
-        nothing that it has sent after its moment is heard before theirs.
+        It holds the guest's output, stops the guest, and calls what it is given when both are so.
+        Held is what is sent from then on, until all others stand still too: nothing that it has
+        sent after its moment is heard before theirs. What is heard after it is not in the moment,
+        so no output has to wait for others to have captured. But this does: what comes next takes
+        a processor, which may be theirs.
         """
         self.say("set")
         await self.told("cut", TOGETHER_S)
         now_s = asyncio.get_running_loop().time
-        began_s = now_s()
+        began_s, stopping_unix_s = now_s(), time.time()
+        stopped_unix_s = runs_unix_s = held_s = 0.0
         tell_guard(f"free {_boottime_s() + self.most_s}")
-        try:
-            await output.hold()
-            stopping_unix_s = time.time()
-            captured = await capture()
+
+        def stopped() -> None:
+            nonlocal stopped_unix_s
+            stopped_unix_s = time.time()
+            self.say("stopped")
+
+        async def captured() -> T:
+            nonlocal runs_unix_s
+            found = await capture(stopped)
             runs_unix_s = time.time()
-            self.say("captured")
-            await self.told("release", max(began_s + self.most_s - now_s(), 0.0))
+            return found
+
+        async def released() -> float:
+            nonlocal held_s
+            await self.told("release", self.most_s)
             heard_s = now_s()
             await output.release()
+            held_s = now_s() - began_s
+            return heard_s
+
+        try:
+            found, heard_s = await both(captured(), released())
         except BaseException:
             with suppress(VmckptError):
                 await finish(output.let_go())
             raise
-        self.held = Held(stopping_unix_s, runs_unix_s, now_s() - began_s)
+        self.held = Held(stopping_unix_s, stopped_unix_s, runs_unix_s, held_s)
         tell_guard("free inf")
         if heard_s - began_s >= self.most_s:
             raise given_up(f"its output could be held for {self.most_s:g} s only")
-        self.say("released")
-        return captured
+        self.say("captured")
+        await self.told("store", TOGETHER_S)
+        return found
 
     async def all_stored(self, checkpoint_id: str) -> Mapping[str, Any]:
         """Nothing is missing but the commit: wait for all others. What the group is."""

@@ -200,6 +200,8 @@ async def begun(work: Work) -> AsyncIterator[tuple[Files, ProcessId]]:
         text = request_for(host, work.asked, work.wish, key_path)
         await host.write_text(files.request, text)
         command = [*await host.own_command(), "checkpointing", str(files.path)]
+        if work.asked.verb == CREATE and work.asked.held_s is not None:
+            command.append("--last")  # several at once, beside guests that are to talk on
         yield files, await host.spawn(command, files.log)
 
 

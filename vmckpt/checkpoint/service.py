@@ -30,6 +30,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.values import pack_error
+from vmckpt.hosts.scheduling import session_has_waited
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
 
@@ -37,6 +38,8 @@ DIRECTORY = "checkpointing"
 CREATE, RESTORE, FORK, RECOVER = "create", "restore", "fork", "recover"
 # What a run told can be read for so long after its end.
 KEPT_S = 86_400.0
+# One of a group comes last on a busy host for so long.
+MOST_LAST_S = 10.0
 WORKING, RUNNING, SETTLED, DONE, FAILED = "working", "running", "settled", "done", "failed"
 
 
@@ -119,6 +122,7 @@ async def serve(directory: Path, own_command: list[str]) -> None:
     if files.revoked.exists():
         _forget_key(asked)
         return
+    asyncio.get_running_loop().call_later(MOST_LAST_S, session_has_waited)
     service = _Service(files, asked)
     forget_old(directory.parent, time.time())
     forget_old_secrets(time.time())

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -25,14 +25,14 @@ from vmckpt.checkpoint.place import open_or_create
 from vmckpt.devices.absence import without_devices
 from vmckpt.devices.checks import away_names, hook_checks
 from vmckpt.epoch.budget import Budget
-from vmckpt.epoch.capture import Capture, capturing
+from vmckpt.epoch.capture import Capture, Pausing, capturing
 from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
-from vmckpt.hosts.scheduling import come_last
+from vmckpt.hosts.scheduling import come_last, session_prompt
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
@@ -277,25 +277,33 @@ class Taking:
         ram = await self._aside(self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES))
         ram_file = self._vm.qemu.files.ram(self._vm.spec.ram_dir)
         output = HeldOutput(self._monitor, [])
-        async with capturing(self._vm.qemu.process.pid, ram_file, self._monitor, output) as capture:
-            self._pauses_s.append(await capture.learn_devices())
+        # Of a group: the service comes last but for what its guest stands still for, or others.
+        prompt = session_prompt if self._member is not None else nullcontext
+        pausing: Pausing = nullcontext
+        if self._member is not None:
+            pausing = partial(self._member.pausing, self._tell_guard)
+        pid = self._vm.qemu.process.pid
+        async with capturing(pid, ram_file, self._monitor, output, pausing) as capture:
+            with pausing():
+                self._pauses_s.append(await capture.learn_devices())
             self._tell("reading memory")
             new_pages = await self._everything(capture, ram)
             waiting = await self._passes_until_it_fits(capture, ram, new_pages)
-            if self._member is not None:
+            with prompt():
+                if self._member is not None:
 
-                async def keep_up() -> None:
-                    nonlocal waiting
-                    waiting += await self._passes_until_it_fits(capture, ram, ())
-                    waiting = await self._spilled(waiting, ram)
+                    async def keep_up() -> None:
+                        nonlocal waiting
+                        waiting += await self._passes_until_it_fits(capture, ram, ())
+                        waiting = await self._spilled(waiting, ram)
 
-                await self._member.all_prepared(keep_up)
-            self._tell("the moment")
-            if is_saved := capture.saves_devices():
-                await self._disks.add_filters()
-            epoch = await self._epoch(capture)
-            if is_saved and not capture.saves_devices():
-                raise self._was_reset()
+                    await self._member.all_prepared(keep_up)
+                self._tell("the moment")
+                if is_saved := capture.saves_devices():
+                    await self._disks.add_filters()
+                epoch = await self._epoch(capture)
+                if is_saved and not capture.saves_devices():
+                    raise self._was_reset()
             self._pauses_s.append(epoch.pause.total_s)
         self._tell("storing")
         await self._put_newest([*waiting, epoch.pages], ram)
@@ -306,7 +314,8 @@ class Taking:
         if self._member is None:
             return await take()
         output = BriefHold(self._monitor, netdevs(self._vm), self._member.most_s)
-        return await self._member.cut(output, self._tell_guard, take)
+        together = lambda stopped: take(before=output.begin, at_stop=stopped)  # noqa: E731
+        return await self._member.cut(output, self._tell_guard, together)
 
     def _was_reset(self) -> OperationFailedError:
         return OperationFailedError(

@@ -11,11 +11,15 @@ from vmckpt.cli.output import run
 def checkpointing(
     directory: Annotated[Path, typer.Argument(help="Where it is told what to do.")],
     recover: Annotated[bool, typer.Option("--recover", help="Its process has died.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Guests come first.")] = False,
 ) -> None:
     """Checkpoint, restore or fork as was written down there; people have no use for it."""
     from vmckpt.checkpoint import service
     from vmckpt.hosts.inventory import local_host
+    from vmckpt.hosts.scheduling import session_comes_last
 
+    if last:
+        session_comes_last()  # as a rule it has since its first moment: see cli/entry.py
     if recover:
         run(service.recover_from(directory))
     else:

@@ -52,6 +52,10 @@ def _plain(words: Sequence[str]) -> Callable[[], None] | None:
             from vmckpt.cli.link import link
 
             return partial(link, Path(directory))
+        case ["checkpointing", _, "--last"]:
+            from vmckpt.hosts.scheduling import session_comes_last
+
+            session_comes_last()  # before all else, which is work too
         case ["job", run, *rest] if not run.startswith("-") and rest in ([], ["--recover"]):
             from vmckpt.cli.job import job
 

@@ -8,8 +8,16 @@ a read in flight can be written without a fault. `stop` drains.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +27,7 @@ from vmckpt.epoch.hot import HotRuns
 from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, device_migration, saving
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.kernel import scans_pagemaps
+from vmckpt.hosts.kernel import page_tracking
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands
@@ -27,25 +35,32 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import finish, to_the_end
 
 CONT_TIMEOUT_S, CONT_POLL_S = 5.0, 0.0003
-# What is asked of QEMU besides while the guest stands still, in order.
+# What is asked of QEMU besides, in order: while the guest stands still, or just before it does.
 InPause = Callable[[], list[Coroutine[Any, Any, Any]]]
+Pausing = Callable[[], AbstractContextManager[None]]
 # What QEMU says to `cont` for a moment after a migration has ended.
 _NOT_YET = "not finalized"
+# A state of a guest's own that QEMU >= 9 takes from it by `stop`, and gives back by `cont`.
+_SUSPENDED = "suspended"
+
+
+class StandsStillError(RefusedError):
+    """The guest did not run before its epoch; so it does not after it."""
 
 
 @asynccontextmanager
 async def capturing(
-    pid: int, ram_file: Path, monitor: Monitor, output: HeldOutput
+    pid: int, ram_file: Path, monitor: Monitor, output: HeldOutput, pausing: Pausing = nullcontext
 ) -> AsyncIterator["Capture"]:
     """Epochs of a VM for the block; before, between and after them the VM runs.
 
     `monitor` is its operator monitor, nobody else's meanwhile. A `guard` is to stand by: should
-    this process die in a pause it lets the guest run on. Raises OSError as `tracking` does,
-    CommandRefusedError.
+    this process die in a pause it lets the guest run on. `pausing` is entered for each pass's
+    pause. Raises OSError as `tracking` does, CommandRefusedError.
     """
     async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
-        with tracking(pid, ram_file, by_kernel=scans_pagemaps()) as tracker:
-            yield Capture(monitor, output, tracker, devices)
+        with tracking(pid, ram_file, page_tracking()) as tracker:
+            yield Capture(monitor, output, tracker, devices, pausing)
 
 
 class Capture:
@@ -57,9 +72,10 @@ class Capture:
         output: HeldOutput,
         tracker: Tracker,
         devices: Devices,
+        pausing: Pausing = nullcontext,
     ) -> None:
         self._monitor, self._output, self._tracker = monitor, output, tracker
-        self._devices = devices
+        self._devices, self._pausing = devices, pausing
         self._hot = HotRuns()
 
     @property
@@ -145,32 +161,35 @@ class Capture:
         resume_guest: bool = True,
         at_stop: Callable[[], None] | None = None,
         also: InPause | None = None,
+        before: InPause | None = None,
     ) -> Epoch:
         """All that changed since the last pass, as of one moment; its output moves one buffer on.
 
         `at_stop` is called in that moment, and what it raises is raised; `also` gives commands for
         the same pause, for when the devices have been saved. (By a migration, unless
-        `saves_devices`: by then QEMU has given its disks up.) Without `resume_guest` the guest
-        stands still afterwards. Raises RefusedError when it does not run, OperationFailedError when
-        QEMU does not give its devices' state.
+        `saves_devices`: by then QEMU has given its disks up.) `before` gives commands that are sent
+        in one go with the stop, and done by then. Without `resume_guest` the guest stands still
+        afterwards. Raises StandsStillError when it does not run, OperationFailedError when QEMU
+        does not give its devices' state.
         """
+        first = (lambda: [self._require_running(), *before()]) if before else None
         if self.saves_devices() and self._devices.base is not None:
             return await self._saved(
-                number, self._devices.base, at_stop, also, resume_guest=resume_guest
+                number, self._devices.base, at_stop, also, first, resume_guest=resume_guest
             )
         await self._require_running()
         async with device_migration(self._monitor) as migration:
             began_s = time.perf_counter()
             try:
                 steps = [*self._output.end_epoch(), migration.begin()]
-                pages, pause, _ = await self._take(began_s, at_stop, steps)
+                pages, pause, _ = await self._take(began_s, at_stop, steps, first=first)
                 device_state = await migration.state()
                 if also:
                     await all_done([asyncio.ensure_future(step) for step in also()])
                 elif self._devices.can_be_learned():
                     await self._devices.learn(device_state, self._devices.save())
-            except BaseException:
-                await finish(self.resume())
+            except BaseException as exc:
+                await finish(self._let_run_after(exc))
                 raise
             if resume_guest:
                 await to_the_end(self.resume())
@@ -183,6 +202,7 @@ class Capture:
         base: bytes,
         at_stop: Callable[[], None] | None,
         also: InPause | None,
+        first: InPause | None,
         *,
         resume_guest: bool,
     ) -> Epoch:
@@ -191,19 +211,20 @@ class Capture:
         Its output is cut off just before the stop. What is sent in between is the next epoch's, and
         waits for it. Of a guest that stands still afterwards there is no next one.
         """
-        steps = self._output.end_epoch()
-        if resume_guest:
+        steps: list[Coroutine[Any, Any, Any]] = [*self._output.end_epoch()]
+        if first is None and resume_guest:
             await asyncio.gather(self._require_running(), *steps)
             steps = []
-        else:
+        elif first is None:
             await self._require_running()
         began_s = time.perf_counter()
         try:
+            steps.append(self._devices.save())
             pages, pause, devices = await self._take(
-                began_s, at_stop, [*steps, self._devices.save()], also, resume_guest=resume_guest
+                began_s, at_stop, steps, also, first, resume_guest=resume_guest
             )
-        except BaseException:
-            await finish(self.resume())
+        except BaseException as exc:
+            await finish(self._let_run_after(exc))
             raise
         paused_s = time.perf_counter() - began_s
         return Epoch(number, pages, base, devices, pause._replace(total_s=paused_s))
@@ -222,6 +243,7 @@ class Capture:
         at_stop: Callable[[], None] | None,
         steps: Iterable[Coroutine[Any, Any, Any]],
         also: InPause | None = None,
+        first: InPause | None = None,
         *,
         resume_guest: bool = False,
     ) -> tuple[Pages, Pause, Any]:
@@ -229,6 +251,7 @@ class Capture:
 
         With what the last of `steps` gives. The guest goes on when they are done and all is copied.
         """
+        before = [asyncio.ensure_future(step) for step in (first() if first else ())]
         stop = asyncio.ensure_future(commands.stop(self._monitor))
         rest = [asyncio.ensure_future(step) for step in steps]
         last = rest[-1]
@@ -236,6 +259,7 @@ class Capture:
         try:
             await stop
             stopped_s = time.perf_counter()
+            await all_done(before)
             if at_stop is not None:
                 at_stop()
             spans = self._tracker.take_spans(self._hot.spared)
@@ -247,7 +271,7 @@ class Capture:
             self._hot.found(spans)
         finally:
             # Whatever happens, nothing of it is still to be done when the guest runs on.
-            await asyncio.wait({stop, *rest})
+            await asyncio.wait({*before, stop, *rest})
         for step in rest:
             step.result()
         pause = Pause(0.0, stopped_s - began_s, scanned_s - stopped_s, copied_s - scanned_s)
@@ -257,22 +281,27 @@ class Capture:
         await self._require_running()
         if not self._tracker.needs_stop:
             return self._tracker.take_spans(), None
-        began_s = time.perf_counter()
-        try:
-            await commands.stop(self._monitor)
-            spans = self._tracker.take_spans()
-        finally:
-            await to_the_end(self.resume())
-        return spans, time.perf_counter() - began_s
+        with self._pausing():
+            began_s = time.perf_counter()
+            try:
+                await commands.stop(self._monitor)
+                spans = self._tracker.take_spans()
+            finally:
+                await to_the_end(self.resume())
+            return spans, time.perf_counter() - began_s
 
     async def _require_running(self) -> None:
         state = await commands.query_status(self._monitor)
         if not state.running:
-            raise RefusedError(
+            raise StandsStillError(
                 f"{self._monitor.label} does not run",
                 why=f"its state is '{state.status}'",
                 remedy="let it run: see `vmckpt vm show`",
             )
+
+    async def _let_run_after(self, exc: BaseException) -> None:
+        if not isinstance(exc, StandsStillError) or f"'{_SUSPENDED}'" in exc.why:
+            await self.resume()
 
 
 async def resume(monitor: Monitor) -> None:
@@ -288,7 +317,7 @@ async def resume(monitor: Monitor) -> None:
         await asyncio.sleep(CONT_POLL_S)
 
 
-async def all_done(steps: list[asyncio.Future[Any]]) -> None:
+async def all_done(steps: Sequence[asyncio.Future[Any]]) -> None:
     """All of them have ended when this returns or raises the first error."""
     if steps:
         await asyncio.wait(steps)

@@ -80,14 +80,13 @@ class BriefHold:
         self._monitor, self._most_s = monitor, most_s
         self._buffers = dict(zip(brief_holds(netdevs), netdevs, strict=True))
 
-    async def hold(self) -> None:
-        """From here on nothing leaves. Raises CommandRefusedError: `let_go` is still to be done."""
+    def begin(self) -> list[Coroutine[Any, Any, None]]:
+        """Commands after which nothing leaves. If one is refused `let_go` is still to be done."""
         values = {"queue": _OF_GUEST, "interval": int(self._most_s * 1e6)}
-        steps = [
+        return [
             commands.object_add(self._monitor, "filter-buffer", name, {"netdev": netdev, **values})
             for name, netdev in self._buffers.items()
         ]
-        await asyncio.gather(*steps)
 
     async def release(self) -> None:
         """Let go what is held, in order, without asking what that is. Raises CommandRefusedError:

@@ -140,6 +140,7 @@ def _told(
             vm: {
                 "id": said["id"],
                 "held_ms": round(said["held"]["held_s"] * 1e3, 3),
+                "stopping_unix_s": said["held"]["stopping_unix_s"],
                 "stopped_unix_s": said["held"]["stopped_unix_s"],
                 "runs_unix_s": said["held"]["runs_unix_s"],
                 **done.get(vm, {}).get("result", {}),

@@ -57,17 +57,18 @@ async def cut(head: Head, most_held_s: float, tell: Callable[[str], None]) -> di
     """Lead all through one consistent cut; what each has stored, but not committed.
 
     Nothing that a member has sent after its own moment leaves its host before all have had theirs:
-    each holds its output from its moment on, and is told to let go when all have captured. Whoever
-    let go earlier, because it was told too late, says so, and the cut does not count.
+    each holds its output from its moment on, and is told to let go when all guests stand still.
+    Whoever let go earlier, because it was told too late, says so, and the cut does not count.
     """
     await head.all_say("prepared")
     tell("all are ready")
     head.tell_all("set")
     await head.all_say("set", TOGETHER_S)
     head.tell_all("cut")
-    await head.all_say("captured", most_held_s)
+    await head.all_say("stopped", most_held_s)
     head.tell_all("release")
-    await head.all_say("released", ANSWER_S)
+    await head.all_say("captured", ANSWER_S)
+    head.tell_all("store")
     tell("the moment was had: storing")
     return dict(await head.all_say("stored"))
 

@@ -222,8 +222,8 @@ class Host(Protocol):
     async def cpu_flags(self) -> frozenset[str]:
         """Flags of the host's first processor."""
 
-    async def scans_pagemaps(self) -> bool:
-        """Whether the host's kernel finds the pages that a process has written."""
+    async def page_tracking(self) -> str:
+        """How the host finds the pages that a process has written: a `kernel.PageTracking`."""
 
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""

@@ -1,17 +1,44 @@
 """What this machine's kernel offers, found by asking it, not by its version."""
 
+import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import struct
+from enum import StrEnum
+from pathlib import Path
 
 # _IOWR('f', 16, struct pm_scan_arg) of linux/fs.h; its first field is its size.
 _PAGEMAP_SCAN = 0xC0606610
 _PM_SCAN_ARG_BYTES = 96
+_PAGE_BYTES, _ENTRY_BYTES = 4096, 8
+_SOFT_DIRTY_BIT = 55  # of an entry of a pagemap
 
 
-def scans_pagemaps() -> bool:
-    """Whether PAGEMAP_SCAN is there, which finds the pages that a process has written."""
+class PageTracking(StrEnum):
+    """How the pages are found that a process has written.
+
+    PROTECTION: the kernel has PAGEMAP_SCAN (Linux 6.7). SOFT_DIRTY: older ones mark them, where
+    CONFIG_MEM_SOFT_DIRTY is set and nothing of memory is swapped out, which would lose the marks.
+    COMPARISON: neither, so that all of it is read.
+    """
+
+    PROTECTION = "page protection"
+    SOFT_DIRTY = "soft-dirty bits"
+    COMPARISON = "comparison"
+
+
+def page_tracking() -> PageTracking:
+    """The best of them that there is."""
+    if _scans_pagemaps():
+        return PageTracking.PROTECTION
+    if _marks_soft_dirty() and not _swaps():
+        return PageTracking.SOFT_DIRTY
+    return PageTracking.COMPARISON
+
+
+def _scans_pagemaps() -> bool:
     # Of an empty range: a kernel that knows the call finds nothing in it.
     argument = struct.pack("@Q", _PM_SCAN_ARG_BYTES).ljust(_PM_SCAN_ARG_BYTES, b"\0")
     fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -22,3 +49,24 @@ def scans_pagemaps() -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def _marks_soft_dirty() -> bool:
+    # A page that was just written is marked, if pages ever are.
+    with mmap.mmap(-1, _PAGE_BYTES) as page:
+        page[0] = 1
+        first = ctypes.c_char.from_buffer(page)
+        at = ctypes.addressof(first) // _PAGE_BYTES * _ENTRY_BYTES
+        del first  # or the page could not be unmapped
+        fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            (entry,) = struct.unpack("@Q", os.pread(fd, _ENTRY_BYTES, at))
+        finally:
+            os.close(fd)
+    return bool(entry >> _SOFT_DIRTY_BIT & 1)
+
+
+def _swaps() -> bool:
+    # One line of headings, and one for each area. A kernel without swap has no such file.
+    path = Path("/proc/swaps")
+    return path.exists() and len(path.read_text().splitlines()) > 1

@@ -308,9 +308,9 @@ class LocalHost(Entry):
                 return frozenset(line.partition(":")[2].split())
         return frozenset()
 
-    async def scans_pagemaps(self) -> bool:
-        """Whether the host's kernel finds the pages that a process has written."""
-        return kernel.scans_pagemaps()
+    async def page_tracking(self) -> str:
+        """How the host finds the pages that a process has written: a `kernel.PageTracking`."""
+        return kernel.page_tracking()
 
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""

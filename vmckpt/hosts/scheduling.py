@@ -1,14 +1,25 @@
 """Who comes first on a busy processor: this thread, or those that it would interrupt.
 
 A guest's vCPUs have no shorter turns for what copies, compresses and sends their state beside them.
+
+Where the kernel has groups by session (`sched_autogroup_enabled`, and processes in no cgroup of
+their own) niceness counts among the threads of one session alone, and among sessions their own.
 """
 
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 # A niceness: about a thirtieth of what others get.
 _LAST = 15
+# A session's: a tenth, so that its work comes to an end on a processor that is never idle; and
+# for what a guest stands still for ten times as much as others, if that may be had, or as much.
+_SESSION_LAST, _SESSION_FIRST, _SESSION_USUAL = 10, -10, 0
+_SESSION = Path("/proc/self/autogroup")
+# Who is not root may change that ten times a second, all of them together.
+_CHANGE_S, _TRY_S = 0.5, 0.02
 
 
 def give_way() -> None:
@@ -26,6 +37,89 @@ def come_last() -> None:
     For work of a VM beside which other VMs are about to be stopped for a moment.
     """
     os.setpriority(os.PRIO_PROCESS, 0, _LAST)  # of the calling thread alone
+
+
+class _Session:
+    """This process's: whether it comes last now, or has for long enough, and which processors it
+    had before.
+    """
+
+    def __init__(self) -> None:
+        self.is_last, self.has_waited, self.processors = False, False, set[int]()
+
+
+_session = _Session()
+
+
+def session_comes_last() -> None:
+    """From here on all of this process's session gets little where others want the time.
+
+    Not that of somebody who has started it: of a process that leads its own. Where sessions are no
+    groups it has its usual share. One processor is left to others in any case, by all who come last
+    the same one: who wakes up there waits for nobody.
+    """
+    if os.getsid(0) != os.getpid():
+        return
+    if _session.has_waited:
+        _have(_SESSION_USUAL)
+        return
+    _session.is_last = True
+    _session.processors |= os.sched_getaffinity(0)
+    _have(_SESSION_LAST)
+    if len(_session.processors) > 1:  # of this thread, and of those that it will start
+        os.sched_setaffinity(0, _session.processors - {min(_session.processors)})
+
+
+def session_has_waited() -> None:
+    """It comes last no more, nor ever again, if it did: on a host that is never idle its work comes
+    to an end too. With all of its threads.
+    """
+    if not _session.processors:
+        return
+    was_last, _session.is_last, _session.has_waited = _session.is_last, False, True
+    if was_last:
+        _have(_SESSION_USUAL)
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # one that has ended
+            os.sched_setaffinity(int(thread), _session.processors)
+
+
+def _have(niceness: int) -> None:
+    with suppress(OSError):
+        _SESSION.write_text(str(niceness))
+
+
+@contextmanager
+def session_prompt() -> Iterator[None]:
+    """For the block the session comes first, if it came last: a guest stands still for it.
+
+    On any processor: this thread.
+    """
+    if not _session.is_last:
+        yield
+        return
+    _session.is_last = False
+    _session_comes_first()
+    os.sched_setaffinity(0, _session.processors)
+    try:
+        yield
+    finally:
+        session_comes_last()
+
+
+def _session_comes_first() -> None:
+    given_up_s, niceness = time.monotonic() + _CHANGE_S, _SESSION_FIRST
+    while time.monotonic() < given_up_s:
+        try:
+            _SESSION.write_text(str(niceness))
+        except PermissionError:
+            niceness = _SESSION_USUAL
+        except BlockingIOError:
+            time.sleep(_TRY_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def be_prompt() -> None:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile, Span, mapped
+from vmckpt.memory.runs import runs
 
 # What is compared at once stays in the processor's cache.
 _CHUNK_BYTES = 64 * PAGE_BYTES
@@ -74,13 +74,7 @@ class Comparison:
                 changed = self._now[words] != self._copy[words]
                 if changed.any():
                     pages = changed.reshape(-1, _WORDS).any(axis=1)
-                    yield from ((at + a, at + b) for a, b in _runs(pages))
-
-
-def _runs(pages: NDArray[np.bool_]) -> Iterator[Span]:
-    """Where they are set, in bytes from the first on."""
-    edges = np.flatnonzero(np.diff(pages, prepend=False, append=False)) * PAGE_BYTES
-    yield from zip(edges[0::2].tolist(), edges[1::2].tolist(), strict=True)
+                    yield from ((at + a, at + b) for a, b in runs(pages))
 
 
 def _union(ours: Sequence[Span], theirs: Sequence[Span]) -> Iterator[Span]:

@@ -1,4 +1,4 @@
-"""What finds the pages that a guest writes, and copies them: one of two ways, by what there is."""
+"""What finds the pages that a guest writes, and copies them: the best way that there is."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +8,7 @@ from typing import Protocol
 from vmckpt.memory.comparison import compared
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
 from vmckpt.memory.ram_file import RamFile, Span, mapped
+from vmckpt.memory.soft_dirty import SoftDirty, is_sound, soft_dirty
 
 
 class Tracker(Protocol):
@@ -50,16 +51,20 @@ class Protection:
 
 
 @contextmanager
-def tracking(pid: int, ram_file: Path, *, by_kernel: bool) -> Iterator[Tracker]:
+def tracking(pid: int, ram_file: Path, how: str) -> Iterator[Tracker]:
     """Track what process `pid` writes to its RAM file, for the block; every page counts as not
     written at its beginning.
 
-    `by_kernel`: the kernel has PAGEMAP_SCAN; else all is compared. Raises OSError as `tracked` and
-    `compared` do.
+    `how` is the name of the best that the kernel allows (`hosts/kernel.py`); soft-dirty bits that
+    could get lost are not trusted: then all is compared. Raises OSError as `tracked`,
+    `soft_dirty` and `compared` do.
     """
-    if by_kernel:
+    if how == Protection.name:
         with tracked(pid, ram_file) as dirty, mapped(ram_file) as ram:
             yield Protection(dirty, ram)
+    elif how == SoftDirty.name and is_sound(ram_file):
+        with soft_dirty(pid, ram_file) as marked:
+            yield marked
     else:
         with compared(ram_file) as comparison:
             yield comparison

@@ -9,6 +9,7 @@ from typing import Any
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.kernel import PageTracking
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
@@ -120,10 +121,10 @@ async def _kvm(host: Host, paste: Paste, facts: dict[str, Any]) -> Check:
 
 
 async def _page_tracking(host: Host, paste: Paste, facts: dict[str, Any]) -> Check:
-    facts["pagemap_scan"] = await host.scans_pagemaps()
-    if facts["pagemap_scan"]:
+    how = facts["page_tracking"] = await host.page_tracking()
+    if how == PageTracking.PROTECTION:
         return Check("page-tracking", OK, "the kernel has PAGEMAP_SCAN")
-    reason = f"the kernel of {host.name} has no PAGEMAP_SCAN; migrations do without"
+    reason = f"the kernel of {host.name} has no PAGEMAP_SCAN; epochs go by {how}"
     return Check("page-tracking", WARN, reason, await remedies.kernel(host, paste))
 
 

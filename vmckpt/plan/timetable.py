@@ -7,7 +7,7 @@ once hides. How many move at once counts for each host by itself.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -26,9 +26,12 @@ _TENTH = 1.28
 
 
 class Span(NamedTuple):
-    """When a move begins and ends."""
+    """When a move begins, is ready to send, sends, has sent, and ends."""
 
     begin_s: float
+    ready_s: float
+    sends_s: float
+    sent_s: float
     end_s: float
 
 
@@ -88,7 +91,8 @@ def bound(moves: Sequence[Move], most_at_once: int, crowding: float = 0.0) -> fl
     """What no order of these moves can beat.
 
     Of each host: its link takes all of its moves' work, and something comes before and after that;
-    `most_at_once` places take all of their time; and no move is shorter than by itself.
+    `most_at_once` places take all of their time, the more the more they crowd one another; and no
+    move is shorter than by itself.
     """
     longest_s = max((move.cost.alone_s for move in moves), default=0.0)
     ends = dict[tuple[str, str], list[Move]]()
@@ -121,8 +125,9 @@ def _end_bound_s(moves: Sequence[Move], most_at_once: int, crowding: float) -> f
     costs = [move.cost for move in moves]
     link_s = min(cost.fixed_s for cost in costs) + sum(cost.work_s for cost in costs)
     link_s += min(cost.end_s for cost in costs)
-    around_s = sum(cost.fixed_s + cost.end_s for cost in costs)
-    return max(link_s, sum(cost.alone_s for cost in costs) / most_at_once, crowding * around_s)
+    # So many go on together as fast as so many: with crowding of 1 or more no faster than one.
+    together = max(most_at_once / (1 + crowding * (most_at_once - 1)), 1.0)
+    return max(link_s, sum(cost.alone_s for cost in costs) / together)
 
 
 def _orders(moves: Sequence[Move]) -> Iterable[list[Move]]:
@@ -155,8 +160,8 @@ def _by_load(moves: Sequence[Move], order: list[Move]) -> list[Move]:
 def play(order: Sequence[Move], at_once: int, crowding: float = 0.0) -> dict[str, Span]:
     """When each move begins and ends, if the next in order begins as soon as its hosts have places.
 
-    What comes before and after sending is slower by `crowding` for each other move at the busier of
-    its hosts: 0 where hosts have processors to spare, 1 where they have only one.
+    A move is slower by `crowding` for each other one at the busier of its hosts that does not just
+    wait for the link: 0 where hosts have processors to spare, 1 where they have only one.
     """
     return _Play(order, at_once, crowding).run()
 
@@ -177,12 +182,12 @@ class _Under:
 
     move: Move
     rank: int
-    begin_s: float
     part: _Part
     left_s: float
     seen_s: float
     speed: float = 0.0
     version: int = 0
+    instants: list[float] = field(default_factory=list)
 
     @property
     def ends(self) -> tuple[End, End]:
@@ -219,14 +224,17 @@ class _Play:
         match under.part:
             case _Part.FIXED:
                 under.part, under.speed = _Part.WAITING, 0.0
+                under.instants.append(self._now_s)
                 under.version += 1
                 self._ready.append(under)
+                self._retime(under.ends)
             case _Part.SENDING:
                 self._busy.difference_update(under.ends)
                 self._enter(under, _Part.ENDING, cost.end_s)
             case _:
                 under.version += 1
-                self._spans[under.move.vm] = Span(under.begin_s, self._now_s)
+                begin_s, ready_s, sends_s, sent_s = under.instants
+                self._spans[under.move.vm] = Span(begin_s, ready_s, sends_s, sent_s, self._now_s)
                 for end in under.ends:
                     del self._at[end][under.rank]
                 self._retime(under.ends)
@@ -240,6 +248,7 @@ class _Play:
                 self._ready.remove(under)
                 self._busy.update(under.ends)
                 self._enter(under, _Part.SENDING, under.move.cost.work_s)
+                self._retime(under.ends)
 
     def _begin(self, sources: Iterable[str]) -> None:
         """All that have places now."""
@@ -247,7 +256,7 @@ class _Play:
         while offers:
             source, rank = min(offers.items(), key=lambda one: one[1])
             move = self._waiting[source].pop(rank)
-            under = _Under(move, rank, self._now_s, _Part.FIXED, 0.0, self._now_s)
+            under = _Under(move, rank, _Part.FIXED, 0.0, self._now_s)
             for end in under.ends:
                 self._at.setdefault(end, {})[rank] = under
             self._enter(under, _Part.FIXED, move.cost.fixed_s)
@@ -268,6 +277,7 @@ class _Play:
 
     def _enter(self, under: _Under, part: _Part, left_s: float) -> None:
         under.part, under.left_s, under.seen_s = part, left_s, self._now_s
+        under.instants.append(self._now_s)
         under.speed = self._speed(under)
         self._expect(under)
 
@@ -277,8 +287,9 @@ class _Play:
             return
         for end in ends:
             for under in self._at.get(end, {}).values():
-                speed = self._speed(under)
-                if speed != under.speed and under.part is not _Part.WAITING:
+                if under.part is _Part.WAITING:
+                    continue
+                if (speed := self._speed(under)) != under.speed:
                     under.left_s -= (self._now_s - under.seen_s) * under.speed
                     under.seen_s, under.speed = self._now_s, speed
                     self._expect(under)
@@ -289,7 +300,10 @@ class _Play:
         heappush(self._events, (end_s, under.rank, under.version, under))
 
     def _speed(self, under: _Under) -> float:
-        if under.part is _Part.SENDING or not self._crowding:
+        if not self._crowding:
             return 1.0
-        crowd = max(len(self._at[end]) for end in under.ends)
+        crowd = max(
+            sum(other.part is not _Part.WAITING for other in self._at[end].values())
+            for end in under.ends
+        )
         return 1 / (1 + self._crowding * (crowd - 1))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection, Iterator
 
+from vmckpt.hosts.kernel import PageTracking
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.units import format_size
@@ -62,10 +63,15 @@ async def devices(monitor: Monitor, away: Collection[str] = ()) -> AsyncIterator
 
 async def tracking(vm: Vm) -> Check:
     """Its host's kernel finds what was written; else all is compared."""
-    if await vm.host.scans_pagemaps():
-        return Check("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")
+    match await vm.host.page_tracking():
+        case PageTracking.PROTECTION:
+            return Check("page-tracking", OK, "the host's kernel has PAGEMAP_SCAN")
+        case PageTracking.SOFT_DIRTY:
+            return Check("page-tracking", OK, "the host's kernel marks pages (soft-dirty)")
     reason = (
-        f"the kernel of {vm.host.name} has no PAGEMAP_SCAN: all {format_size(vm.spec.memory_bytes)}"
-        " of memory are compared in each pause, with a copy as large"
+        f"the kernel of {vm.host.name} has no PAGEMAP_SCAN, and no soft-dirty bits that nothing "
+        f"swaps out: all {format_size(vm.spec.memory_bytes)} of memory are compared in each pause, "
+        "with a copy as large"
     )
-    return Check("page-tracking", WARN, reason, "for short pauses boot Linux 6.7 or newer there")
+    remedy = "for short pauses boot Linux 6.7 or newer there, or turn swap off"
+    return Check("page-tracking", WARN, reason, remedy)

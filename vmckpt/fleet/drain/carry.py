@@ -22,8 +22,9 @@ from vmckpt.fleet.drain.view import Tools
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.recover import Recovery
-from vmckpt.plan.fleet import Cost, Move
-from vmckpt.plan.timetable import Timetable
+from vmckpt.plan.crowding import Taken
+from vmckpt.plan.fleet import Move
+from vmckpt.plan.timetable import Span, Timetable
 from vmckpt.sequence.steps import finish
 
 # After these nothing is tried again: it would be no use, or nobody knows whether it is safe.
@@ -42,7 +43,7 @@ class Carrier:
     """Moves VMs. `begins` and `ends` write down what is about to happen, and where a VM is then.
 
     `down` are hosts that gave no answer meanwhile: nothing more is begun to or from them. `took`
-    are the moves that succeeded, in the order in which they began, with what each did cost.
+    are the moves that succeeded, with their instants.
     """
 
     tools: Tools
@@ -53,7 +54,8 @@ class Carrier:
     show: Show
     failures: list[Failure] = field(default_factory=list)
     down: dict[str, HostDownError] = field(default_factory=dict)
-    took: list[Move] = field(default_factory=list)
+    took: list[Taken] = field(default_factory=list)
+    _began_s: float = 0.0
     _waiting: list[Move] = field(default_factory=list)
     _under_way: "dict[asyncio.Task[None], Move]" = field(default_factory=dict)
 
@@ -68,7 +70,7 @@ class Carrier:
         Cancelled it begins no more, goes back with what is under way, unless that is past its
         switchover, and raises CancelledError.
         """
-        self._waiting = list(table.moves)
+        self._waiting, self._began_s = list(table.moves), time.monotonic()
         try:
             while self._waiting or self._under_way:
                 self._begin(table.at_once)
@@ -114,8 +116,8 @@ class Carrier:
             self._failed(move, exc, time.monotonic() - began_s)
             return
         self._write_down(move.vm, where)
-        if (cost := _cost(began_s, marks, time.monotonic())) is not None:
-            self.took.append(move._replace(cost=cost))
+        if (span := _span(began_s, marks, time.monotonic())) is not None:
+            self.took.append(Taken(move, Span(*(at_s - self._began_s for at_s in span))))
         self.show(Ended(move.vm, where, time.monotonic() - began_s))
 
     async def _carried(self, move: Move, marks: dict[str, float]) -> str:
@@ -161,10 +163,10 @@ class Carrier:
                 self.down[name] = exc
 
 
-def _cost(began_s: float, marks: Mapping[str, float], ended_s: float) -> Cost | None:
-    """What a move did cost, its waiting for others left out; None where it told too little."""
+def _span(began_s: float, marks: Mapping[str, float], ended_s: float) -> Span | None:
+    """None where the move told too little."""
     sends_s = marks.get("mirror", marks.get("transfer"))
     sent_s = marks.get("verify", marks.get("release"))
     if sends_s is None or sent_s is None:
         return None
-    return Cost(marks.get("turn", sends_s) - began_s, sent_s - sends_s, ended_s - sent_s)
+    return Span(began_s, marks.get("turn", sends_s), sends_s, sent_s, ended_s)

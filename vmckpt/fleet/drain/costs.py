@@ -12,6 +12,7 @@ from vmckpt.migrate.encryption import Scheme, choose
 from vmckpt.migrate.learned import learned, sending
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.planner import guest_of
+from vmckpt.plan.crowding import Learned
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.plan.fleet import Cost
 from vmckpt.plan.forecast import Limits, Way, forecast
@@ -27,10 +28,11 @@ _TENTH = 1.28
 class Found(NamedTuple):
     """What a move costs; None where nothing is known. `like`: it is that of another pair of hosts.
 
-    `endless`: it is not expected to end.
+    `expected` is what it would cost by single moves alone; `endless`: it is not expected to end.
     """
 
     cost: Cost | None
+    expected: Cost | None = None
     like: str = ""
     endless: bool = False
 
@@ -41,7 +43,7 @@ class Costs:
 
     records: Sequence[RunRecord]
     options: Options
-    around: tuple[float, float] | None
+    taught: Learned
     _links: dict[tuple[str, str, str, bool], Link | None]
     _forecasts: dict[tuple[str, Link, int], Found]
     _schemes: dict[tuple[str, str], bool]
@@ -51,13 +53,10 @@ class Costs:
         cls,
         records: Sequence[RunRecord],
         options: Options,
-        around: tuple[float, float] | None = None,
+        taught: Learned,
     ) -> "Costs":
-        """By these records, for migrations with these options.
-
-        `around`: what drains have taken before and after a VM's memory goes, where there were any.
-        """
-        return cls(records, options, around, {}, {}, {})
+        """By these records, and what drains have taught, for migrations with these options."""
+        return cls(records, options, taught, {}, {}, {})
 
     async def find(
         self, vm: Seen, measured: DirtyRate | None, source: Host, target: Host, copied_bytes: int
@@ -92,8 +91,8 @@ class Costs:
     def _link(self, vm: Seen, source: str, target: str, *, encrypted: bool) -> Link | None:
         key = (vm.name, source, target, encrypted)
         if key not in self._links:
-            # What drains took counts, where there were any: all of a host's guests ran beside them.
-            for in_turn in (False, True):
+            # Single moves tell most; how those of drains differ from them is learned apart.
+            for in_turn in (True, False):
                 links = learned(
                     self.records,
                     source,
@@ -125,8 +124,10 @@ class Costs:
         total = found.total_s
         work_s = max(total.p50 - link.fixed_s - link.switch_s, 0.0)
         spread_s = (total.p90 - total.p10) / (2 * _TENTH)
-        fixed_s, end_s = self.around or (link.fixed_s, link.switch_s)
-        return Found(Cost(fixed_s, work_s, end_s, spread_s))
+        expected = Cost(link.fixed_s, work_s, link.switch_s, spread_s)
+        fixed_s, end_s = self.taught.around_s or (link.fixed_s, link.switch_s)
+        work = self.taught.work
+        return Found(Cost(fixed_s, work_s * work, end_s, spread_s * work), expected)
 
 
 def _with_disks(link: Link) -> Link:

@@ -8,7 +8,7 @@ then left to do is found out by looking, not by what was planned.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ from vmckpt.hosts.drained import close, is_closed, reopen
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
 from vmckpt.migrate.recorded import new_run
-from vmckpt.plan.crowding import Past
+from vmckpt.plan.crowding import Past, Taken
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.lifecycle import owner
 
@@ -171,7 +171,7 @@ class _Work:
             await self._settle()
         seen = await self._look()
         leaving, stopped = self._leaving(seen)
-        plans, cannot = await planner(self._asked, self._tools, leaving)
+        plans, cannot = await planner(self._asked, self._tools, leaving, targets)
         self._stay |= {one.vm: one for one in cannot}
         plan = await self._planned(plans, seen, leaving, targets, stopped)
         plan.require(self._asked.finish_within_s)
@@ -277,10 +277,7 @@ class _Work:
             began_s = time.monotonic()
             await carrier.carry(plan.table)
             if first and len(carrier.took) == len(plan.table.moves):
-                took_s = time.monotonic() - began_s
-                order = {move.vm: number for number, move in enumerate(plan.table.moves)}
-                moves = tuple(sorted(carrier.took, key=lambda move: order[move.vm]))
-                self._keep_past(Past(moves, plan.table.at_once, took_s), hosts)
+                self._keep_past(plan, carrier.took, time.monotonic() - began_s, hosts)
             first = False
             again = list[str]()
             for move, error in carrier.failures:
@@ -339,12 +336,22 @@ class _Work:
         if self._action == UNDRAIN and not (self._record.away or self._record.moving):
             records.forget(self._host.name)
 
-    def _keep_past(self, past: Past, hosts: dict[str, Host]) -> None:
-        ends = {name for move in past.moves for name in (move.source, move.target)}
+    def _keep_past(
+        self, plan: DrainPlan, took: Sequence[Taken], took_s: float, hosts: Mapping[str, Host]
+    ) -> None:
+        if plan.band_s is None:
+            return  # nothing was expected: that it was wrong teaches nothing
+        order = {move.vm: number for number, move in enumerate(plan.table.moves)}
+        # Expected without what earlier drains had taught.
+        moves = tuple(
+            taken._replace(move=taken.move._replace(cost=plan.expected[taken.move.vm]))
+            for taken in sorted(took, key=lambda one: order[one.move.vm])
+        )
+        ends = {name for one in moves for name in (one.move.source, one.move.target)}
+        here = all(hosts[name].is_this_machine for name in ends)
         # It teaches the next forecast, and no more.
         with suppress(StorageError):
-            here = all(hosts[name].is_this_machine for name in ends)
-            records.keep_past(new_run(), past, here=here)
+            records.keep_past(new_run(), Past(moves, plan.table.at_once, took_s), here=here)
 
     def _result(self, plan: DrainPlan, took_s: float | None) -> Result:
         stay = tuple(sorted(self._stay.values()))

@@ -13,7 +13,7 @@ from vmckpt.fleet.drain.view import Guest, HostSeen, Limits, Seen, Tools, look_a
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.recorded import runs_dir
-from vmckpt.plan.crowding import Learned, around, learn
+from vmckpt.plan.crowding import Learned, learn
 from vmckpt.plan.fleet import Cost, Mover
 from vmckpt.plan.placement import Placement, place
 from vmckpt.plan.timetable import AT_ONCE, Timetable, timetable
@@ -69,7 +69,10 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """`band_s` is the forecast: a tenth, half, nine tenths of outcomes; None: nothing is known."""
+    """`band_s` is the forecast: a tenth, half, nine tenths of outcomes; None: nothing is known.
+
+    `expected` is what each move would cost by single moves alone.
+    """
 
     table: Timetable
     stay: tuple[Stay, ...]
@@ -78,6 +81,7 @@ class DrainPlan:
     band_s: tuple[float, float, float] | None
     crowding: Learned
     notes: tuple[str, ...]
+    expected: Mapping[str, Cost]
 
     def require(self, within_s: float | None) -> None:
         """Raises RefusedError when a wish for the time is not kept."""
@@ -169,8 +173,7 @@ class Planner:
         hosts: Sequence[HostSeen],
         found: Mapping[str, Mapping[str, Found]],
     ) -> DrainPlan:
-        ends = [guest.host for guest in self.guests.values()] + [one.host for one in hosts]
-        crowding = _crowding(all(host.is_this_machine for host in ends))
+        crowding = self.costs.taught
         most = self.asked.max_parallel or AT_ONCE[-1]
         table = timetable(placed.moves, most, crowding.crowding)
         used = {move.vm: found[move.vm][move.target] for move in placed.moves}
@@ -189,6 +192,7 @@ class Planner:
             None if unknown else table.band_s(crowding.spread),
             crowding,
             tuple(_notes(used, leaving, self.measured)),
+            {vm: one.expected for vm, one in used.items() if one.expected is not None},
         )
 
     def _remedy(self, vm: str) -> str:
@@ -286,10 +290,6 @@ class Planner:
             return Examined((Check(exc.kind, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
 
 
-def _crowding(here: bool) -> Learned:
-    return learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
-
-
 def words(kind: str, vm: Seen, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
     """What a VM has in common with others, by its spec and by the operator's options."""
     own = vm.apart if kind == "apart" else vm.together
@@ -324,7 +324,9 @@ def _notes(
     return notes
 
 
-async def planner(asked: Asked, tools: Tools, seen: Sequence[Seen]) -> tuple[Planner, list[Stay]]:
+async def planner(
+    asked: Asked, tools: Tools, seen: Sequence[Seen], targets: Sequence[Host]
+) -> tuple[Planner, list[Stay]]:
     """A planner for these VMs, each looked at; and those that cannot even be looked for."""
     guests, stay = dict[str, Guest](), list[Stay]()
     measured = dict[str, DirtyRate | None]()
@@ -339,8 +341,10 @@ async def planner(asked: Asked, tools: Tools, seen: Sequence[Seen]) -> tuple[Pla
         measured[vm.name] = await _measured(guest, asked.look_s)
 
     await all_of(look(vm) for vm in seen)
-    here = all(host.is_this_machine for host in tools.hosts())
-    costs = Costs.of(load_all(runs_dir()), asked.options, around(load_past(here=here)))
+    ends = [*targets, *(guest.host for guest in guests.values())]
+    here = all(host.is_this_machine for host in ends)
+    taught = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
+    costs = Costs.of(load_all(runs_dir()), asked.options, taught)
     return Planner(asked, tools, guests, costs, measured), stay
 
 

@@ -14,8 +14,9 @@ from typing import Any, Self
 from vmckpt.errors import StorageError
 from vmckpt.hosts.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
-from vmckpt.plan.crowding import Past
+from vmckpt.plan.crowding import Past, Taken
 from vmckpt.plan.fleet import Cost, Move
+from vmckpt.plan.timetable import Span
 
 # Older ones were on another day.
 PAST_KEPT = 20
@@ -100,8 +101,11 @@ def forget(host: str) -> None:
 def keep_past(run: str, past: Past, *, here: bool) -> None:
     """For the next forecast; `here`: all of its hosts are parts of this machine. StorageError."""
     directory = drains_dir() / "past"
-    moves = [[move.vm, move.source, move.target, list(move.cost)] for move in past.moves]
-    facts = {"moves": moves, "at_once": past.at_once, "took_s": past.took_s, "here": here}
+    moves = [
+        [*taken.move[:3], list(taken.move.cost), [round(at_s, 4) for at_s in taken.span]]
+        for taken in past.moves
+    ]
+    facts = {"taken": moves, "at_once": past.at_once, "took_s": past.took_s, "here": here}
     write_durably(directory / f"{run}.json", json.dumps(facts))
     for old in sorted(directory.glob("*.json"))[:-PAST_KEPT]:
         old.unlink(missing_ok=True)
@@ -114,7 +118,10 @@ def load_past(*, here: bool) -> list[Past]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             data = json.loads(path.read_text())
             if data["here"] is here:
-                moves = tuple(Move(vm, a, b, Cost(*cost)) for vm, a, b, cost in data["moves"])
+                moves = tuple(
+                    Taken(Move(vm, a, b, Cost(*cost)), Span(*span))
+                    for vm, a, b, cost, span in data["taken"]
+                )
                 found.append(Past(moves, data["at_once"], data["took_s"]))
     return found
 

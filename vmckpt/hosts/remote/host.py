@@ -174,9 +174,9 @@ class RemoteHost(Entry):
         """Flags of the host's first processor."""
         return await self._ask(Host.cpu_flags)
 
-    async def scans_pagemaps(self) -> bool:
-        """Whether the host's kernel finds the pages that a process has written."""
-        return await self._ask(Host.scans_pagemaps)
+    async def page_tracking(self) -> str:
+        """How the host finds the pages that a process has written: a `kernel.PageTracking`."""
+        return await self._ask(Host.page_tracking)
 
     async def own_command(self) -> list[str]:
         """The command line that runs vmckpt on the host."""

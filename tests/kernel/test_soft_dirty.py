@@ -1,0 +1,27 @@
+"""Debian 12's own kernel has no PAGEMAP_SCAN: there pages are found by their soft-dirty bits.
+
+The machine runs that kernel; inside.py runs in it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests import nested
+
+LIMIT_S = 3000
+FACTS = (
+    "the trackers' own tests",
+    "looking at 256 MiB",
+    "checkpoints of a guest that works",
+    "it went back, and its memory is whole",
+    "protected, and whole at the standby",
+)
+
+
+@pytest.mark.timeout(LIMIT_S + 300)
+def test_an_older_kernel_marks_what_a_guest_writes(tmp_path: Path) -> None:
+    told = list(nested.facts(tmp_path, "tests.kernel.inside", limit_s=LIMIT_S))
+    assert tuple(fact["what"] for fact in told) == FACTS
+    looked = told[1]
+    assert looked["soft-dirty bits"] < looked["comparison"] / 3
