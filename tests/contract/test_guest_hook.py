@@ -31,6 +31,7 @@ class Agent:
         self._does, self.started = list(does), list[dict[str, Any]]()
         self.sessions = self._open = self.most_at_once = 0
         self.refuses = False
+        self.slow_s = 0.0
         self.by_ssh: list[list[str]] = []
 
     async def connect(self, _: Path) -> socket.socket:
@@ -53,6 +54,7 @@ class Agent:
     async def _answer(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         match asked["execute"]:
             case "guest-sync":
+                await asyncio.sleep(self.slow_s)
                 # What an earlier client left unread comes first.
                 writer.write(b'lf a line"}\n{"return": 4711}\n')
                 reply: Any = asked["arguments"]["id"]
@@ -112,6 +114,14 @@ def test_ssh_is_the_second_way(refuses: bool, does: list[Any], by_ssh: int) -> N
         where, line = argv[-7:-1], argv[-1]
         assert where == ["-l", "root", "-p", "2222", "--", "192.0.2.30"]
         assert line.endswith(" | timeout -s KILL 1 /hook lock")
+
+
+def test_an_agent_that_is_always_slow_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vmckpt.devices.hook.PATIENCE_S", 0.1)
+    agent = Agent(GOOD)
+    agent.slow_s = 0.25
+    run(agent)
+    assert agent.sessions == 3
 
 
 def test_an_agent_that_may_run_nothing_is_not_asked_again() -> None:

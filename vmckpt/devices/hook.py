@@ -12,8 +12,9 @@ from vmckpt.qemu.agent import NoProgramError
 from vmckpt.vm.passthrough import Passthrough
 from vmckpt.vm.paths import QemuDir
 
-# A killed agent's successor, and a guest that has just arrived, are waited for.
-BACK_S = 20.0
+# A killed agent's successor, and a guest that has just arrived, are waited for; and of an agent
+# each answer, at each try twice as long as before: one that is always slow is heard in the end.
+BACK_S, PATIENCE_S = 20.0, 5.0
 # The guest ends a hook when its time is over; so much later nobody waits for that any more.
 GRACE_S = 5.0
 KILLED = (137, -9)
@@ -56,11 +57,10 @@ class GuestHook:
     async def _outlasting(self, phase: Phase) -> Answer:
         """The phase, begun anew where the way into the guest was lost over it."""
         limit_s = self.device.limits_s.get(phase, LIMITS_S[phase])
-        ways = ways_into(self.host, self.files, self.device.ssh)
-        lost_s: float | None = None
+        patience_s, lost_s = PATIENCE_S, None
         while True:
             reasons, final = [], True
-            for way in ways:
+            for way in ways_into(self.host, self.files, self.device.ssh, patience_s):
                 try:
                     return await self._once(way, phase, limit_s)
                 except NoProgramError as exc:
@@ -76,6 +76,7 @@ class GuestHook:
             if time.monotonic() > lost_s + BACK_S:
                 remedy = "see whether the guest runs, and in it the agent or sshd"
                 return Answer(False, "; ".join(reasons), remedy)
+            patience_s *= 2
             await asyncio.sleep(BETWEEN_S)
 
     async def _once(self, way: Way, phase: Phase, limit_s: int) -> Answer:

@@ -34,19 +34,21 @@ class Way(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByAgent:
-    """By the guest agent of a QEMU."""
+    """By the guest agent of a QEMU, each of whose answers is waited for `patience_s`."""
 
     host: Host
     files: QemuDir
+    patience_s: float
 
     async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
         """As Way."""
-        agent = await GuestAgent.connect(await self.host.connect(self.files.agent))
+        sock = await self.host.connect(self.files.agent)
+        agent = await GuestAgent.connect(sock, self.patience_s)
         try:
-            pid = await agent.start(argv, given=given)
+            pid = await agent.start(argv, self.patience_s, given=given)
             deadline, poll_s = time.monotonic() + within_s, POLL_S
             while time.monotonic() < deadline:
-                if done := await agent.ended(pid):
+                if done := await agent.ended(pid, self.patience_s):
                     return done
                 await asyncio.sleep(poll_s)
                 poll_s = min(2 * poll_s, MOST_POLL_S)
@@ -80,7 +82,9 @@ class BySsh:
         return GuestExit(done.returncode, done.stdout.encode(), done.stderr.encode())
 
 
-def ways_into(host: Host, files: QemuDir, ssh: Address | None) -> tuple[Way, ...]:
-    """The ways into a guest, in the order in which they are tried."""
-    agent = ByAgent(host, files)
+def ways_into(
+    host: Host, files: QemuDir, ssh: Address | None, patience_s: float
+) -> tuple[Way, ...]:
+    """The ways into a guest, in the order in which they are tried; `patience_s` is the agent's."""
+    agent = ByAgent(host, files, patience_s)
     return (agent, BySsh(host, ssh)) if ssh else (agent,)
