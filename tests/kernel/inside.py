@@ -108,7 +108,8 @@ def checkpoints(made: World) -> None:
 
 def protected(made: World) -> None:
     """A standby has all of it."""
-    made.ok("replicate", "start", NAME, "lab-b", "--epoch", "2s")
+    # It has no network, whose output could be held.
+    made.ok("replicate", "start", NAME, "lab-b", "--epoch", "2s", "--unsafe-no-output-commit")
     sides = made.ok("replicate", "status", NAME)
     tracker = sides["primary"]["tracker"]
     assert tracker == PageTracking.SOFT_DIRTY.value, sides

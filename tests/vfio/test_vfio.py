@@ -14,7 +14,7 @@ LIMIT_S = 3000
 CARD = "1234 11e8"
 MACHINE = (
     # One processor: with two, this QEMU's TCG fails an assertion as the IOMMU's mappings change.
-    *("-smp", "1"),
+    *("-cpu", "qemu64", "-smp", "1"),
     *("-device", "intel-iommu,intremap=on,caching-mode=on"),
     *("-device", "pcie-root-port,id=port1,chassis=1", "-device", "edu,bus=port1"),
     *("-device", "pcie-root-port,id=port2,chassis=2", "-device", "edu,bus=port2"),
