@@ -110,20 +110,22 @@ def protected(made: World) -> None:
     """A standby has all of it."""
     # It has no network, whose output could be held.
     made.ok("replicate", "start", NAME, "lab-b", "--epoch", "2s", "--unsafe-no-output-commit")
-    sides = made.ok("replicate", "status", NAME)
-    tracker = sides["primary"]["tracker"]
-    assert tracker == PageTracking.SOFT_DIRTY.value, sides
-    before = sides["primary"]["epochs"]
-    wait(lambda: made.ok("replicate", "status", NAME)["primary"]["epochs"] > before + 2, "epochs")
-    (primary,) = made.qemus(NAME)[:1]
+    tracker, before = primary(made)["tracker"], primary(made)["epochs"]
+    assert tracker == PageTracking.SOFT_DIRTY.value
+    wait(lambda: primary(made)["epochs"] > before + 2, "epochs")
     made.ok("replicate", "failover", NAME)
     works(made, "lab-b")
     tell(
         "protected, and whole at the standby",
         tracker=tracker,
-        primary=primary.pid,
         console=ticks(made, "lab-b")[-1],
     )
+
+
+def primary(made: World) -> dict[str, Any]:
+    """What the primary says of itself."""
+    sides = made.ok("replicate", "status", NAME)["sides"]
+    return next(side for side in sides if side["role"] == "primary")
 
 
 def works(made: World, host: str) -> None:
