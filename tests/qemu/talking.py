@@ -14,6 +14,8 @@ from vmckpt.lab.labguest import LabGuest
 from vmckpt.lab.talk import MAGIC, Counts, Violation, pages_at, parse_page, violations
 from vmckpt.store.open import open_store
 
+PATIENCE_S = 60.0
+
 
 def guests(*names: str, memory: str = "128M", disk: str | None = None) -> list[LabGuest]:
     return [
@@ -44,6 +46,19 @@ async def talking(
     finally:
         for control in controls.values():
             await control.close()
+
+
+async def get_on(made: World, every: Sequence[LabGuest]) -> None:
+    """Each hears more over the connections that it had: nothing was lost, nothing came twice."""
+    for guest in every:
+        control = await guest.control(made.lab)
+        now = await control.talk()
+        given_up_s = asyncio.get_running_loop().time() + PATIENCE_S
+        while (later := await control.talk()).tcp_heard < now.tcp_heard + 100:
+            assert asyncio.get_running_loop().time() < given_up_s, later
+            await asyncio.sleep(0.1)
+        assert later.wrong == 0
+        await control.close()
 
 
 class Witness:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.qemu.talking import Witness, guests, talking
+from tests.qemu.talking import Witness, get_on, guests, talking
 from tests.qemu.world import World, qemu, world
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
-PATIENCE_S = 60.0
 HOMES = {"web": "lab-a", "db": "lab-a", "cache": "lab-b"}
 
 
@@ -51,16 +50,7 @@ async def _there_and_back(made: World) -> None:
     await _none_goes_back_if_one_cannot(made)
     back = await ok(made, "checkpoint", "restore", "--group", "cut-1", "--in-place")
     assert {vm: one["host"] for vm, one in back["members"].items()} == HOMES
-    for guest in every:
-        control = await guest.control(made.lab)
-        # The same connections go on: nothing was lost, nothing came twice.
-        now = await control.talk()
-        given_up_s = asyncio.get_running_loop().time() + PATIENCE_S
-        while (later := await control.talk()).tcp_heard < now.tcp_heard + 100:
-            assert asyncio.get_running_loop().time() < given_up_s, later
-            await asyncio.sleep(0.1)
-        assert later.wrong == 0
-        await control.close()
+    await get_on(made, every)
 
 
 async def _none_goes_back_if_one_cannot(made: World) -> None:

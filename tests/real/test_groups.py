@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.qemu.talking import Witness, guests, talking
+from tests.qemu.talking import Witness, get_on, guests, talking
 from tests.real.machines import Machines
 
-PATIENCE_S = 60.0
 HOMES = {"web": "lab-a", "db": "lab-a", "cache": "lab-b"}
 
 
@@ -41,12 +40,4 @@ async def _there_and_back(made: Machines) -> None:
     back = ("checkpoint", "restore", "--group", "cut-1", "--in-place")
     restored = await asyncio.to_thread(made.ok, *back)
     assert {vm: one["host"] for vm, one in restored["members"].items()} == HOMES
-    for guest in every:
-        control = await guest.control(made.lab)
-        now = await control.talk()
-        given_up_s = asyncio.get_running_loop().time() + PATIENCE_S
-        while (later := await control.talk()).tcp_heard < now.tcp_heard + 100:
-            assert asyncio.get_running_loop().time() < given_up_s, later
-            await asyncio.sleep(0.1)
-        assert later.wrong == 0
-        await control.close()
+    await get_on(made, every)
