@@ -86,7 +86,6 @@ def test_killed_half_way_the_same_command_goes_on_and_all_come_back(made: World)
     assert not (made.state("lab-a") / "drained.json").exists()
 
 
-@pytest.mark.long
 def test_ctrl_c_goes_back_with_what_is_under_way(made: World) -> None:
     command = made.begin("drain", "lab-a", *SLOWLY)
     eventually(lambda: record(made)["moving"] or command.poll() is not None, 60, "one moves")
