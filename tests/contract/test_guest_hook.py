@@ -31,7 +31,7 @@ class Agent:
         self._does, self.started = list(does), list[dict[str, Any]]()
         self.sessions = self._open = self.most_at_once = 0
         self.refuses = False
-        self.slow_s = 0.0
+        self.slow_s = self.slow_beside_a_hook_s = 0.0
         self.by_ssh: list[list[str]] = []
 
     async def connect(self, _: Path) -> socket.socket:
@@ -66,6 +66,7 @@ class Agent:
                 self.started.append(asked["arguments"])
                 reply = {"pid": len(self.started)}
             case _:
+                await asyncio.sleep(self.slow_beside_a_hook_s)
                 does = self._does.pop(0)
                 if does == "dies":
                     return False
@@ -122,6 +123,16 @@ def test_an_agent_that_is_always_slow_is_heard(monkeypatch: pytest.MonkeyPatch) 
     agent.slow_s = 0.25
     run(agent)
     assert agent.sessions == 3
+
+
+def test_a_guest_that_a_hook_makes_slow_is_not_asked_to_begin_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vmckpt.devices.hook.PATIENCE_S", 0.3)
+    agent = Agent({"exited": False}, GOOD)
+    agent.slow_s, agent.slow_beside_a_hook_s = 0.2, 0.5
+    run(agent, Phase.RELEASE)
+    assert (agent.sessions, len(agent.started)) == (1, 1)
 
 
 def test_an_agent_that_may_run_nothing_is_not_asked_again() -> None:

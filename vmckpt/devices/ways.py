@@ -14,6 +14,8 @@ from vmckpt.qemu.agent import GuestAgent, GuestExit
 from vmckpt.vm.paths import QemuDir
 
 POLL_S, MOST_POLL_S = 0.02, 0.5
+# So many times as long as an answer took may the next one take, beside a hook at work.
+SLOWER = 4
 SSH_CONNECT_S = 10
 # Of a connection that is silent so often for 5 s ssh(1) says that it is lost.
 SSH_OPTIONS = ("BatchMode=yes", f"ConnectTimeout={SSH_CONNECT_S}", "ServerAliveInterval=5",
@@ -34,7 +36,11 @@ class Way(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByAgent:
-    """By the guest agent of a QEMU, each of whose answers is waited for `patience_s`."""
+    """By the guest agent of a QEMU, each of whose answers is waited for `patience_s`.
+
+    Or for as long as its answers before that lead to expect: one that was begun anew because the
+    guest is slow would make it slower. Nor is it asked more than half of the time.
+    """
 
     host: Host
     files: QemuDir
@@ -42,16 +48,18 @@ class ByAgent:
 
     async def run(self, argv: Sequence[str], given: bytes, within_s: float) -> GuestExit | None:
         """As Way."""
-        sock = await self.host.connect(self.files.agent)
+        sock, asked_s = await self.host.connect(self.files.agent), time.monotonic()
         agent = await GuestAgent.connect(sock, self.patience_s)
         try:
             pid = await agent.start(argv, self.patience_s, given=given)
-            deadline, poll_s = time.monotonic() + within_s, POLL_S
+            deadline, poll_s, longest_s = time.monotonic() + within_s, POLL_S, 0.0
             while time.monotonic() < deadline:
-                if done := await agent.ended(pid, self.patience_s):
+                took_s = time.monotonic() - asked_s
+                longest_s = max(longest_s, took_s)
+                await asyncio.sleep(max(poll_s, took_s))
+                poll_s, asked_s = min(2 * poll_s, MOST_POLL_S), time.monotonic()
+                if done := await agent.ended(pid, max(self.patience_s, SLOWER * longest_s)):
                     return done
-                await asyncio.sleep(poll_s)
-                poll_s = min(2 * poll_s, MOST_POLL_S)
             return None
         finally:
             await agent.close()
