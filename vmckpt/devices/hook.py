@@ -3,14 +3,17 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vmckpt.devices.contract import LIMITS_S, Answer, Phase, read_answer, request
-from vmckpt.devices.ways import Way, ways_into
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.agent import NoProgramError
 from vmckpt.vm.passthrough import Passthrough
 from vmckpt.vm.paths import QemuDir
+
+if TYPE_CHECKING:
+    from vmckpt.devices.ways import Way
 
 # A killed agent's successor, and a guest that has just arrived, are waited for; and of an agent
 # each answer, at each try twice as long as before: one that is always slow is heard in the end.
@@ -56,6 +59,8 @@ class GuestHook:
 
     async def _outlasting(self, phase: Phase) -> Answer:
         """The phase, begun anew where the way into the guest was lost over it."""
+        from vmckpt.devices.ways import ways_into  # only VMs with devices pay for it
+
         limit_s = self.device.limits_s.get(phase, LIMITS_S[phase])
         patience_s, lost_s = PATIENCE_S, None
         while True:
@@ -79,7 +84,7 @@ class GuestHook:
             patience_s *= 2
             await asyncio.sleep(BETWEEN_S)
 
-    async def _once(self, way: Way, phase: Phase, limit_s: int) -> Answer:
+    async def _once(self, way: "Way", phase: Phase, limit_s: int) -> Answer:
         # The guest's own `timeout` ends it: nobody else could, should the connection be lost.
         argv = ["timeout", "-s", "KILL", str(limit_s), str(self.device.hook), phase.value]
         told = request(self.device.id, self.run, limit_s)

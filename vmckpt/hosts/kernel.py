@@ -1,6 +1,5 @@
 """What this machine's kernel offers, found by asking it, not by its version."""
 
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -52,6 +51,8 @@ def _scans_pagemaps() -> bool:
 
 
 def _marks_soft_dirty() -> bool:
+    import ctypes  # a millisecond that only older kernels cost
+
     # A page that was just written is marked, if pages ever are.
     with mmap.mmap(-1, _PAGE_BYTES) as page:
         page[0] = 1

@@ -38,7 +38,6 @@ from vmckpt.migrate.journal import STEPS
 from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.migrate.recover import FINISHED, Recovery, recover
 from vmckpt.migrate.run import migrate
-from vmckpt.plan.policy import Policy
 from vmckpt.vm.inventory import read_vm
 
 FORMAT = 1
@@ -131,13 +130,18 @@ class Job:
 
 
 def _options(data: Mapping[str, Any]) -> Options:
+    policy = None
+    if data["policy"]:
+        from vmckpt.plan.policy import Policy
+
+        policy = Policy.from_json(data["policy"])
     return replace(
         Options(**data),
         method=Method(data["method"]),
         on_timeout=OnTimeout(data["on_timeout"]),
         disks=Disks(data["disks"]),
         tls=Tls(data["tls"]),
-        policy=Policy.from_json(data["policy"]) if data["policy"] else None,
+        policy=policy,
     )
 
 

@@ -1,10 +1,14 @@
-"""The steps of one migration, what each does, and its undo."""
+"""The steps of one migration, what each does, and its undo.
+
+What only later steps need is imported there, and was loaded by `later` while the target's QEMU
+started: a migration begins the later the more is imported here.
+"""
 
 import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmckpt.devices.journey import BRING_BACK, Journey
 from vmckpt.errors import (
@@ -18,29 +22,18 @@ from vmckpt.errors import (
     VmLostError,
 )
 from vmckpt.events.types import Emit, Note, PhaseBegan
-from vmckpt.hosts.hearing import heard
-from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.arrival import announce, prove_alive, set_clock
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
 from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.drain import drain
 from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, kill
-from vmckpt.migrate.handover import release, settle_on_target
 from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
-from vmckpt.migrate.listen import listen, uri
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.prepare import prepare_target, write_down
-from vmckpt.migrate.recover import bury, lost, undo_target, unknown
-from vmckpt.migrate.report import Report
 from vmckpt.migrate.settings import set_alike
-from vmckpt.migrate.settle import settle
 from vmckpt.migrate.shared_link import SharedLink
-from vmckpt.migrate.switchover import Socketed, Switchover, let_go
-from vmckpt.migrate.transfer import Ending, Transfer
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
@@ -48,6 +41,12 @@ from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.heartbeats import Silence
+    from vmckpt.migrate.report import Report
+    from vmckpt.migrate.switchover import Switchover
+    from vmckpt.migrate.transfer import Transfer
 
 RESUME_TIMEOUT_S = 5.0
 
@@ -107,8 +106,7 @@ class Migration:
         self._job_held: VmckptError | None = None
         self._target_qemu: Qemu | None = None
         self._transfer: Transfer | None = None
-        self._ending = Ending.COMPLETED
-        self._committed = self._undo_failed_once = False
+        self._in_postcopy = self._committed = self._undo_failed_once = False
         self._hearing: asyncio.Task[Silence | None] | None = None
         self._blocktime_ms: int | None = None
         self._transfer_began_s = self._transfer_ended_s = began_s
@@ -119,7 +117,7 @@ class Migration:
     def _note(self, code: str, text: str) -> None:
         self._emit(Note(self._elapsed_s(), code, text))
 
-    async def run(self) -> Report:
+    async def run(self) -> "Report":
         """All steps; see `run.migrate`."""
         steps = (
             Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
@@ -151,7 +149,7 @@ class Migration:
         # The VM has moved: a cancellation now must not say that it has not.
         return await to_the_end(self._conclude())
 
-    async def _conclude(self) -> Report:
+    async def _conclude(self) -> "Report":
         try:
             await self._journal.remove((self._vm.host, self._target_host))
         except (StorageError, HostDownError) as exc:
@@ -161,6 +159,8 @@ class Migration:
         return await self._report()
 
     async def _meaning_or_unknown(self, exc: VmckptError) -> VmckptError:
+        from vmckpt.migrate.recover import unknown
+
         try:
             return await self._meaning(exc)
         except HostDownError:
@@ -168,6 +168,8 @@ class Migration:
 
     async def _meaning(self, exc: VmckptError) -> VmckptError:
         """The error as what it means for the guest, which may have lost an end by it."""
+        from vmckpt.migrate.recover import lost
+
         if isinstance(exc, VmLostError):
             return exc
         if not self._committed:
@@ -191,7 +193,7 @@ class Migration:
         return exc
 
     async def _started(self, step: Step) -> None:
-        if step.name == "drain" and self._ending is not Ending.POSTCOPY:
+        if step.name == "drain" and not self._in_postcopy:
             return  # there is nothing to wait for
         # At the switchover the guest stands still, and what stands in the journal is enough.
         if not step.commits:
@@ -227,6 +229,8 @@ class Migration:
 
     async def undo_prepare(self) -> None:
         """Nothing of the migration stays, on either host."""
+        from vmckpt.migrate.recover import undo_target
+
         await undo_target(self._pair)
         await remove_files(self._target_host, self._run, self._journal.disks)
         # What an earlier undo has left is for the next command on the VM, which needs the journal.
@@ -241,6 +245,8 @@ class Migration:
 
     async def undo_agree(self) -> None:
         """The source has no credentials any more; the target's go with its QEMU."""
+        from vmckpt.migrate.switchover import let_go
+
         await disarm_if_possible(self._pair.source, lambda text: self._note("tls", text))
         await let_go(self._pair.source, lambda text: self._note("switchover", text))
 
@@ -254,6 +260,9 @@ class Migration:
 
     async def transfer(self) -> None:
         """RAM and devices go over, until only letting the target run is left."""
+        from vmckpt.migrate.listen import listen, uri
+        from vmckpt.migrate.transfer import Ending, Transfer
+
         source = await self._pair.source.monitor()
         self._transfer_began_s = time.monotonic()
         try:
@@ -270,7 +279,8 @@ class Migration:
             if self._options.method is Method.STOP:
                 await commands.stop(source)
             async with self._link.kept(self._transfer.hold_to):
-                self._ending = await self._transfer.run(uri(self._target_host, port))
+                ending = await self._transfer.run(uri(self._target_host, port))
+            self._in_postcopy = ending is Ending.POSTCOPY
             await self._attach()
         except BaseException as exc:
             # A second Ctrl-C must not undo the target before it is known who has the guest.
@@ -289,7 +299,9 @@ class Migration:
             await to_the_end(kill(self._pair.target))
             raise
 
-    def _switchover(self, source: Monitor, port: int) -> Switchover | None:
+    def _switchover(self, source: Monitor, port: int) -> "Switchover | None":
+        from vmckpt.migrate.switchover import Socketed, Switchover
+
         if not self._agreement.source_parameters.get(SWITCHOVER_SPEED):
             return None
         return Switchover(
@@ -317,6 +329,9 @@ class Migration:
 
         Raises VmLostError, OutcomeUnknownError.
         """
+        from vmckpt.migrate.recover import bury, lost, unknown
+        from vmckpt.migrate.settle import settle
+
         move = await settle(self._pair, lambda text: self._note("rescue", text))
         if move is Move.LOST:
             try:
@@ -356,13 +371,15 @@ class Migration:
 
     async def drain(self) -> None:
         """Post-copy: until the target has every page and needs the source no more."""
-        if self._transfer and self._ending is Ending.POSTCOPY:
+        from vmckpt.migrate.drain import drain
+
+        if self._transfer and self._in_postcopy:
             if not await drain(self._pair, self._transfer, self._note):
                 await self._settle()
             target = await self._pair.target.monitor()
             self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
         self._transfer_ended_s = time.monotonic()
-        if self._transfer and self._ending is Ending.COMPLETED:
+        if self._transfer and not self._in_postcopy:
             try:
                 await self._transfer.account()
             except HostDownError as exc:
@@ -382,6 +399,8 @@ class Migration:
 
         From here on it is listened for from outside.
         """
+        from vmckpt.migrate.arrival import announce, prove_alive
+
         self._hearing = asyncio.create_task(self._heard())
         if self._pair.was_running:
             await announce(self._pair.target)
@@ -402,6 +421,8 @@ class Migration:
 
     async def handover(self) -> None:
         """The target is the VM's home."""
+        from vmckpt.migrate.handover import settle_on_target
+
         await settle_on_target(self._pair.target, self._arrived, self._vm.host)
 
     async def release(self) -> None:
@@ -412,6 +433,8 @@ class Migration:
         await both(self._release_source(), self._tidy_target())
 
     async def _tidy_target(self) -> None:
+        from vmckpt.migrate.arrival import set_clock
+
         target = self._pair.target
         if self._credentials:
             await disarm_if_possible(target, lambda text: self._note("tls", text))
@@ -419,6 +442,8 @@ class Migration:
             await set_clock(target, self._note)
 
     async def _release_source(self) -> None:
+        from vmckpt.migrate.handover import release
+
         await release(self._pair.source, self._pair.ram_dir)
         await hand_over_files(
             self._vm.host,
@@ -428,11 +453,13 @@ class Migration:
             lambda text: self._note("old-image", text),
         )
 
-    async def _report(self) -> Report:
+    async def _report(self) -> "Report":
+        from vmckpt.migrate.report import Report
+
         last = self._transfer.last if self._transfer else None
         total_time_s = self._elapsed_s()
         heard = await self._hearing if self._hearing else None
-        method = "postcopy" if self._ending is Ending.POSTCOPY else "precopy"
+        method = "postcopy" if self._in_postcopy else "precopy"
         if self._options.method is Method.STOP:
             method = "stop"
         return Report(
@@ -460,8 +487,10 @@ class Migration:
             device_back_s=self._journey.back_s,
         )
 
-    async def _heard(self) -> Silence | None:
+    async def _heard(self) -> "Silence | None":
         """What the observer heard of the guest, once it has been heard after the switch."""
+        from vmckpt.hosts.hearing import heard
+
         guest = self._vm.spec.heartbeat_id
         if guest is None or not self._pair.was_running:
             return None

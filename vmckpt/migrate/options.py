@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from vmckpt.plan.policy import Policy
 from vmckpt.qemu.abilities import Wish
+
+if TYPE_CHECKING:
+    from vmckpt.plan.policy import Policy
 
 # The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
 UNLIMITED_DOWNTIME_MS = 2_000_000
@@ -80,7 +83,7 @@ class Options:
     disks: Disks = Disks.AUTO
     tls: Tls = Tls.AUTO
     never_risk_postcopy: bool = False
-    policy: Policy | None = None
+    policy: "Policy | None" = None
     observe_only: bool = False
     timeout_passes: float | None = None
     most_downtime_ms: int | None = None
@@ -101,7 +104,7 @@ class Options:
         return self.timeout_s is not None or self.timeout_passes is not None
 
     @property
-    def steers(self) -> Policy | None:
+    def steers(self) -> "Policy | None":
         """The policy that steers, within what was promised; only a pre-copy has one."""
         if self.policy is None or self.method not in (Method.AUTO, Method.PRECOPY):
             return None

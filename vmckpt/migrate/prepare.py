@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from vmckpt.devices.aside import set_aside
 from vmckpt.errors import RefusedError
+from vmckpt.migrate import later
 from vmckpt.migrate.ends import Pair
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.sequence.steps import both
@@ -26,8 +27,7 @@ async def prepare_target(vm: Vm, pair: Pair, absent: Collection[str]) -> Qemu:
 
     Raises RefusedError: it would be another machine.
     """
-    # The source is asked while the target's QEMU starts, which takes longer.
-    qemu, ours = await both(_start(vm, pair), _source_machine(pair, absent))
+    qemu, ours = await both(_start(vm, pair), _meanwhile(pair, absent))
     await set_aside(vm, pair.target)
     await both(plug_taps(pair.target.host, vm.spec, pair.target.files), _compare(pair, ours))
     return qemu
@@ -40,6 +40,13 @@ async def _start(vm: Vm, pair: Pair) -> Qemu:
     )
     target.adopt(monitor)
     return qemu
+
+
+async def _meanwhile(pair: Pair, absent: Collection[str]) -> Machine:
+    """What can be done while the target's QEMU starts, which takes longer: the source is asked."""
+    ours = await _source_machine(pair, absent)
+    later.load()
+    return ours
 
 
 async def _source_machine(pair: Pair, absent: Collection[str]) -> Machine:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import CancelledByUserError, VmckptError
 from vmckpt.events.record import RunRecord
@@ -17,8 +17,10 @@ from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.migrate.options import Options
-from vmckpt.migrate.report import Report
 from vmckpt.vm.check import WARN, Check
+
+if TYPE_CHECKING:
+    from vmckpt.migrate.report import Report
 
 
 class Run:
@@ -65,7 +67,7 @@ class Run:
             yield "method", f"auto comes to {settled.method} here"
         yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
 
-    def end(self, report: Report, checks: Sequence[Check]) -> Report:
+    def end(self, report: "Report", checks: Sequence[Check]) -> "Report":
         """It ended well: the report, with what was asked for and what was warned of."""
         report = replace(
             report,

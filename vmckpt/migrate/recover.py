@@ -1,21 +1,16 @@
 """Finishing or undoing a migration whose command died, or whose outcome was unknown."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.devices.journey import Journey
 from vmckpt.errors import (
-    BusyError,
     HostDownError,
     OutcomeUnknownError,
     VmckptError,
     VmLostError,
 )
-from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
@@ -25,15 +20,14 @@ from vmckpt.migrate.encryption import disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import BEFORE_DEVICES, Journal, find_journal, newest
+from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.settle import settle
 from vmckpt.migrate.switchover import let_go
-from vmckpt.vm.inventory import RECOVERY, Vm, read_vm
-from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
-LOCK_WAIT_S = 10.0
 # How a recovery ended.
 FINISHED, UNDONE = "finished: the VM is on the target", "undone: the VM is on the source"
 
@@ -76,19 +70,6 @@ async def recover(
 def _named(name: str, hosts: Iterable[Host]) -> Host:
     """Of some hosts, else of the inventory. Raises NotFoundError."""
     return next((host for host in hosts if host.name == name), None) or find_host(name)
-
-
-async def remove_dead_locks(name: str, hosts: Iterable[Host]) -> None:
-    """A killed command's lock is free, but its file is still there: taking it removes it."""
-
-    async def remove(host: Host) -> None:
-        path = lock_path(host.state_dir, name)
-        if await host.exists(path):
-            with suppress(BusyError):
-                async with host.lock(path, owner(RECOVERY)):
-                    pass
-
-    await ask_every(hosts, remove)
 
 
 async def _recover(
@@ -219,29 +200,3 @@ async def _may_live(end: End) -> bool:
         return await end.alive()
     except HostDownError:
         return True
-
-
-@asynccontextmanager
-async def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> AsyncIterator[None]:
-    """Hold the VM's lock on every host for the block. Raises BusyError, naming the holder."""
-    async with AsyncExitStack() as stack:
-        for host in sorted(hosts, key=lambda host: host.name):
-            lock = host.lock(lock_path(host.state_dir, name), owner(action, run))
-            await stack.enter_async_context(lock)
-        yield
-
-
-async def wait_for_locks(vm: str, run: str, hosts: tuple[Host, Host]) -> AsyncExitStack:
-    """Both locks, waited for: the dead command's switch may be recovering at this moment."""
-    deadline = time.monotonic() + LOCK_WAIT_S
-    while True:
-        async with AsyncExitStack() as stack:
-            try:
-                await stack.enter_async_context(locked(vm, hosts, RECOVERY, run))
-                return stack.pop_all()
-            except BusyError as exc:
-                # A lock just taken has no name on it yet.
-                passing = RECOVERY in exc.why or "another operation" in exc.why
-                if not passing or time.monotonic() > deadline:
-                    raise
-        await asyncio.sleep(0.05)

@@ -1,22 +1,24 @@
 """One migration of a VM of vmckpt's own from beginning to end: what holds it, what is checked."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
+from vmckpt.migrate.locks import locked
 from vmckpt.migrate.migration import Migration
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.preflight import preflight
 from vmckpt.migrate.recorded import dead_mans_switch, recorded, request_of
-from vmckpt.migrate.recover import locked
-from vmckpt.migrate.report import Report
 from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.vm.holes import hole_pages
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import sweep
+
+if TYPE_CHECKING:
+    from vmckpt.migrate.report import Report
 
 
 async def migrate(
@@ -28,7 +30,7 @@ async def migrate(
     run: str | None = None,
     on_death: Sequence[str] | None = None,
     forecast: Mapping[str, Any] | None = None,
-) -> Report:
+) -> "Report":
     """Move the running `vm` to `target`; returns when the source holds nothing of it any more.
 
     Every event goes to `emit` and into the run record, with the `forecast` made beforehand. `run`

@@ -12,7 +12,6 @@ from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
 from vmckpt.sequence.steps import both
-from vmckpt.vm.adopted.holes import RAM
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, open_monitor
@@ -44,9 +43,15 @@ class Vm:
     @property
     def ram_is_shared(self) -> bool:
         """Whether its memory is a file of vmckpt's, which is what captures it from outside."""
-        adopted = self.spec.adopted
-        has_own = adopted is not None and not any(RAM in word for word in adopted.arguments)
-        return not (self.qemu.is_foreign or self.qemu.private_ram or has_own)
+        return not (self.qemu.is_foreign or self.qemu.private_ram or self._has_own_ram)
+
+    @property
+    def _has_own_ram(self) -> bool:
+        if (adopted := self.spec.adopted) is None:
+            return False
+        from vmckpt.vm.adopted.holes import RAM
+
+        return not any(RAM in word for word in adopted.arguments)
 
     async def is_alive(self) -> bool:
         """Whether its QEMU process runs."""

@@ -67,7 +67,7 @@ async def _settled(name: str) -> "Vm":
     from vmckpt.errors import OutcomeUnknownError
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal
-    from vmckpt.migrate.recover import recover, remove_dead_locks
+    from vmckpt.migrate.locks import remove_dead_locks
     from vmckpt.sequence.steps import both
     from vmckpt.vm.inventory import find_vm, is_worked_on
 
@@ -85,6 +85,8 @@ async def _settled(name: str) -> "Vm":
             return await find_vm(name)
     if await is_worked_on(name):
         return await find_vm(name)
+    from vmckpt.migrate.recover import recover
+
     _tell(await recover(name, warn))
     return await find_vm(name)
 

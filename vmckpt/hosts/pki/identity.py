@@ -2,11 +2,13 @@
 
 import asyncio
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.pki.certificate import Certificate, is_issued_by, parse_certificate
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.pki.certificate import Certificate
 
 FILES = ("ca-cert.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem")
 # What libvirt's client wants, by its own names.
@@ -20,9 +22,9 @@ LIBVIRT_FILES = {
 class Identity(NamedTuple):
     """A host's certificates: `authority` is the one it trusts, itself its `server` and `client`."""
 
-    authority: Certificate
-    server: Certificate
-    client: Certificate
+    authority: "Certificate"
+    server: "Certificate"
+    client: "Certificate"
 
 
 class Obstacle(NamedTuple):
@@ -54,6 +56,8 @@ async def read_identity(host: Host, directory: Path | None = None) -> Identity |
         return None
     if missing := sorted(set(FILES) - set(there)):
         raise _unusable(host, f"{', '.join(missing)} missing in {directory}")
+    from vmckpt.hosts.pki.certificate import parse_certificate
+
     paths = (directory / f"{name}-cert.pem" for name in ("ca", "server", "client"))
     texts = await asyncio.gather(*(host.read_text(path) for path in paths))
     try:
@@ -66,6 +70,8 @@ def obstacles(
     source: tuple[Host, Identity], target: tuple[Host, Identity], now_unix_s: float
 ) -> list[Obstacle]:
     """Every reason why `source` cannot connect to `target` with TLS, both proving themselves."""
+    from vmckpt.hosts.pki.certificate import is_issued_by
+
     (from_host, ours), (to_host, theirs) = source, target
     found = []
     for host, kind, certificate, judge in (

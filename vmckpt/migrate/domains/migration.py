@@ -21,9 +21,9 @@ from vmckpt.migrate.domains.settle import lost, settle, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move
+from vmckpt.migrate.locks import locked
 from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
-from vmckpt.migrate.recover import locked
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.shared_link import SharedLink, on_the_link
 from vmckpt.sequence.steps import both, to_the_end

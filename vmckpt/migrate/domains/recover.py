@@ -13,7 +13,8 @@ from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import look, lost, settle, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.whereabouts import Move, Place, decide
-from vmckpt.migrate.recover import FINISHED, UNDONE, Recovery, wait_for_locks
+from vmckpt.migrate.locks import wait_for_locks
+from vmckpt.migrate.recover import FINISHED, UNDONE, Recovery
 
 LAST_STEP = "transfer"
 
