@@ -22,7 +22,7 @@ OURS = ("vmckpt", "tests", "images", "pyproject.toml")
 STATE = Path("/var/lib/vk")
 HOSTS = ("lab-a", "lab-b")
 # A guest of a guest's, without KVM in either: what takes a second elsewhere takes a minute here.
-SLOWNESS = 20.0
+SLOWNESS, LIMIT_S = 20.0, 3000
 _FACT, _DONE = "FACT ", "MACHINE-DONE"
 _INIT = """\
 #!/bin/sh
@@ -46,11 +46,17 @@ _MACHINE = (
 
 
 def facts(
-    directory: Path, module: str, *argv: str, setup: str = ":", cmdline: str = "", limit_s: float
-) -> Iterator[dict[str, Any]]:
-    """What `module` tells as the machine's only program; fails unless it comes to its end.
+    directory: Path,
+    module: str,
+    *argv: str,
+    wanted: tuple[str, ...],
+    setup: str = ":",
+    cmdline: str = "",
+) -> list[dict[str, Any]]:
+    """What `module` tells as the machine's only program; fails unless that is what is `wanted`,
+    in this order, and it comes to its end.
 
-    `argv` is what the machine has besides, `setup` is run first. It may take `limit_s`.
+    `argv` is what the machine has besides, `setup` is run first.
     """
     init = _INIT.format(
         setup=setup,
@@ -65,19 +71,21 @@ def facts(
     nested.make(directory, image(), trees, init)
     try:
         boot = ("-append", f"console=ttyS0 quiet panic=-1 {cmdline}")
-        yield from _told(directory, (*argv, *boot), limit_s)
+        told = list(_told(directory, (*argv, *boot)))
     finally:
         (directory / "disk").unlink()
+    assert tuple(fact["what"] for fact in told) == wanted
+    return told
 
 
-def _told(directory: Path, more: tuple[str, ...], limit_s: float) -> Iterator[dict[str, Any]]:
+def _told(directory: Path, more: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     console = directory / "console"
     drive = f"file={directory}/disk,format=raw,if=virtio"
     boot = ["-kernel", str(directory / "vmlinuz"), "-initrd", str(directory / "initrd")]
     argv = [str(qemu("10.0")), *_MACHINE, *more, *boot]
     argv += ["-drive", drive, "-serial", f"file:{console}"]
     machine = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
-    deadline, told = time.monotonic() + limit_s, 0
+    deadline, told = time.monotonic() + LIMIT_S, 0
     try:
         while machine.poll() is None and time.monotonic() < deadline:
             time.sleep(0.5)

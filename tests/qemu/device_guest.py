@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.qemu.world import World, image
 from vmckpt.errors import VmckptError
 from vmckpt.lab.labguest import LabGuest
-from vmckpt.qemu.agent import GuestAgent, GuestExit
+from vmckpt.qemu.agent import SYNC_TIMEOUT_S, GuestAgent, GuestExit
 from vmckpt.qemu.hotplug import plugged
 from vmckpt.qemu.monitor import session
 
@@ -110,11 +110,12 @@ def in_guest(made: World, *argv: str, name: str = NAME) -> GuestExit:
 
 async def _in_guest(made: World, argv: tuple[str, ...], name: str) -> GuestExit:
     host, path = place(made, name)
-    agent = await GuestAgent.connect(await made.asked(host).connect(path / "agent.sock"))
+    sock, answer_s = await made.asked(host).connect(path / "agent.sock"), 5.0 * slowness
+    agent = await GuestAgent.connect(sock, SYNC_TIMEOUT_S * slowness)
     try:
-        pid = await agent.start(argv)
-        while (done := await agent.ended(pid)) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        pid = await agent.start(argv, answer_s)
+        while (done := await agent.ended(pid, answer_s)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.02 * slowness)
         return done
     finally:
         await agent.close()
