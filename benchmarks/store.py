@@ -23,6 +23,7 @@ import numpy as np
 import zstandard
 
 from benchmarks.setting import machine, write_result
+from benchmarks.store_plot import draw
 from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.memory.ram_file import extents
@@ -214,7 +215,10 @@ def main() -> None:
                 f"{found['fault_ms']['median']:.2f} ms (p99 {found['fault_ms']['p99']:.2f}), "
                 f"all pages {found['stream_bytes_per_s'] / 1e6:.0f} MB/s"
             )
-    print(write_result("store", {"machine": machine(), "hashing": hashed, "stores": results}))
+    found = {"machine": machine(), "hashing": hashed, "stores": results}
+    path = write_result("store", found)
+    draw(found, path.with_suffix(".png"))
+    print(f"written: {path}")
 
 
 if __name__ == "__main__":
