@@ -20,6 +20,7 @@ all.
 import argparse
 import asyncio
 import json
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
@@ -222,8 +223,13 @@ PARTS: dict[str, tuple[Callable[[Pieces], Coroutine[Any, Any, None]], int]] = {
 
 
 async def measured(part: str, count: int | None, minutes: float, *, again: bool) -> None:
-    """As much of one part as fits the time, unless all of it is there."""
+    """As much of one part as fits the time, unless all of it is there.
+
+    SIGTERM ends it like its time: what it has measured stays, and the lab goes.
+    """
     work, usual = PARTS[part]
+    if me := asyncio.current_task():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     pieces = Pieces("group", part, goal=count or usual, minutes=minutes, again=again)
     if pieces.wants_more():
         await work(pieces)
@@ -238,5 +244,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     for chosen in given.parts or PARTS:
         asyncio.run(await_quiet(ALONE_PERCENT, PATIENCE_S))
-        asyncio.run(measured(chosen, given.cuts, given.minutes, again=given.again))
+        try:
+            asyncio.run(measured(chosen, given.cuts, given.minutes, again=given.again))
+        except asyncio.CancelledError:
+            break
     conclude("group", verdicts, draw)
