@@ -70,6 +70,11 @@ def session_comes_last() -> None:
         os.sched_setaffinity(0, _session.processors - {min(_session.processors)})
 
 
+def own_processors() -> int:
+    """How many this process may have, the one that it leaves to others included."""
+    return len(_session.processors | os.sched_getaffinity(0))
+
+
 def session_has_waited() -> None:
     """It comes last no more, nor ever again, if it did: on a host that is never idle its work comes
     to an end too. With all of its threads.
