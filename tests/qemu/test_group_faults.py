@@ -57,7 +57,7 @@ async def _faults(made: World, fault: str, count: int) -> None:
             for vm, control in controls.items():
                 await _free(made, vm, control)
             whole += await _all_or_nothing(made, witness, f"cut-{number}")
-            if command.returncode is None:
+            if command.stdout and not command.stdout.closed:
                 await asyncio.to_thread(command.communicate, timeout=PATIENCE_S)
         print(f"{fault}: {whole} of {count} groups were whole")
         await _create(made, "after")
