@@ -40,26 +40,35 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """What the client has written down so far."""
+    """What the client has written down so far: each line is read once, however long it runs."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._path, self._names = path, tuple(names)
+        self._path, self._read_bytes = path, 0
+        self._of: dict[str, list[Wait]] = {name: [] for name in names}
 
     def between(self, first_unix_s: float, last_unix_s: float) -> dict[str, list[Wait]]:
         """Those asked in that time, by guest; all of them have been answered when this returns."""
         given_up_s = time.monotonic() + PATIENCE_S
         while True:
-            found = [_parsed(line) for line in self._path.read_text().splitlines(keepends=True)
-                     if line.endswith("\n")]  # fmt: skip
-            of = {name: [one for one in found if one.guest == name] for name in self._names}
-            if all(some and some[-1].asked_unix_s > last_unix_s for some in of.values()):
+            self._read_on()
+            if all(some and some[-1].asked_unix_s > last_unix_s for some in self._of.values()):
                 return {
                     name: [one for one in some if first_unix_s <= one.asked_unix_s <= last_unix_s]
-                    for name, some in of.items()
+                    for name, some in self._of.items()
                 }
             if time.monotonic() > given_up_s:
                 raise SystemExit("a guest does not answer any more")
             time.sleep(0.05)
+
+    def _read_on(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            told = file.read()
+        whole = told[: told.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        for line in whole.decode().splitlines():
+            wait = _parsed(line)
+            self._of[wait.guest].append(wait)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from benchmarks.pieces import rows
+
 SERIES = (
     ("stall_ms", "TCP stall, a client outside", "tab:red"),
     ("held_ms", "output held", "tab:orange"),
@@ -16,7 +18,7 @@ SERIES = (
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Write the picture."""
-    cuts = [one for one in found.get("together", {}).get("cuts", []) if "said" in one]
+    cuts = [one for one in rows(found, "together", alone=True) if "said" in one]
     if not cuts:
         return
     mpl.use("agg")

@@ -31,12 +31,20 @@ def measure(
     # Commands are compiled once, as in an installation.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     busy = asyncio.run(await_quiet(BUSY_PERCENT, patience_s))
-    found, path = measured_before(name), RESULTS / f"{name}.json"
     for part, work in parts.items():
-        found[part] = asyncio.run(work())
-        found |= {"machine": machine(), "others_use_percent": round(busy, 1)}
-        found["verdicts"] = verdicts_as_json(verdicts(found))
-        path = write_result(name, found)
+        seen = asyncio.run(work())
+        found = measured_before(name) | {part: seen}
+        write_result(name, found | {"machine": machine(), "others_use_percent": round(busy, 1)})
+    conclude(name, verdicts, draw)
+
+
+def conclude(
+    name: str, verdicts: Callable[[Found], Sequence[Verdict]], draw: Callable[[Found, Path], None]
+) -> None:
+    """What results/NAME.json has against what was promised: written there, printed, and drawn."""
+    found = measured_before(name)
+    found["verdicts"] = verdicts_as_json(verdicts(found))
+    path = write_result(name, found)
     draw(found, path.with_suffix(".png"))
     print(f"written: {path}")
     for verdict in found["verdicts"]:

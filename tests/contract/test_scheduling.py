@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts.scheduling import be_prompt, give_way, prompt
+from vmckpt.hosts.scheduling import (
+    be_prompt,
+    give_way,
+    other_session_first,
+    other_session_usual,
+    prompt,
+)
 
 pytestmark = pytest.mark.contract
 
@@ -73,6 +79,32 @@ def session_niceness() -> str:
     the only one that has none.
     """
     return (SESSION.read_text().split() or ["none"])[-1]
+
+
+@pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")
+def test_another_session_comes_first_for_a_moment() -> None:
+    """And for no longer, whatever becomes of whoever wanted it."""
+    other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True)
+    session = Path(f"/proc/{other.pid}/autogroup")
+    with other:
+        session.write_text("5")
+        with pytest.raises(ValueError, match="wrong"), other_session_first(other.pid):
+            assert niceness_in(session) == (-10 if os.geteuid() == 0 else 5)
+            raise ValueError("wrong")
+        assert niceness_in(session) == 5
+        other_session_usual(other.pid)
+        assert niceness_in(session) == 5
+        if os.geteuid() == 0:
+            session.write_text("-10")
+            other_session_usual(other.pid)
+            assert niceness_in(session) == 0
+        other.kill()
+    with other_session_first(other.pid):
+        other_session_usual(other.pid)
+
+
+def niceness_in(session: Path) -> int:
+    return int(session.read_text().split()[-1])
 
 
 @pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")

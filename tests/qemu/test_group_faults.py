@@ -3,6 +3,7 @@ there all or nothing.
 """
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.qemu.talking import Witness, guests, talking
-from tests.qemu.world import World, kill, qemu, world
+from tests.qemu.world import World, kill, qemu, read, world
 from vmckpt.epoch.output import brief_holds
-from vmckpt.hosts.process import find_by_argument
+from vmckpt.hosts.process import ProcessId, find_by_argument, is_alive
 from vmckpt.lab.guest import GuestControl
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
@@ -24,6 +25,9 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
 
 HOMES = {"web": "lab-a", "db": "lab-b"}
+# When it happens: at any time, about the cut itself, about the commit.
+MOMENTS = ("any", "cut", "commit")
+AIM_S = 0.03
 # After the end of whoever held it: QEMU lets go by itself, switches take a Python's start.
 FREE_S, PATIENCE_S = 15.0, 60.0
 
@@ -48,12 +52,12 @@ async def _faults(made: World, fault: str, count: int) -> None:
             command = made.begin(
                 "checkpoint", "create", "--group", "web,db", "--name", f"cut-{number}"
             )
-            await asyncio.sleep(rng.uniform(0.2, 1.1) * usual_s)
+            await _reach(made, MOMENTS[number % len(MOMENTS)], command, rng, usual_s)
             await _spoil(made, fault, command, rng)
             for vm, control in controls.items():
                 await _free(made, vm, control)
             whole += await _all_or_nothing(made, witness, f"cut-{number}")
-            if command.returncode is None:
+            if command.stdout and not command.stdout.closed:
                 await asyncio.to_thread(command.communicate, timeout=PATIENCE_S)
         print(f"{fault}: {whole} of {count} groups were whole")
         await _create(made, "after")
@@ -66,10 +70,37 @@ async def _create(made: World, name: str) -> dict[str, Any]:
     return await asyncio.to_thread(made.ok, "checkpoint", "create", *words)
 
 
+async def _reach(
+    made: World, moment: str, command: "subprocess.Popen[str]", rng: random.Random, usual_s: float
+) -> None:
+    """Return about then, or when the command has ended."""
+    if moment == "any":
+        await asyncio.sleep(rng.uniform(0.2, 1.1) * usual_s)
+        return
+    before = set(made.state_dir.glob("lab/*/checkpointing/*/"))
+
+    def has_come() -> bool:
+        if moment == "commit":
+            return any((made.state_dir / "groups").glob("*.json"))
+        told = set(made.state_dir.glob("lab/*/checkpointing/*/")) - before
+        return any("the moment" in read(one / "status.json") for one in told)
+
+    while command.poll() is None and not has_come():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(rng.uniform(0.0, AIM_S))
+
+
+def _services(made: World) -> list[ProcessId]:
+    """Those at work, found fast: by what they have written down of themselves."""
+    told = [read(path) for path in made.state_dir.glob("lab/*/checkpointing/*/process.json")]
+    return [one for one in (ProcessId(**json.loads(text)) for text in told if text)
+            if is_alive(one)]  # fmt: skip
+
+
 async def _spoil(
     made: World, fault: str, command: "subprocess.Popen[str]", rng: random.Random
 ) -> None:
-    services = find_by_argument(f"checkpointing\0{made.state_dir}")
+    services = _services(made)
     chosen = services if fault == "all killed" else rng.sample(services, min(1, len(services)))
     if fault == "head killed":
         kill(command)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests import virtual_time
 from vmckpt.checkpoint.group_line import SILENT_S, Line
-from vmckpt.checkpoint.group_member import TOGETHER_S, Member
+from vmckpt.checkpoint.group_member import TOGETHER_S, Here, Member
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.group.head import ANSWER_S, Head, cut, restore
 
@@ -60,6 +60,8 @@ class Guest:
     stands_still: bool = False
     is_committed: bool = False
     links: list[Far] = field(default_factory=list)
+    machine: str = ""
+    processors: int = 1
 
     async def let_go(self) -> None:
         self.let_go_s = min(self.let_go_s, _now_s())
@@ -89,7 +91,8 @@ def _now_s() -> float:
 
 
 async def _serve(guest: Guest, line: Line) -> None:
-    member = Member(line, MOST_S)
+    here = Here(guest.machine or str(id(guest)), guest.processors)
+    member = Member(line, MOST_S, here)
 
     async def nothing() -> None:
         return None
@@ -176,6 +179,8 @@ _guests = st.builds(
     delay_s=st.floats(0.0, 0.05),
     dies_s=_moments,
     silent_s=_moments,
+    machine=st.sampled_from(["", "one", "two"]),
+    processors=st.integers(1, 8),
 )
 
 
@@ -225,9 +230,21 @@ def test_nobody_is_held_until_another_has_captured() -> None:
     assert guests[0].let_go_s - guests[0].held_s == pytest.approx(0.022)
 
 
+def test_on_one_machine_guests_are_stopped_one_after_the_other() -> None:
+    """Each as soon as the one before it stands still: on two processors, beside another machine."""
+    here = [Guest(0.0, 0.01, 0.03, 0.0, 0.001, machine="one", processors=2) for _ in range(3)]
+    there = Guest(0.0, 0.01, 0.03, 0.0, 0.001, machine="two", processors=2)
+    assert virtual_time.run(_play([*here, there], NEVER_S)).commits
+    first_s = there.moment_s
+    # A word to the head, a word of its, and the stop.
+    assert [one.moment_s - first_s for one in here] == pytest.approx([0.0, 0.012, 0.024])
+    last_s = here[-1].moment_s
+    assert all(guest.leaves_s == pytest.approx(last_s + 0.002) for guest in (*here, there))
+
+
 def test_the_guard_is_told_of_a_pause_before_the_cut_and_one_in_which_it_acted_counts_not() -> None:
     told: list[str] = []
-    member = Member(_no_line(), MOST_S)
+    member = Member(_no_line(), MOST_S, Here("one", 2))
     with member.pausing(told.append):
         assert [word.split()[0] for word in told] == ["free"]
     assert told[1:] == ["free inf"]
@@ -248,7 +265,7 @@ def _no_line() -> Line:
 async def _restore_member(
     line: Line, ready_s: float, run: Callable[[str], None], fails: Callable[[], bool]
 ) -> None:
-    member = Member(line, 0.0)
+    member = Member(line, 0.0, Here("one", 2))
     async with line.beating():
         try:
             await asyncio.sleep(ready_s)

@@ -4,8 +4,8 @@ A cut (ARCHITECTURE.md, "Groups"):
 
     member:  prepared -> set -> [held, stops] stopped -> [captured, runs; let go] captured
              -> stored -> committed
-    head:    set (all are prepared) -> cut (all are set) -> release (all have stopped)
-             -> store (all have captured) -> commit (all have stored)
+    head:    set (all are prepared) -> cut (all are set; those of one machine by turns)
+             -> release (all have stopped) -> store (all have captured) -> commit (all have stored)
 
 A restore:
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line, given_up
 from vmckpt.errors import OperationFailedError, VmckptError
-from vmckpt.hosts.scheduling import session_prompt
+from vmckpt.hosts.scheduling import own_processors, session_prompt
 from vmckpt.sequence.steps import both, finish
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ HEAD_S = 30.0
 KEEP_UP_S = 0.05
 # No guest stands still for so long before the cut, unless its service is stuck.
 STUCK_S = 5.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Output(Protocol):
@@ -61,11 +62,18 @@ class Held(NamedTuple):
     held_s: float
 
 
+class Here(NamedTuple):
+    """Where it works: members of one machine share its processors."""
+
+    machine: str
+    processors: int
+
+
 class Member:
     """The part of one VM; `most_s` is how long its output may be held."""
 
-    def __init__(self, line: Line, most_s: float) -> None:
-        self._line, self.most_s = line, most_s
+    def __init__(self, line: Line, most_s: float, here: Here) -> None:
+        self._line, self.most_s, self._here = line, most_s, here
         self.held: Held | None = None
 
     def say(self, word: str, **more: Any) -> None:
@@ -99,7 +107,7 @@ class Member:
 
     async def all_prepared(self, keep_up: Callable[[], Awaitable[None]]) -> None:
         """Wait for all others, however long they take; meanwhile `keep_up` is called."""
-        self.say("prepared")
+        self.say("prepared", **self._here._asdict())
         waiting = asyncio.ensure_future(self.told("set"))
         try:
             while not (await asyncio.wait({waiting}, timeout=KEEP_UP_S))[0]:
@@ -222,4 +230,5 @@ async def joined(ear: Path, most_s: float) -> AsyncIterator[Member]:
         server.close()
         ear.unlink(missing_ok=True)
     async with line.beating():
-        yield Member(line, most_s)
+        here = Here(_BOOT_ID.read_text().strip(), own_processors())
+        yield Member(line, most_s, here)

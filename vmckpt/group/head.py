@@ -5,11 +5,13 @@ Any that fails, falls silent or is late ends it for all. Members guard themselve
 that has died (`checkpoint/group_member.py`).
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vmckpt.checkpoint.group_line import Line, given_up
 from vmckpt.checkpoint.group_member import FAILED, TOGETHER_S, VOID
+from vmckpt.group.turns import Place, turns
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.steps import all_of
 
@@ -37,6 +39,36 @@ class Head:
         for line in self._lines.values():
             line.say(word, **more)
 
+    async def all_answer(self, word: str, within_s: float) -> dict[str, float]:
+        """Tell all of them, and hear the same word of each: how long each took. Raises as above."""
+        now_s = asyncio.get_running_loop().time
+        told_s = now_s()
+        self.tell_all(word)
+
+        async def answered(vm: str) -> float:
+            await self._hear(vm, word, within_s)
+            return now_s() - told_s
+
+        took_s = await all_of(answered(vm) for vm in self._lines)
+        return dict(zip(self._lines, took_s, strict=True))
+
+    async def by_turns(
+        self, rows: Sequence[Sequence[str]], word: str, answer: str, within_s: float
+    ) -> None:
+        """Tell each when the one before it in its row has answered. All of it `within_s`.
+
+        Raises as above.
+        """
+        now_s = asyncio.get_running_loop().time
+        due_s = now_s() + within_s
+
+        async def one_by_one(row: Sequence[str]) -> None:
+            for vm in row:
+                self._lines[vm].say(word)
+                await self._hear(vm, answer, due_s - now_s())
+
+        await all_of(one_by_one(row) for row in rows)
+
     def give_up(self, why: str) -> None:
         """Each undoes what it can."""
         self.tell_all(VOID, why=why)
@@ -59,13 +91,16 @@ async def cut(head: Head, most_held_s: float, tell: Callable[[str], None]) -> di
     Nothing that a member has sent after its own moment leaves its host before all have had theirs:
     each holds its output from its moment on, and is told to let go when all guests stand still.
     Whoever let go earlier, because it was told too late, says so, and the cut does not count.
+    Moments may follow one another: those on one machine do, where it has few processors.
     """
-    await head.all_say("prepared")
+    prepared = await head.all_say("prepared")
     tell("all are ready")
-    head.tell_all("set")
-    await head.all_say("set", TOGETHER_S)
-    head.tell_all("cut")
-    await head.all_say("stopped", most_held_s)
+    answers_s = await head.all_answer("set", TOGETHER_S)
+    places = {
+        vm: Place(said["machine"], said["processors"], answers_s[vm])
+        for vm, said in prepared.items()
+    }
+    await head.by_turns(turns(places, most_held_s), "cut", "stopped", most_held_s)
     head.tell_all("release")
     await head.all_say("captured", ANSWER_S)
     head.tell_all("store")

@@ -70,6 +70,11 @@ def session_comes_last() -> None:
         os.sched_setaffinity(0, _session.processors - {min(_session.processors)})
 
 
+def own_processors() -> int:
+    """How many this process may have, the one that it leaves to others included."""
+    return len(_session.processors | os.sched_getaffinity(0))
+
+
 def session_has_waited() -> None:
     """It comes last no more, nor ever again, if it did: on a host that is never idle its work comes
     to an end too. With all of its threads.
@@ -120,6 +125,49 @@ def _session_comes_first() -> None:
             return
         else:
             return
+
+
+@contextmanager
+def other_session_first(pid: int) -> Iterator[None]:
+    """For the block the session of process `pid` comes first: a guest stands still for its work.
+
+    As before where that may not be had: it takes root, and groups by session.
+    """
+    session = _session_of(pid)
+    before = _niceness(session)
+    if before is None or not _write(session, _SESSION_FIRST):
+        yield
+        return
+    try:
+        yield
+    finally:
+        _write(session, before)
+
+
+def other_session_usual(pid: int) -> None:
+    """After the death of whoever had it come first: it does no more."""
+    session = _session_of(pid)
+    if _niceness(session) == _SESSION_FIRST:
+        _write(session, _SESSION_USUAL)
+
+
+def _session_of(pid: int) -> Path:
+    return Path(f"/proc/{pid}/autogroup")
+
+
+def _niceness(session: Path) -> int | None:
+    try:
+        return int(session.read_text().split()[-1])
+    except (OSError, IndexError):  # the kernel has no such groups, or init's session, which is none
+        return None
+
+
+def _write(session: Path, niceness: int) -> bool:
+    try:
+        session.write_text(str(niceness))
+    except OSError:
+        return False
+    return True
 
 
 def be_prompt() -> None:
