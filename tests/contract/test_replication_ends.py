@@ -371,8 +371,9 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
         await primary.take()
         await primary.record_in_sync("b/1")
         heard: Any = SimpleNamespace(
-            heard_s=boottime_s() + 60, epoch_s=boottime_s(), hello=hello, term=1, why=""
-        )
+            heard_s=boottime_s() + 60, epoch_s=boottime_s(), hello=hello, term=1, why="",
+            heard_by_path_s=lambda: (boottime_s() + 60,),
+        )  # fmt: skip
         taking = TakeOver(request, standby, replica, heard, asyncio.Event())
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         assert not taking.is_due(receiving)

@@ -17,6 +17,7 @@ from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.checks import copied_disks
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
+from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
 from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
 from vmckpt.replicate.sides import (
     DEAD,
@@ -73,7 +74,8 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
     except BaseException:
         await finish(_undo(vm.host, ours, standby, theirs))
         raise
-    return status | {"warnings": [found.reason for found in checks if found.verdict == WARN]}
+    warnings = [found.reason for found in checks if found.verdict == WARN]
+    return status | {"warnings": [*warnings, *_unheard(status)]}
 
 
 async def _require_new(vm: Vm, standby: Host) -> None:
@@ -139,7 +141,7 @@ async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str
     while True:
         with suppress(HostDownError):  # it has no ear yet, or has ended
             status = await ask(vm.host, files, "status")
-            if status["state"] == PROTECTED:
+            if status["state"] == PROTECTED and status["paths"][SECOND] != WAITING:
                 return status
         if not await vm.host.is_alive(service):
             ended = await last_word(vm.host, files)
@@ -150,6 +152,17 @@ async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str
                 remedy=f"{remedy or 'mend that'}; the VM runs on where it was, unprotected",
             )
         await asyncio.sleep(POLL_S)
+
+
+def _unheard(status: dict[str, Any]) -> list[str]:
+    """What is to be said of a second path that was to be there."""
+    if status["paths"][SECOND] in (HEARD, NONE):
+        return []
+    here, there = status["path_addresses"][SECOND]
+    return [
+        f"no heartbeats come from {there} to {here} and back (UDP): primary and standby hear one "
+        "another over the connection alone"
+    ]
 
 
 def last_error(log: str) -> tuple[str, str]:
