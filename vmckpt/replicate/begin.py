@@ -8,6 +8,7 @@ from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.qemu.compare import Machine, describe, differences
@@ -15,6 +16,7 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.checks import copied_disks
+from vmckpt.replicate.folding import fold_there
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
@@ -43,7 +45,10 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
     was, unprotected), HostDownError.
     """
     await remove_replaced(vm, standby)
-    checks = await check(vm, standby, holds_output=options.holds_output)
+    if await vm.host.exists(vm.directory.aside):
+        await _require_new(vm, standby)
+        await fold_there(vm.name, all_hosts())
+    checks = await check(vm, standby, options)
     if any(found.verdict == REFUSE for found in checks):
         raise refusal(checks, vm.name, standby.name, "be replicated")
     await _require_new(vm, standby)
@@ -189,3 +194,4 @@ async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> Non
         await end_waiting(standby, name)
         await settle_copies(standby, theirs, Fate.UNDO)
         await standby.remove(theirs.path)
+        await fold_there(name, (primary, standby))

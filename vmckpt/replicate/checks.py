@@ -7,13 +7,14 @@ from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.paths import lacks_second
+from vmckpt.replicate.request import Options
 from vmckpt.vm import capture_checks, target_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
 
 
-async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
+async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
     """All that is for and against it; changes nothing. Raises HostDownError."""
     if vm.host.name == standby.name:
         reason = f"the VM is on {standby.name} itself"
@@ -26,7 +27,7 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
         checks += [found async for found in capture_checks.devices(monitor)]
         images = await query_disk_images(monitor)
     theirs = await abilities(standby)
-    checks += [found async for found in disk_checks(vm, standby, images)]
+    checks += [found async for found in disk_checks(vm, standby, images, options.disks)]
     checks += [*_firmware(vm), *_passthrough(vm)]
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
@@ -37,7 +38,7 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
     checks += [found async for found in target_checks.files(vm, standby, shared)]
     checks += await target_checks.network(vm, standby)
     checks += await target_checks.ports(standby, needed=1)
-    checks += [await capture_checks.tracking(vm), _output(vm, holds_output=holds_output)]
+    checks += [await capture_checks.tracking(vm), _output(vm, holds_output=options.holds_output)]
     return [*checks, _second_path(vm.host, standby)]
 
 

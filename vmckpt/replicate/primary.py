@@ -23,6 +23,7 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
+from vmckpt.replicate.disks.aside import put_aside
 from vmckpt.replicate.disks.copies import mark_as_disks
 from vmckpt.replicate.disks.mirrors import Source, mirrored
 from vmckpt.replicate.epochs import Grip
@@ -98,8 +99,11 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         capture = await stack.enter_async_context(
             capturing(vm.qemu.process.pid, ram_file, monitor, output)
         )
+        if request.shares_disks:
+            sources = await put_aside(monitor, request, vm, sources)
+        else:
+            mark_as_disks([vm.spec.disks[at.number].on(host.state_dir) for at in sources], vm.name)
         mirrors = await stack.enter_async_context(mirrored(monitor, sources, files.disks))
-        mark_as_disks([vm.spec.disks[at.number].on(host.state_dir) for at in sources], vm.name)
         protection = Protection(
             request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
             keeper=keeper, channel=channel, replica=welcome.replica, second=second,

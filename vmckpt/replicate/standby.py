@@ -84,8 +84,9 @@ async def serve_standby(directory: Path) -> None:
             for copied in request.disks
             for disk in (spec.disks[copied.number],)
         ]
-        paths = [copy.path for copy in copies]
-        prepare(copies, request.vm, request.run)
+        # A disk that both hosts have is nobody's copy: it is neither made nor removed.
+        paths = [] if request.shares_disks else [copy.path for copy in copies]
+        prepare([] if request.shares_disks else copies, request.vm, request.run)
         undo = stack.enter_context(ExitStack())
         undo.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
@@ -93,7 +94,7 @@ async def serve_standby(directory: Path) -> None:
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:
-            async with journal_of(copies) as disks:
+            async with journal_of(copies, are_shared=request.shares_disks) as disks:
                 with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
                     await standby.serve(ram, disks)
         finally:
