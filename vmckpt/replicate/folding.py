@@ -33,8 +33,7 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
     fails): what stands aside stays.
     """
     known = {host.name: host for host in hosts}
-    answers = await ask_every(known.values(), lambda host: _aside(host, name))
-    found = [one for one in answers.given if one is not None]
+    found = await stand_aside(name, known.values())
     for one in found:
         await _require_ended(name, one.standby, known, standby_is_dead=standby_is_dead)
         directory = vm_dir(one.host.state_dir, name).aside
@@ -47,6 +46,12 @@ async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool 
                 remedy=f"mend that, and the same again: it stays in {directory} until then",
             )
     return bool(found)
+
+
+async def stand_aside(name: str, hosts: Iterable[Host]) -> list[Aside]:
+    """Where something of the VM stands aside, of the hosts that answer."""
+    answers = await ask_every(hosts, lambda host: _aside(host, name))
+    return [one for one in answers.given if one is not None]
 
 
 async def _aside(host: Host, name: str) -> Aside | None:

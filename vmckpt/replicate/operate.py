@@ -8,7 +8,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Tim
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.folding import fold_there
+from vmckpt.replicate.folding import fold_there, stand_aside
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files
@@ -67,9 +67,10 @@ async def stop(
         if side.status["role"] == "standby":
             await end_waiting(side.host, name)
             await settle_copies(side.host, Files.of(side.host, name), copies)
-    with suppress(HostDownError):  # what stands aside there is nobody's
-        await settle(name, hosts)
-    await fold_there(name, hosts, standby_is_dead=standby_is_dead)
+    if await stand_aside(name, hosts):
+        with suppress(HostDownError):  # an old primary's is nobody's, and goes
+            await settle(name, hosts)
+        await fold_there(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
         await side.host.remove(Files.of(side.host, name).path)
     return last
