@@ -35,7 +35,7 @@ from vmckpt.replicate.operate import require_decided, stop
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.replica import replica_in
 from vmckpt.replicate.request import Files
-from vmckpt.replicate.stream import Stream
+from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.replicate.takeover import SILENCE_S, TakeOver
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
 from vmckpt.replicate.wire.errors import DamagedError
@@ -299,6 +299,23 @@ def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
             await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def test_a_connection_that_was_left_with_a_word_is_not_lost(tmp_path: Path) -> None:
+    async def end(*, with_a_word: bool) -> bool:
+        ours, theirs = await _pair()
+        stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+        if with_a_word:
+            await stream.end("stopped", "asked for")
+        theirs.abort()
+        with pytest.raises(StandbyLostError):
+            await stream.receive()
+        await stream.end("alone", "said after it was lost")
+        ours.abort()
+        return stream.is_lost
+
+    assert asyncio.run(end(with_a_word=False))
+    assert not asyncio.run(end(with_a_word=True))
 
 
 def test_a_standby_that_takes_nothing_is_given_up_after_its_time_not_twice_that(

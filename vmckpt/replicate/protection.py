@@ -294,7 +294,7 @@ class Protection:
                 self._second,
                 (self._request.primary.migration_address, self._request.standby.migration_address),
                 self._stream.heard_s,
-                is_lost=bool(self._stream.why) and not self._stream.is_told,
+                is_lost=self._stream.is_lost,
             ),
             "sent_bytes": self._stream.sent_bytes,
             **self._grip.mirrors.status(),

@@ -68,12 +68,17 @@ class Stream:
         self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, Link()
         self._answered = asyncio.Condition()
         self.why = ""
-        self.is_taken = self.is_told = False
+        self.is_taken = self.is_told = self._is_left = False
 
     @property
     def sent_bytes(self) -> int:
         """All that was sent, as it was sent."""
         return self._channel.outbound.sent_bytes
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended without a word, of this side's or of the other's."""
+        return bool(self.why) and not (self.is_told or self._is_left)
 
     @property
     def heard_s(self) -> float:
@@ -198,6 +203,7 @@ class Stream:
 
     async def end(self, kind: str, why: str) -> None:
         """Say how the protection ends, if anybody hears it."""
+        self._is_left = self._is_left or not self.why
         with suppress(HostDownError):
             await self._channel.fail(Failure(kind, "the primary ends the protection", why, "-"))
 
