@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ from vmckpt.replicate.paths import (
     second_path,
 )
 from vmckpt.replicate.takeover import SILENCE_S, TakeOver
-from vmckpt.replicate.wire.beats import Sender
+from vmckpt.replicate.wire.beats import Hearing, Sender
 
 FIRST = ("127.0.0.1", "127.0.0.1")
 
@@ -106,6 +107,33 @@ def test_a_path_that_carries_one_way_only_is_told_from_one_that_carries_both() -
                 await until(are(primary, standby, SILENT, ONE_WAY))
 
     asyncio.run(main())
+
+
+def test_a_path_that_is_cut_both_ways_and_mended_never_looks_one_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the other side had answered last when it was cut."""
+    now_s = 100.0
+    monkeypatch.setattr(paths, "boottime_s", lambda: now_s)
+    ours, theirs = (Hearing(side, b"key") for side in Sender)
+    path, states = SecondPath(ours, "b", "127.0.0.2", "127.0.0.3"), list[str]()
+
+    async def main() -> None:
+        nonlocal now_s
+        await path.open(None)
+        path.begin(path.port)
+        for step in range(200):
+            now_s += 0.01
+            is_cut = 60 <= step < 130
+            if step % 5 == 0 and not is_cut:  # it says more often what it has than it gets more
+                path.datagram_received(theirs.say(), None)
+            if step % 20 == 10 and not is_cut:
+                theirs.hear(ours.say(), now_s)
+            states.append(path.state())
+        path.close()
+
+    asyncio.run(main())
+    assert [state for state, _ in groupby(states)] == [HEARD, SILENT, HEARD]
 
 
 def test_what_others_send_is_not_heard() -> None:

@@ -89,10 +89,13 @@ class SecondPath(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         """Something came; what the other side has not made counts for nothing."""
+        before_s, now_s = self.heard_s, boottime_s()
         try:
-            self._hearing.hear(data, boottime_s())
+            self._hearing.hear(data, now_s)
         except WireError:
             return
+        if self.heard_s == now_s and before_s is not None and before_s < now_s - PATIENCE_S:
+            self._began_s = now_s  # anew: the other side has yet to hear of that
 
     def error_received(self, exc: Exception) -> None:
         """A datagram did not leave, or nobody took it: then nobody hears it, and that is told."""
@@ -108,7 +111,9 @@ class SecondPath(asyncio.DatagramProtocol):
             return WAITING if self._began_s > since_s else SILENT
         if heard_s < since_s:
             return SILENT
-        return HEARD if (self._hearing.answered_s or self._began_s) >= since_s else ONE_WAY
+        # By what was heard last, not by now: a path that is cut both ways never looks one way.
+        answered_s = max(self._hearing.answered_s or 0.0, self._began_s)
+        return HEARD if heard_s - answered_s <= PATIENCE_S else ONE_WAY
 
     def told(self, connection_heard_s: float) -> str:
         """What is known of the other side, over whose connection nothing has come since then."""
