@@ -120,6 +120,7 @@ def hosts() -> World:
         entry = {"kind": "local", "state_dir": str(STATE / name), "qemu": str(qemu("10.0"))}
         entry["migration_address"] = "127.0.0.1"
         (STATE / f"hosts/{name}.json").write_text(json.dumps(entry))
-        found.append(LabHost(name, nobody, (), STATE / name, "127.0.0.1", qemu("10.0")))
+        here = ("127.0.0.1", qemu("10.0"), "127.0.0.1")
+        found.append(LabHost(name, nobody, (), STATE / name, *here))
     lab = Lab(STATE, False, nobody, (), nobody, STATE / "none", tuple(found))
     return World(STATE, lab)

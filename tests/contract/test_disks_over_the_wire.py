@@ -26,14 +26,17 @@ from vmckpt.replicate.disks.journal import Journal
 from vmckpt.replicate.disks.known import BLOCK_BYTES, Known
 from vmckpt.replicate.following import LOST, Following
 from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.replica import Replica, replica_in
 from vmckpt.replicate.stream import StandbyLostError, Stream
+from vmckpt.replicate.wire.beats import Hearing, Sender
 from vmckpt.replicate.wire.frames import Kind
 from vmckpt.replicate.wire.messages import Disk, DiskWrite, Hello, decode_digests
 
 PAGES, SIZE = 16, 3 * BLOCK_BYTES
 DISKS = (Disk("disk0", SIZE),)
 HELLO = Hello("web", "a/1", "a", "machine", PAGES * PAGE_BYTES, DISKS)
+NO_SECOND_PATH = SecondPath(Hearing(Sender.STANDBY, b"key"), "a", lacks="a has one address only")
 NOTHING = Pages((), b"")
 
 
@@ -96,7 +99,7 @@ async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
         image = Small(opened_._fd, SIZE)
         with replica_in(ram, Journal([(copy, image)])) as replica:
             both = Both(stream, replica, image, known)
-            following = Following("b/1", replica, _has_all)
+            following = Following("b/1", replica, _has_all, NO_SECOND_PATH)
             both.ended = asyncio.ensure_future(following.receive(theirs))
             await ours.send(ours.outbound.frame(Kind.HELLO, 0, HELLO.encode()))
             head, _ = await ours.receive()

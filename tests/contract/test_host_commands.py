@@ -75,6 +75,7 @@ def test_a_host_is_added_with_what_it_says_of_itself(operator: Operator, tmp_pat
         "b", "--state-dir", str(tmp_path / "b"), "--migration-addr", "192.0.2.7"
     )
     assert (added["state_dir"], added["migration_address"]) == (str(tmp_path / "b"), "192.0.2.7")
+    assert added["second_address"] is None  # SSH came in on the loopback: nobody else's
     code, refused = operator.add("a")
     assert (code, refused["error"]["kind"]) == (4, "refused")
     assert operator.vmckpt("host", "remove", "a") == (0, {"name": "a", "removed": True})
@@ -169,6 +170,13 @@ def test_what_the_inventory_says_of_a_host_can_be_changed(operator: Operator) ->
     assert operator.vmckpt("host", "set", "a", "--address", "ssh://root@127.0.0.1:1")[0] == 6
     assert json.loads(path.read_text()) == before | changed
     assert operator.vmckpt("host", "set", "a", "--address", before["address"])[0] == 0
+    for second, code in (("192.0.2.9", 2), ("198.51.100.9", 0)):
+        assert operator.vmckpt("host", "set", "a", "--second-addr", second)[0] == code
+    two = before | changed | {"second_address": "198.51.100.9"}
+    assert json.loads(path.read_text()) == two
+    assert operator.vmckpt("host", "set", "a", "--migration-addr", "198.51.100.9")[0] == 2
+    assert operator.vmckpt("host", "set", "a", "--second-addr", "none")[0] == 0
+    assert json.loads(path.read_text()) == before | changed
     assert operator.vmckpt("host", "set", "a")[0] == 2
     assert operator.vmckpt("host", "set", "a", "--libvirt", "no/path")[0] == 2
     assert operator.vmckpt("host", "set", "b", "--bridge", "br0")[0] == 3

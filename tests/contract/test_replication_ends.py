@@ -35,7 +35,7 @@ from vmckpt.replicate.operate import require_decided, stop
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.replica import replica_in
 from vmckpt.replicate.request import Files
-from vmckpt.replicate.stream import Stream
+from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.replicate.takeover import SILENCE_S, TakeOver
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
 from vmckpt.replicate.wire.errors import DamagedError
@@ -301,6 +301,23 @@ def test_an_epoch_that_takes_long_on_the_wire_is_no_silence(
     asyncio.run(main())
 
 
+def test_a_connection_that_was_left_with_a_word_is_not_lost(tmp_path: Path) -> None:
+    async def end(*, with_a_word: bool) -> bool:
+        ours, theirs = await _pair()
+        stream = Stream(ours, _keeper(tmp_path), PAGES * PAGE_BYTES, lambda: None)
+        if with_a_word:
+            await stream.end("stopped", "asked for")
+        theirs.abort()
+        with pytest.raises(StandbyLostError):
+            await stream.receive()
+        await stream.end("alone", "said after it was lost")
+        ours.abort()
+        return stream.is_lost
+
+    assert asyncio.run(end(with_a_word=False))
+    assert not asyncio.run(end(with_a_word=True))
+
+
 def test_a_standby_that_takes_nothing_is_given_up_after_its_time_not_twice_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,8 +388,9 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
         await primary.take()
         await primary.record_in_sync("b/1")
         heard: Any = SimpleNamespace(
-            heard_s=boottime_s() + 60, epoch_s=boottime_s(), hello=hello, term=1, why=""
-        )
+            heard_s=boottime_s() + 60, epoch_s=boottime_s(), hello=hello, term=1, why="",
+            heard_by_path_s=lambda: (boottime_s() + 60,),
+        )  # fmt: skip
         taking = TakeOver(request, standby, replica, heard, asyncio.Event())
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         assert not taking.is_due(receiving)

@@ -39,6 +39,27 @@ def test_each_change_is_told_once_and_the_last_one_too(tmp_path: Path) -> None:
     assert events_file(host, "web").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_path_that_is_lost_is_told_and_that_it_is_there_again(tmp_path: Path) -> None:
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    states = ("waiting", "heard", "silent", "heard")
+    said = {"vm": "web", "state": "protected", "paths": {"replication": "heard"}}
+
+    async def main() -> list[dict[str, Any]]:
+        seen = list[str]()
+
+        def status() -> dict[str, Any]:
+            seen.append(states[min(len(seen), len(states) - 1)])
+            return said | {"paths": {"replication": "heard", "second": seen[-1]}}
+
+        async with narrated(status, host):
+            while len(seen) < len(states):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+        return await read_events("web", [host])
+
+    told = [event["paths"]["second"] for event in asyncio.run(main())]
+    assert told == ["waiting", "silent", "heard"]
+
+
 def test_there_is_never_more_than_two_files_of_it(tmp_path: Path) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
     told = {"vm": "web", "state": "x", "why": "y" * (MOST_BYTES // 3)}

@@ -75,6 +75,7 @@ def test_what_up_makes_is_what_read_finds_and_the_inventory_says(state_dir: Path
                 "qemu": str(host.qemu),
                 "bridge": "br0",
                 "heartbeats": str(lab.heartbeats),
+                "second_address": f"10.77.2.{number}",
             }
         assert stat.S_IMODE(lab.heartbeats.stat().st_mode) == 0o600
         with pytest.raises(NotFoundError):

@@ -18,7 +18,9 @@ from tests.qemu.world import eventually, image
 from tests.real.machines import Machines
 from vmckpt.hosts.process import find_by_argument, identify
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.network import set_link
 from vmckpt.lab.processes import find
+from vmckpt.lab.real.management import set_operator_link
 
 NAME = "web"
 BY_KILL = f"{sys.prefix}/bin/vmckpt-fence-by-kill"
@@ -233,6 +235,35 @@ def unreachable(made: Machines, host: str, cluster: Cluster) -> Iterator[None]:
     finally:
         for rule in rules:
             made.inside(host, "ip", "rule", "del", *rule)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_primary_that_nobody_hears_any_more_is_replaced_when_its_lease_has_ended(
+    real_lab: Machines, cluster: Cluster
+) -> None:
+    """Its second address is the operator's network, where etcd is: both cables are pulled."""
+    with a_guest(real_lab) as guest:
+        lease = ["--lease", f"etcd:{','.join(cluster.urls)}"]
+        begun = real_lab.ok("replicate", "start", NAME, "lab-b", *lease)
+        assert begun["paths"] == {"replication": "heard", "second": "heard"}
+        asyncio.run(_isolate(real_lab, guest))
+
+
+async def _isolate(made: Machines, guest: LabGuest) -> None:
+    async with counted(made, guest) as counting:
+        await counting.more_than(counting.answers + 20)
+        await set_link(made.lab, "lab-a", up=False)
+        await set_operator_link(made.lab, up=False, host="lab-a")
+        try:
+            await until(lambda: is_promoted(made), "lab-b goes on")
+            await counting.more_than(counting.answers + 20)
+        finally:
+            await set_operator_link(made.lab, up=True, host="lab-a")
+            await set_link(made.lab, "lab-a", up=True)
+        assert made.ok("vm", "show", NAME)["host"] == "lab-b"  # and what lab-a has goes
+        await until(lambda: homes(made) == [("lab-b", "running")], "one guest, on lab-b")
+        await counting.more_than(counting.answers + 20)
 
 
 @pytest.mark.long

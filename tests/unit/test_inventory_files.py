@@ -82,6 +82,12 @@ def test_a_file_may_say_how_local_is_reached(state: Path) -> None:
 def test_two_keys_are_enough_for_a_host(state: Path) -> None:
     (state / "hosts/b.json").write_text('{"state_dir": "/b", "migration_address": "10.0.0.2"}')
     assert find_host("b") == LocalHost("b", Path("/b"), "10.0.0.2")
+    assert find_host("b").second_address is None
+
+
+def test_a_host_may_have_a_second_address(state: Path) -> None:
+    add_host(state, "a", second_address="192.0.2.7")
+    assert find_host("a").second_address == "192.0.2.7"
 
 
 def test_an_unknown_host_is_not_found_and_the_known_are_named(state: Path) -> None:

@@ -164,6 +164,18 @@ def test_replications_are_told_in_seconds_and_bytes() -> None:
     assert prefix + "rpo_seconds" not in free
 
 
+def test_each_path_on_which_the_other_side_is_heard_is_told() -> None:
+    primary = side("primary", paths={"replication": "heard", "second": "one way"})
+    standby = side("standby", paths={"replication": "heard", "second": "none"})
+    gone = side("standby", host="t", answers=False, paths={"second": "heard"})
+    found = parsed(replications([primary, standby, gone]))
+    assert values(found["vmckpt_replication_path_up"]) == {
+        ("p", "primary", "replication", "web"): 1,
+        ("p", "primary", "second", "web"): 0,
+        ("replication", "s", "standby", "web"): 1,
+    }
+
+
 def test_a_service_that_is_gone_protects_nothing_and_tells_no_figures() -> None:
     found = parsed(replications([side("primary", answers=False, epochs=100), side("standby")]))
     assert values(found["vmckpt_replication_protected"]) == {("p", "web"): 0}

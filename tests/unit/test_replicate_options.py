@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.cli.replicate_options import Wishes
+from vmckpt.cli.replicate_options import DisksWish, Wishes
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.replicate.request import Options
@@ -67,6 +67,9 @@ def test_what_cannot_be_kept_is_refused(wrong: Wishes) -> None:
 
 def test_what_is_not_said_is_as_it_was_but_for_what_is_unsafe() -> None:
     last = Options("/l", ("agent",), 0.05, 0.02, holds_output=False, credentials="")
+    shared = replace(last, disks="shared")
+    assert NOTHING.options(HERE, FAR, shared).disks == "shared"
+    assert replace(NOTHING, disks=DisksWish.copy).options(HERE, FAR, shared).disks == "copy"
     again = NOTHING.options(HERE, FAR, last)
     assert again == replace(last, holds_output=True)
     etcd = "etcd:https://192.0.2.1"

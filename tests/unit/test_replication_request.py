@@ -32,7 +32,9 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
         platform={"machine": "pc-q35-10.0", "accel": "tcg", "cpu": "qemu64"},
         primary=primary,
         standby=LocalHost("b", Path("/b"), "192.0.2.2"),
-        options=Options("/leases", ("agent", "x"), epoch_s=None, holds_output=False),
+        options=Options(
+            "/leases", ("agent", "x"), epoch_s=None, holds_output=False, disks="shared"
+        ),
         one_machine=False,
         qemu_id="0123abcd",
         disks=(CopiedDisk(0, 1 << 30), CopiedDisk(2, 512)),

@@ -41,6 +41,25 @@ def test_disks_are_told_of_where_there_are_any() -> None:
     assert "disks       4.00 MiB, 1.00 MiB the same already" in told
 
 
+def test_how_the_other_side_is_heard_over_each_path() -> None:
+    paths = {
+        "paths": {"replication": "heard", "second": "silent"},
+        "path_addresses": {"replication": ("10.0.1.1", "10.0.1.2"), "second": ("10.1.1", "10.1.2")},
+        "path_heard_ms_ago": {"replication": 3.0, "second": 2500.0},
+        "second_path_lacks": "",
+    }
+    lines = status_text("web", [PRIMARY | paths]).splitlines()
+    assert "  connection  10.0.1.2 is heard at 10.0.1.1" in lines
+    assert "  2nd path    SILENT: 10.1.2 is not heard at 10.1.1, for 2.50 s" in lines
+    paths["paths"] = {"replication": "waiting", "second": "one way"}
+    lines = status_text("web", [STANDBY | paths]).splitlines()
+    assert "  connection  nothing came from 10.0.1.2 to 10.0.1.1 yet" in lines
+    assert "  2nd path    ONE WAY: 10.1.2 is heard at 10.1.1, but hears nothing" in lines
+    paths |= {"paths": {"second": "none"}, "second_path_lacks": "lab-b has one address only"}
+    assert "2nd path    none: lab-b has one address" in status_text("web", [PRIMARY | paths])
+    assert "2nd path" not in status_text("web", [PRIMARY | paths | {"answers": False}])
+
+
 def test_what_is_unsafe_and_what_is_wrong_is_said() -> None:
     bad = status_text("web", [PRIMARY | {"output_commit": False, "may_run": False}])
     assert "output      NOT HELD" in bad
@@ -62,3 +81,7 @@ def test_an_event() -> None:
     assert event_text(alone).endswith("ended (alone), term 3: the standby is lost")
     assert "output not held" in event_text(event | {"state": "x", "output_commit": False})
     assert "may not run" in event_text(event | {"state": "protected", "may_run": False})
+    one = event | {"state": "protected", "paths": {"replication": "heard", "second": "silent"}}
+    assert event_text(one).endswith("protected, second path silent, term 3")
+    both = event | {"state": "protected", "paths": {"replication": "heard", "second": "heard"}}
+    assert event_text(both).endswith("protected, heard over both paths, term 3")

@@ -208,9 +208,11 @@ def test_the_bytes_of_messages_do_not_change() -> None:
         b'{"vm":"web","holder":"lab-a/1","host":"lab-a","machine":"b1 pid:[1]",'
         b'"ram_bytes":268435456,'
         b'"disks":[{"name":"root","size_bytes":1048576},{"name":"data","size_bytes":4096}],'
-        b'"emitters":[{"pid":7,"start_ticks":99}],"protocol":3}'
+        b'"emitters":[{"pid":7,"start_ticks":99}],"heartbeat_port":null,"protocol":4}'
     ]
-    assert Welcome("r1", 7).encode() == [b'{"replica":"r1","epoch":7,"protocol":3}']
+    assert Welcome("r1", 7, 5000).encode() == [
+        b'{"replica":"r1","epoch":7,"heartbeat_port":5000,"protocol":4}'
+    ]
     assert Begin(1, 2, 3).encode() == [bytes(7) + b"\1" + bytes(7) + b"\2" + bytes(7) + b"\3"]
     assert Commit(1, 2, 3, 4, 5).encode() == [
         b"".join(n.to_bytes(8) for n in (1, 2, 3, 4)) + (5).to_bytes(4)
@@ -225,7 +227,7 @@ def test_the_bytes_of_messages_do_not_change() -> None:
 
 def test_messages_come_back_as_they_were() -> None:
     assert decode_hello(HELLO.encode()[0]) == HELLO
-    for welcome in (Welcome("r1"), Welcome("r1", 7)):
+    for welcome in (Welcome("r1"), Welcome("r1", 7, 5000)):
         assert decode_welcome(welcome.encode()[0]) == welcome
     failure = Failure("busy", "a", "b", "c")
     assert decode_failure(failure.encode()[0]) == failure
@@ -237,8 +239,8 @@ def test_messages_come_back_as_they_were() -> None:
     [
         (b"\xff", "no JSON"),
         (b"[]", "no object"),
-        (replace(HELLO, protocol=2).encode()[0], "another protocol: 2 there, 3 here"),
-        (b'{"vm":"web","protocol":3}', "lacks disks"),
+        (replace(HELLO, protocol=2).encode()[0], "another protocol: 2 there, 4 here"),
+        (b'{"vm":"web","protocol":4}', "lacks disks"),
         (PACKED.replace(b'"vm":"web"', b'"vm":7'), "wrong vm"),
         (PACKED.replace(b'"pid":7', b'"pid":-7'), "negative pid"),
         (PACKED.replace(b'"pid":7', b'"pid":true'), "wrong pid"),

@@ -27,9 +27,9 @@ def list_(json: Json = False) -> None:
     from vmckpt.ui.tables import table
 
     hosts = [host_facts(entry) | {"address": _address(entry)} for entry in all_entries()]
-    columns = ("name", "address", "migration_address", "qemu", "state_dir")
+    columns = ("name", "address", "migration_address", "second_address", "qemu", "state_dir")
     rows = [tuple(host[column] or "" for column in columns) for host in hosts]
-    header = ("name", "address", "migration address", "qemu", "state directory")
+    header = ("name", "address", "migration address", "second address", "qemu", "state directory")
     show({"hosts": hosts}, table(header, rows), as_json=json)
 
 
@@ -48,6 +48,10 @@ def add(
     ],
     migration_addr: Annotated[
         str | None, typer.Option(help="Where migrations come in. [default: where SSH does]")
+    ] = None,
+    second_addr: Annotated[
+        str | None,
+        typer.Option(help="Where it is heard too; or none. [default: where SSH comes in]"),
     ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Where it keeps its state. [default: as vmckpt there does]")
@@ -75,17 +79,22 @@ def add(
     require_new_name(name)
     where = Address.parse(address, ssh_config.absolute() if ssh_config else None)
     greeting = run(greet(name, where, vmckpt, state_dir))
+    migration_address = migration_addr or greeting.address or where.host
     entry = SshEntry(
         name,
         greeting.state_dir,
-        migration_addr or greeting.address or where.host,
+        migration_address,
         qemu=qemu,
         bridge=bridge,
         migration_ports=_ports(migration_ports),
         libvirt=libvirt,
+        second_address=_second(second_addr)
+        if second_addr is not None
+        else _other_network(greeting.address, migration_address),
         address=where,
         vmckpt=vmckpt,
     )
+    _require_two(entry)
     add_host(entry)
     text = f"{name} is added; see what it lacks: vmckpt host check {name}"
     show(host_facts(entry), text, as_json=json)
@@ -98,6 +107,9 @@ def set_(
         str | None, typer.Option(help="ssh://USER@HOST:PORT; it has to answer there now.")
     ] = None,
     migration_addr: Annotated[str | None, typer.Option(help="Where migrations come in.")] = None,
+    second_addr: Annotated[
+        str | None, typer.Option(help="Where it is heard too, on another network; or none.")
+    ] = None,
     qemu: Annotated[str | None, typer.Option(help="The QEMU to start there.")] = None,
     bridge: Annotated[str | None, typer.Option(help="Where its guests' NICs go.")] = None,
     migration_ports: Annotated[
@@ -120,6 +132,8 @@ def set_(
         "libvirt": libvirt,
     }
     changes = {field: value for field, value in wished.items() if value is not None}
+    if second_addr is not None:
+        changes["second_address"] = _second(second_addr)
     if not changes:
         raise UsageError(
             f"nothing of '{name}' is to be changed",
@@ -127,6 +141,7 @@ def set_(
             remedy=f"e.g. vmckpt host set {name} --bridge br0",
         )
     changed = replace(entry, **changes)
+    _require_two(changed)
     change_host(changed)
     show(host_facts(changed), f"{name} is changed: {', '.join(changes)}", as_json=json)
 
@@ -147,6 +162,30 @@ def _moved(entry: "LocalHost | SshEntry", text: str) -> "Address":
     where = Address.parse(text, entry.address.config)
     run(greet(entry.name, where, entry.vmckpt, entry.state_dir))
     return where
+
+
+def _second(text: str) -> str | None:
+    return None if text == "none" else text
+
+
+def _other_network(came_in_on: str | None, migration_address: str) -> str | None:
+    """Where SSH comes in, if that is another address and not this machine's alone."""
+    from ipaddress import ip_address
+
+    if came_in_on in (None, migration_address) or ip_address(came_in_on).is_loopback:
+        return None
+    return came_in_on
+
+
+def _require_two(entry: "LocalHost | SshEntry") -> None:
+    from vmckpt.errors import UsageError
+
+    if entry.second_address == entry.migration_address:
+        raise UsageError(
+            f"'{entry.name}' has no second address",
+            why=f"{entry.second_address} is where migrations come in, too",
+            remedy="name an address on another network, or say --second-addr none",
+        )
 
 
 def _ports(text: str | None) -> tuple[int, int] | None:

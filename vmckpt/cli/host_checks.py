@@ -108,6 +108,7 @@ def host_facts(host: "Host | Entry") -> dict[str, Any]:
         "name": host.name,
         "migration_address": host.migration_address,
         "migration_ports": host.migration_ports,
+        "second_address": host.second_address,
         "qemu": host.qemu,
         "bridge": host.bridge,
         "state_dir": str(host.state_dir),

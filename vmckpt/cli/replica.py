@@ -20,6 +20,7 @@ class Role(StrEnum):
     discard = "discard"
     undo = "undo"
     keep = "keep"
+    fold = "fold"
 
 
 def replica(
@@ -41,6 +42,10 @@ def replica(
         from vmckpt.replicate.leftover_copies import Fate, settle_here
 
         settle_here(directory, Fate(role.value))
+    elif role is Role.fold:
+        from vmckpt.replicate.disks.aside import fold
+
+        run(fold(directory))
     elif role is Role.abandon:
         from vmckpt.replicate.recovery import abandon
 

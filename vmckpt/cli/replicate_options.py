@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +48,22 @@ Fence = Annotated[
         "e.g. 'vmckpt-fence-by-kill ssh {host}'."
     ),
 ]
+
+
+class DisksWish(StrEnum):
+    """What --disks takes."""
+
+    copy = "copy"
+    shared = "shared"
+
+
+Disks = Annotated[
+    DisksWish | None,
+    typer.Option(
+        help="Of disks that can be written: the standby gets copies (default), or both hosts see "
+        "the same raw files."
+    ),
+]
 UnsafeNoOutputCommit = Annotated[
     bool,
     typer.Option(
@@ -65,6 +82,7 @@ class Wishes:
     lease: Lease = None
     lease_credentials: LeaseCredentials = None
     fence: Fence = None
+    disks: Disks = None
     unsafe_no_output_commit: UnsafeNoOutputCommit = False
 
     def options(self, primary: "Host", standby: "Host", last: "Options | None" = None) -> "Options":
@@ -90,6 +108,8 @@ class Wishes:
         if self.epoch is not None:
             epoch_s = None if self.epoch == AUTO else _duration_s("--epoch", self.epoch)
             asked = replace(asked, epoch_s=epoch_s)
+        if self.disks is not None:
+            asked = replace(asked, disks=self.disks.value)
         if self.max_pause is not None:
             pause_s = _duration_s("--max-pause", self.max_pause, LONGEST_PAUSE_S)
             asked = replace(asked, max_pause_s=pause_s)

@@ -65,6 +65,7 @@ def fields_to_json(entry: Entry | Host) -> dict[str, Any]:
         "heartbeats": str(entry.heartbeats) if entry.heartbeats else None,
         "migration_ports": list(entry.migration_ports) if entry.migration_ports else None,
         "libvirt": str(entry.libvirt) if entry.libvirt else None,
+        "second_address": entry.second_address,
     }
 
 
@@ -78,6 +79,7 @@ def parse_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         "heartbeats": _absolute(data["heartbeats"]) if data.get("heartbeats") else None,
         "migration_ports": _ports(data.get("migration_ports")),
         "libvirt": _absolute(data["libvirt"]) if data.get("libvirt") else None,
+        "second_address": _text(data["second_address"]) if data.get("second_address") else None,
     }
 
 

@@ -61,6 +61,8 @@ class Entry:
     socket of an observer of guests' heartbeats: None where the host has none. Migrations come in on
     a port of `migration_ports`, first and last (the kernel's choice when None), and only on
     `migration_address`. `libvirt` is the socket of the libvirtd whose domains count as VMs too.
+    `second_address` is where other hosts reach it if its network at the first one is lost: another
+    network's, or None.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Entry:
     heartbeats: Path | None = None
     migration_ports: tuple[int, int] | None = None
     libvirt: Path | None = None
+    second_address: str | None = None
 
 
 class Host(Protocol):
@@ -107,6 +110,10 @@ class Host(Protocol):
     @property
     def libvirt(self) -> Path | None:
         """The socket of its libvirtd; None: vmckpt does not ask it for domains."""
+
+    @property
+    def second_address(self) -> str | None:
+        """An address of another network's, by which it is reached too; None: it has none."""
 
     @property
     def is_this_machine(self) -> bool:

@@ -34,6 +34,7 @@ def enter_hosts(lab: Lab) -> None:
             "qemu": str(host.qemu),
             "bridge": GUEST_BRIDGE,
             "heartbeats": str(lab.heartbeats),
+            "second_address": host.second_address,
         }
         replace_file(_hosts(lab.directory) / f"{host.name}.json", json.dumps(entry, indent=1))
 

@@ -187,6 +187,7 @@ async def _make_hosts(
             state_dir=directory / name,
             migration_address=network.migration_address(number),
             qemu=qemu,
+            second_address=network.second_address(number),
         )
         for number, (name, holder, qemu) in enumerate(zip(names, holders, qemus, strict=True), 1)
     )

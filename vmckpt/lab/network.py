@@ -3,6 +3,7 @@
     switch namespace:  bridge `lan` 10.77.0.254/24 (the outside client)    bridge `mig`
                           | lan-a, lan-b, ...                                 | mig-a, mig-b, ...
     host namespace:    uplink - bridge `br0` - the guests' taps            mig0 10.77.1.N/24
+                       10.77.2.N/24
 
 Each namespace also has an unused bridge named with the lab's tag: by it `down` knows the namespace.
 MAC addresses are fixed, so that a bridge does not change its own as ports come and go.
@@ -31,6 +32,11 @@ _QUEUE_S = 0.1
 def migration_address(number: int) -> str:
     """The address of the host with this number (from 1) on the migration network."""
     return f"10.77.1.{number}"
+
+
+def second_address(number: int) -> str:
+    """Its address on the guests' network, which has other cables."""
+    return f"10.77.2.{number}"
 
 
 def mac(kind: int, number: int) -> str:
@@ -79,6 +85,8 @@ async def make_host(directory: Path, host: LabHost, tag: str, number: int) -> No
         f"address add {host.migration_address}/{BITS} dev mig0",
         "link set mig0 up",
     ]
+    if host.ssh_address is None:  # else it is the operator's network that it is on
+        lines.append(f"address add {host.second_address}/{BITS} dev {GUEST_BRIDGE}")
     await apply(directory, host.enter, lines)
 
 
@@ -96,13 +104,13 @@ async def try_tap(directory: Path, enter: tuple[str, ...]) -> None:
     await run([*enter, tool("ip"), "-batch", "-"], directory, stdin="\n".join(lines) + "\n")
 
 
-async def set_link(lab: Lab, host: str, *, up: bool) -> None:
-    """Plug a host's cable of the migration network in, or pull it.
+async def set_link(lab: Lab, host: str, *, up: bool, network: str = "mig") -> None:
+    """Plug a host's cable of the migration network, or the guests' (`lan`), in, or pull it.
 
     A pulled cable drops what is sent, without an error to either side.
     Raises NotFoundError, OperationFailedError.
     """
-    port = _port(lab.host(host))
+    port = f"{network}-{lab.host(host).letter}"
     state = "up" if up else "down"
     await run([*lab.client_enter, tool("ip"), "link", "set", port, state], lab.directory)
 

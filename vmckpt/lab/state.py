@@ -28,7 +28,8 @@ class LabHost:
 
     `enter`: what to put in front of a command so that it runs in there; the command keeps its pid.
     Of a host that looks like a machine it leads to the network alone, `state_dir` is the host's own
-    path, and `ssh_address` where the operator logs in, see `ssh_config`.
+    path, and `ssh_address` where the operator logs in, see `ssh_config`. `second_address` is on
+    another network than the first: the guests', or the operator's.
     """
 
     name: str
@@ -37,6 +38,7 @@ class LabHost:
     state_dir: Path
     migration_address: str
     qemu: Path
+    second_address: str
     ssh_address: str | None = None
 
     @property
@@ -153,6 +155,7 @@ def _decode_host(record: dict[str, Any]) -> LabHost:
         state_dir=Path(record["state_dir"]),
         migration_address=record["migration_address"],
         qemu=Path(record["qemu"]),
+        second_address=record["second_address"],
         ssh_address=record["ssh_address"],
     )
 

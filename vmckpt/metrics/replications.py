@@ -95,10 +95,18 @@ def replications(sides: Iterable[Status]) -> list[Family]:
         Kind.GAUGE,
         "How long the guest stood still for an epoch, of the last 512 or so.",
     )
+    path_up = Family(
+        _PREFIX + "path_up",
+        Kind.GAUGE,
+        "Whether the other side is heard over this path, and hears.",
+    )
     families = [Family(_PREFIX + f.name, f.kind, f.help) for f in _FIGURES]
     for status in sides:
         vm, role = str(status["vm"]), str(status["role"])
         up.add(status["answers"], vm=vm, role=role, host=str(status["host"]))
+        for path, how in status.get("paths", {}).items():
+            if status["answers"] and how != "none":
+                path_up.add(how == "heard", vm=vm, role=role, host=str(status["host"]), path=path)
         if role != "primary":
             continue
         labels = {"vm": vm, "host": str(status["host"])}
@@ -109,4 +117,4 @@ def replications(sides: Iterable[Status]) -> list[Family]:
             pause.add(_seconds(key)(status), **labels, quantile=quantile)
         for family, figure in zip(families, _FIGURES, strict=True):
             family.add(figure.of(status), **labels)
-    return [up, protected, pause, *families]
+    return [up, protected, path_up, pause, *families]

@@ -83,9 +83,11 @@ async def blockdev_mirror(
     speed_bytes_per_s: int,
     *,
     write_through: bool = False,
+    sync: str = "full",
 ) -> None:
     """Copy all of `device` to the node `target`, and every write to it from then on.
 
+    `sync` of "top": only what it holds itself, not what its backing files do.
     With `write_through` a write ends only when it is on both. The job waits to be dismissed when it
     ends. 4 KiB of granularity: with 64 KiB a guest that writes at random is never caught up with,
     unless its writes go through anyhow.
@@ -96,13 +98,18 @@ async def blockdev_mirror(
             "job-id": job,
             "device": device,
             "target": target,
-            "sync": "full",
+            "sync": sync,
             "granularity": 65536 if write_through else 4096,
             **({"copy-mode": "write-blocking"} if write_through else {}),
             "speed": speed_bytes_per_s,
             "auto-dismiss": False,
         },
     )
+
+
+async def job_complete(monitor: Monitor, job: str) -> None:
+    """End a mirror that is ready: whatever used its device uses its target from then on."""
+    await monitor.tell("job-complete", {"id": job})
 
 
 async def block_job_set_speed(monitor: Monitor, job: str, speed_bytes_per_s: int) -> None:

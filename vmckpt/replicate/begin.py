@@ -8,6 +8,7 @@ from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.qemu.compare import Machine, describe, differences
@@ -15,8 +16,10 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.checks import copied_disks
+from vmckpt.replicate.folding import fold_there
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
+from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
 from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
 from vmckpt.replicate.sides import (
     DEAD,
@@ -42,7 +45,10 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
     was, unprotected), HostDownError.
     """
     await remove_replaced(vm, standby)
-    checks = await check(vm, standby, holds_output=options.holds_output)
+    if await vm.host.exists(vm.directory.aside):
+        await _require_new(vm, standby)
+        await fold_there(vm.name, all_hosts())
+    checks = await check(vm, standby, options)
     if any(found.verdict == REFUSE for found in checks):
         raise refusal(checks, vm.name, standby.name, "be replicated")
     await _require_new(vm, standby)
@@ -73,7 +79,8 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
     except BaseException:
         await finish(_undo(vm.host, ours, standby, theirs))
         raise
-    return status | {"warnings": [found.reason for found in checks if found.verdict == WARN]}
+    warnings = [found.reason for found in checks if found.verdict == WARN]
+    return status | {"warnings": [*warnings, *_unheard(status)]}
 
 
 async def _require_new(vm: Vm, standby: Host) -> None:
@@ -139,7 +146,7 @@ async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str
     while True:
         with suppress(HostDownError):  # it has no ear yet, or has ended
             status = await ask(vm.host, files, "status")
-            if status["state"] == PROTECTED:
+            if status["state"] == PROTECTED and status["paths"][SECOND] != WAITING:
                 return status
         if not await vm.host.is_alive(service):
             ended = await last_word(vm.host, files)
@@ -150,6 +157,17 @@ async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str
                 remedy=f"{remedy or 'mend that'}; the VM runs on where it was, unprotected",
             )
         await asyncio.sleep(POLL_S)
+
+
+def _unheard(status: dict[str, Any]) -> list[str]:
+    """What is to be said of a second path that was to be there."""
+    if status["paths"][SECOND] in (HEARD, NONE):
+        return []
+    here, there = status["path_addresses"][SECOND]
+    return [
+        f"no heartbeats come from {there} to {here} and back (UDP): primary and standby hear one "
+        "another over the connection alone"
+    ]
 
 
 def last_error(log: str) -> tuple[str, str]:
@@ -176,3 +194,4 @@ async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> Non
         await end_waiting(standby, name)
         await settle_copies(standby, theirs, Fate.UNDO)
         await standby.remove(theirs.path)
+        await fold_there(name, (primary, standby))

@@ -6,13 +6,15 @@ from vmckpt.hosts.host import Host
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.disks.checks import disk_checks
+from vmckpt.replicate.paths import lacks_second
+from vmckpt.replicate.request import Options
 from vmckpt.vm import capture_checks, target_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
 
 
-async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
+async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
     """All that is for and against it; changes nothing. Raises HostDownError."""
     if vm.host.name == standby.name:
         reason = f"the VM is on {standby.name} itself"
@@ -25,7 +27,7 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
         checks += [found async for found in capture_checks.devices(monitor)]
         images = await query_disk_images(monitor)
     theirs = await abilities(standby)
-    checks += [found async for found in disk_checks(vm, standby, images)]
+    checks += [found async for found in disk_checks(vm, standby, images, options.disks)]
     checks += [*_firmware(vm), *_passthrough(vm)]
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
@@ -36,8 +38,8 @@ async def check(vm: Vm, standby: Host, *, holds_output: bool) -> list[Check]:
     checks += [found async for found in target_checks.files(vm, standby, shared)]
     checks += await target_checks.network(vm, standby)
     checks += await target_checks.ports(standby, needed=1)
-    checks += [await capture_checks.tracking(vm), _output(vm, holds_output=holds_output)]
-    return checks
+    checks += [await capture_checks.tracking(vm), _output(vm, holds_output=options.holds_output)]
+    return [*checks, _second_path(vm.host, standby)]
 
 
 def _passthrough(vm: Vm) -> Iterator[Check]:
@@ -58,6 +60,15 @@ def _firmware(vm: Vm) -> Iterator[Check]:
         )
         remedy = "vmckpt replicates VMs that boot without UEFI, or from a kernel, for now"
         yield Check("firmware-variables", REFUSE, reason, remedy)
+
+
+def _second_path(primary: Host, standby: Host) -> Check:
+    if lacks := lacks_second(primary, standby):
+        reason = f"{lacks}: where the connection is lost neither hears whether the other lives"
+        remedy = "name an address on another network: vmckpt host set HOST --second-addr ADDRESS"
+        return Check("second-path", WARN, reason, remedy)
+    both = f"{primary.second_address} and {standby.second_address}"
+    return Check("second-path", OK, f"heartbeats go between {both}, too")
 
 
 def _output(vm: Vm, *, holds_output: bool) -> Check:

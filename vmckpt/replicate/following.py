@@ -8,6 +8,7 @@ from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.disks.journal import SLOW_S
+from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.replica import Replica, ram_pages
 from vmckpt.replicate.wire.epoch import Assembler, Epoch
 from vmckpt.replicate.wire.frames import Head, Kind
@@ -29,13 +30,14 @@ TRIED_S = 0.5
 
 
 class Following:
-    """One primary, as it is heard over `channel`. `why` is how it ended.
+    """One primary, as it is heard over `channel`. `why` is how it ended, `is_lost`: without a word.
 
     `epoch_s`: when its last epoch was applied, by `clock.boottime_s`.
     """
 
-    def __init__(self, name: str, replica: Replica, try_means: Try) -> None:
+    def __init__(self, name: str, replica: Replica, try_means: Try, second: SecondPath) -> None:
         self._name, self._replica, self._try_means = name, replica, try_means
+        self.second = second
         self._assembler: Assembler | None = None
         self._channel: Channel | None = None
         self._began_s = boottime_s()
@@ -43,12 +45,18 @@ class Following:
         self.epoch_s = self._began_s
         self.term = 0
         self.why = ""
+        self.is_lost = False
         self._telling: asyncio.Task[None] | None = None
 
     @property
     def heard_s(self) -> float:
-        """When anything last came, by `clock.boottime_s`."""
+        """When anything last came over the connection, by `clock.boottime_s`."""
         return self._channel.heard_s if self._channel else self._began_s
+
+    def heard_by_path_s(self) -> tuple[float, ...]:
+        """The same of each path that anything has come over."""
+        second_s = self.second.heard_s
+        return (self.heard_s,) if second_s is None else (self.heard_s, second_s)
 
     @property
     def received_bytes(self) -> int:
@@ -81,7 +89,7 @@ class Following:
                     return failure.kind
                 await self._take(channel, head, payload)
         except HostDownError as exc:
-            self.why = exc.why
+            self.why, self.is_lost = exc.why, True
             return LOST
         except VmckptError as exc:
             # What came is not to be trusted, or the replica: the primary hears of it, and goes on
@@ -135,11 +143,12 @@ class Following:
     async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
         if head.kind is Kind.HELLO:
             self.hello = decode_hello(payload)
+            self.second.begin(self.hello.heartbeat_port)
             await self._try(channel, self.hello)
             pages = ram_pages(self.hello.ram_bytes)
             self._replica.disks.require_same(self.hello.disks)
             self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)
-            welcome = Welcome(self._name, self._replica.epoch or None)
+            welcome = Welcome(self._name, self._replica.epoch or None, self.second.port)
             await channel.send(channel.outbound.frame(Kind.WELCOME, 0, welcome.encode()))
             self._telling = asyncio.ensure_future(self._tell(channel))
         elif head.kind is not Kind.HEARTBEAT and self._assembler is not None:

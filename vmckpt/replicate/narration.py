@@ -18,14 +18,27 @@ from typing import Any
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.process import PRIVATE_FILE
+from vmckpt.replicate.paths import UNHEARD
 
 MOST_BYTES = 1 << 20
 # Seldom: a status takes a few tenths of a millisecond, in a process that epochs wait for.
 LOOK_S = 0.2
 DIRECTORY = "replica-events"
-# A line is written when one of these has changed; the others are told with it.
+# A line is written when one of these has changed, or a path is lost or there again; the others are
+# told with it.
 TOLD_BY = ("state", "ending", "may_run")
-ALSO_TOLD = ("vm", "run", "role", "primary", "standby", "why", "term", "output_commit", "epoch")
+ALSO_TOLD = (
+    "vm",
+    "run",
+    "role",
+    "primary",
+    "standby",
+    "why",
+    "term",
+    "output_commit",
+    "epoch",
+    "paths",
+)
 Status = Callable[[], dict[str, Any]]
 
 
@@ -41,7 +54,7 @@ async def narrated(status: Status, host: Entry) -> AsyncIterator[None]:
 
     def tell() -> None:
         said = status()
-        facts = {name: said.get(name) for name in TOLD_BY}
+        facts = {name: said.get(name) for name in TOLD_BY} | {"unheard": _unheard(said)}
         if not told or told[-1] != facts:
             told[:] = [facts]
             tell_event(host, said)
@@ -59,6 +72,11 @@ async def narrated(status: Status, host: Entry) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await asyncio.wait({watching})
         tell()
+
+
+def _unheard(said: dict[str, Any]) -> list[str]:
+    """The paths that are lost: that is told too, and when they are there again."""
+    return [path for path, how in said.get("paths", {}).items() if how in UNHEARD]
 
 
 def tell_event(host: Entry, said: dict[str, Any]) -> None:

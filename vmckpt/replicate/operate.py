@@ -8,6 +8,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Tim
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.control import ask
+from vmckpt.replicate.folding import fold_there, stand_aside
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files
@@ -25,16 +26,28 @@ from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.start import Replaced
 
 
-async def stop(name: str, hosts: Iterable[Host], copies: Fate = Fate.DISCARD) -> dict[str, Any]:
+async def stop(
+    name: str,
+    hosts: Iterable[Host],
+    copies: Fate = Fate.DISCARD,
+    *,
+    standby_is_dead: bool = False,
+) -> dict[str, Any]:
     """End the VM's replication: it runs on where it is, unprotected.
+
+    What it wrote to shared disks is on them then. `standby_is_dead`: the operator says that a
+    standby's host which gives no answer does nothing more.
 
     `copies`: what becomes of those of a standby that was killed. What services that have ended left
     to read goes too. When both were killed the arbiter is told that no standby may take over any
     more. Raises NotFoundError, RefusedError when a standby whose primary is silent may have the
     only copy of the guest, TimedOutError, OperationFailedError.
     """
+    hosts = tuple(hosts)
     found = await sides(name, hosts)
     if not found:
+        if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
+            return {"vm": name, "why": "what it wrote is on its shared disks"}
         raise not_replicated(name)
     answering = {str(side.status["role"]): side.host for side in found if side.answers}
     if "standby" in answering and "primary" not in answering:
@@ -54,6 +67,11 @@ async def stop(name: str, hosts: Iterable[Host], copies: Fate = Fate.DISCARD) ->
         if side.status["role"] == "standby":
             await end_waiting(side.host, name)
             await settle_copies(side.host, Files.of(side.host, name), copies)
+    if await stand_aside(name, hosts):
+        with suppress(HostDownError):  # an old primary's is nobody's, and goes
+            await settle(name, hosts)
+        await fold_there(name, hosts, standby_is_dead=standby_is_dead)
+    for side in found:
         await side.host.remove(Files.of(side.host, name).path)
     return last
 

@@ -12,7 +12,7 @@ from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import armed, attended
 from vmckpt.hosts.process import identify
-from vmckpt.hosts.remote.tls import open_link
+from vmckpt.hosts.remote.tls import Place, open_link
 from vmckpt.hosts.scheduling import give_way
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
@@ -23,14 +23,17 @@ from vmckpt.qemu.monitor import session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
+from vmckpt.replicate.disks.aside import put_aside
 from vmckpt.replicate.disks.copies import mark_as_disks
 from vmckpt.replicate.disks.mirrors import Source, mirrored
 from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.narration import narrated
+from vmckpt.replicate.paths import SecondPath, second_path
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.request import Files, Request, read_request, stop_command
+from vmckpt.replicate.wire.beats import Sender
 from vmckpt.replicate.wire.frames import Kind
 from vmckpt.replicate.wire.messages import (
     Disk,
@@ -80,10 +83,13 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         stack.enter_context(armed(recovery, files.recovery_log))
         channel = await _connect(request, keeper.term)
         stack.callback(channel.abort)
+        second = await stack.enter_async_context(
+            second_path(request, Sender.PRIMARY, _place(request).token)
+        )
         sources = [
             Source(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in request.disks
         ]
-        welcome = await _greet(channel, request, vm)
+        welcome = await _greet(channel, request, vm, second)
         monitor = await stack.enter_async_context(
             session(await host.connect(vm.qemu.files.operator), request.vm)
         )
@@ -93,11 +99,14 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         capture = await stack.enter_async_context(
             capturing(vm.qemu.process.pid, ram_file, monitor, output)
         )
+        if request.shares_disks:
+            sources = await put_aside(monitor, request, vm, sources)
+        else:
+            mark_as_disks([vm.spec.disks[at.number].on(host.state_dir) for at in sources], vm.name)
         mirrors = await stack.enter_async_context(mirrored(monitor, sources, files.disks))
-        mark_as_disks([vm.spec.disks[at.number].on(host.state_dir) for at in sources], vm.name)
         protection = Protection(
             request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
-            keeper=keeper, channel=channel, replica=welcome.replica,
+            keeper=keeper, channel=channel, replica=welcome.replica, second=second,
         )  # fmt: skip
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))
@@ -172,18 +181,25 @@ def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
 
 
 async def _connect(request: Request, term: int) -> Channel:
+    wire = await open_link(request.standby.name, _place(request))
+    return Channel(wire.reader, wire.writer, term)
+
+
+def _place(request: Request) -> Place:
     if request.place is None:
         raise OperationFailedError(
             "the primary was not told where its standby is",
             why="its request has no place",
             remedy="begin anew: vmckpt replicate start",
         )
-    wire = await open_link(request.standby.name, request.place)
-    return Channel(wire.reader, wire.writer, term)
+    return request.place
 
 
-async def _greet(channel: Channel, request: Request, vm: Vm) -> Welcome:
-    """Say who we are. Raises HostDownError, OperationFailedError, WireError."""
+async def _greet(channel: Channel, request: Request, vm: Vm, second: SecondPath) -> Welcome:
+    """Say who we are, from then on over both paths.
+
+    Raises HostDownError, OperationFailedError, WireError.
+    """
     itself = identify(os.getpid())
     emitters = tuple(
         Process(which.pid, which.start_ticks) for which in (itself, vm.qemu.process) if which
@@ -196,6 +212,7 @@ async def _greet(channel: Channel, request: Request, vm: Vm) -> Welcome:
         ram_bytes=vm.spec.memory_bytes,
         disks=tuple(Disk(f"disk{disk.number}", disk.size_bytes) for disk in request.disks),
         emitters=emitters,
+        heartbeat_port=second.port,
     )
     try:
         async with asyncio.timeout(HELLO_S):
@@ -218,4 +235,6 @@ async def _greet(channel: Channel, request: Request, vm: Vm) -> Welcome:
             why=f"it said {head}",
             remedy="install the same vmckpt on both sides",
         )
-    return decode_welcome(payload)
+    welcome = decode_welcome(payload)
+    second.begin(welcome.heartbeat_port)
+    return welcome

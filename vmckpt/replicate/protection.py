@@ -17,6 +17,7 @@ from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOUR
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.epochs import Epochs, Grip
 from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.paths import SecondPath, paths_status
 from vmckpt.replicate.request import Files, Request
 from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.sequence.steps import to_the_end
@@ -51,8 +52,9 @@ class Protection:
         keeper: Keeper,
         channel: Channel,
         replica: str,
+        second: SecondPath,
     ) -> None:
-        self._request, self._files = request, files
+        self._request, self._files, self._second = request, files, second
         self._wake = asyncio.Event()
         self._grip, self._vm, self._monitor = grip, grip.vm, grip.monitor
         self._keeper, self._replica = keeper, replica
@@ -71,7 +73,7 @@ class Protection:
                 with self._woken_by_its_end():
                     ending = await self._protect(background)
             except StandbyLostError as exc:
-                self._why = "" if self._asked else str(exc)
+                self._why = "" if self._asked else self._how_lost(exc)
                 ending = await self._go_on_alone()
             except BaseException as exc:
                 # Asked to end, or a bug of ours: no guest stays behind whose output is held.
@@ -80,6 +82,12 @@ class Protection:
                 await to_the_end(self._conclude(ending))
                 raise
         await self._conclude(ending)
+
+    def _how_lost(self, exc: StandbyLostError) -> str:
+        is_silent = bool(self._stream.why) or self._keeper.is_silent()
+        if self._stream.is_told or not is_silent:
+            return str(exc)
+        return f"{exc}; {self._second.told(self._stream.heard_s)}"
 
     async def _conclude(self, ending: Ending) -> None:
         if ending is Ending.REPLACED:
@@ -282,6 +290,12 @@ class Protection:
             "epoch_is_auto": options.epoch_s is None,
             "max_pause_ms": options.max_pause_s * 1e3,
             "tracker": self._grip.capture.tracker,
+            **paths_status(
+                self._second,
+                (self._request.primary.migration_address, self._request.standby.migration_address),
+                self._stream.heard_s,
+                is_lost=self._stream.is_lost,
+            ),
             "sent_bytes": self._stream.sent_bytes,
             **self._grip.mirrors.status(),
             **self._epochs.figures.to_json(),

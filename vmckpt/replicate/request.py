@@ -19,6 +19,7 @@ from vmckpt.replicate.disks.copies import CopiedDisk
 
 FORMAT = 2
 DIRECTORY = "replicas"
+COPY, SHARED = "copy", "shared"
 # What a standby's status says when it has taken the guest over.
 PROMOTED = "promoted"
 # What a service's status says when nothing of it is left to be done.
@@ -33,7 +34,8 @@ class Options:
     wants to know us by, on each of both hosts ("": nothing); `fence` the command line of an agent
     (`fencing/agent.py`), empty where the standby kills by itself, or waits. `holds_output`: nothing
     that the guest sends leaves before the standby has the state that sent it. `lease_s`: how long a
-    silent primary is waited for where it is not fenced.
+    silent primary is waited for where it is not fenced. `disks`: COPY, the standby has copies of
+    those that can be written; SHARED, both hosts see the same files.
     """
 
     arbiter: str
@@ -43,6 +45,7 @@ class Options:
     holds_output: bool = True
     lease_s: float = 3.0
     credentials: str = ""
+    disks: str = COPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,8 @@ class Request:
     """One replication, as both services are told of it.
 
     `one_machine`: both hosts' processes are this kernel's, so that each side can see and kill the
-    other's. `qemu_id` is of the primary's QEMU. `disks` are copied to the standby. `place` is where
-    that listens; only the primary is told.
+    other's. `qemu_id` is of the primary's QEMU. `disks` are those that can be written. `place` is
+    where the standby listens; only the primary is told.
     """
 
     run: str
@@ -117,6 +120,11 @@ class Request:
     qemu_id: str
     disks: tuple[CopiedDisk, ...] = ()
     place: Place | None = None
+
+    @property
+    def shares_disks(self) -> bool:
+        """Whether the disks that can be written are the same files on both hosts."""
+        return self.options.disks == SHARED
 
     def to_json(self) -> dict[str, Any]:
         """For its file."""

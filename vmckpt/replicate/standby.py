@@ -33,11 +33,13 @@ from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
 from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.narration import narrated
+from vmckpt.replicate.paths import SecondPath, paths_status, second_path
 from vmckpt.replicate.replica import Replica, replica_in
 from vmckpt.replicate.request import PROMOTED, Files, Request, read_request, stop_command
 from vmckpt.replicate.takeover import TICK_S, TakeOver
 from vmckpt.replicate.trial import try_means
 from vmckpt.replicate.warm import Warm
+from vmckpt.replicate.wire.beats import Sender
 from vmckpt.replicate.wire.messages import Failure
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import to_the_end
@@ -82,8 +84,9 @@ async def serve_standby(directory: Path) -> None:
             for copied in request.disks
             for disk in (spec.disks[copied.number],)
         ]
-        paths = [copy.path for copy in copies]
-        prepare(copies, request.vm, request.run)
+        # A disk that both hosts have is nobody's copy: it is neither made nor removed.
+        paths = [] if request.shares_disks else [copy.path for copy in copies]
+        prepare([] if request.shares_disks else copies, request.vm, request.run)
         undo = stack.enter_context(ExitStack())
         undo.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
@@ -91,7 +94,7 @@ async def serve_standby(directory: Path) -> None:
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:
-            async with journal_of(copies) as disks:
+            async with journal_of(copies, are_shared=request.shares_disks) as disks:
                 with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
                     await standby.serve(ram, disks)
         finally:
@@ -115,6 +118,7 @@ class Standby:
         self._took_over_s: float | None = None
         self._replica: Replica | None = None
         self._following: Following | None = None
+        self._second: SecondPath | None = None
         self._asked, self._dismissed = asyncio.Event(), asyncio.Event()
 
     @property
@@ -139,9 +143,11 @@ class Standby:
                 writer.transport.abort()
 
         async with (
+            second_path(self._request, Sender.STANDBY, token) as second,
             answering(self._files.control, self._answer),
             await listening(self._files.path, visit),
         ):
+            self._second = second
             try:
                 # Listening before: it takes a second for every few GiB.
                 refusal = await self._reserve(ram)
@@ -150,7 +156,7 @@ class Standby:
                     await channel.fail(refusal)
                     return
                 with replica_in(ram, disks) as replica:
-                    await self._follow(channel, replica)
+                    await self._follow(channel, replica, second)
             except TimeoutError:
                 self._why = f"the primary did not come within {COME_S:g} s"
             finally:
@@ -191,9 +197,9 @@ class Standby:
             return Failure("refused", what, exc.strerror or str(exc), "free memory there")
         return None
 
-    async def _follow(self, channel: Channel, replica: Replica) -> None:
+    async def _follow(self, channel: Channel, replica: Replica, second: SecondPath) -> None:
         """Receive until the primary has gone, then see what is to be done."""
-        primary = Following(self.name, replica, partial(try_means, self._request.options))
+        primary = Following(self.name, replica, partial(try_means, self._request.options), second)
         self._replica, self._following = replica, primary
         taking = TakeOver(self._request, self._lease, replica, primary, self._asked)
         give_way()  # its QEMU, which was started before, does not
@@ -287,6 +293,7 @@ class Standby:
             "epoch": replica.epoch if replica else 0,
             "complete": bool(replica and replica.complete),
             "heard_ms_ago": round((boottime_s() - primary.heard_s) * 1e3, 1) if primary else None,
+            **self._paths(),
             "disk_bytes_applied": replica.disks.applied_bytes if replica else 0,
             "received_bytes": primary.received_bytes if primary else 0,
             "qemu_id": self._warm.qemu.files.qemu_id,
@@ -297,6 +304,17 @@ class Standby:
             "fencing_ms": _ms(self._entitled_s - self._noticed_s) if self._took_over_s else None,
             "took_over_ms": _ms(self._took_over_s) if self._took_over_s else None,
         }
+
+    def _paths(self) -> dict[str, Any]:
+        if self._second is None:
+            return {}
+        primary, asked = self._following, self._request
+        return paths_status(
+            self._second,
+            (asked.standby.migration_address, asked.primary.migration_address),
+            primary.heard_s if primary else None,
+            is_lost=primary is not None and primary.is_lost,
+        )
 
     def _stage(self) -> str:
         if self._following is None or self._following.hello is None:

@@ -49,7 +49,7 @@ class Stream:
     """Epochs on their way to the standby, one at a time.
 
     `wake` is called when it is lost, `tell` with what it says of its disks. `is_taken`: it has said
-    that the guest runs there. `why`: how it was lost.
+    that the guest runs there. `why`: how it was lost; `is_told`: in its own words.
     """
 
     def __init__(
@@ -68,12 +68,22 @@ class Stream:
         self._epoch_began_s, self._epoch_began_bytes, self._link = 0.0, 0, Link()
         self._answered = asyncio.Condition()
         self.why = ""
-        self.is_taken = False
+        self.is_taken = self.is_told = self._is_left = False
 
     @property
     def sent_bytes(self) -> int:
         """All that was sent, as it was sent."""
         return self._channel.outbound.sent_bytes
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended without a word, of this side's or of the other's."""
+        return bool(self.why) and not (self.is_told or self._is_left)
+
+    @property
+    def heard_s(self) -> float:
+        """When anything last came, by `clock.boottime_s`."""
+        return self._channel.heard_s
 
     @property
     def next_number(self) -> int:
@@ -149,7 +159,7 @@ class Stream:
                 head, payload = await self._channel.receive()
                 if head.kind is Kind.FAILURE:
                     failure = decode_failure(payload)
-                    self.is_taken = failure.kind == TAKEN
+                    self.is_told, self.is_taken = True, failure.kind == TAKEN
                     raise StandbyLostError(f"{failure.what}: {failure.why}")
                 if head.kind is Kind.ACK:
                     await self._note(head)
@@ -193,6 +203,7 @@ class Stream:
 
     async def end(self, kind: str, why: str) -> None:
         """Say how the protection ends, if anybody hears it."""
+        self._is_left = self._is_left or not self.why
         with suppress(HostDownError):
             await self._channel.fail(Failure(kind, "the primary ends the protection", why, "-"))
 

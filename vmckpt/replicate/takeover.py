@@ -15,7 +15,7 @@ from vmckpt.lease.rule import Holding
 from vmckpt.lease.standby import Fencing, Move, View, decide
 from vmckpt.replicate.channel import PATIENCE_S
 from vmckpt.replicate.fencing.agent import Agent, Target, this_machine
-from vmckpt.replicate.following import Following
+from vmckpt.replicate.following import LOST, Following
 from vmckpt.replicate.replica import Replica
 from vmckpt.replicate.request import Request
 from vmckpt.replicate.wire.messages import Hello
@@ -68,15 +68,23 @@ class TakeOver:
         while True:
             move = await self._next(receiving)
             if move in (Move.STALE, Move.STAND_DOWN):
-                self.why = f"{self._primary.why or 'the primary is silent'}; {move.value}"
+                self.why = f"{self._how_lost(receiving)}; {move.value}"
                 return move
             if move is Move.PROMOTE or (move is Move.FOLLOW and not receiving.done()):
                 return move
+            if move is Move.FOLLOW:
+                self.why = f"{self._how_lost(receiving)}: its lease is waited for"
             try:
                 await self._do(move)
             except VmckptError as exc:
                 self.why = f"{exc.what}: {exc.why}"
                 await asyncio.sleep(TICK_S)
+
+    def _how_lost(self, receiving: "asyncio.Future[str]") -> str:
+        primary = self._primary
+        if receiving.done() and receiving.result() != LOST:
+            return primary.why  # it said so
+        return f"{primary.why or 'the primary is silent'}; {primary.second.told(primary.heard_s)}"
 
     async def _next(self, receiving: "asyncio.Future[str]") -> Move:
         if self._lease.held_until_s < boottime_s() + MARGIN_S:
@@ -114,7 +122,7 @@ class TakeOver:
             me=self._lease.claimant,
             complete=self._replica.complete,
             follows_term=self._primary.term,
-            heard_s=(self._primary.heard_s,) if is_heard else (),
+            heard_s=self._primary.heard_by_path_s() if is_heard else (),
             seen=self._lease.seen,
             fencing=self._fencing if can_fence else Fencing.NONE,
             dead=self._dead,

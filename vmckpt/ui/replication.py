@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from vmckpt.replicate.paths import FIRST, HEARD, SECOND, UNHEARD
 from vmckpt.ui.tables import fields
-from vmckpt.units import format_size
+from vmckpt.units import format_duration, format_size
 
 
 def status_text(name: str, sides: list[dict[str, Any]]) -> str:
@@ -23,13 +24,17 @@ def event_text(event: dict[str, Any]) -> str:
         state += ", the guest may not run: its lease has ended"
     if event.get("output_commit") is False:
         state += ", output not held"
+    paths = event.get("paths", {})
+    state += "".join(f", {path} path {how}" for path, how in paths.items() if how in UNHEARD)
+    if paths and set(paths.values()) == {HEARD}:
+        state += ", heard over both paths"
     why = f": {event['why']}" if event.get("why") else ""
     where = f"{event['host']} {event['role']}"
     return f"{event['time']}  {where:<20}  {state}, term {event.get('term', '?')}{why}"
 
 
 def _primary(side: dict[str, Any]) -> list[tuple[str, str]]:
-    pairs = [("primary", _where(side))]
+    pairs = [("primary", _where(side)), *_paths(side)]
     if side.get("epochs") is None or not side["answers"]:
         return pairs
     if not side["may_run"]:
@@ -55,9 +60,35 @@ def _standby(side: dict[str, Any]) -> list[tuple[str, str]]:
     if side["answers"] and side.get("heard_ms_ago") is not None:
         heard = f"{side['heard_ms_ago']:g} ms ago, {format_size(side['received_bytes'])} so far"
         pairs += [("has epoch", str(side["epoch"])), ("heard", heard)]
+    pairs += _paths(side)
     if side.get("took_over_ms") is not None:
         pairs.append(("took over", f"in {side['took_over_ms']:g} ms"))
     return pairs
+
+
+def _paths(side: dict[str, Any]) -> list[tuple[str, str]]:
+    """How the other side is heard, while this one lives."""
+    if not side["answers"]:
+        return []
+    labels = {FIRST: "connection", SECOND: "2nd path"}
+    return [(labels[path], _path(side, path)) for path in side.get("paths", {})]
+
+
+def _path(side: dict[str, Any], path: str) -> str:
+    how = str(side["paths"][path])
+    if how == "none":
+        return f"none: {side['second_path_lacks']}"
+    here, there = side["path_addresses"][path]
+    ago_ms = side["path_heard_ms_ago"][path]
+    words = {
+        "heard": f"{there} is heard at {here}",
+        "one way": f"ONE WAY: {there} is heard at {here}, but hears nothing",
+        "silent": f"SILENT: {there} is not heard at {here}",
+        "waiting": f"nothing came from {there} to {here} yet",
+    }[how]
+    if how == "silent" and ago_ms is not None:
+        words += f", for {format_duration(ago_ms / 1e3)}"
+    return words
 
 
 def _where(side: dict[str, Any]) -> str:

@@ -146,8 +146,8 @@ async def held(vm: Vm, action: str, *, whole: bool = True) -> AsyncIterator[Vm]:
 async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
     """The VM as it is at home now, for the holder of its lock.
 
-    Raises BusyError when it is not at home there any more, a migration of it was cut off, or
-    (`whole`) pages of its memory are still to come from a checkpoint.
+    Raises BusyError when it is not at home there any more, a migration of it was cut off, what it
+    has written stands aside, or (`whole`) pages of its memory are still to come from a checkpoint.
     """
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
@@ -161,6 +161,12 @@ async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
             f"'{vm.name}' is not on {vm.host.name} any more",
             why="another command has moved or removed it meanwhile",
             remedy="ask again: vmckpt vm list",
+        )
+    if await now.host.exists(now.directory.aside):
+        raise BusyError(
+            f"what '{vm.name}' has written is not on its shared disks yet",
+            why="it stands aside, as while it was replicated with --disks shared",
+            remedy=f"have it written there: vmckpt replicate stop {vm.name}",
         )
     if whole and await now.host.exists(now.qemu.files.missing) and await now.is_alive():
         raise BusyError(
@@ -258,9 +264,8 @@ async def _create_disks(host: Host, spec: Spec) -> list[Path]:
 
 async def create_image(host: Host, path: Path, image_format: str, size_bytes: int) -> None:
     """An empty disk image; nothing may stand at `path`. Raises OperationFailedError."""
-    qemu_img = Path(host.qemu).parent / "qemu-img" if "/" in host.qemu else Path("qemu-img")
     done = await host.run(
-        [str(qemu_img), "create", "-q", "-f", image_format, str(path), str(size_bytes)]
+        [str(qemu_img(host)), "create", "-q", "-f", image_format, str(path), str(size_bytes)]
     )
     if done.returncode:
         await host.remove(path)
@@ -269,6 +274,11 @@ async def create_image(host: Host, path: Path, image_format: str, size_bytes: in
             why=done.stderr.strip(),
             remedy="check the path and free space",
         )
+
+
+def qemu_img(host: Host) -> Path:
+    """The program that goes with a host's QEMU."""
+    return Path(host.qemu).parent / "qemu-img" if "/" in host.qemu else Path("qemu-img")
 
 
 async def _press_button(vm: Vm) -> None:

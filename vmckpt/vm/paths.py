@@ -47,6 +47,11 @@ class VmDir:
         return self.path / "saving"
 
     @property
+    def aside(self) -> Path:
+        """There while what the guest writes to shared disks stands aside; see `replicate/disks`."""
+        return self.path / "aside"
+
+    @property
     def away(self) -> Path:
         """There while its devices are unplugged for a checkpoint: which step was begun."""
         return self.path / "devices-away"

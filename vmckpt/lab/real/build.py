@@ -102,6 +102,7 @@ async def begin(
             state_dir=STATE_DIR,
             migration_address=machine.migration_address,
             qemu=qemu,
+            second_address=machine.address,
             ssh_address=machine.address,
         )
         for machine, holder, qemu in zip(machines, holders, qemus, strict=True)

@@ -8,6 +8,7 @@ from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import session
 from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.replicate.request import COPY, SHARED
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.inventory import Vm
@@ -29,16 +30,19 @@ async def copied_disks(vm: Vm) -> tuple[CopiedDisk, ...]:
 
 
 async def disk_checks(
-    vm: Vm, standby: Host, images: Mapping[str, DiskImage]
+    vm: Vm, standby: Host, images: Mapping[str, DiskImage], how: str = COPY
 ) -> AsyncIterator[Check]:
     """What becomes of every disk that the VM can write. Raises HostDownError."""
     needed: dict[Path, int] = {}
     for disk, node in zip(vm.spec.disks, vm.nodes, strict=True):
         if disk.read_only:
             continue
-        refused = await _refused(disk, images[node], vm, standby)
+        refused = await _refused(disk, images[node], vm, standby, how)
         if refused is not None:
             yield refused
+            continue
+        if how == SHARED:
+            yield Check("disk-shared", OK, f"{disk.on(vm.host.state_dir)} is there on both")
             continue
         there = disk.on(standby.state_dir)
         if not await standby.exists(there):
@@ -60,7 +64,7 @@ def _needed_bytes(disk: Disk, image: DiskImage) -> int:
     return image.allocated_bytes + tables
 
 
-async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host) -> Check | None:
+async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str) -> Check | None:
     here, there = disk.on(vm.host.state_dir), disk.on(standby.state_dir)
     if image.snapshots:
         reason = f"its disk {here} holds snapshots: they would not be on the standby"
@@ -72,13 +76,30 @@ async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host) -> Check
     if shared is None:
         reason = f"nobody knows whether {here} is shared with {standby.name}: {why}"
         return Check("disk-shared", REFUSE, reason, OWN_STORAGE)
+    if how == SHARED:
+        return await _not_the_same(disk, vm, standby, is_shared_=shared)
     if shared:
-        reason = (
-            f"its disk {here} is shared with {standby.name}: after a failover it would be ahead of "
-            "the memory, with what the guest wrote past the moment that it goes on from"
-        )
-        return Check("disk-shared", REFUSE, reason, OWN_STORAGE)
+        reason = f"its disk {here} is shared with {standby.name}: a copy has no place there"
+        return Check("disk-shared", REFUSE, reason, "say --disks shared")
     if disk.path.is_absolute() and not await standby.exists(there.parent):
         reason = f"{standby.name} has no directory {there.parent}"
         return Check("disk-directory", REFUSE, reason, "create it there")
+    return None
+
+
+async def _not_the_same(disk: Disk, vm: Vm, standby: Host, *, is_shared_: bool) -> Check | None:
+    """Why the standby could not write to the very file that the VM has."""
+    here, there = disk.on(vm.host.state_dir), disk.on(standby.state_dir)
+    if not is_shared_:
+        reason = f"its disk {here} is not shared with {standby.name}: what is written is not there"
+        return Check("disk-shared", REFUSE, reason, "leave out --disks shared: it is copied then")
+    if (await vm.host.resolve(here)).name != (await standby.resolve(there)).name:
+        reason = f"its disk {here} is another file on {standby.name}"
+        return Check("disk-shared", REFUSE, reason, "give both hosts the same links")
+    if disk.format != "raw":
+        reason = f"its disk {here} is {disk.format}: of shared ones only raw images are written"
+        return Check("disk-format", REFUSE, reason, "convert it: qemu-img convert -O raw")
+    if not await standby.usable(there):
+        reason = f"{standby.name} may not write to {there}"
+        return Check("disk-shared", REFUSE, reason, "give vmckpt's user the right to, there")
     return None

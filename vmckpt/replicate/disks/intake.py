@@ -17,7 +17,7 @@ class Intake:
     """The writes to all disks since the last cut, in order.
 
     `known` is what the standby's copies hold, by disk, until `all_is_copied`: what is there
-    already goes no further.
+    already goes no further. Of a disk that is not in it nothing is known.
     """
 
     def __init__(self, known: dict[int, Known]) -> None:
@@ -36,7 +36,7 @@ class Intake:
             await self.zero(disk, offset_bytes, len(data))
             return
         self.written_bytes += len(data)
-        if self._known is None:
+        if self._known is None or disk not in self._known:
             self._queue(DiskWrite(disk, offset_bytes, data), len(data))
         else:
             view, differing_bytes = memoryview(data), 0
@@ -51,7 +51,7 @@ class Intake:
         """Zeroes that the guest wrote; as `write`."""
         self.written_bytes += length_bytes
         spans = [(offset_bytes, offset_bytes + length_bytes)]
-        if self._known is not None:
+        if self._known is not None and disk in self._known:
             spans = self._known[disk].differing_from_zero(offset_bytes, length_bytes)
             self.same_bytes += length_bytes - sum(end - start for start, end in spans)
         for start, end in spans:

@@ -34,10 +34,14 @@ T = TypeVar("T")
 
 
 class Journal:
-    """All disks' copies, in the order in which HELLO names them."""
+    """All disks' copies, in the order in which HELLO names them.
 
-    def __init__(self, images: Sequence[tuple[Path, Image]]) -> None:
-        self._images = images
+    `are_shared`: they are the disks themselves, on storage that both hosts have, and hold what the
+    primary's held when it began.
+    """
+
+    def __init__(self, images: Sequence[tuple[Path, Image]], *, are_shared: bool = False) -> None:
+        self._images, self._are_shared = images, are_shared
         self._applying: asyncio.Future[None] | None = None
 
     @property
@@ -68,7 +72,12 @@ class Journal:
             )
 
     async def digests(self) -> AsyncIterator[Digests]:
-        """What the copies hold before anything is applied. Raises StorageError."""
+        """What the copies hold before anything is applied, where that is not known.
+
+        Raises StorageError.
+        """
+        if self._are_shared:
+            return
         for number, (path, image) in enumerate(self._images):
             for first in range(0, blocks_of(image.size_bytes), TOLD_BLOCKS):
                 work = partial(image.digests, first, TOLD_BLOCKS)
@@ -115,7 +124,7 @@ class Journal:
 
 
 @asynccontextmanager
-async def journal_of(copies: Sequence[Copy]) -> AsyncIterator[Journal]:
+async def journal_of(copies: Sequence[Copy], *, are_shared: bool = False) -> AsyncIterator[Journal]:
     """A journal before the copies, for the block; at its end none is being written.
 
     Raises OSError, ValueError (no copy as `prepare` makes them).
@@ -125,7 +134,8 @@ async def journal_of(copies: Sequence[Copy]) -> AsyncIterator[Journal]:
             [
                 (copy.path, stack.enter_context(opened(copy.path, copy.image_format)))
                 for copy in copies
-            ]
+            ],
+            are_shared=are_shared,
         )
         try:
             yield journal

@@ -29,11 +29,15 @@ _BEGINS = ("created", "running", "paused")
 
 
 class Source(NamedTuple):
-    """A disk of the VM: its place in the spec, its node in QEMU, its length."""
+    """A disk of the VM: its place in the spec, its node in QEMU, its length.
+
+    `is_shared`: the standby has all that its backing file holds.
+    """
 
     number: int
     node: str
     size_bytes: int
+    is_shared: bool = False
 
 
 class Mirrors:
@@ -44,7 +48,11 @@ class Mirrors:
     ) -> None:
         self._monitor, self._sources, self._socket, self._events = monitor, sources, socket, events
         self._disks = tuple(Disk(source.node, source.size_bytes) for source in sources)
-        self._known = {at: Known(source.size_bytes) for at, source in enumerate(sources)}
+        self._known = {
+            at: Known(source.size_bytes)
+            for at, source in enumerate(sources)
+            if not source.is_shared
+        }
         self.intake = Intake(self._known)
         self._ready = set[str]()
         self._lost = ""
@@ -56,7 +64,7 @@ class Mirrors:
         told = decode_digests(payload, self._disks)
         try:
             self._known[told.disk].tell(told.first_block, bytes(told.digests))
-        except ValueError as exc:
+        except (ValueError, KeyError) as exc:
             raise OperationFailedError(
                 "the standby tells nonsense of its disks",
                 why=str(exc),
@@ -86,8 +94,9 @@ class Mirrors:
             # Not `discard`: QEMU would begin with zeroing all of the copy.
             await block.blockdev_add(self._monitor, options)
             await block.blockdev_mirror(
-                self._monitor, name, source.node, name, 0, write_through=True
-            )
+                self._monitor, name, source.node, name, 0, write_through=True,
+                sync="top" if source.is_shared else "full",
+            )  # fmt: skip
 
     def end_epoch(self) -> None:
         """With the guest stopped: what it has written so far is the epoch's, see `ended`.

@@ -27,7 +27,7 @@ from vmckpt.replicate.wire.frames import Buffer
 from vmckpt.replicate.wire.sections import Packer, unpack
 
 # Both sides have to speak the same; it changes when a frame or a payload does.
-PROTOCOL = 3
+PROTOCOL = 4
 _BEGIN = struct.Struct(">QQQ")
 _COMMIT = struct.Struct(">QQQQI")
 _HEARTBEAT = struct.Struct(">QQ")
@@ -59,7 +59,8 @@ class Hello:
     """The primary's first frame. `holder` is its name with the arbiter, `host` where it is.
 
     `machine` is by what a fencing agent knows that host again; `emitters` are the processes there
-    that can let the guest's output out or write its disks.
+    that can let the guest's output out or write its disks. `heartbeat_port`: where it hears the
+    standby over the second path; None: there is none.
     """
 
     vm: str
@@ -69,6 +70,7 @@ class Hello:
     ram_bytes: int
     disks: tuple[Disk, ...] = ()
     emitters: tuple[Process, ...] = ()
+    heartbeat_port: int | None = None
     protocol: int = PROTOCOL
 
     def encode(self) -> list[Buffer]:
@@ -80,11 +82,13 @@ class Hello:
 class Welcome:
     """The standby's first frame. `replica` is what the arbiter will know it by.
 
-    `epoch`: the last one that it has as a whole; None: it has nothing.
+    `epoch`: the last one that it has as a whole; None: it has nothing. `heartbeat_port`: where it
+    hears the primary over the second path.
     """
 
     replica: str
     epoch: int | None = None
+    heartbeat_port: int | None = None
     protocol: int = PROTOCOL
 
     def encode(self) -> list[Buffer]:

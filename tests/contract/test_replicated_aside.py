@@ -1,0 +1,227 @@
+"""What stands aside of shared disks: who has the term alone writes it there, and nobody else."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    RefusedError,
+)
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.store import NONE_YET
+from vmckpt.qemu.block import DiskImage
+from vmckpt.replicate.disks.aside import fold, request_file
+from vmckpt.replicate.disks.checks import disk_checks
+from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.replicate.folding import fold_there
+from vmckpt.replicate.operate import stop
+from vmckpt.replicate.request import SHARED, Files, Options, Request
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.check import Check
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.lifecycle import read_again
+from vmckpt.vm.paths import VmDir, vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+SPEC = 'name = "web"\nmemory = "32M"\n[[disks]]\npath = "web.raw"\nformat = "raw"\n'
+PLATFORM = Platform("q35", "tcg", "qemu64")
+OURS = "a/1"
+
+
+class Silent(LocalHost):
+    """A host that gives no answer."""
+
+    async def find_processes(self, argument: str) -> list[ProcessId]:
+        raise HostDownError("b is down", why=argument, remedy="-")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
+    """On the first one something of a stopped VM stands aside; the second was its standby."""
+    (tmp_path / "bin").mkdir()
+    image = tmp_path / "bin/qemu-img"
+    image.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n! [ -e {tmp_path}/broken ]\n')
+    image.chmod(0o755)
+    qemu = str(tmp_path / "bin/qemu")
+    a, b = (LocalHost(name, tmp_path / name, "127.0.0.1", qemu) for name in ("a", "b"))
+    directory = vm_dir(a.state_dir, "web")
+    directory.aside.mkdir(parents=True)
+    directory.spec.write_text(SPEC)
+    went = Qemu(directory.qemu("old"), ProcessId(1 << 22, 1), PLATFORM)
+    directory.current.write_text(went.to_json())
+    request = Request(
+        run="1", vm="web", spec=SPEC, platform=PLATFORM._asdict(), primary=a, standby=b,
+        options=Options(str(tmp_path / "leases"), disks=SHARED), one_machine=True, qemu_id="old",
+        disks=(CopiedDisk(0, 4096), CopiedDisk(1, 4096)),
+    )  # fmt: skip
+    request_file(directory).write_text(json.dumps(request.to_json()))
+    (directory.aside / "disk0.qcow2").touch()
+    return a, b
+
+
+def recorded(tmp_path: Path, holder: str = OURS, in_sync: str | None = None) -> None:
+    (tmp_path / "leases").mkdir(exist_ok=True)
+    put = Record(1, holder, 1, Span(0.1), in_sync)
+    asyncio.run(FileStore(tmp_path / "leases").replace("web", put, over=NONE_YET))
+
+
+def home(tmp_path: Path) -> VmDir:
+    return vm_dir(tmp_path / "a", "web")
+
+
+def said(tmp_path: Path) -> list[str]:
+    path = tmp_path / "said"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_who_has_the_term_alone_folds_and_then_nothing_stands_aside(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    recorded(tmp_path)
+    (tmp_path / "broken").touch()
+    with pytest.raises(OperationFailedError, match="could not be written"):
+        asyncio.run(fold(home(tmp_path).aside))
+    assert home(tmp_path).aside.exists()
+    (tmp_path / "broken").unlink()
+    asyncio.run(fold(home(tmp_path).aside))
+    # Of the second disk there was nothing yet.
+    layer = home(tmp_path).aside / "disk0.qcow2"
+    assert said(tmp_path) == [f"commit -q -f qcow2 {layer}"] * 2
+    assert not home(tmp_path).aside.exists()
+    assert hosts[0].state_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("holder", "in_sync"), [("b/1", None), (OURS, "b/1"), ("aa/1", None), (None, None)]
+)
+def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, holder: str | None, in_sync: str | None
+) -> None:
+    """An old primary that comes back would write what nobody has seen over what everybody has."""
+    if holder is not None:
+        recorded(tmp_path, holder, in_sync)
+    with pytest.raises(RefusedError, match="not to reach its disks"):
+        asyncio.run(fold(home(tmp_path).aside))
+    assert said(tmp_path) == []
+    assert home(tmp_path).aside.exists()
+    assert hosts[1].name == "b"
+
+
+@contextmanager
+def a_standby(host: LocalHost) -> Iterator[None]:
+    """A process that looks like its service."""
+    words = ["replica", "standby", str(Files.of(host, "web").path), ""]
+    wait = "import sys; sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", wait, *words], stdin=subprocess.PIPE) as process:
+        while not find_by_argument("\0".join(words)):
+            pass
+        yield
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_nothing_is_folded_while_the_standby_may_write(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    recorded(tmp_path)
+    a, b = hosts
+    silent = Silent("b", b.state_dir, "127.0.0.1")
+    with a_standby(b), pytest.raises(RefusedError, match="may still write"):
+        asyncio.run(fold_there("web", hosts))
+    with pytest.raises(HostDownError) as down:
+        asyncio.run(fold_there("web", [a, silent]))
+    assert "--standby-is-dead" in down.value.remedy
+    with pytest.raises(NotFoundError):
+        asyncio.run(fold_there("web", [a]))
+    assert said(tmp_path) == []
+    assert asyncio.run(fold_there("web", [a, silent], standby_is_dead=True))
+    assert not asyncio.run(fold_there("web", hosts))
+
+
+def test_a_stop_folds_what_an_earlier_one_could_not(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    with pytest.raises(OperationFailedError) as failed:
+        asyncio.run(stop("web", hosts))
+    assert "the arbiter says: nothing" in failed.value.why
+    recorded(tmp_path)
+    assert "on its shared disks" in asyncio.run(stop("web", hosts))["why"]
+    with pytest.raises(NotFoundError):
+        asyncio.run(stop("web", hosts))
+
+
+def test_a_vm_is_left_alone_while_something_stands_aside(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    directory = home(tmp_path)
+    spec = parse_spec(SPEC, "test", directory.path)
+    qemu = Qemu(directory.qemu("old"), ProcessId(1 << 22, 1), PLATFORM)
+    vm = Vm(spec, hosts[0], directory, qemu)
+    with pytest.raises(BusyError) as busy:
+        asyncio.run(read_again(vm))
+    assert busy.value.remedy.endswith("vmckpt replicate stop web")
+    recorded(tmp_path)
+    asyncio.run(fold(directory.aside))
+    assert asyncio.run(read_again(vm)).name == "web"
+
+
+def checked(tmp_path: Path, disk: str) -> list[Check]:
+    hosts = [LocalHost(name, tmp_path / name, "192.0.2.1") for name in ("a", "b")]
+    for host in hosts:
+        (host.state_dir / "images").mkdir(parents=True, exist_ok=True)
+    spec = parse_spec(f'name = "web"\nmemory = "64M"\n[[disks]]\n{disk}\n', "spec", tmp_path)
+    directory = vm_dir(hosts[0].state_dir, "web")
+    vm = Vm(spec, hosts[0], directory, Qemu(directory.qemu("0"), ProcessId(1, 1), PLATFORM))
+    images = {"disk0": DiskImage("disk0", 1 << 20, 4096, ())}
+
+    async def run() -> list[Check]:
+        return [found async for found in disk_checks(vm, hosts[1], images, SHARED)]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("disk", "verdict", "code", "words"),
+    [
+        ('path = "web.raw"\nformat = "raw"', "ok", "disk-shared", "is there on both"),
+        ('path = "web.qcow2"', "refuse", "disk-format", "qcow2"),
+        ('image = "web.raw"\nformat = "raw"', "refuse", "disk-shared", "is not shared with b"),
+        ('path = "/proc/web.raw"\nformat = "raw"', "refuse", "disk-shared", "nobody knows"),
+        ('path = "gone.raw"\nformat = "raw"', "refuse", "disk-shared", "may not write"),
+    ],
+)
+def test_that_a_disk_is_shared_is_found_out_not_believed(
+    tmp_path: Path, disk: str, verdict: str, code: str, words: str
+) -> None:
+    for name in ("web.raw", "web.qcow2"):
+        (tmp_path / name).touch()
+    (found,) = checked(tmp_path, disk)
+    assert (found.verdict, found.code) == (verdict, code)
+    assert words in found.reason
+    assert bool(found.remedy) == (verdict != "ok")
+
+
+def test_links_to_two_files_in_one_folder_are_no_shared_disk(tmp_path: Path) -> None:
+    (tmp_path / "both").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "both" / f"{name}.raw").touch()
+        images = tmp_path / name / "images"
+        images.mkdir(parents=True)
+        (images / "web.raw").symlink_to(tmp_path / "both" / f"{name}.raw")
+    (found,) = checked(tmp_path, 'image = "web.raw"\nformat = "raw"')
+    assert (found.verdict, found.code) == ("refuse", "disk-shared")
+    assert "another file" in found.reason

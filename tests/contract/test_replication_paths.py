@@ -1,0 +1,248 @@
+"""Two paths between primary and standby, each played lost: who is heard, and what is told."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.lease.clock import boottime_s
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Span
+from vmckpt.lease.rule import Claimant
+from vmckpt.lease.standby import Move
+from vmckpt.replicate import paths
+from vmckpt.replicate.following import LOST
+from vmckpt.replicate.paths import (
+    HEARD,
+    NONE,
+    ONE_WAY,
+    SILENT,
+    WAITING,
+    SecondPath,
+    paths_status,
+    second_path,
+)
+from vmckpt.replicate.takeover import SILENCE_S, TakeOver
+from vmckpt.replicate.wire.beats import Hearing, Sender
+
+FIRST = ("127.0.0.1", "127.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(paths, "PATIENCE_S", 0.3)
+
+
+def request(first: str | None = "127.0.0.2", second: str | None = "127.0.0.3") -> Any:
+    hosts = [
+        LocalHost(name, Path("/none"), "127.0.0.1", second_address=address)
+        for name, address in (("a", first), ("b", second))
+    ]
+    return SimpleNamespace(primary=hosts[0], standby=hosts[1])
+
+
+@asynccontextmanager
+async def both(token: str = "one") -> AsyncIterator[tuple[SecondPath, SecondPath]]:
+    """Both sides, which do not beat yet; `token` is the standby's."""
+    async with (
+        second_path(request(), Sender.PRIMARY, "one") as primary,
+        second_path(request(), Sender.STANDBY, token) as standby,
+    ):
+        yield primary, standby
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.005)
+
+
+def are(primary: SecondPath, standby: SecondPath, *states: str) -> Callable[[], bool]:
+    return lambda: (primary.state(), standby.state()) == states
+
+
+def test_both_sides_hear_one_another_and_a_lost_path_is_silent_for_both() -> None:
+    async def main() -> None:
+        async with both() as (primary, standby):
+            assert are(primary, standby, WAITING, WAITING)()
+            standby.begin(primary.port)
+            primary.begin(standby.port)
+            await until(are(primary, standby, HEARD, HEARD))
+            standby.close()
+            await until(lambda: primary.state() == SILENT)
+            assert "nor is b heard at 127.0.0.2" in primary.told(boottime_s())
+
+    asyncio.run(main())
+
+
+def test_a_path_on_which_nothing_ever_comes_is_silent_after_a_while() -> None:
+    async def main() -> None:
+        async with both("another") as (primary, standby):
+            standby.begin(primary.port)
+            primary.begin(standby.port)
+            assert primary.state() == WAITING
+            await until(are(primary, standby, SILENT, SILENT))
+            assert primary.heard_s is None
+
+    asyncio.run(main())
+
+
+def test_a_path_that_carries_one_way_only_is_told_from_one_that_carries_both() -> None:
+    async def main() -> None:
+        async with both() as (primary, standby):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nowhere:
+                nowhere.bind(("127.0.0.2", 0))
+                standby.begin(nowhere.getsockname()[1])
+                primary.begin(standby.port)
+                await until(are(primary, standby, SILENT, ONE_WAY))
+
+    asyncio.run(main())
+
+
+def test_a_path_that_is_cut_both_ways_and_mended_never_looks_one_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the other side had answered last when it was cut."""
+    now_s = 100.0
+    monkeypatch.setattr(paths, "boottime_s", lambda: now_s)
+    ours, theirs = (Hearing(side, b"key") for side in Sender)
+    path, states = SecondPath(ours, "b", "127.0.0.2", "127.0.0.3"), list[str]()
+
+    async def main() -> None:
+        nonlocal now_s
+        await path.open(None)
+        path.begin(path.port)
+        for step in range(200):
+            now_s += 0.01
+            is_cut = 60 <= step < 130
+            if step % 5 == 0 and not is_cut:  # it says more often what it has than it gets more
+                path.datagram_received(theirs.say(), None)
+            if step % 20 == 10 and not is_cut:
+                theirs.hear(ours.say(), now_s)
+            states.append(path.state())
+        path.close()
+
+    asyncio.run(main())
+    assert [state for state, _ in groupby(states)] == [HEARD, SILENT, HEARD]
+
+
+def test_what_others_send_is_not_heard() -> None:
+    async def main() -> None:
+        async with both() as (primary, _):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                stranger.sendto(b"vkb1" + bytes(52), ("127.0.0.2", int(primary.port or 0)))
+                stranger.sendto(b"", ("127.0.0.2", int(primary.port or 0)))
+            await asyncio.sleep(0.05)
+            assert primary.heard_s is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "lacks"),
+    [
+        (None, "127.0.0.3", "a has one address only"),
+        ("127.0.0.2", None, "b has one address only"),
+        (None, None, "a and b have one address only"),
+    ],
+)
+def test_hosts_with_one_address_have_one_path_and_it_is_said(
+    first: str | None, second: str | None, lacks: str
+) -> None:
+    async def main() -> None:
+        async with second_path(request(first, second), Sender.PRIMARY, "one") as path:
+            path.begin(1)
+            assert (path.port, path.state(), path.lacks) == (None, NONE, lacks)
+            assert lacks in path.told(boottime_s())
+
+    asyncio.run(main())
+
+
+def test_an_address_that_is_not_the_hosts_is_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(OperationFailedError, match=r"192\.0\.2\.1") as failed:
+            async with second_path(request("192.0.2.1"), Sender.PRIMARY, "one"):
+                pass
+        assert "--second-addr" in failed.value.remedy
+
+    asyncio.run(main())
+
+
+def test_heartbeats_come_in_on_the_hosts_own_ports() -> None:
+    async def main() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+            taken.bind(("127.0.0.2", 0))
+            first = taken.getsockname()[1]
+            path = SecondPath(Any, "b", "127.0.0.2", "127.0.0.3")  # type: ignore[arg-type]
+            await path.open((first, first + 20))
+            assert path.port is not None
+            assert first < path.port <= first + 20
+            path.close()
+
+    asyncio.run(main())
+
+
+def test_a_lost_connection_is_told_from_a_lost_standby() -> None:
+    async def main() -> None:
+        async with both() as (primary, standby):
+            standby.begin(primary.port)
+            primary.begin(standby.port)
+            await until(are(primary, standby, HEARD, HEARD))
+            lost_s = boottime_s()
+            await until(lambda: "only the connection is lost" in primary.told(lost_s))
+            told = paths_status(primary, FIRST, lost_s - 1.0, is_lost=False)
+            assert told["paths"] == {"replication": SILENT, "second": HEARD}
+            assert told["path_addresses"]["second"] == ("127.0.0.2", "127.0.0.3")
+            told = paths_status(primary, FIRST, boottime_s(), is_lost=True)
+            assert told["paths"]["replication"] == SILENT
+            told = paths_status(primary, FIRST, None, is_lost=False)
+            assert told["paths"]["replication"] == WAITING
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("over_second", [True, False])
+def test_a_primary_that_is_heard_over_either_path_is_not_claimed_over(
+    tmp_path: Path, *, over_second: bool
+) -> None:
+    """Its connection is lost and it renews its lease: only who is silent on both is fenced."""
+    store, span = FileStore(tmp_path), Span(60.0)
+    primary = Lease(store, "web", Claimant("a/1"), span)
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+    long_ago_s = boottime_s() - 2 * SILENCE_S
+    heard = SimpleNamespace(
+        heard_s=long_ago_s, epoch_s=long_ago_s, term=1, why="it was closed",
+        hello=SimpleNamespace(machine="another", emitters=()),
+        heard_by_path_s=lambda: (long_ago_s, *([boottime_s()] if over_second else [])),
+        second=SimpleNamespace(told=lambda _: "a lives"),
+    )  # fmt: skip
+    options: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)))
+
+    async def main() -> None:
+        await primary.take()
+        await primary.record_in_sync("b/1")
+        complete: Any = SimpleNamespace(complete=True)
+        following: Any = heard
+        taking = TakeOver(options, standby, complete, following, asyncio.Event())
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        receiving.set_result(LOST)
+        assert taking.is_due(receiving)
+        assert await taking._next(receiving) is (Move.FOLLOW if over_second else Move.CLAIM)
+        if over_second:  # until it says that it goes on alone
+            settling = asyncio.ensure_future(taking.settled(receiving))
+            await until(lambda: "its lease is waited for" in taking.why)
+            await primary.record_solo()
+            assert await settling is Move.STALE
+            assert "a lives" in taking.why
+
+    asyncio.run(main())

@@ -1,0 +1,176 @@
+"""What a guest writes to disks that both hosts have stands aside while it is protected.
+
+On the primary each such disk gets a layer of the host's own (a qcow2 file in VM/aside), over the
+shared file, which that QEMU only reads from then on, without locks. What reaches the shared file
+are the epochs that the standby has as a whole: its service writes them there, as it does to a copy.
+So the file is never ahead of the memory that a failover goes on from; and what is written there is
+hidden from the primary's guest by the layer, which has all of it and more.
+
+When the protection has ended here, the layer is written to the shared file (`fold`): by whoever has
+the VM's term alone, and after the standby's service has certainly ended: never two write there.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.qemu import block, commands
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
+from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.disks.mirrors import Source
+from vmckpt.replicate.request import Request
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.lifecycle import owner, qemu_img
+from vmckpt.vm.paths import VmDir, lock_path, vm_dir
+
+# What the layers, what they stand on, and the jobs that end them are called in QEMU.
+LAYER, BELOW, FOLD = "aside-", "below-", "fold-"
+POLL_S = 0.05
+
+
+def request_file(directory: VmDir) -> Path:
+    """Which replication it is for: who may still write to the shared file."""
+    return directory.aside / "request.json"
+
+
+def _layer(directory: VmDir, number: int) -> Path:
+    return directory.aside / f"disk{number}.qcow2"
+
+
+async def put_aside(
+    monitor: Monitor, request: Request, vm: Vm, sources: Sequence[Source]
+) -> list[Source]:
+    """From when this returns the guest writes to layers, which the sources are then.
+
+    Raises OperationFailedError, CommandRefusedError, StorageError; `fold` undoes what there is.
+    """
+    host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
+    await host.make_dir(vm.directory.aside)
+    await host.write_text(request_file(vm.directory), json.dumps(request.to_json()))
+    found = []
+    for source in sources:
+        path, number = vm.spec.disks[source.number].on(host.state_dir), source.number
+        layer = _layer(vm.directory, number)
+        await _made(host, layer, path)
+        below = {"driver": "file", "filename": str(path), "locking": "off", "read-only": True}
+        await block.blockdev_add(
+            monitor,
+            {"driver": "raw", "node-name": f"{BELOW}{number}", "read-only": True, "file": below},
+        )
+        await block.blockdev_add(
+            monitor,
+            {
+                "driver": "qcow2",
+                "node-name": f"{LAYER}{number}",
+                "file": {"driver": "file", "filename": str(layer), "discard": "unmap"},
+                "backing": f"{BELOW}{number}",
+                "discard": "unmap",
+            },
+        )
+        await block.set_drive(monitor, drives[source.node], f"{LAYER}{number}")
+        # What it wrote before is read by the other host, and not written once more from here.
+        await in_thread(lambda path=path: _flush(path))  # type: ignore[misc]
+        found.append(source._replace(node=f"{LAYER}{number}", is_shared=True))
+    return found
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _made(host: Host, layer: Path, path: Path) -> None:
+    create = ["create", "-q", "-f", "qcow2", "-b", str(path), "-F", "raw", str(layer)]
+    done = await host.run([str(qemu_img(host)), *create])
+    if done.returncode:
+        raise OperationFailedError(
+            f"cannot put aside what is written to {path}",
+            why=done.stderr.strip(),
+            remedy=f"see to {layer.parent} on {host.name}",
+        )
+
+
+async def fold(directory: Path) -> None:
+    """Have what stands aside in VM/aside written to the shared disks, whether the VM runs or not.
+
+    The standby's service has ended, as its host or the operator says. Raises RefusedError (the VM's
+    term is another's, or a replica may take over), BusyError, OperationFailedError: what stands
+    aside is as good as before.
+    """
+    request = Request.from_text((directory / "request.json").read_text())
+    host, name = request.primary, request.vm
+    async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
+        await _require_term(request)
+        home = vm_dir(host.state_dir, name)
+        vm = await read_vm(host, name)
+        if vm is not None and await vm.is_alive():
+            async with session(await host.connect(vm.qemu.files.operator), name) as monitor:
+                for disk in request.disks:
+                    await _fold_running(monitor, disk.number)
+        else:
+            for disk in request.disks:
+                if await host.exists(layer := _layer(home, disk.number)):
+                    await _fold_off(host, layer)
+        await host.remove(home.aside)
+
+
+async def _require_term(request: Request) -> None:
+    """Nobody else may have the guest, or get it: its old primary's writes are nobody's then."""
+    found = await open_arbiter(request.options).read(request.vm)
+    us = f"{request.primary.name}/"
+    if found is None or not found.record.holder.startswith(us) or found.record.in_sync is not None:
+        said = "nothing of it"
+        if found is not None:
+            record = found.record
+            said = f"{record.holder} has its term, and {record.in_sync or 'nobody'} may take over"
+        raise RefusedError(
+            f"what '{request.vm}' wrote on {request.primary.name} is not to reach its disks",
+            why=f"the arbiter says: {said}",
+            remedy="see `vmckpt vm list` where the VM runs, and `vmckpt replicate status`",
+        )
+
+
+async def _fold_running(monitor: Monitor, number: int) -> None:
+    layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{FOLD}{number}"
+    disk = f"disk{number}"
+    drives = {drive.node for drive in await block.query_drives(monitor)}
+    jobs = {one.id for one in await commands.query_jobs(monitor)}
+    if layer in drives and job not in jobs:
+        await block.blockdev_mirror(monitor, job, layer, disk, 0, write_through=True, sync="top")
+    while one := next((o for o in await commands.query_jobs(monitor) if o.id == job), None):
+        if one.status == "ready":
+            with suppress(CommandRefusedError):  # it is completing
+                await block.job_complete(monitor, job)
+        if one.concluded:
+            await commands.job_dismiss(monitor, job)
+            if one.error:
+                raise OperationFailedError(
+                    f"what stands aside could not be written to {disk}",
+                    why=one.error,
+                    remedy="see to the shared storage, and the same again; the VM goes on as it is",
+                )
+        await asyncio.sleep(POLL_S)
+    nodes = {one.node_name for one in await commands.query_named_block_nodes(monitor)}
+    for node in (layer, below):
+        if node in nodes:
+            await block.blockdev_del(monitor, node)
+
+
+async def _fold_off(host: Host, layer: Path) -> None:
+    """Doing it twice is the same."""
+    done = await host.run([str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)], 3600.0)
+    if done.returncode:
+        raise OperationFailedError(
+            f"what stands aside in {layer} could not be written to its disk",
+            why=done.stderr.strip(),
+            remedy="see to the shared storage, and the same again",
+        )

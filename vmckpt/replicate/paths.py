@@ -1,0 +1,178 @@
+"""The paths by which primary and standby hear one another: the connection, and a second one.
+
+The second path is datagrams (`wire/beats.py`) between the hosts' second addresses, on another
+network than the first. It carries no epochs. A side that is heard over it lives, whatever has
+become of the connection: nobody claims its term over that, and what is lost is said.
+"""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.hosts.host import Entry, Host
+from vmckpt.lease.clock import boottime_s
+from vmckpt.replicate.channel import HEARTBEAT_S, PATIENCE_S
+from vmckpt.replicate.request import Request
+from vmckpt.replicate.wire.beats import Hearing, Sender, beat_key
+from vmckpt.replicate.wire.errors import WireError
+
+# How a path is. ONE_WAY: the other side is heard, and says that it does not hear this one. WAITING:
+# nothing has come yet, nor had to. NONE: there is no such path.
+HEARD, ONE_WAY, SILENT, WAITING, NONE = "heard", "one way", "silent", "waiting", "none"
+UNHEARD = (ONE_WAY, SILENT)
+FIRST, SECOND = "replication", "second"
+
+
+class SecondPath(asyncio.DatagramProtocol):
+    """This side's end of the second path; `port` is where it hears the `other`, which is told.
+
+    Without addresses there is no such path, and `lacks` says why.
+    """
+
+    def __init__(
+        self, hearing: Hearing, other: str, here: str = "", there: str = "", *, lacks: str = ""
+    ) -> None:
+        self._hearing, self._other = hearing, other
+        self.here, self.there, self.lacks = here, there, lacks
+        self._transport: asyncio.DatagramTransport | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._began_s = 0.0
+        self.port: int | None = None
+
+    @property
+    def heard_s(self) -> float | None:
+        """When the other side was last heard over it, by `clock.boottime_s`."""
+        return self._hearing.heard_s
+
+    async def open(self, ports: tuple[int, int] | None) -> None:
+        """Hear at one of these ports, or any. Raises OperationFailedError."""
+        loop = asyncio.get_running_loop()
+        first, last = ports or (0, 0)
+        for port in range(first, last + 1):
+            try:
+                await loop.create_datagram_endpoint(lambda: self, (self.here, port))
+            except OSError as exc:
+                if exc.errno == errno.EADDRINUSE and port < last:
+                    continue
+                raise OperationFailedError(
+                    f"no heartbeats can be heard at {self.here}",
+                    why=f"{exc.strerror or exc}: it is to be the host's second address",
+                    remedy="name the right one, or none: vmckpt host set HOST --second-addr ...",
+                ) from exc
+            return
+
+    def begin(self, port: int | None) -> None:
+        """Say from now on that this side lives, to the other's port."""
+        if self._transport is not None and port is not None and self._beating is None:
+            self._began_s = boottime_s()
+            self._beating = asyncio.ensure_future(self._beat(self._transport, port))
+
+    async def _beat(self, transport: asyncio.DatagramTransport, port: int) -> None:
+        while True:
+            transport.sendto(self._hearing.say(), (self.there, port))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def close(self) -> None:
+        """Say and hear nothing any more."""
+        if self._beating is not None:
+            self._beating.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: Any) -> None:
+        """It is open."""
+        self._transport = transport
+        self.port = int(transport.get_extra_info("sockname")[1])
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        """Something came; what the other side has not made counts for nothing."""
+        before_s, now_s = self.heard_s, boottime_s()
+        try:
+            self._hearing.hear(data, now_s)
+        except WireError:
+            return
+        if self.heard_s == now_s and before_s is not None and before_s < now_s - PATIENCE_S:
+            self._began_s = now_s  # anew: the other side has yet to hear of that
+
+    def error_received(self, exc: Exception) -> None:
+        """A datagram did not leave, or nobody took it: then nobody hears it, and that is told."""
+
+    def state(self) -> str:
+        """How it is now."""
+        if self.lacks:
+            return NONE
+        if self._beating is None:
+            return WAITING
+        since_s, heard_s = boottime_s() - PATIENCE_S, self.heard_s
+        if heard_s is None:
+            return WAITING if self._began_s > since_s else SILENT
+        if heard_s < since_s:
+            return SILENT
+        # By what was heard last, not by now: a path that is cut both ways never looks one way.
+        answered_s = max(self._hearing.answered_s or 0.0, self._began_s)
+        return HEARD if heard_s - answered_s <= PATIENCE_S else ONE_WAY
+
+    def told(self, connection_heard_s: float) -> str:
+        """What is known of the other side, over whose connection nothing has come since then."""
+        if self.lacks:
+            return f"there is no second path to {self._other}: {self.lacks}"
+        if self.heard_s is not None and self.heard_s > connection_heard_s + HEARTBEAT_S:
+            return f"{self._other} lives, as is heard at {self.here}: only the connection is lost"
+        return f"nor is {self._other} heard at {self.here} any more"
+
+
+def paths_status(
+    second: SecondPath, first: tuple[str, str], heard_s: float | None, *, is_lost: bool
+) -> dict[str, Any]:
+    """Both paths, for a status: how they are, between which addresses, and when they were heard.
+
+    `heard_s`: when anything last came over the connection between `first`; None: it is not there
+    yet.
+    """
+    now_s = boottime_s()
+    if heard_s is None:
+        connection = WAITING
+    else:
+        connection = SILENT if is_lost or now_s - heard_s > PATIENCE_S else HEARD
+    times_s = {FIRST: heard_s, SECOND: second.heard_s}
+    return {
+        "paths": {FIRST: connection, SECOND: second.state()},
+        "path_addresses": {FIRST: first, SECOND: (second.here, second.there)},
+        "path_heard_ms_ago": {
+            path: None if at_s is None else round((now_s - at_s) * 1e3, 1)
+            for path, at_s in times_s.items()
+        },
+        "second_path_lacks": second.lacks,
+    }
+
+
+@asynccontextmanager
+async def second_path(request: Request, side: Sender, token: str) -> AsyncIterator[SecondPath]:
+    """For the block: this side's end of it, if each host has a second address.
+
+    Raises OperationFailedError: it is not this host's.
+    """
+    ours, theirs = request.primary, request.standby
+    if side is Sender.STANDBY:
+        ours, theirs = theirs, ours
+    hearing, lacks = Hearing(side, beat_key(token)), lacks_second(ours, theirs)
+    if lacks or ours.second_address is None or theirs.second_address is None:
+        yield SecondPath(hearing, theirs.name, lacks=lacks)
+        return
+    path = SecondPath(hearing, theirs.name, ours.second_address, theirs.second_address)
+    await path.open(ours.migration_ports)
+    try:
+        yield path
+    finally:
+        path.close()
+
+
+def lacks_second(*hosts: Entry | Host) -> str:
+    """Why there is no second path between these hosts; empty: each has another address."""
+    lacking = [host.name for host in hosts if not host.second_address]
+    if not lacking:
+        return ""
+    return f"{' and '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} one address only"

@@ -1,0 +1,99 @@
+"""Heartbeats over the second path: one datagram each, which nobody without the key can make.
+
+    offset 0   "vkb1"
+           4   who sends it: 1 the primary, 2 the standby   unsigned 8 bit
+           5   zero                                         3 bytes
+           8   how many it has sent, this one included      unsigned 64 bit, big-endian, as the next
+          16   the highest number that it has heard         unsigned 64 bit; 0: none
+          24   HMAC-SHA256 of bytes 0 to 23                 32 bytes
+
+The key is made of the replication's one-time token, which both sides have. So a datagram of
+another replication, of the same side, or one that was heard before (copied, or late) counts for
+nothing; nothing is secret in it.
+"""
+
+import hmac
+import struct
+from enum import IntEnum
+from hashlib import sha256
+from typing import NamedTuple
+
+from vmckpt.replicate.wire.errors import senseless
+
+_MAGIC = b"vkb1"
+_BEAT = struct.Struct(">4sB3xQQ")
+_MAC_BYTES = sha256().digest_size
+BEAT_BYTES = _BEAT.size + _MAC_BYTES
+_PURPOSE = b"vmckpt: heartbeats over the second path"
+
+
+class Sender(IntEnum):
+    """Which side sends it."""
+
+    PRIMARY = 1
+    STANDBY = 2
+
+    @property
+    def other(self) -> "Sender":
+        """Whom it hears."""
+        return Sender.STANDBY if self is Sender.PRIMARY else Sender.PRIMARY
+
+
+class Beat(NamedTuple):
+    """`number` of those that `sender` has sent; `heard`: the highest it has from the other side."""
+
+    sender: Sender
+    number: int
+    heard: int
+
+
+def beat_key(token: str) -> bytes:
+    """The key of a replication that has this token."""
+    return hmac.digest(token.encode(), _PURPOSE, "sha256")
+
+
+def encode_beat(beat: Beat, key: bytes) -> bytes:
+    """The datagram."""
+    said = _BEAT.pack(_MAGIC, beat.sender, beat.number, beat.heard)
+    return said + hmac.digest(key, said, "sha256")
+
+
+def decode_beat(data: bytes, key: bytes) -> Beat:
+    """What `encode_beat` made with the same key. Raises WireError."""
+    said, mac = data[: _BEAT.size], data[_BEAT.size :]
+    if len(data) != BEAT_BYTES or not hmac.compare_digest(hmac.digest(key, said, "sha256"), mac):
+        raise senseless("a datagram is no heartbeat", f"{len(data)} bytes of somebody else")
+    magic, sender, number, heard = _BEAT.unpack(said)
+    if magic != _MAGIC or sender not in (Sender.PRIMARY, Sender.STANDBY):
+        raise senseless("a heartbeat is none of ours", f"{magic!r} of sender {sender}")
+    return Beat(Sender(sender), number, heard)
+
+
+class Hearing:
+    """One side's heartbeats: what it says, and when it was heard. Times are the caller's.
+
+    `heard_s`: when the other side was last heard; `answered_s`: when it last said that it had heard
+    more of this one. None: never.
+    """
+
+    def __init__(self, side: Sender, key: bytes) -> None:
+        self._side, self._key = side, key
+        self._sent = self._heard = self._answered = 0
+        self.heard_s: float | None = None
+        self.answered_s: float | None = None
+
+    def say(self) -> bytes:
+        """The next datagram."""
+        self._sent += 1
+        return encode_beat(Beat(self._side, self._sent, self._heard), self._key)
+
+    def hear(self, data: bytes, now_s: float) -> None:
+        """Take a datagram; one that was heard before counts for nothing. Raises WireError."""
+        beat = decode_beat(data, self._key)
+        if beat.sender is not self._side.other:
+            raise senseless("a heartbeat comes from the wrong side", f"{beat.sender.name}")
+        if beat.number <= self._heard:
+            return
+        self._heard, self.heard_s = beat.number, now_s
+        if self._answered < beat.heard <= self._sent:
+            self._answered, self.answered_s = beat.heard, now_s
