@@ -28,6 +28,7 @@ CAPABILITIES = frozenset(
         "postcopy-blocktime",
         "postcopy-preempt",
         "x-ignore-shared",
+        "zero-copy-send",
     }
 )
 NEW = Abilities(
@@ -48,10 +49,12 @@ OLD = NEW._replace(
 
 wishes = st.builds(
     Wish,
+    zero_copy=st.booleans(),
+    postcopy_bandwidth_bytes_per_s=st.sampled_from([0, 1 << 20]),
     postcopy=st.booleans(),
     auto_converge=st.booleans(),
     channels=st.none() | st.integers(1, 64),
-    compression=st.none() | st.sampled_from(["zstd", "zlib"]),
+    compression=st.none() | st.sampled_from(["zstd", "zlib", "xbzrle"]),
     max_downtime_ms=st.integers(0, 2_000_000),
     max_bandwidth_bytes_per_s=st.integers(0, 1 << 40),
 )
@@ -87,9 +90,11 @@ def test_the_plainest_wish() -> None:
             "events": True,
             "postcopy-ram": False,
             "multifd": False,
+            "xbzrle": False,
             "auto-converge": False,
             "postcopy-preempt": False,
             "postcopy-blocktime": False,
+            "zero-copy-send": False,
             "x-ignore-shared": False,  # whatever left it on: memory would stay behind
         },
         source_parameters={"downtime-limit": 250, "max-bandwidth": 0, SWITCHOVER_SPEED: 0},
@@ -114,6 +119,59 @@ def test_auto_converge_keeps_to_the_slowdown_that_is_allowed(
     wish = Wish(auto_converge=True, most_throttle_percent=most)
     told = agreed(NEW, NEW, wish).source_parameters
     assert (told["cpu-throttle-initial"], told["max-cpu-throttle"]) == first_and_most
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        (Wish(throttle_initial_percent=40), (40, 10, 99)),
+        (Wish(throttle_increment_percent=25), (20, 25, 99)),
+        (Wish(throttle_initial_percent=60, most_throttle_percent=50), (50, 10, 50)),
+        # An earlier migration's are not kept.
+        (Wish(), (20, 10, 99)),
+    ],
+)
+def test_auto_converge_begins_and_goes_on_as_it_is_told(
+    wish: Wish, told: tuple[int, int, int]
+) -> None:
+    names = ("cpu-throttle-initial", "cpu-throttle-increment", "max-cpu-throttle")
+    found = agreed(NEW, NEW, wish._replace(auto_converge=True)).source_parameters
+    assert tuple(found[name] for name in names) == told
+
+
+def test_xbzrle_goes_without_channels_and_with_a_cache() -> None:
+    result = agreed(NEW, NEW, Wish(compression="xbzrle", xbzrle_cache_bytes=1 << 20))
+    assert (result.capabilities["xbzrle"], result.capabilities["multifd"]) == (True, False)
+    assert result.source_parameters["xbzrle-cache-size"] == 1 << 20
+    plain = agreed(NEW, NEW, Wish(compression="xbzrle"))
+    assert plain.source_parameters["xbzrle-cache-size"] == 64 << 20
+    [no] = refused(NEW, NEW, Wish(compression="xbzrle", channels=2))
+    assert no.option == "--parallel"
+
+
+def test_a_level_is_told_to_the_compression_that_is_used() -> None:
+    wish = Wish(channels=2, compression="zstd", compression_level=7)
+    assert agreed(NEW, NEW, wish).source_parameters["multifd-zstd-level"] == 7
+    again = agreed(NEW, NEW, wish._replace(compression_level=None)).source_parameters
+    assert again["multifd-zstd-level"] == 1
+    assert "multifd-zlib-level" not in again
+
+
+def test_memory_goes_without_copying_over_plain_channels_alone() -> None:
+    assert agreed(NEW, NEW, Wish(channels=2, zero_copy=True)).capabilities["zero-copy-send"]
+    for wish in (Wish(zero_copy=True), Wish(channels=2, compression="zstd", zero_copy=True)):
+        assert [refusal.option for refusal in refused(NEW, NEW, wish)] == ["--zerocopy"]
+    bare = NEW._replace(capabilities=NEW.capabilities - {"zero-copy-send"})
+    [no] = refused(bare, NEW, Wish(channels=2, zero_copy=True))
+    assert (no.option, "the source's QEMU" in no.reason) == ("--zerocopy", True)
+
+
+def test_a_limit_of_postcopy_needs_one_and_goes_with_the_next() -> None:
+    wish = Wish(postcopy=True, postcopy_bandwidth_bytes_per_s=5)
+    assert agreed(NEW, NEW, wish).source_parameters["max-postcopy-bandwidth"] == 5
+    assert agreed(NEW, NEW, Wish(postcopy=True)).source_parameters["max-postcopy-bandwidth"] == 0
+    [no] = refused(NEW, NEW, wish._replace(postcopy=False))
+    assert no.option == "--postcopy-bandwidth"
 
 
 def test_channels_are_the_same_on_both_ends() -> None:
@@ -185,6 +243,11 @@ def test_an_agreement_is_within_both_and_is_what_was_wished(
     assert ("multifd" in on) is (wish.channels is not None)
     assert ("auto-converge" in on) is wish.auto_converge
     assert not {"postcopy-ram", "multifd"} <= on
+    assert ("xbzrle" in on) is (wish.compression == "xbzrle")
+    assert not {"xbzrle", "multifd"} <= on
+    assert ("zero-copy-send" in on) is wish.zero_copy
+    assert not wish.zero_copy or (wish.channels is not None and wish.compression is None)
+    assert wish.postcopy or not wish.postcopy_bandwidth_bytes_per_s
     assert result.source_parameters["downtime-limit"] == wish.max_downtime_ms
     assert result.source_parameters["max-bandwidth"] == wish.max_bandwidth_bytes_per_s
     assert result.target_parameters.items() <= result.source_parameters.items()

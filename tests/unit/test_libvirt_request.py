@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.migrate.domains.checks import certificate_dir, option_checks, qemu_users
+from vmckpt.migrate.domains.checks import certificate_dir, qemu_users
+from vmckpt.migrate.domains.option_checks import option_checks
 from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import Cargo, Route, build
-from vmckpt.migrate.options import Method, OnTimeout, Options
+from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
 from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.units import MIB
 from vmckpt.vm.check import REFUSE, WARN
@@ -47,6 +48,11 @@ def test_a_transient_domain_is_defined_nowhere() -> None:
         (Options(Method.PRECOPY, auto_converge=True), Flag.AUTO_CONVERGE),
         (Options(Method.PRECOPY, channels=3), Flag.PARALLEL),
         (Options(Method.PRECOPY, compression="zstd"), Flag.PARALLEL | Flag.COMPRESSED),
+        (Options(Method.PRECOPY, compression="xbzrle"), Flag.COMPRESSED),
+        (Options(Method.PRECOPY, channels=2, zero_copy=True), Flag.PARALLEL | Flag.ZEROCOPY),
+        (Options(Method.PRECOPY, abort_on_error=True), Flag.ABORT_ON_ERROR),
+        # There is no copy whose writes could be waited for.
+        (Options(Method.PRECOPY, synchronous_writes=True), Flag(0)),
     ],
 )
 def test_each_option_has_its_flag(options: Options, more: Flag) -> None:
@@ -70,6 +76,57 @@ def test_options_become_typed_parameters() -> None:
     }
     assert Flag.NON_SHARED_DISK in request.flags
     assert Flag.UNSAFE in request.flags
+
+
+def test_every_option_of_virsh_becomes_what_virsh_makes_of_it() -> None:
+    options = Options(
+        Method.HYBRID,
+        auto_converge=True,
+        throttle_initial_percent=30,
+        throttle_increment_percent=15,
+        compression="xbzrle",
+        xbzrle_cache_bytes=1 << 20,
+        postcopy_bandwidth_bytes_per_s=10**7,
+        tls_name="b.example",
+        at_target=AtTarget("web2", "<domain/>", "<domain id='2'/>", "vnc://b"),
+    )
+    assert build(options, ROUTE, PLAIN).parameters == {
+        "migrate_uri": "tcp://10.0.0.2",
+        "auto_converge.initial": 30,
+        "auto_converge.increment": 15,
+        "compression": ["xbzrle"],
+        "compression.xbzrle.cache": 1 << 20,
+        "bandwidth.postcopy": 9,
+        "tls.destination": "b.example",
+        "destination_name": "web2",
+        "destination_xml": "<domain/>",
+        "persistent_xml": "<domain id='2'/>",
+        "graphics_uri": "vnc://b",
+    }
+    level = Options(Method.PRECOPY, compression="zlib", compression_level=0)
+    assert build(level, ROUTE, PLAIN).parameters["compression.zlib.level"] == 0
+
+
+def test_copied_disks_stay_sparse_and_may_be_written_through() -> None:
+    cargo = PLAIN._replace(copied_disks=("vda",), detects_zeroes=True)
+    request = build(Options(Method.PRECOPY, synchronous_writes=True), ROUTE, cargo)
+    assert request.parameters["migrate_disks_detect_zeroes"] == ["vda"]
+    assert Flag.NON_SHARED_DISK | Flag.NON_SHARED_SYNCHRONOUS_WRITES in request.flags
+
+
+def test_parameters_have_the_names_that_libvirt_gives_them() -> None:
+    import libvirt
+
+    known = {
+        getattr(libvirt, name) for name in dir(libvirt) if name.startswith("VIR_MIGRATE_PARAM_")
+    }
+    options = Options(
+        Method.POSTCOPY, 1, 1, auto_converge=True, throttle_initial_percent=1,
+        throttle_increment_percent=1, compression="xbzrle", xbzrle_cache_bytes=1, tls_name="b",
+        postcopy_bandwidth_bytes_per_s=1, channels=1, at_target=AtTarget("a", "b", "c", "d"),
+    )  # fmt: skip
+    told = build(options, ROUTE, PLAIN._replace(copied_disks=("vda",))).parameters
+    assert set(told) <= known
 
 
 def test_libvirts_numbers_are_libvirts() -> None:
@@ -140,6 +197,16 @@ def test_what_libvirt_cannot_do_is_refused_or_said() -> None:
     throttle = Policy((Rule(3, Act.THROTTLE, 10, most_percent=50),))
     [slowing] = option_checks(Options(Method.PRECOPY, policy=throttle))
     assert (slowing.verdict, "auto-converge" in slowing.remedy) == (REFUSE, True)
+    for option, wrong in {
+        "--zerocopy": Options(zero_copy=True),
+        "--zerocopy: what is compressed": Options(zero_copy=True, compression="zstd"),
+        "--parallel": Options(compression="xbzrle", channels=2),
+        "--postcopy-bandwidth": Options(Method.PRECOPY, postcopy_bandwidth_bytes_per_s=MIB),
+    }.items():
+        [no] = option_checks(wrong)
+        assert (no.verdict, no.reason.startswith(option)) == (REFUSE, True)
+    fine = Options(Method.POSTCOPY, postcopy_bandwidth_bytes_per_s=MIB, compression="xbzrle")
+    assert not list(option_checks(fine))
     [rounded] = option_checks(Options(bandwidth_bytes_per_s=100 * 10**6))
     assert (rounded.code, rounded.verdict) == ("bandwidth", WARN)
     assert "95 MiB/s" in rounded.reason

@@ -4,7 +4,15 @@ import pytest
 
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains.link import TCP_PORT, TLS_PORT, Ways, decide_link
-from vmckpt.migrate.domains.whereabouts import Move, Place, View, decide, is_orphan, place
+from vmckpt.migrate.domains.whereabouts import (
+    Move,
+    Place,
+    View,
+    decide,
+    decide_off,
+    is_orphan,
+    place,
+)
 from vmckpt.migrate.options import Tls
 from vmckpt.vm.check import OK, REFUSE, WARN
 from vmckpt.vm.domains.faults import UNFORESEEN, remedy_for
@@ -49,6 +57,28 @@ def test_the_next_move_follows_from_what_both_say(
     source: Place, target: Place, job: bool, move: Move
 ) -> None:
     assert decide(View(source, target, job)) is move
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "known", "move"),
+    [
+        (Place.OFF, Place.ABSENT, False, Move.SOURCE_OWNS),
+        (Place.ABSENT, Place.OFF, False, Move.TARGET_OWNS),
+        (Place.OFF, Place.OFF, False, Move.TARGET_OWNS),
+        # What the target has may be what it had before.
+        (Place.OFF, Place.OFF, True, Move.SOURCE_OWNS),
+        # Somebody has started it.
+        (Place.RUNNING, Place.OFF, False, Move.SOURCE_OWNS),
+        (Place.OFF, Place.RUNNING, True, Move.TARGET_OWNS),
+        (Place.ABSENT, Place.ABSENT, False, Move.UNKNOWN),
+        (Place.OFF, Place.SILENT, False, Move.WAIT),
+        (Place.LOCKED, Place.OFF, False, Move.WAIT),
+    ],
+)
+def test_a_domain_that_is_off_is_where_it_is_defined(
+    source: Place, target: Place, *, known: bool, move: Move
+) -> None:
+    assert decide_off(View(source, target), known_to_target=known) is move
 
 
 def test_only_a_target_without_its_source_is_an_orphan() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.cli.migrate_asked import Asked
 from vmckpt.cli.migrate_options import (
-    Asked,
     CompressWord,
     DisksWord,
     MethodWord,
@@ -13,7 +13,7 @@ from vmckpt.cli.migrate_options import (
     TlsWord,
 )
 from vmckpt.errors import UsageError
-from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
+from vmckpt.migrate.options import AtTarget, Disks, Method, OnTimeout, Options, Tls
 from vmckpt.units import MIB
 
 pytestmark = pytest.mark.unit
@@ -65,9 +65,81 @@ def test_what_is_said_is_taken() -> None:
     )
 
 
+DOMAIN = "<domain type='kvm'><name>web</name><os><type>hvm</type></os></domain>"
+
+
+def test_what_virsh_has_besides_is_taken_too(tmp_path: Path) -> None:
+    xml, persistent = tmp_path / "web.xml", tmp_path / "kept.xml"
+    xml.write_text(DOMAIN)
+    persistent.write_text(DOMAIN.replace("kvm", "qemu"))
+    asked = NOTHING._replace(
+        auto_converge_initial=30,
+        auto_converge_increment=15,
+        compress=CompressWord.xbzrle,
+        xbzrle_cache="256MiB",
+        postcopy_bandwidth="10MiB/s",
+        abort_on_error=True,
+        synchronous_writes=True,
+        tls_destination="b.example",
+        dname="web2",
+        xml=xml,
+        persistent_xml=persistent,
+        graphicsuri="vnc://b",
+    )
+    assert asked.options() == Options(
+        throttle_initial_percent=30,
+        throttle_increment_percent=15,
+        compression="xbzrle",
+        xbzrle_cache_bytes=256 * MIB,
+        postcopy_bandwidth_bytes_per_s=10 * MIB,
+        abort_on_error=True,
+        synchronous_writes=True,
+        tls_name="b.example",
+        at_target=AtTarget("web2", DOMAIN, DOMAIN.replace("kvm", "qemu"), "vnc://b"),
+    )
+    asked = NOTHING._replace(compress=CompressWord.zlib, compress_level=9, zerocopy=True)
+    assert asked.options() == Options(compression="zlib", compression_level=9, zero_copy=True)
+    assert NOTHING._replace(offline=True).options() == Options(offline=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [
+        (NOTHING._replace(compress=CompressWord.xbzrle), "--compress xbzrle"),
+        (NOTHING._replace(auto_converge_initial=30), "--auto-converge-initial"),
+        (NOTHING._replace(zerocopy=True), "--zerocopy"),
+        (NOTHING._replace(offline=True), "--offline"),
+    ],
+)
+def test_what_no_forecast_is_of_goes_with_no_wish(asked: Asked, option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} does not go with"):
+        asked.require_forecast()
+    NOTHING._replace(compress=CompressWord.zstd, auto_converge=True).require_forecast()
+
+
+def test_xml_that_is_no_domain_is_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "net.xml"
+    file.write_text("<network/>")
+    with pytest.raises(UsageError, match="XML cannot be read"):
+        NOTHING._replace(xml=file).options()
+
+
+def test_a_record_has_no_xml() -> None:
+    told = AtTarget("web2", "<secret/>", None, None).told()
+    assert told == {"name": "web2", "xml": True, "persistent_xml": False, "graphics_uri": None}
+
+
 @pytest.mark.parametrize(
     ("asked", "part"),
     [
+        (NOTHING._replace(method=MethodWord.precopy, auto_converge_initial=5), "--auto-converge"),
+        (NOTHING._replace(xbzrle_cache="64MiB"), "--compress xbzrle"),
+        (NOTHING._replace(compress=CompressWord.xbzrle, xbzrle_cache="65M"), "--xbzrle-cache 256"),
+        (NOTHING._replace(compress=CompressWord.xbzrle, xbzrle_cache="1k"), "--xbzrle-cache 256"),
+        (NOTHING._replace(compress=CompressWord.zlib, compress_level=10), "name one of these"),
+        (NOTHING._replace(compress_level=1), "name one of these"),
+        (NOTHING._replace(offline=True, method=MethodWord.stop), "leave it out"),
+        (NOTHING._replace(offline=True, parallel=2), "leave it out"),
         (NOTHING._replace(on_timeout=TimeoutWord.postcopy), "--timeout 5m"),
         (NOTHING._replace(max_downtime="3000s"), "--method stop"),
         (NOTHING._replace(timeout="1x"), "--timeout 5x"),

@@ -149,6 +149,17 @@ def test_hosts_of_one_authority_trust_one_another(state: Path, hosts: Two) -> No
     assert obstacles((hosts[1], b), (hosts[0], a), now) == []
 
 
+def test_a_certificate_may_be_for_another_name_than_the_address(state: Path, hosts: Two) -> None:
+    a, b = issued(state, *hosts)
+    ends, now = ((hosts[0], a), (hosts[1], b)), time.time()
+    assert obstacles(*ends, now, "b") == []
+    assert "not for 'c.example'" in obstacles(*ends, now, "c.example")[0].reason
+    # The address plays no part then.
+    moved = (replace(hosts[1], migration_address="10.9.9.9"), b)
+    assert obstacles(ends[0], moved, now)
+    assert obstacles(ends[0], moved, now, "b") == []
+
+
 @pytest.mark.parametrize("days", [-1, 366])
 def test_a_certificate_out_of_its_time_is_an_obstacle(state: Path, hosts: Two, days: int) -> None:
     a, b = issued(state, *hosts)

@@ -17,9 +17,10 @@ from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.dirty_log import loss
-from vmckpt.migrate.method_checks import resolve_method
-from vmckpt.migrate.options import Method, OnTimeout, Options
-from vmckpt.migrate.preflight import Preflight, preflight
+from vmckpt.migrate.encryption import Encryption, Scheme
+from vmckpt.migrate.method_checks import encryption_checks, resolve_method
+from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
+from vmckpt.migrate.preflight import Preflight, locking, preflight
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, Abilities, Agreement, Wish
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
@@ -105,6 +106,23 @@ def refusals(vm: Vm, target: LocalHost, options: Options | None = None) -> set[s
         (Options(channels=4), HELD._replace(channels=4)),
         (Options(compression="zstd"), HELD._replace(channels=2, compression="zstd")),
         (Options(compression="zstd", channels=8), HELD._replace(channels=8, compression="zstd")),
+        (
+            Options(compression="xbzrle", xbzrle_cache_bytes=4096),
+            HELD._replace(compression="xbzrle", xbzrle_cache_bytes=4096),
+        ),
+        (
+            Options(compression="zlib", compression_level=3),
+            HELD._replace(channels=2, compression="zlib", compression_level=3),
+        ),
+        (Options(channels=2, zero_copy=True), HELD._replace(channels=2, zero_copy=True)),
+        (
+            Options(method=Method.HYBRID, postcopy_bandwidth_bytes_per_s=7),
+            HELD._replace(postcopy=True, postcopy_bandwidth_bytes_per_s=7),
+        ),
+        (
+            Options(throttle_initial_percent=30, throttle_increment_percent=5),
+            HELD._replace(throttle_initial_percent=30, throttle_increment_percent=5),
+        ),
         (Options(bandwidth_bytes_per_s=1 << 30), HELD._replace(max_bandwidth_bytes_per_s=1 << 30)),
     ],
 )
@@ -428,3 +446,49 @@ def test_kvm_sees_the_writes_to_every_back_end(tmp_path: Path) -> None:
     platform = vm.qemu.platform._replace(accel="kvm")
     kvm = dataclasses.replace(vm, qemu=dataclasses.replace(vm.qemu, platform=platform))
     assert loss(kvm, QemuVersion(10, 0, 2)) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "rights", "warned"),
+    [
+        ("8388608", "0000000000000000", True),
+        ("8388608", "0000000000004000", False),
+        ("unlimited", "0000000000000000", False),
+        ("536870912", "0000000000000000", False),
+    ],
+)
+def test_a_qemu_that_may_keep_little_in_place_is_warned_of(
+    limit: str, rights: str, *, warned: bool
+) -> None:
+    limits = f"Limit                     Soft Limit\nMax locked memory   {limit}  {limit}  bytes\n"
+    found = list(locking(limits, f"Name:\tqemu\nCapEff:\t{rights}\n", 512 << 20))
+    assert [check.code for check in found] == (["zerocopy"] if warned else [])
+
+
+def test_what_domains_alone_have_is_refused_by_name(tmp_path: Path) -> None:
+    source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
+    options = Options(Method.PRECOPY, at_target=AtTarget("web2", graphics_uri="vnc://b"))
+    assert refusals(stopped_vm(source), target, options) == {"qemu-option"}
+    check = checked(stopped_vm(source), target, options)["qemu-option"]
+    assert check.remedy == "leave out --dname, --graphicsuri"
+
+
+@pytest.mark.parametrize(
+    ("options", "scheme", "option"),
+    [
+        (Options(zero_copy=True), Scheme.CLEAR, None),
+        (Options(zero_copy=True), Scheme.ONE_TIME_KEY, "--zerocopy"),
+        (Options(zero_copy=True), Scheme.CERTIFICATES, "--zerocopy"),
+        (Options(tls_name="b"), Scheme.CERTIFICATES, None),
+        (Options(tls_name="b"), Scheme.ONE_TIME_KEY, "--tls-destination"),
+        (Options(tls_name="b"), Scheme.CLEAR, "--tls-destination"),
+    ],
+)
+def test_what_does_not_go_with_the_encryption_that_was_chosen(
+    options: Options, scheme: Scheme, option: str | None
+) -> None:
+    found = [
+        check.reason.partition(":")[0]
+        for check in encryption_checks(options, Encryption(scheme, ""))
+    ]
+    assert found == ([] if option is None else [option])

@@ -13,8 +13,8 @@ from vmckpt.cli.arguments import (
     MaxSlowdown,
     NeverRiskPostcopy,
 )
+from vmckpt.cli.migrate_asked import Asked
 from vmckpt.cli.migrate_options import (
-    Asked,
     CompressWord,
     DisksWord,
     MethodWord,
@@ -40,8 +40,15 @@ def migrate(
     timeout: option.Timeout = None,
     on_timeout: option.OnTimeout = TimeoutWord.abort,
     auto_converge: option.AutoConverge = False,
+    auto_converge_initial: option.AutoConvergeInitial = None,
+    auto_converge_increment: option.AutoConvergeIncrement = None,
     compress: option.Compress = CompressWord.none,
+    compress_level: option.CompressLevel = None,
+    xbzrle_cache: option.XbzrleCache = None,
     parallel: option.Parallel = None,
+    zerocopy: option.Zerocopy = False,
+    postcopy_bandwidth: option.PostcopyBandwidth = None,
+    abort_on_error: option.AbortOnError = False,
     never_risk_postcopy: NeverRiskPostcopy = False,
     max_pause: MaxPause = None,
     finish_within: FinishWithin = None,
@@ -51,16 +58,23 @@ def migrate(
     observe_only: option.ObserveOnly = False,
     wait_for_calm: option.WaitForCalm = None,
     disks: option.Disks = DisksWord.auto,
+    synchronous_writes: option.SynchronousWrites = False,
     tls: option.Tls = TlsWord.auto,
+    tls_destination: option.TlsDestination = None,
+    offline: option.Offline = False,
+    dname: option.Dname = None,
+    xml: option.Xml = None,
+    persistent_xml: option.PersistentXml = None,
+    graphicsuri: option.GraphicsUri = None,
     dry_run: option.DryRun = False,
     recover: option.Recover = False,
     json: Json = False,
 ) -> None:
-    """Move a running VM to another host."""
+    """Move a running VM to another host, or one that is off (--offline)."""
     if recover:
         _recover(vm, host, as_json=json)
         return
-    options = Asked(
+    asked = Asked(
         method=method,
         max_downtime=max_downtime,
         bandwidth=bandwidth,
@@ -74,13 +88,29 @@ def migrate(
         tls=tls,
         policy=policy,
         observe_only=observe_only,
-    ).options()
+        auto_converge_initial=auto_converge_initial,
+        auto_converge_increment=auto_converge_increment,
+        compress_level=compress_level,
+        xbzrle_cache=xbzrle_cache,
+        zerocopy=zerocopy,
+        postcopy_bandwidth=postcopy_bandwidth,
+        abort_on_error=abort_on_error,
+        synchronous_writes=synchronous_writes,
+        tls_destination=tls_destination,
+        offline=offline,
+        dname=dname,
+        xml=xml,
+        persistent_xml=persistent_xml,
+        graphicsuri=graphicsuri,
+    )
+    options = asked.options()
     target, forecast = _target(host), None
     if wait_for_calm and not dry_run:
         run(_calm(vm, wait_for_calm))
     if max_pause or finish_within or finish_by or max_slowdown:
         from vmckpt.cli.arguments import intent
 
+        asked.require_forecast()
         risk = never_risk_postcopy
         wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)
         options, forecast = run(_planned(vm, target, options, wanted))
@@ -148,6 +178,17 @@ async def _migrate(
 def _text(report: "Report") -> str:
     from vmckpt.units import format_duration, format_size
 
+    if report.method == "offline":
+        return "\n".join(
+            [
+                f"{report.vm} is on {report.target}, and off",
+                f"  time      {format_duration(report.total_time_s)}",
+                f"  encrypted {_encrypted(report)}",
+                f"  record    {report.run_record}",
+                *(f"  warning   {text}" for text in report.warnings),
+            ]
+        )
+
     def milliseconds(value: float | None) -> str:
         return "not measured" if value is None else f"{value:.0f} ms"
 
@@ -162,10 +203,14 @@ def _text(report: "Report") -> str:
         f"{format_duration(report.transfer_time_s)}",
         f"  sent      {format_size(report.transferred_bytes)} in {report.rounds} rounds",
         f"  downtime  {downtime}",
-        f"  encrypted {'no' if report.encryption == 'off' else f'yes ({report.encryption})'}",
+        f"  encrypted {_encrypted(report)}",
         f"  record    {report.run_record}",
     ]
     return "\n".join([*lines, *(f"  warning   {text}" for text in report.warnings)])
+
+
+def _encrypted(report: "Report") -> str:
+    return "no" if report.encryption == "off" else f"yes ({report.encryption})"
 
 
 def _recover(vm: str, host: str | None, *, as_json: bool) -> None:

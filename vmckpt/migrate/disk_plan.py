@@ -75,12 +75,16 @@ class Place(NamedTuple):
 
 
 class Owned(NamedTuple):
-    """The disks of one VM on its host, and their nodes in `images`."""
+    """The disks of one VM on its host, and their nodes in `images`.
+
+    `elsewhere`: of disks, by their nodes, that stand under another path at the target.
+    """
 
     host: Host
     vm_name: str
     disks: tuple[Disk, ...]
     nodes: tuple[str, ...]
+    elsewhere: Mapping[str, Path] = {}
 
 
 async def plan_disks(
@@ -161,7 +165,8 @@ def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
 
 async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks) -> Place:
     source = owned.host
-    here, there = disk.on(source.state_dir), disk.on(target.state_dir)
+    here = disk.on(source.state_dir)
+    there = owned.elsewhere.get(disk.node) or disk.on(target.state_dir)
     if how is Disks.SHARED:
         return Place(number, here, there, shared=True)
     (shared, why), (taken, has_directory) = await both(

@@ -32,7 +32,8 @@ DROP_TIMEOUT_S = 30.0
 class DiskMirrors:
     """The copies of one migration: mirrors in the source's QEMU, exports in the target's.
 
-    All they make carries the run's id in its name. Without copies every method does nothing.
+    All they make carries the run's id in its name. Without copies every method does nothing. With
+    `write_through` the guest's writes wait for the target from the beginning.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class DiskMirrors:
         *,
         run: str,
         bandwidth_bytes_per_s: int,
+        write_through: bool = False,
         clock: Callable[[], float],
         emit: Callable[[JobProgress], None],
         note: Callable[[str, str], None],
     ) -> None:
         self._source, self._target, self._copies, self._run = pair.source, pair.target, copies, run
         self._bandwidth, self._following = bandwidth_bytes_per_s, False
+        self._writes_through = write_through
         self._clock, self._emit, self._note = clock, emit, note
 
     @property
@@ -71,14 +74,22 @@ class DiskMirrors:
         with source.events("JOB_STATUS_CHANGE") as events:
             for copy in self._copies:
                 name, speed = self._name(copy), self._bandwidth // len(self._copies)
-                await block.blockdev_mirror(source, name, copy.source_node, name, speed)
+                await block.blockdev_mirror(
+                    source,
+                    name,
+                    copy.source_node,
+                    name,
+                    speed,
+                    write_through=self._writes_through,
+                )
             watch = CopyWatch(time.monotonic())
             while True:
                 jobs = await self._jobs(source)
                 self._report(jobs)
                 if all(job.status == "ready" for job in jobs):
                     break
-                if watch.stalls(sum(job.done for job in jobs), _left(jobs), time.monotonic()):
+                stalls = watch.stalls(sum(job.done for job in jobs), _left(jobs), time.monotonic())
+                if stalls and not self._writes_through:
                     await self._write_through(source)
                 await events.next(SAMPLE_S)
         self._following = True

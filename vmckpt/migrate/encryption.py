@@ -46,12 +46,14 @@ class Scheme(Enum):
 class Encryption(NamedTuple):
     """What was decided for one migration, and why.
 
-    `peer` is the distinguished name that the source's certificate has to show to the target.
+    `peer` is the distinguished name that the source's certificate has to show to the target;
+    `name` whom the target's has to be for, None: its address.
     """
 
     scheme: Scheme
     reason: str
     peer: str = ""
+    name: str | None = None
 
 
 IN_CLEAR = Encryption(Scheme.CLEAR, "not encrypted")
@@ -78,10 +80,12 @@ async def choose(
     now_unix_s: float | None = None,
     *,
     directories: tuple[Path, Path] | None = None,
+    name: str | None = None,
 ) -> Encryption:
     """The way that `tls` comes to between these hosts. Raises RefusedError, with what mends it.
 
-    `directories` have the certificates of both, where that is not vmckpt's own.
+    `directories` have the certificates of both, where that is not vmckpt's own. The target's is for
+    `name`, or None: for its address.
 
     AUTO: certificates where the hosts have any; in clear only between hosts that are one machine
     and have none. It never falls back to clear because certificates are bad.
@@ -94,10 +98,10 @@ async def choose(
     ours, theirs = await _identity(source, here), await _identity(target, there)
     if ours and theirs:
         now = time.time() if now_unix_s is None else now_unix_s
-        if found := obstacles((source, ours), (target, theirs), now):
+        if found := obstacles((source, ours), (target, theirs), now, name):
             raise _refused(found)
         reason = f"encrypted; {source.name} and {target.name} prove themselves by certificates"
-        return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject)
+        return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject, name)
     one_machine = source.is_this_machine and target.is_this_machine
     if tls is Tls.AUTO and one_machine and not (ours or theirs):
         return Encryption(
@@ -123,7 +127,7 @@ async def arm(source: End, target: End, encryption: Encryption, run: str) -> Cre
     credentials = Credentials(
         source=name,
         target=name,
-        hostname=target.host.migration_address if by_certificate else None,
+        hostname=(encryption.name or target.host.migration_address) if by_certificate else None,
         authz=AUTHZ_PREFIX + run if by_certificate else None,
     )
     try:

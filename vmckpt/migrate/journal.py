@@ -26,7 +26,8 @@ class Journal:
     """One migration of one VM.
 
     What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
-    `step` is the last one begun; `was_running` whether the guest ran when it began.
+    `step` is the last one begun; `was_running` whether the guest ran when it began. `offline`: the
+    VM is off, and both QEMUs are ended when it is clear who has it.
     """
 
     run: str
@@ -39,6 +40,7 @@ class Journal:
     was_running: bool
     step: str
     disks: tuple[CopiedDisk, ...] = ()
+    offline: bool = False
 
     @property
     def past_commit(self) -> bool:

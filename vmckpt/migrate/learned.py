@@ -31,6 +31,15 @@ USED = 0.8
 UNKNOWN_CLOCK_S, UNKNOWN_CLOCK_SPREAD_S = 0.5, 0.3
 ENCRYPTED = ", encrypted"
 PLAIN, MULTIFD, ZSTD = "plain", "multifd", "zstd"
+# What else changes how a move goes is not forecast, and teaches nothing.
+RARE = (
+    "zero_copy",
+    "postcopy_bandwidth_bytes_per_s",
+    "synchronous_writes",
+    "throttle_initial_percent",
+    "throttle_increment_percent",
+    "offline",
+)
 SENDING = {Way.MULTIFD: MULTIFD, Way.ZSTD: ZSTD}
 
 
@@ -114,6 +123,8 @@ def moved(record: RunRecord) -> Moved | None:
         return None
     if any(event.get("code") == SHARED for event in record.events):
         return None  # what the others took of the link nobody knows
+    if _is_rare(record.request):
+        return None  # no forecast is of that kind
     counted = [sample for sample in samples if sample.get("normal_pages")]
     if not counted or not result.get("transfer_time_s"):
         return None
@@ -147,6 +158,14 @@ def moved(record: RunRecord) -> Moved | None:
         holes=min(record.request.get("hole_pages") or 0, last.get("zero_pages", 0)),
         waited_s=HELD_S if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
     )
+
+
+def _is_rare(request: Mapping[str, Any]) -> bool:
+    """Whether it was asked for in a way that goes by other figures than those that are learned."""
+    rare = any(request.get(option) for option in RARE)
+    return rare or request.get("compression_level") is not None or (
+        request.get("compression") not in (None, ZSTD)
+    )  # fmt: skip
 
 
 def device_moves(records: Iterable[RunRecord], source: str, target: str) -> list[DeviceMove]:

@@ -1,8 +1,9 @@
-"""What the chosen method risks, and which one "auto" comes to."""
+"""What the chosen method and options risk or cannot have, and which method "auto" comes to."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from vmckpt.migrate.encryption import Encryption, Scheme
 from vmckpt.migrate.options import Method, Options
 from vmckpt.vm.check import REFUSE, WARN, Check
 
@@ -30,3 +31,22 @@ def postcopy_risk(options: Options) -> Iterator[Check]:
         yield Check("postcopy-risk", REFUSE, risk, "use --method precopy or stop")
     else:
         yield Check("postcopy-risk", WARN, risk, "--never-risk-postcopy refuses it")
+
+
+def encryption_checks(options: Options, encryption: Encryption) -> Iterator[Check]:
+    """What cannot be had with, or without, encryption. Pure."""
+    if options.zero_copy and encryption.scheme is not Scheme.CLEAR:
+        reason = "--zerocopy: what is encrypted is a copy of the page already"
+        remedy = "leave out --zerocopy, or in a network that you trust add --tls off"
+        yield Check("qemu-option", REFUSE, reason, remedy)
+    if options.tls_name is not None and encryption.scheme is not Scheme.CERTIFICATES:
+        reason = "--tls-destination: no certificate is shown, so it cannot be for that name"
+        yield Check("qemu-option", REFUSE, reason, "leave it out, or use --tls require")
+
+
+def domain_checks(options: Options) -> Iterator[Check]:
+    """What a VM of vmckpt's own cannot have, which libvirt's domains can. Pure."""
+    if options.at_target is not None:
+        asked = ", ".join(options.at_target.asked)
+        reason = f"{asked}: only a domain of libvirt's arrives as another than it left"
+        yield Check("qemu-option", REFUSE, reason, f"leave out {asked}")

@@ -26,7 +26,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
-from vmckpt.migrate.ends import End, Pair, kill
+from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
@@ -89,6 +89,7 @@ class Migration:
             disks=tuple(
                 CopiedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
             ),
+            offline=checked.options.offline,
         )
         self._encryption = checked.encryption
         self._credentials: Credentials | None = None
@@ -98,6 +99,7 @@ class Migration:
             checked.copies,
             run=run,
             bandwidth_bytes_per_s=checked.options.bandwidth_bytes_per_s,
+            write_through=checked.options.synchronous_writes,
             clock=self._elapsed_s,
             emit=emit,
             note=self._note,
@@ -151,6 +153,8 @@ class Migration:
 
     async def _conclude(self) -> "Report":
         try:
+            if self._journal.offline:
+                await discard(self._pair.target, self._pair.ram_dir)
             await self._journal.remove((self._vm.host, self._target_host))
         except (StorageError, HostDownError) as exc:
             self._note("journal", str(exc))
@@ -195,6 +199,8 @@ class Migration:
     async def _started(self, step: Step) -> None:
         if step.name == "drain" and not self._in_postcopy:
             return  # there is nothing to wait for
+        if step.name == "verify" and self._journal.offline:
+            return  # nothing runs
         # At the switchover the guest stands still, and what stands in the journal is enough.
         if not step.commits:
             await self._write_journal(step)
@@ -461,7 +467,7 @@ class Migration:
         heard = await self._hearing if self._hearing else None
         method = "postcopy" if self._in_postcopy else "precopy"
         if self._options.method is Method.STOP:
-            method = "stop"
+            method = "offline" if self._options.offline else "stop"
         return Report(
             run=self._run,
             vm=self._vm.name,

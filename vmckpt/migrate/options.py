@@ -1,10 +1,10 @@
 """What the operator may ask of a migration."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from vmckpt.qemu.abilities import Wish
+from vmckpt.qemu.abilities import XBZRLE, Wish
 
 if TYPE_CHECKING:
     from vmckpt.plan.policy import Policy
@@ -62,14 +62,40 @@ class Disks(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class AtTarget:
+    """How a domain of libvirt's is to be at the target: None is as it is at the source.
+
+    Its name; its XML, while it runs there and when it starts the next time; where its display is.
+    """
+
+    name: str | None = None
+    xml: str | None = None
+    persistent_xml: str | None = None
+    graphics_uri: str | None = None
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The options that asked for it, by their names."""
+        said = {"--dname": self.name, "--xml": self.xml, "--persistent-xml": self.persistent_xml,
+                "--graphicsuri": self.graphics_uri}  # fmt: skip
+        return tuple(option for option, value in said.items() if value is not None)
+
+    def told(self) -> dict[str, object]:
+        """For a record: XML may hold passwords, and does not go into it."""
+        return {**asdict(self), "xml": self.xml is not None,
+                "persistent_xml": self.persistent_xml is not None}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
-    """A migration's request. `bandwidth_bytes_per_s` 0 means no limit.
+    """A migration's request. A bandwidth of 0 means no limit.
 
     `timeout_passes` is a time limit too, in what sending all of memory once takes. A policy may
     raise the downtime to `most_downtime_ms` and slow the guest by `most_throttle_percent`, None: as
     it says. `observe_only`: it only says what it would do. `finish_within_s` was promised by a
     forecast: it ends nothing, and is told of when it is over. `in_turn`: of all that say so, one at
-    a time sends from a host, or to one.
+    a time sends from a host, or to one. `offline`: the VM is off, and stays so. `tls_name`: whom
+    the target's certificate is for, None: its address. `synchronous_writes`: to disks being copied.
     """
 
     method: Method = Method.AUTO
@@ -78,10 +104,21 @@ class Options:
     timeout_s: float | None = None
     on_timeout: OnTimeout = OnTimeout.ABORT
     auto_converge: bool = False
+    throttle_initial_percent: int | None = None
+    throttle_increment_percent: int | None = None
     compression: str | None = None
+    compression_level: int | None = None
+    xbzrle_cache_bytes: int | None = None
     channels: int | None = None
+    zero_copy: bool = False
+    postcopy_bandwidth_bytes_per_s: int = 0
     disks: Disks = Disks.AUTO
+    synchronous_writes: bool = False
     tls: Tls = Tls.AUTO
+    tls_name: str | None = None
+    abort_on_error: bool = False
+    offline: bool = False
+    at_target: AtTarget | None = None
     never_risk_postcopy: bool = False
     policy: "Policy | None" = None
     observe_only: bool = False
@@ -118,9 +155,14 @@ class Options:
         policy = None if self.observe_only else self.steers
         return policy is not None and policy.may_throttle
 
+    @property
+    def wished_channels(self) -> int | None:
+        """Parallel channels for memory: what is compressed goes over several, but for xbzrle."""
+        by_itself = DEFAULT_CHANNELS if self.compression not in (None, XBZRLE) else None
+        return self.channels or by_itself
+
     def wish(self, *, copies_disks: bool = False) -> Wish:
         """What this asks of the pair of QEMUs."""
-        channels = self.channels or (DEFAULT_CHANNELS if self.compression else None)
         # With more than the least downtime pre-copy is done before post-copy can begin.
         downtime_ms = 1 if self.method is Method.POSTCOPY else self.max_downtime_ms
         share = self.bandwidth_bytes_per_s // DISKS_SHARE
@@ -129,10 +171,16 @@ class Options:
             auto_converge=self.auto_converge,
             throttle_at_will=self.throttles_at_will,
             most_throttle_percent=self.most_throttle_percent,
-            channels=channels,
+            throttle_initial_percent=self.throttle_initial_percent,
+            throttle_increment_percent=self.throttle_increment_percent,
+            channels=self.wished_channels,
             compression=self.compression,
+            compression_level=self.compression_level,
+            xbzrle_cache_bytes=self.xbzrle_cache_bytes,
+            zero_copy=self.zero_copy,
             max_downtime_ms=downtime_ms,
             max_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s - (share if copies_disks else 0),
+            postcopy_bandwidth_bytes_per_s=self.postcopy_bandwidth_bytes_per_s,
             pause_before_switchover=copies_disks,
             hold_switchover=self.method not in (Method.STOP, Method.POSTCOPY),
         )

@@ -1,6 +1,8 @@
 """Every reason why a migration cannot work, found before anything is changed."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.devices.checks import detached_addresses, passthrough_checks
@@ -9,19 +11,28 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate import dirty_log
 from vmckpt.migrate.disk_plan import DiskCopy, Owned, disk_checks, plan_disks
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
+from vmckpt.migrate.method_checks import (
+    domain_checks,
+    encryption_checks,
+    postcopy_risk,
+    resolve_method,
+)
 from vmckpt.migrate.options import Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
 from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import both
+from vmckpt.units import format_size
 from vmckpt.vm import target_checks
 from vmckpt.vm.blockers import device_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check, refusal
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.probe import abilities
+
+# CAP_IPC_LOCK (capabilities(7)): pages that it keeps in place are not counted.
+CAP_IPC_LOCK = 1 << 14
 
 
 class Preflight(NamedTuple):
@@ -54,7 +65,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
         reason = f"the VM is on {target.name} already"
         return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
-    source, network = await both(_look_at_source(vm), target_checks.network(vm, target))
+    source, network = await both(_look_at_source(vm, options), target_checks.network(vm, target))
     rights = await target_checks.permissions(vm, target)
     if rights.verdict == REFUSE:
         return Preflight((rights, *source.checks), options)
@@ -85,6 +96,9 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
             vm, target, may_postcopy=options.may_postcopy, is_running=source.is_running
         ),
         *postcopy_risk(options),
+        *encryption_checks(options, encryption),
+        *(await _locking(vm) if options.zero_copy else ()),
+        *domain_checks(options),
         *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
         *(dirty_log.checks(loss, options) if loss else ()),
         *_way_back(vm, ours, theirs, wish),
@@ -121,6 +135,29 @@ def _way_back(vm: Vm, ours: Abilities, theirs: Abilities, wish: Wish) -> Iterato
         yield Check("way-back", OK, f"QEMU {theirs.version} -> {ours.version} can do the same")
 
 
+async def _locking(vm: Vm) -> Iterator[Check]:
+    process = Path(f"/proc/{vm.qemu.process.pid}")
+    limits, status = await both(
+        vm.host.read_text(process / "limits"), vm.host.read_text(process / "status")
+    )
+    return locking(limits or "", status or "", vm.spec.memory_bytes)
+
+
+def locking(limits: str, status: str, memory_bytes: int) -> Iterator[Check]:
+    """Whether QEMU, by its /proc/PID, may keep pages in place that are sent uncopied. Pure."""
+    allowed = re.search(r"^Max locked memory +(\d+|unlimited)", limits, re.MULTILINE)
+    rights = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    exempt = rights is not None and bool(int(rights[1], 16) & CAP_IPC_LOCK)
+    if exempt or allowed is None or allowed[1] == "unlimited" or int(allowed[1]) >= memory_bytes:
+        return
+    reason = (
+        f"--zerocopy: its QEMU may keep {format_size(int(allowed[1]))} in place; where more is on "
+        "its way at once the move fails, and is undone"
+    )
+    remedy = "start it by a user that may lock as much as its memory (ulimit -l)"
+    yield Check("zerocopy", WARN, reason, remedy)
+
+
 def _option(refusal: Refusal) -> Check:
     return Check(
         "qemu-option", REFUSE, f"{refusal.option}: {refusal.reason}", f"leave out {refusal.option}"
@@ -129,7 +166,7 @@ def _option(refusal: Refusal) -> Check:
 
 async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Check]:
     try:
-        found = await choose(options.tls, vm.host, target)
+        found = await choose(options.tls, vm.host, target, name=options.tls_name)
     except RefusedError as exc:
         return IN_CLEAR, Check("tls", REFUSE, exc.why, exc.remedy)
     one_machine = vm.host.is_this_machine and target.is_this_machine
@@ -146,12 +183,12 @@ class _Source(NamedTuple):
     is_running: bool = False
 
 
-async def _look_at_source(vm: Vm) -> _Source:
+async def _look_at_source(vm: Vm, options: Options) -> _Source:
     # One that somebody else started may be another build than the host's own, or the only one.
     installed = None if vm.qemu.is_foreign else await abilities(vm.host)
     if not await vm.is_alive():
         reason = f"'{vm.name}' is stopped"
-        remedy = f"start it: vmckpt vm start {vm.name}"
+        remedy = f"move it as it is, by --offline, or start it: vmckpt vm start {vm.name}"
         checks = (Check("running", REFUSE, reason, remedy),)
         return _Source(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
@@ -172,7 +209,8 @@ async def _look_at_source(vm: Vm) -> _Source:
         reason = f"its state is '{run.status}'"
         remedy = "a VM in that state cannot be moved; see `vmckpt vm show`"
         return _Source((Check("running", REFUSE, reason, remedy),), ours)
-    running = Check("running", OK, f"the VM is {run.status}")
+    state = "off" if options.offline else run.status
+    running = Check("running", OK, f"the VM is {state}")
     if changed:
         reason = f"since it was adopted the VM has changed: {changed}"
         remedy = f"adopt it again: vmckpt vm rm {vm.name} (its QEMU goes on), then vm adopt"

@@ -63,7 +63,7 @@ class Run:
 
     def _findings(self, settled: Options, checks: Sequence[Check]) -> Iterator[tuple[str, str]]:
         """What the operator should know beforehand, each with its code."""
-        if self._asked.method is not settled.method:
+        if self._asked.method is not settled.method and not settled.offline:
             yield "method", f"auto comes to {settled.method} here"
         yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
 
@@ -137,7 +137,10 @@ def new_run() -> str:
 
 def request_of(vm: str, ends: tuple[Host, Host], asked: Options) -> dict[str, object]:
     """What was asked for, for the run record."""
-    return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | asdict(asked)
+    facts = asdict(asked)
+    if asked.at_target is not None:
+        facts["at_target"] = asked.at_target.told()
+    return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | facts
 
 
 def runs_dir() -> Path:

@@ -115,10 +115,14 @@ async def _recover(
                 where, outcome = source, UNDONE
             case Move.LOST:
                 await bury(pair, home, journal, note)
-                await journal.remove((source, target))
-                raise await lost(pair)
+                if not journal.offline:
+                    await journal.remove((source, target))
+                    raise await lost(pair)
+                where, outcome = source, UNDONE  # it was off, and no QEMU of it has run
             case _:
                 raise await unknown(pair)
+        if journal.offline:
+            await discard(pair.source if where is source else pair.target, pair.ram_dir)
     finally:
         await pair.close()
     await journal.remove((source, target))

@@ -1,15 +1,16 @@
 """One migration of a VM of vmckpt's own from beginning to end: what holds it, what is checked."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.locks import locked
 from vmckpt.migrate.migration import Migration
-from vmckpt.migrate.options import Options
+from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.preflight import preflight
-from vmckpt.migrate.recorded import dead_mans_switch, recorded, request_of
+from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.vm.holes import hole_pages
 from vmckpt.vm.inventory import Vm
@@ -31,7 +32,7 @@ async def migrate(
     on_death: Sequence[str] | None = None,
     forecast: Mapping[str, Any] | None = None,
 ) -> "Report":
-    """Move the running `vm` to `target`; returns when the source holds nothing of it any more.
+    """Move `vm`, running or `offline`, to `target`; returns when the source holds nothing of it.
 
     Every event goes to `emit` and into the run record, with the `forecast` made beforehand. `run`
     is the run's id if it has one already, `on_death` the command that recovers the VM should this
@@ -40,37 +41,49 @@ async def migrate(
     OutcomeUnknownError (ask both ends).
     """
     request = request_of(vm.name, (vm.host, target), options)
-    action = f"migrate to {target.name}"
     async with (
         recorded(request, options, emit, run, forecast=forecast) as record,
         dead_mans_switch(vm.name, record.id, on_death),
-        locked(vm.name, (vm.host,), action, record.id),
+        locked(vm.name, (vm.host,), f"migrate to {target.name}", record.id),
     ):
         vm = await read_again(vm)
-        checked = await preflight(vm, target, options)
-        checked.require(vm.name, target.name)
-        request["guest_agent"] = vm.spec.guest_agent
-        request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
-        request["hole_pages"] = await hole_pages(vm)
-        record.begin(checked.options, checked.checks)
-        limit = checked.options.bandwidth_bytes_per_s
-        async with (
-            locked(vm.name, (target,), action, record.id),
-            on_the_link(
-                vm.host, target, record.id, limit, record.note, in_turn=options.in_turn
-            ) as link,
-        ):
-            there = vm_dir(target.state_dir, vm.name)
-            if not await target.exists(there.journal):
-                await sweep(target, vm.spec, there, None)
-            migration = Migration(
-                vm,
-                target,
-                checked,
-                run=record.id,
-                began_s=record.began_s,
-                emit=record.tell,
-                link=link,
-            )
-            report = await migration.run()
-        return record.end(report, checked.checks)
+        if not options.offline:
+            return await _move(vm, target, options, record, request)
+        from vmckpt.migrate.offline import standing_in
+
+        async with standing_in(vm) as still:
+            asked = replace(options, method=Method.STOP)
+            return await _move(still, target, asked, record, request)
+
+
+async def _move(
+    vm: Vm, target: Host, options: Options, record: Run, request: dict[str, object]
+) -> "Report":
+    """Check and migrate the VM, whose lock on its host is held."""
+    checked = await preflight(vm, target, options)
+    checked.require(vm.name, target.name)
+    request["guest_agent"] = vm.spec.guest_agent
+    request["disk_bytes"] = sum(copy.allocated_bytes for copy in checked.copies)
+    request["hole_pages"] = await hole_pages(vm)
+    record.begin(checked.options, checked.checks)
+    limit = checked.options.bandwidth_bytes_per_s
+    async with (
+        locked(vm.name, (target,), f"migrate to {target.name}", record.id),
+        on_the_link(
+            vm.host, target, record.id, limit, record.note, in_turn=options.in_turn
+        ) as link,
+    ):
+        there = vm_dir(target.state_dir, vm.name)
+        if not await target.exists(there.journal):
+            await sweep(target, vm.spec, there, None)
+        migration = Migration(
+            vm,
+            target,
+            checked,
+            run=record.id,
+            began_s=record.began_s,
+            emit=record.tell,
+            link=link,
+        )
+        report = await migration.run()
+    return record.end(report, checked.checks)

@@ -6,7 +6,7 @@ from typing import Any
 from vmckpt.errors import OperationFailedError
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import Agreement
+from vmckpt.qemu.abilities import ZERO_COPY, Agreement
 from vmckpt.sequence.steps import both
 
 
@@ -24,9 +24,14 @@ async def set_alike(pair: Pair, agreement: Agreement) -> None:
 
 async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[str, Any]) -> None:
     monitor = await end.monitor()
-    await commands.migrate_set_capabilities(monitor, capabilities)
-    if parameters:
+    if capabilities.get(ZERO_COPY):
+        # Refused while what an earlier migration left compresses; otherwise it has to go first.
         await commands.migrate_set_parameters(monitor, parameters)
+        await commands.migrate_set_capabilities(monitor, capabilities)
+    else:
+        await commands.migrate_set_capabilities(monitor, capabilities)
+        if parameters:
+            await commands.migrate_set_parameters(monitor, parameters)
     # Other channel counts hang both QEMUs for ever, and without a return path a target that
     # fails leaves the source "completed": neither would ever say so.
     has, is_set_to = await both(

@@ -1,7 +1,7 @@
 """Sending RAM: start, watch, switch method when asked to, and say how it ended."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -29,6 +29,10 @@ from vmckpt.qemu.replies import MigrationStatus
 
 SAMPLE_S = 0.1
 LOCAL_STATES = frozenset({"none", "setup", "wait-unplug"})
+
+
+# What QEMU tells, and what it is in, when it stops a guest whose disk fails.
+IO_ERROR, IO_ERROR_STATE = "BLOCK_IO_ERROR", "io-error"
 
 
 class Ending(Enum):
@@ -65,6 +69,7 @@ class Transfer:
         self._sampled_s = 0.0
         self._postcopy_began = False
         self._handed_over = False
+        self._unwelcome = (IO_ERROR,) if options.abort_on_error else ()
         self.last = MigrationStatus("none")
 
     @property
@@ -79,8 +84,9 @@ class Transfer:
         migration may still be under way then: settle it. CancelledError likewise.
         """
         try:
-            with self._source.events("MIGRATION", "MIGRATION_PASS") as events:
+            with self._source.events("MIGRATION", "MIGRATION_PASS", *self._unwelcome) as events:
                 self._tell_what_is_left_out()
+                await self._require_sound_disks()
                 await commands.migrate(self._source, uri)
                 return await self._watch(events, until_postcopy=True)
         finally:
@@ -148,6 +154,13 @@ class Transfer:
             if rule.act not in kept:
                 self._note("policy", f"'{rule.act}' is left out: it would break what was asked for")
 
+    async def _require_sound_disks(self) -> None:
+        """Raises OperationFailedError when the guest stands still for its disk's sake."""
+        if self._unwelcome:
+            status = (await commands.query_status(self._source)).status
+            if status == IO_ERROR_STATE:
+                raise _disk_error("before its memory moved")
+
     async def account(self) -> None:
         """The figures of a transfer that is over."""
         await self._sample()
@@ -157,7 +170,10 @@ class Transfer:
         wait_s = WAIT_S if self._switchover and self._switchover.waits else SAMPLE_S
         stands_still = False
         while event := await events.next(wait_s):
-            news: list[Any] = [one.get("data", {}) for one in (event, *events.drain())]
+            came = (event, *events.drain())
+            news: list[Any] = [one.get("data", {}) for one in came]
+            if any(_stops_the_guest(one) for one in came):
+                raise _disk_error("while its memory moved")
             # A short post-copy is over before a query sees it.
             self._postcopy_began |= {"status": "postcopy-active"} in news
             if {"status": "completed"} in news:
@@ -260,6 +276,19 @@ class Transfer:
                 await self._stop_at_next_look()
             case Act.ABORT:
                 raise given_up(decision)
+
+
+def _stops_the_guest(event: Mapping[str, Any]) -> bool:
+    return event.get("event") == IO_ERROR and event.get("data", {}).get("action") == "stop"
+
+
+def _disk_error(when: str) -> OperationFailedError:
+    return OperationFailedError(
+        "a disk of the guest's failed",
+        why=f"QEMU stopped the guest for it {when}, and --abort-on-error was asked for",
+        remedy="see why on the source (`vmckpt vm show`, free space); without the option it moves "
+        "all the same",
+    )
 
 
 def _figures(status: MigrationStatus) -> Figures:

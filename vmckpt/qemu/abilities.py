@@ -78,17 +78,24 @@ class Wish(NamedTuple):
     """What a migration wants of the pair. None and False want nothing.
 
     `throttle_at_will`: the guest is slowed when it is said so, see `throttle`; auto-converge slows
-    it by `most_throttle_percent`, None: as much as QEMU can.
+    it first by `throttle_initial_percent`, then by `throttle_increment_percent` more each time, up
+    to `most_throttle_percent`; None: as QEMU has it.
     """
 
     postcopy: bool = False
     auto_converge: bool = False
     throttle_at_will: bool = False
     most_throttle_percent: int | None = None
+    throttle_initial_percent: int | None = None
+    throttle_increment_percent: int | None = None
     channels: int | None = None
     compression: str | None = None
+    compression_level: int | None = None
+    xbzrle_cache_bytes: int | None = None
+    zero_copy: bool = False
     max_downtime_ms: int = 300
     max_bandwidth_bytes_per_s: int = 0
+    postcopy_bandwidth_bytes_per_s: int = 0
     pause_before_switchover: bool = False
     hold_switchover: bool = False
 
@@ -123,12 +130,17 @@ THROTTLE: Mapping[str, int] = {
 LEAST_THROTTLE = 1
 
 
-def auto_converge(most_percent: int | None) -> dict[str, int]:
-    """Parameters by which QEMU takes no more than so much of the guest's processors."""
-    most = THROTTLE["max-cpu-throttle"] if most_percent is None else most_percent
-    most = min(max(most, LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
-    first = min(THROTTLE["cpu-throttle-initial"], most)
-    return {**THROTTLE, "max-cpu-throttle": most, "cpu-throttle-initial": first}
+def auto_converge(wish: Wish) -> dict[str, int]:
+    """Parameters by which QEMU takes no more of the guest's processors than is wished."""
+    said = {
+        "cpu-throttle-initial": wish.throttle_initial_percent,
+        "cpu-throttle-increment": wish.throttle_increment_percent,
+        "max-cpu-throttle": wish.most_throttle_percent,
+    }
+    told = {**THROTTLE, **{name: value for name, value in said.items() if value is not None}}
+    most = min(max(told["max-cpu-throttle"], LEAST_THROTTLE), THROTTLE["max-cpu-throttle"])
+    first = min(told["cpu-throttle-initial"], most)
+    return {**told, "max-cpu-throttle": most, "cpu-throttle-initial": first}
 
 
 def throttle(percent: int) -> dict[str, int]:
@@ -145,6 +157,13 @@ def throttle(percent: int) -> dict[str, int]:
         "throttle-trigger-threshold": 1,
     }
 
+
+# The one compression that needs no channels: of pages that were sent before only what differs goes.
+XBZRLE = "xbzrle"
+ZERO_COPY = "zero-copy-send"
+# QEMU's own values, told too: an earlier migration of the same QEMU may have left others.
+XBZRLE_CACHE_BYTES = 64 << 20
+LEVEL = 1
 
 # With it memory is left behind; what saves devices alone has it on, and may have died so.
 _NEVER = ("x-ignore-shared",)
@@ -182,9 +201,11 @@ def _wanted(wish: Wish) -> dict[str, tuple[str, bool]]:
     return {
         "postcopy-ram": ("--method postcopy", wish.postcopy),
         "multifd": (
-            "--parallel" if wish.compression is None else "--compress",
+            "--parallel" if wish.compression in (None, XBZRLE) else "--compress",
             wish.channels is not None,
         ),
+        "xbzrle": ("--compress", wish.compression == XBZRLE),
+        ZERO_COPY: ("--zerocopy", wish.zero_copy),
         "auto-converge": (
             "--auto-converge" if wish.auto_converge else "--policy",
             wish.auto_converge or wish.throttle_at_will,
@@ -204,8 +225,19 @@ def _refusals(
     if wish.postcopy and wish.channels is not None:
         reason = "QEMU cannot combine post-copy with parallel channels (multifd)"
         yield Refusal(wanted["multifd"][0], reason)
-    if wish.compression and wish.compression not in source.compressions & target.compressions:
+    if wish.compression == XBZRLE:
+        if wish.channels is not None:
+            yield Refusal(
+                "--parallel", "QEMU cannot combine xbzrle with parallel channels (multifd)"
+            )
+    elif wish.compression and wish.compression not in source.compressions & target.compressions:
         yield Refusal("--compress", f"no '{wish.compression}' compression in both QEMUs")
+    if wish.zero_copy and wish.compression:
+        yield Refusal("--zerocopy", "what is compressed is a copy of the page already")
+    elif wish.zero_copy and wish.channels is None:
+        yield Refusal("--zerocopy", "QEMU sends without copying over parallel channels alone")
+    if wish.postcopy_bandwidth_bytes_per_s and not wish.postcopy:
+        yield Refusal("--postcopy-bandwidth", "nothing here comes to post-copy")
 
 
 def _source_parameters(source: Abilities, wish: Wish) -> dict[str, Any]:
@@ -213,8 +245,15 @@ def _source_parameters(source: Abilities, wish: Wish) -> dict[str, Any]:
         "downtime-limit": wish.max_downtime_ms,
         "max-bandwidth": wish.max_bandwidth_bytes_per_s,
     }
+    if wish.postcopy:
+        parameters["max-postcopy-bandwidth"] = wish.postcopy_bandwidth_bytes_per_s
+    if wish.compression == XBZRLE:
+        parameters["xbzrle-cache-size"] = wish.xbzrle_cache_bytes or XBZRLE_CACHE_BYTES
+    elif wish.compression:
+        level = LEVEL if wish.compression_level is None else wish.compression_level
+        parameters[f"multifd-{wish.compression}-level"] = level
     if wish.auto_converge:
-        parameters |= auto_converge(wish.most_throttle_percent)
+        parameters |= auto_converge(wish)
     elif wish.throttle_at_will:
         parameters |= throttle(LEAST_THROTTLE)
     if SWITCHOVER_SPEED in source.parameters:

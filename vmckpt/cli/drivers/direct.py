@@ -77,6 +77,11 @@ class DirectVm:
         from vmckpt.migrate.preflight import busy, preflight
         from vmckpt.vm.check import Examined
 
+        if options.offline:
+            from vmckpt.migrate.offline import examine_off
+
+            off = await examine_off(self.vm, target, options)
+            return Examined(off.checks, sum(copy.allocated_bytes for copy in off.copies))
         found = await preflight(self.vm, target, options)
         held = await busy(self.vm)
         checks = found.checks if held is None else (held, *found.checks)

@@ -84,6 +84,8 @@ class LibvirtDomain:
         from vmckpt.vm.check import Examined
         from vmckpt.vm.domains.sessions import libvirtd
 
+        if options.offline:
+            from vmckpt.migrate.domains.offline import preflight_off as preflight
         async with libvirtd(self.host) as here, libvirtd(target) as there:
             found = await preflight(self.domain, here, there, options)
         held = await busy(self.domain)
@@ -100,6 +102,10 @@ class LibvirtDomain:
         """Have libvirt move it while it runs. Domains are not forecast."""
         if forecast is not None:
             raise not_for_domains(self.name)
+        if options.offline:
+            from vmckpt.migrate.domains.offline import move_off
+
+            return await move_off(self.domain, target, options, emit)
         from vmckpt.migrate.domains.migration import migrate
 
         return await migrate(self.domain, target, options, emit)

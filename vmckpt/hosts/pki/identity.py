@@ -67,9 +67,15 @@ async def read_identity(host: Host, directory: Path | None = None) -> Identity |
 
 
 def obstacles(
-    source: tuple[Host, Identity], target: tuple[Host, Identity], now_unix_s: float
+    source: tuple[Host, Identity],
+    target: tuple[Host, Identity],
+    now_unix_s: float,
+    name: str | None = None,
 ) -> list[Obstacle]:
-    """Every reason why `source` cannot connect to `target` with TLS, both proving themselves."""
+    """Every reason why `source` cannot connect to `target` with TLS, both proving themselves.
+
+    The target's certificate is for `name`, or None: for its address.
+    """
     from vmckpt.hosts.pki.certificate import is_issued_by
 
     (from_host, ours), (to_host, theirs) = source, target
@@ -90,7 +96,13 @@ def obstacles(
         elif fault := judge.fault(now_unix_s):
             anew = "make a new authority and issue every host's certificates again"
             found.append(Obstacle(f"the authority of {host.name} does not hold: {fault}", anew))
-    if not theirs.server.is_for(to_host.migration_address):
+    if name is not None:
+        if not theirs.server.is_for(name):
+            reason = f"the certificate of {to_host.name} is not for '{name}'"
+            found.append(
+                Obstacle(reason, "name in --tls-destination whom it is for, or leave it out")
+            )
+    elif not theirs.server.is_for(to_host.migration_address):
         address = to_host.migration_address
         reason = f"the certificate of {to_host.name} does not name its address {address}"
         found.append(Obstacle(reason, f"vmckpt pki issue {to_host.name}"))

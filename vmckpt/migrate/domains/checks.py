@@ -1,7 +1,7 @@
 """Every reason why a domain cannot migrate, found before anything is changed."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -11,21 +11,24 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate import dirty_log
 from vmckpt.migrate.disk_plan import DiskCopy, disk_checks
 from vmckpt.migrate.domains import hold, target_libvirt
+from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
 from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.migrate.domains.link import find_link
-from vmckpt.migrate.domains.request import Cargo, Request, Route, bandwidth_mib_per_s, build
+from vmckpt.migrate.domains.option_checks import client_checks, option_checks
+from vmckpt.migrate.domains.request import Cargo, Request, Route, build
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.method_checks import postcopy_risk, resolve_method
+from vmckpt.migrate.method_checks import encryption_checks, postcopy_risk, resolve_method
 from vmckpt.migrate.options import Method, Options, Tls
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.sequence.steps import all_of, both
-from vmckpt.units import MIB
 from vmckpt.vm import target_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.paths import lock_path
 
+# Zeroes that are written to a copied disk become holes.
+DETECTS_ZEROES = (10, 9, 0)
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 # Where libvirt looks for QEMU's certificates unless qemu.conf says otherwise.
 QEMU_CERTIFICATES = Path("/etc/pki/qemu")
@@ -67,15 +70,16 @@ async def preflight(
         return DomainPreflight((same,), options)
     if missing := _not_running(domain):
         return DomainPreflight((missing,), options)
+    arrives = arriving(domain, options.at_target)
     # Each question is a way to a host: what does not follow from another's answer is asked with it.
     at_source, (at_target, (moving, (encryption, link))) = await both(
         _look_at_source(domain, source),
         both(
-            _look_at_target(domain, source, target, options),
+            _look_at_target(arrives, source, target, options),
             both(
-                _look_at_disks(domain, source, there, options),
+                _look_at_disks(domain, arrives, source, there, options),
                 both(
-                    _encryption(domain.host, there, options.tls),
+                    _encryption(domain.host, there, options),
                     find_link(options.tls, domain.host, there),
                 ),
             ),
@@ -96,7 +100,10 @@ async def preflight(
         *postcopy_risk(options),
         *at_target.userfaults,
         *(dirty_log.checks(loss, options) if loss else ()),
+        *encryption_checks(options, encryption[0]),
         *option_checks(options),
+        *client_checks(options),
+        *arrival_checks(domain, options.at_target),
     )
     return DomainPreflight(
         checks,
@@ -104,7 +111,13 @@ async def preflight(
         build(
             options,
             Route(link.uri, there.migration_address, *moving.ports),
-            _cargo(domain, disks, encryption[0]),
+            Cargo(
+                domain.seen.persistent,
+                disks.copied,
+                disks.proved_shared,
+                encrypted=encryption[0].scheme is Scheme.CERTIFICATES,
+                detects_zeroes=min(at_source.libvirt, at_target.libvirt) >= DETECTS_ZEROES,
+            ),
             held_mib_per_s,
         ),
         disks.plan.copies,
@@ -117,6 +130,7 @@ async def preflight(
 class _AtSource(NamedTuple):
     version: QemuVersion
     checks: list[Check]
+    libvirt: tuple[int, int, int]
     can_hold: bool
 
 
@@ -124,7 +138,11 @@ class _AtTarget(NamedTuple):
     checks: list[Check]
     known: bool
     userfaults: list[Check]
-    can_hold: bool
+    libvirt: tuple[int, int, int]
+
+    @property
+    def can_hold(self) -> bool:
+        return self.libvirt >= hold.SINCE_LIBVIRT
 
 
 class _Moving(NamedTuple):
@@ -142,18 +160,19 @@ async def _look_at_target(
     )
     name = await target_libvirt.name(domain, names, target.host)
     known = domain.uuid in {one.uuid for one in names}
-    return _AtTarget([name, *checks], known, userfaults, libvirt >= hold.SINCE_LIBVIRT)
+    return _AtTarget([name, *checks], known, userfaults, libvirt)
 
 
 async def _look_at_disks(
-    domain: Domain, source: Libvirtd, target: Host, options: Options
+    domain: Domain, arrives: Domain, source: Libvirtd, target: Host, options: Options
 ) -> _Moving:
-    disks = await plan_domain_disks(domain, source, target, options.disks)
+    elsewhere = disks_elsewhere(arrives)
+    disks = await plan_domain_disks(domain, source, target, options.disks, elsewhere)
     needed = 2 if disks.copied else 1
     checks, ports = await both(
         all_of(
             [
-                target_libvirt.files(domain, target, disks.plan.shared),
+                target_libvirt.files(arrives, target, disks.plan.shared),
                 target_checks.ports(target, needed=needed),
                 _clock(domain.host, target),
             ]
@@ -168,21 +187,12 @@ async def _clock(source: Host, target: Host) -> list[Check]:
     return [await target_checks.clock(source, target)]
 
 
-def _cargo(domain: Domain, disks: DomainDisks, encryption: Encryption) -> Cargo:
-    return Cargo(
-        domain.seen.persistent,
-        disks.copied,
-        disks.proved_shared,
-        encrypted=encryption.scheme is Scheme.CERTIFICATES,
-    )
-
-
 def _not_running(domain: Domain) -> Check | None:
     if domain.is_arriving:
         remedy = "wait for its end, or see virsh domjobinfo"
         return Check("running", REFUSE, "it is in the middle of a migration", remedy)
     if not domain.is_active:
-        remedy = f"start it: vmckpt vm start {domain.name}"
+        remedy = f"move it as it is, by --offline, or start it: vmckpt vm start {domain.name}"
         return Check("running", REFUSE, f"'{domain.name}' is stopped", remedy)
     if domain.state not in ("running", "paused", "blocked"):
         remedy = "a domain in that state cannot be moved; see `vmckpt vm show`"
@@ -199,52 +209,40 @@ async def busy(domain: Domain) -> Check | None:
     return Check("busy", REFUSE, reason, "wait for its end")
 
 
-def option_checks(options: Options) -> Iterator[Check]:
-    """What libvirt cannot do, and what it does otherwise. Pure."""
-    parallel = options.channels is not None or options.compression is not None
-    if options.may_postcopy and parallel:
-        reason = "post-copy and parallel channels exclude one another"
-        remedy = "leave out --parallel and --compress, or post-copy"
-        yield Check("qemu-option", REFUSE, reason, remedy)
-    if options.throttles_at_will:
-        reason = "libvirt slows a guest by its own rule only, not at a policy's word"
-        remedy = 'leave out do = "throttle"; --auto-converge has libvirt slow it'
-        yield Check("qemu-option", REFUSE, reason, remedy)
-    if options.auto_converge and options.most_throttle_percent is not None:
-        reason = "libvirt's auto-converge has no upper limit: --max-slowdown holds by forecast only"
-        yield Check("qemu-option", WARN, reason, "leave out --auto-converge to be sure of it")
-    asked, rate = options.bandwidth_bytes_per_s, bandwidth_mib_per_s(options) * MIB
-    if asked and asked != rate:
-        reason = f"libvirt limits the bandwidth by whole MiB/s: to {rate // MIB} MiB/s"
-        yield Check("bandwidth", WARN, reason, f"ask for --bandwidth {rate // MIB}MiB/s")
-
-
 async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
     version, libvirt = QemuVersion(*await source.qemu_version()), await source.version()
     checks = []
     if (await source.job(domain.uuid)).active:
         remedy = "wait for its end; virsh domjobinfo shows it, virsh domjobabort ends it"
         checks.append(Check("busy", REFUSE, "libvirt has a job on the domain already", remedy))
-    if names := [snapshot.name for snapshot in await source.snapshots(domain.uuid)]:
-        reason = f"it has snapshots ({', '.join(names)}), and libvirt moves no domain that has any"
-        remedy = f"vmckpt snapshot delete {domain.name} NAME"
-        checks.append(Check("snapshots", REFUSE, reason, remedy))
+    checks += await snapshot_checks(domain, source)
     for device in domain.description.passed_through:
         reason = f"the {device} is the host's own, and cannot be migrated"
         checks.append(Check("migratable", REFUSE, reason, DETACH))
     if not any(check.code == "migratable" for check in checks):
         checks.append(Check("migratable", OK, "no device of the host's own is passed through"))
     can_hold = libvirt >= hold.SINCE_LIBVIRT and version >= hold.SINCE_QEMU
-    return _AtSource(version, checks, can_hold)
+    return _AtSource(version, checks, libvirt, can_hold)
 
 
-async def _encryption(source: Host, target: Host, tls: Tls) -> tuple[Encryption, Check]:
-    if tls is Tls.PSK:
+async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Check]:
+    """Snapshots that keep it where it is."""
+    names = [snapshot.name for snapshot in await source.snapshots(domain.uuid)]
+    if not names:
+        return []
+    reason = f"it has snapshots ({', '.join(names)}), and libvirt moves no domain that has any"
+    remedy = f"vmckpt snapshot delete {domain.name} NAME"
+    return [Check("snapshots", REFUSE, reason, remedy)]
+
+
+async def _encryption(source: Host, target: Host, options: Options) -> tuple[Encryption, Check]:
+    if options.tls is Tls.PSK:
         reason = "libvirt encrypts by certificates only, not by a key for one migration"
         return IN_CLEAR, Check("tls", REFUSE, reason, "use --tls auto or require")
     directories = await both(certificate_dir_of(source), certificate_dir_of(target))
     try:
-        found = await choose(tls, source, target, directories=directories)
+        name = options.tls_name
+        found = await choose(options.tls, source, target, directories=directories, name=name)
     except RefusedError as exc:
         here, there = directories
         reason = f"{exc.why} (qemu.conf names {here} on {source.name}, {there} on {target.name})"

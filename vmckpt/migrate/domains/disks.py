@@ -1,6 +1,7 @@
 """Which of a domain's disks libvirt has to copy, and which both hosts share."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
@@ -31,9 +32,12 @@ class DomainDisks(NamedTuple):
 
 
 async def plan_domain_disks(
-    domain: Domain, session: Libvirtd, target: Host, how: Disks
+    domain: Domain, session: Libvirtd, target: Host, how: Disks, elsewhere: Mapping[str, Path]
 ) -> DomainDisks:
-    """Look at every disk on both hosts, as for a VM of vmckpt's own."""
+    """Look at every disk on both hosts, as for a VM of vmckpt's own.
+
+    `elsewhere`: where disks stand at the target, by their names in the domain.
+    """
     disks = [disk for disk in domain.description.disks if disk.kind != "empty"]
     local = [disk for disk in disks if disk.path is not None and disk.kind in _ON_FILES]
     owned = tuple(
@@ -46,7 +50,8 @@ async def plan_domain_disks(
         size = await session.disk_size(domain.uuid, disk.target)
         images[disk.target] = DiskImage(disk.target, size.virtual_bytes, size.allocated_bytes, ())
     nodes = tuple(disk.target for disk in local)
-    plan = await plan_disks(Owned(domain.host, domain.name, owned, nodes), target, how, images)
+    ours = Owned(domain.host, domain.name, owned, nodes, elsewhere)
+    plan = await plan_disks(ours, target, how, images)
     copied = [local[copy.number] for copy in plan.copies]
     shared = [disk for disk in local if disk not in copied]
     wrong = (*strange(disks), *_incoherent(shared), *_uncopiable(copied))

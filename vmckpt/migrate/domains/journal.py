@@ -22,7 +22,7 @@ class DomainJournal:
     `may_postcopy`: the guest may come to run there before its memory is. `known_to_target`: its
     definition was there before. `moved`: it is the target's; only the source is not tidied yet.
     `stayed`: it is the source's; only the target is not. `held_mib_per_s`: see hold.py; the guest
-    may stand still for `max_downtime_ms`.
+    may stand still for `max_downtime_ms`. `offline`: the domain is off.
     """
 
     run: str
@@ -38,6 +38,7 @@ class DomainJournal:
     stayed: bool = False
     held_mib_per_s: int = 0
     max_downtime_ms: int = 0
+    offline: bool = False
 
     async def write(self) -> None:
         """Keep it. Raises StorageError."""

@@ -10,7 +10,7 @@ from vmckpt.migrate.disk_files import keep_files
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.hold import let_go
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.settle import look, lost, settle, unknown
+from vmckpt.migrate.domains.settle import look, lost, settle, settle_off, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.whereabouts import Move, Place, decide
 from vmckpt.migrate.locks import wait_for_locks
@@ -38,7 +38,10 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
         note(f"run {journal.run} was cut off: asking both libvirtds")
         letting_go = asyncio.ensure_future(let_go(journal, ends[0]))
         try:
-            move, view = await settle(journal, ends, note)
+            if journal.offline:
+                move, view = await settle_off(journal, ends)
+            else:
+                move, view = await settle(journal, ends, note)
         finally:
             letting_go.cancel()
             await asyncio.wait({letting_go})

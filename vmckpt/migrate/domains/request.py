@@ -1,10 +1,12 @@
 """What libvirt is asked for: the flags and typed parameters of virDomainMigrateToURI3."""
 
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from vmckpt.hosts.uri import in_uri
 from vmckpt.migrate.domains import hold
-from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
+from vmckpt.migrate.options import Method, Options
 from vmckpt.units import MIB
 from vmckpt.vm.domains.flags import MigrateFlag
 
@@ -35,13 +37,14 @@ class Cargo(NamedTuple):
     """What moves. `copied_disks` are names of disks in the domain (vda).
 
     `proved_shared`: vmckpt has seen that both hosts have the other disks, which libvirt believes of
-    some kinds of file systems only.
+    some kinds of file systems only. `detects_zeroes`: both libvirts can.
     """
 
     persistent: bool
     copied_disks: tuple[str, ...]
     proved_shared: bool
     encrypted: bool
+    detects_zeroes: bool = False
 
 
 def build(options: Options, route: Route, cargo: Cargo, held_mib_per_s: int = 0) -> Request:
@@ -49,36 +52,61 @@ def build(options: Options, route: Route, cargo: Cargo, held_mib_per_s: int = 0)
 
     `held_mib_per_s`: see hold.py; 0: QEMU goes by its own measure.
     """
-    flags = MigrateFlag.PEER2PEER
-    parameters: dict[str, Parameter] = {"migrate_uri": _uri(route.address, route.memory_port)}
-    if options.method is not Method.STOP:
-        flags |= MigrateFlag.LIVE
-    if cargo.persistent:
-        flags |= MigrateFlag.PERSIST_DEST | MigrateFlag.UNDEFINE_SOURCE
-    if options.may_postcopy:
-        flags |= MigrateFlag.POSTCOPY
-    if options.auto_converge:
-        flags |= MigrateFlag.AUTO_CONVERGE
-    if cargo.encrypted:
-        flags |= MigrateFlag.TLS
-    if cargo.proved_shared:
-        flags |= MigrateFlag.UNSAFE
-    if cargo.copied_disks:
-        flags |= MigrateFlag.NON_SHARED_DISK
-        parameters["migrate_disks"] = list(cargo.copied_disks)
-        parameters["disks_uri"] = _uri(route.address, route.disks_port)
-    if options.bandwidth_bytes_per_s:
-        parameters["bandwidth"] = bandwidth_mib_per_s(options)
-    if held_mib_per_s:
-        parameters[hold.PARAMETER] = held_mib_per_s
-    channels = options.channels or (DEFAULT_CHANNELS if options.compression else None)
-    if channels:
-        flags |= MigrateFlag.PARALLEL
-        parameters["parallel.connections"] = channels
-    if options.compression:
-        flags |= MigrateFlag.COMPRESSED
-        parameters["compression"] = [options.compression]
-    return Request(route.to_libvirtd, parameters, flags)
+    there = options.at_target
+    said: dict[str, Parameter | None] = {
+        "migrate_uri": _uri(route.address, route.memory_port),
+        "bandwidth": _mib_or_none(options.bandwidth_bytes_per_s),
+        "bandwidth.postcopy": _mib_or_none(options.postcopy_bandwidth_bytes_per_s),
+        hold.PARAMETER: held_mib_per_s or None,
+        "parallel.connections": options.wished_channels,
+        "auto_converge.initial": options.throttle_initial_percent,
+        "auto_converge.increment": options.throttle_increment_percent,
+        "compression": [options.compression] if options.compression else None,
+        f"compression.{options.compression}.level": options.compression_level,
+        "compression.xbzrle.cache": options.xbzrle_cache_bytes,
+        "tls.destination": options.tls_name,
+        "destination_name": there.name if there else None,
+        "destination_xml": there.xml if there else None,
+        "persistent_xml": there.persistent_xml if there else None,
+        "graphics_uri": there.graphics_uri if there else None,
+        **_disks(route, cargo),
+    }
+    parameters = {name: value for name, value in said.items() if value is not None}
+    return Request(route.to_libvirtd, parameters, _flags(options, cargo))
+
+
+def _flags(options: Options, cargo: Cargo) -> MigrateFlag:
+    wanted = {
+        MigrateFlag.PEER2PEER: True,
+        MigrateFlag.LIVE: not (options.offline or options.method is Method.STOP),
+        MigrateFlag.OFFLINE: options.offline,
+        MigrateFlag.PERSIST_DEST | MigrateFlag.UNDEFINE_SOURCE: cargo.persistent,
+        MigrateFlag.POSTCOPY: options.may_postcopy,
+        MigrateFlag.AUTO_CONVERGE: options.auto_converge,
+        MigrateFlag.PARALLEL: options.wished_channels is not None,
+        MigrateFlag.COMPRESSED: options.compression is not None,
+        MigrateFlag.ZEROCOPY: options.zero_copy,
+        MigrateFlag.ABORT_ON_ERROR: options.abort_on_error,
+        MigrateFlag.TLS: cargo.encrypted,
+        MigrateFlag.UNSAFE: cargo.proved_shared,
+        MigrateFlag.NON_SHARED_DISK: bool(cargo.copied_disks),
+        MigrateFlag.NON_SHARED_SYNCHRONOUS_WRITES: bool(cargo.copied_disks)
+        and options.synchronous_writes,
+    }
+    return reduce(or_, (flag for flag, on in wanted.items() if on))
+
+
+def _disks(route: Route, cargo: Cargo) -> dict[str, Parameter]:
+    if not cargo.copied_disks:
+        return {}
+    names = list(cargo.copied_disks)
+    zeroes: dict[str, Parameter] = {"migrate_disks_detect_zeroes": names}
+    return {
+        "migrate_disks": names,
+        "disks_uri": _uri(route.address, route.disks_port),
+        # So that sparse stays sparse.
+        **(zeroes if cargo.detects_zeroes else {}),
+    }
 
 
 def unheld(request: Request) -> Request:
@@ -87,14 +115,13 @@ def unheld(request: Request) -> Request:
     return request._replace(parameters=parameters)
 
 
-def bandwidth_mib_per_s(options: Options) -> int:
-    """Libvirt counts in whole MiB/s: at most what was asked for, but 1 at least."""
-    return whole_mib(options.bandwidth_bytes_per_s)
-
-
 def whole_mib(bandwidth_bytes_per_s: int) -> int:
-    """Whole MiB in it, but 1 at least."""
+    """As libvirt counts: at most what was asked for, but 1 MiB/s at least."""
     return max(1, bandwidth_bytes_per_s // MIB)
+
+
+def _mib_or_none(bandwidth_bytes_per_s: int) -> int | None:
+    return whole_mib(bandwidth_bytes_per_s) if bandwidth_bytes_per_s else None
 
 
 def _uri(address: str, port: int | None) -> str:

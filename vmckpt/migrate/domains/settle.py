@@ -13,7 +13,15 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.whereabouts import Move, Place, View, decide, is_orphan, place
+from vmckpt.migrate.domains.whereabouts import (
+    Move,
+    Place,
+    View,
+    decide,
+    decide_off,
+    is_orphan,
+    place,
+)
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import ErrorCode
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -23,6 +31,8 @@ POLL_S = 0.3
 # How long an end may be silent, or in between, until nobody waits for it any more; and how long a
 # post-copy whose link is silent, which QEMU goes on with by itself when the link is back.
 SILENT_S, POSTCOPY_S = 15.0, 300.0
+# How long both have to say the same of a domain that is off.
+STEADY_S = 1.0
 # How long a target whose source has ended may still turn out to have got everything.
 ORPHAN_S = 30.0
 
@@ -46,6 +56,25 @@ async def settle(
         works = view.job and view.source in (Place.RUNNING, Place.PAUSED, Place.WAITING)
         if not works and time.monotonic() - since_s > _patience_s(view):
             return Move.LOST if is_orphan(view) else Move.UNKNOWN, view
+        await asyncio.sleep(POLL_S)
+
+
+async def settle_off(journal: DomainJournal, ends: tuple[Host, Host]) -> tuple[Move, View]:
+    """Who has a domain that is off, by both libvirtds' word; a silent one is waited for.
+
+    Nobody tells whether its own still works on it: they have to say the same for a while.
+    """
+    since_s, before = time.monotonic(), None
+    while True:
+        view = await look(journal.uuid, ends)
+        if view != before:
+            since_s, before = time.monotonic(), view
+        move = decide_off(view, known_to_target=journal.known_to_target)
+        same_s = time.monotonic() - since_s
+        if move is not Move.WAIT and same_s >= STEADY_S:
+            return move, view
+        if same_s > SILENT_S:
+            return Move.UNKNOWN, view
         await asyncio.sleep(POLL_S)
 
 

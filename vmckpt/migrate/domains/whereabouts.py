@@ -88,6 +88,23 @@ def decide(view: View) -> Move:
     return Move.WAIT  # a silent end may come back; a waiting one is on its way to something else
 
 
+def decide_off(view: View, *, known_to_target: bool) -> Move:
+    """Who has a domain that is off, by where it is defined. Pure.
+
+    libvirt defines it at the target before it forgets it at the source. WAIT as in `decide`.
+    """
+    ends = (view.source, view.target)
+    if Place.SILENT in ends or Place.LOCKED in ends:
+        return Move.WAIT
+    if view.source is Place.ABSENT:
+        return Move.UNKNOWN if view.target is Place.ABSENT else Move.TARGET_OWNS
+    if view.source is not Place.OFF or view.target is Place.ABSENT:
+        return Move.SOURCE_OWNS  # if it runs, somebody has started it
+    if view.target is not Place.OFF:
+        return Move.TARGET_OWNS
+    return Move.SOURCE_OWNS if known_to_target else Move.TARGET_OWNS
+
+
 def is_orphan(view: View) -> bool:
     """Whether the target waits for memory of a source that has ended. Pure.
 

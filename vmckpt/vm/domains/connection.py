@@ -36,6 +36,11 @@ def is_installed() -> bool:
     return find_spec("libvirt") is not None
 
 
+def client_knows(name: str) -> bool:
+    """Whether libvirt's client here has a constant of that name."""
+    return is_installed() and hasattr(import_module("libvirt"), name)
+
+
 def load_ahead() -> None:
     """Have libvirt's client loaded while something else is waited for."""
     if is_installed():

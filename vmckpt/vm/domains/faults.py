@@ -98,6 +98,11 @@ _KNOWN = tuple(
             r"another job|[Tt]imed out during operation",
             "wait for the other job's end; virsh domjobinfo shows it",
         ),
+        (
+            r"limit locked memory",
+            "libvirtd may not raise what QEMU may lock: give it CAP_SYS_RESOURCE, or leave out "
+            "--zerocopy",
+        ),
         (r"[Nn]o space left", "free space on the host"),
         (r"[Pp]ermission denied", "let libvirt's QEMU user (qemu.conf: user) use what it names"),
         (r"[Nn]etwork not found|[Cc]annot get interface|no (bridge|network)",

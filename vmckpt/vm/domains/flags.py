@@ -12,11 +12,15 @@ class MigrateFlag(IntFlag):
     UNDEFINE_SOURCE = 1 << 4
     NON_SHARED_DISK = 1 << 6
     UNSAFE = 1 << 9
+    OFFLINE = 1 << 10
     COMPRESSED = 1 << 11
+    ABORT_ON_ERROR = 1 << 12
     AUTO_CONVERGE = 1 << 13
     POSTCOPY = 1 << 15
     TLS = 1 << 16
     PARALLEL = 1 << 17
+    NON_SHARED_SYNCHRONOUS_WRITES = 1 << 18
+    ZEROCOPY = 1 << 20
 
 
 class State(IntEnum):

@@ -1,0 +1,138 @@
+"""A domain that is off, on its way: what two played libvirtds say, and what follows."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate.domains import offline, settle, tidy
+from vmckpt.migrate.domains.checks import DomainPreflight
+from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.request import Request
+from vmckpt.migrate.options import Options
+from vmckpt.vm.check import OK, Check
+from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.faults import LibvirtRefusedError
+from vmckpt.vm.domains.flags import MigrateFlag, State
+from vmckpt.vm.domains.inventory import Domain
+from vmckpt.vm.domains.job import Job
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.told import Condition, Seen
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
+UUID = "00000000-0000-0000-0000-000000000001"
+XML = f"<domain type='kvm'><name>web</name><uuid>{UUID}</uuid><os><type>hvm</type></os></domain>"
+REFUSED = LibvirtRefusedError("no", why="disk full", remedy="free some", code=1)
+CUT = OutcomeUnknownError("no answer", why="the connection broke", remedy="ask again")
+
+
+class World:
+    """Which of the hosts define the domain, and what libvirt's call does: how far it comes."""
+
+    def __init__(self, does: VmckptError | None, *, comes_to: str) -> None:
+        self.does, self.comes_to = does, comes_to
+        self.defined = {"a"}
+
+    def move(self) -> None:
+        """Target first, then the source, as libvirt does."""
+        if self.comes_to in ("both", "there"):
+            self.defined.add("b")
+        if self.comes_to == "there":
+            self.defined.discard("a")
+
+
+class Played(Libvirtd):
+    """One of the two libvirtds."""
+
+    def __init__(self, host: LocalHost, world: World) -> None:
+        super().__init__("test:///default", host)
+        self._world = world
+
+    async def find(self, uuid: str) -> Seen | None:
+        return SEEN if self.host.name in self._world.defined else None
+
+    async def condition(self, uuid: str) -> Condition | None:
+        return Condition(State.SHUTOFF, 1) if self.host.name in self._world.defined else None
+
+    async def job(self, uuid: str) -> Job:
+        raise REFUSED
+
+    async def undefine(self, uuid: str) -> None:
+        self._world.defined.discard(self.host.name)
+
+    async def migrate(
+        self, uuid: str, to_libvirtd: str, parameters: Mapping[str, Any], flags: int
+    ) -> None:
+        self._world.move()
+        if self._world.does:
+            raise self._world.does
+
+
+SEEN = Seen(UUID, "web", State.SHUTOFF, 1, True, XML)
+
+
+@pytest.fixture
+def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalHost, LocalHost]:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(settle, "STEADY_S", 0.01)
+    monkeypatch.setattr(settle, "POLL_S", 0.01)
+    return LocalHost("a", tmp_path / "a", "::1"), LocalHost("b", tmp_path / "b", "::2")
+
+
+@pytest.mark.parametrize(
+    ("does", "comes_to", "raises", "where"),
+    [
+        (None, "there", None, "b"),
+        (REFUSED, "nowhere", OperationFailedError, "a"),
+        (CUT, "nowhere", OperationFailedError, "a"),
+        # It came there, and the answer was lost: the rest is tidied up.
+        (CUT, "both", None, "b"),
+        (CUT, "there", None, "b"),
+    ],
+)
+def test_it_is_defined_on_one_host_whatever_the_call_says(
+    ends: tuple[LocalHost, LocalHost],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    does: VmckptError | None,
+    comes_to: str,
+    raises: type[VmckptError] | None,
+    where: str,
+) -> None:
+    world = World(does, comes_to=comes_to)
+
+    @asynccontextmanager
+    async def one(host: LocalHost) -> AsyncIterator[Played]:
+        yield Played(host, world)
+
+    @asynccontextmanager
+    async def two(*hosts: LocalHost) -> AsyncIterator[tuple[Played, ...]]:
+        yield tuple(Played(host, world) for host in hosts)
+
+    async def passed(*_: object) -> DomainPreflight:
+        request = Request("qemu://b", {}, MigrateFlag.OFFLINE)
+        return DomainPreflight((Check("running", OK, "off"),), Options(offline=True), request)
+
+    for module in (settle, tidy):
+        monkeypatch.setattr(module, "libvirtd", one)
+    monkeypatch.setattr(offline, "libvirtds", two)
+    monkeypatch.setattr(offline, "preflight_off", passed)
+
+    async def main() -> None:
+        domain = Domain(ends[0], SEEN, parse_domain(XML))
+        moving = offline.move_off(domain, ends[1], Options(offline=True), lambda _: None)
+        if raises is None:
+            report = await moving
+            assert (report.method, report.target) == ("offline", "b")
+        else:
+            with pytest.raises(raises):
+                await moving
+        assert await DomainJournal.read("web") is None
+
+    asyncio.run(main())
+    assert world.defined == {where}

@@ -1,0 +1,46 @@
+"""What a domain is to be at the target, where that is not what it is at the source."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from vmckpt.migrate.options import AtTarget
+from vmckpt.vm.check import REFUSE, WARN, Check
+from vmckpt.vm.domains.description import parse_domain
+from vmckpt.vm.domains.inventory import Domain
+
+
+def arriving(domain: Domain, there: AtTarget | None) -> Domain:
+    """The domain as it will be at the target: by its XML for there, and its name.
+
+    Pure. Raises UsageError when the XML is none of a domain.
+    """
+    if there is None:
+        return domain
+    what = parse_domain(there.xml) if there.xml is not None else domain.description
+    name = there.name or domain.name
+    return replace(domain, seen=domain.seen._replace(name=name), description=what)
+
+
+def disks_elsewhere(arrives: Domain) -> Mapping[str, Path]:
+    """By the names of its disks in the domain: the paths that its XML for the target has."""
+    disks = arrives.description.disks
+    return {disk.target: disk.path for disk in disks if disk.path is not None}
+
+
+def arrival_checks(domain: Domain, there: AtTarget | None) -> Iterator[Check]:
+    """What is wrong with it; that the guest sees the same machine libvirt sees to. Pure."""
+    if there is None:
+        return
+    for option, xml in (("--xml", there.xml), ("--persistent-xml", there.persistent_xml)):
+        if xml is not None and (other := parse_domain(xml).uuid) not in ("", domain.uuid):
+            reason = f"{option}: it describes another domain, {other}"
+            remedy = f"begin with the XML of this one: virsh dumpxml --migratable {domain.name}"
+            yield Check("domain-xml", REFUSE, reason, remedy)
+    persistent = domain.seen.persistent
+    if there.persistent_xml is not None and not persistent:
+        reason = "--persistent-xml: the domain is transient, and nothing of it is kept"
+        yield Check("domain-xml", REFUSE, reason, "leave out --persistent-xml")
+    elif there.xml is not None and there.persistent_xml is None and persistent:
+        reason = "once it has been off there, it is what it is here: --xml holds while it runs"
+        yield Check("domain-xml", WARN, reason, "add --persistent-xml FILE")

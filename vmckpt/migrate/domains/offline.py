@@ -1,0 +1,167 @@
+"""A domain that is off, moved: its definition goes, by libvirt, and its disks are there already."""
+
+import asyncio
+import time
+
+from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.events.types import Emit, PhaseBegan
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.disk_plan import disk_checks
+from vmckpt.migrate.domains import target_libvirt
+from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
+from vmckpt.migrate.domains.checks import DomainPreflight, snapshot_checks
+from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
+from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.link import find_link
+from vmckpt.migrate.domains.request import Cargo, Route, build
+from vmckpt.migrate.domains.settle import settle_off, unknown
+from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
+from vmckpt.migrate.domains.whereabouts import Move
+from vmckpt.migrate.locks import locked
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
+from vmckpt.migrate.report import Report
+from vmckpt.sequence.steps import both, to_the_end
+from vmckpt.vm.check import OK, REFUSE, Check, refusal
+from vmckpt.vm.domains.inventory import Domain, seen_again
+from vmckpt.vm.domains.libvirtd import Libvirtd
+from vmckpt.vm.domains.sessions import libvirtds
+
+Ends = tuple[Host, Host]
+
+
+async def move_off(domain: Domain, target: Host, options: Options, emit: Emit) -> Report:
+    """Have libvirt define the stopped domain at `target`, and here no more.
+
+    Raises RefusedError (nothing was changed), BusyError, OperationFailedError (it is here),
+    CancelledByUserError (likewise), OutcomeUnknownError (says what both ends said).
+    """
+    ends = domain.host, target
+    async with (
+        recorded(request_of(domain.name, ends, options), options, emit) as run,
+        dead_mans_switch(domain.name, run.id),
+        locked(domain.name, ends, f"migrate to {target.name}", run.id),
+        libvirtds(*ends) as (here, there),
+    ):
+        domain = await seen_again(domain, here)
+        checked = await preflight_off(domain, here, there, options)
+        if checked.request is None or not checked.possible:
+            raise refusal(checked.checks, domain.name, target.name)
+        run.begin(checked.options, checked.checks)
+        journal = DomainJournal(
+            run=run.id,
+            vm=domain.name,
+            uuid=domain.uuid,
+            source=domain.host.name,
+            target=target.name,
+            persistent=True,
+            known_to_target=checked.known_to_target,
+            offline=True,
+        )
+        began_s = time.monotonic()
+        run.tell(PhaseBegan(run.elapsed_s(), "transfer"))
+        await journal.write()
+        try:
+            # It takes a moment, and cannot be called back.
+            await to_the_end(here.migrate(domain.uuid, *checked.request))
+        except (asyncio.CancelledError, VmckptError) as exc:
+            if (meant := await to_the_end(_meaning(journal, ends, run, exc))) is not None:
+                raise meant from (None if meant is exc else exc)
+        took_s = time.monotonic() - began_s
+        return await to_the_end(_conclude(journal, ends, run, checked, took_s))
+
+
+async def _meaning(
+    journal: DomainJournal, ends: Ends, run: Run, exc: BaseException
+) -> BaseException | None:
+    """What an error means, all tidied up; None: the domain is on the target."""
+    move, view = await settle_off(journal, ends)
+    if move is Move.TARGET_OWNS:
+        return None
+    if move is not Move.SOURCE_OWNS:
+        return await unknown(journal, move, view, ends)
+    await leave_on_source(journal, ends[1], lambda text: run.note("undo-failed", text))
+    if isinstance(exc, VmckptError) and not isinstance(exc, OperationFailedError):
+        return OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy)
+    return exc
+
+
+async def _conclude(
+    journal: DomainJournal, ends: Ends, run: Run, checked: DomainPreflight, took_s: float
+) -> Report:
+    await leave_on_target(journal, ends, lambda text: run.note("left-behind", text))
+    report = Report(
+        run=run.id,
+        vm=journal.vm,
+        source=ends[0].name,
+        target=ends[1].name,
+        requested_method=checked.options.method,
+        method="offline",
+        encryption=checked.encryption.scheme.value,
+        outcome="completed",
+        total_time_s=round(run.elapsed_s(), 4),
+        transfer_time_s=round(took_s, 4),
+        downtime_ms=None,
+        guest_downtime_ms=None,
+        guest_silent_ms=None,
+        heartbeats_lost=None,
+        blocktime_ms=None,
+        transferred_bytes=0,
+        rounds=0,
+        warnings=(),
+        run_record="",
+    )
+    return run.end(report, checked.checks)
+
+
+async def preflight_off(
+    domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
+) -> DomainPreflight:
+    """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
+    there = target.host
+    if domain.host.name == there.name:
+        same = Check("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
+        return DomainPreflight((same,), options)
+    if domain.is_active:
+        remedy = f"leave out --offline, or: vmckpt vm stop {domain.name}"
+        runs = Check("running", REFUSE, "--offline moves a domain that is off, and it runs", remedy)
+        return DomainPreflight((runs,), options)
+    arrives = arriving(domain, options.at_target)
+    (checks, names), (disks, (snapshots, link)) = await both(
+        both(target_libvirt.checks(arrives, source, target), target.names()),
+        both(
+            plan_domain_disks(domain, source, there, options.disks, disks_elsewhere(arrives)),
+            both(
+                snapshot_checks(domain, source),
+                find_link(options.tls, domain.host, there),
+            ),
+        ),
+    )
+    found = (
+        Check("running", OK, "the domain is off"),
+        await target_libvirt.name(arrives, names, there),
+        # As long as it is off it has none.
+        *(check for check in checks if check.code != "memory"),
+        *disk_checks(disks.plan),
+        *uncopied(disks),
+        *await target_libvirt.files(arrives, there, disks.plan.shared),
+        *snapshots,
+        link.check,
+        *arrival_checks(domain, options.at_target),
+    )
+    cargo = Cargo(True, (), disks.proved_shared, encrypted=False)
+    return DomainPreflight(
+        found,
+        options,
+        build(options, Route(link.uri, there.migration_address), cargo),
+        known_to_target=domain.uuid in {one.uuid for one in names},
+    )
+
+
+def uncopied(disks: DomainDisks) -> list[Check]:
+    """Disks that would have to be copied, which libvirt does while a domain runs only. Pure."""
+    if not disks.copied:
+        return []
+    reason = f"libvirt copies no disk of a domain that is off: {', '.join(disks.copied)}"
+    remedy = "copy the images yourself, and add --disks shared; or start it, and move it so"
+    return [Check("disk-offline", REFUSE, reason, remedy)]

@@ -1,0 +1,73 @@
+"""A VM that is off, moved as one that stands still: by a QEMU of its own that never runs its guest.
+
+So its disks, encryption, journal and recovery are those of every migration, and both QEMUs say that
+they can have the VM. Of memory it has next to none, and no cards: it takes no room on either host.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from vmckpt.errors import OperationFailedError, RefusedError, VmLostError
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.preflight import Preflight, busy, preflight
+from vmckpt.sequence.steps import finish
+from vmckpt.units import MIB
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.lifecycle import held
+from vmckpt.vm.spec import Spec
+from vmckpt.vm.start import end_qemu, new_qemu_id, start_qemu
+
+MEMORY_BYTES = 64 * MIB
+RAM_DIR = Path("/dev/shm")
+
+
+def stand_in(spec: Spec) -> Spec:
+    """What a QEMU for a VM that is off has of it. Pure; its text, which goes along, is the VM's."""
+    if spec.adopted is not None:
+        return spec  # its arguments are its own
+    return spec._replace(memory_bytes=MEMORY_BYTES, ram_dir=RAM_DIR, passthrough=())
+
+
+@asynccontextmanager
+async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
+    """For the block: the stopped `vm`, whose lock is held, with a QEMU that has its disks.
+
+    Nobody else knows of it: the VM is off to everybody, and whoever next takes its lock ends one
+    that was left. When the block leaves a journal its recovery ends it. Raises RefusedError when
+    the VM runs, what `start_qemu` raises.
+    """
+    if await vm.is_alive():
+        raise RefusedError(
+            f"'{vm.name}' runs",
+            why="--offline moves a VM that is off",
+            remedy=f"leave out --offline, or: vmckpt vm stop {vm.name}",
+        )
+    files, spec = vm.directory.qemu(new_qemu_id()), stand_in(vm.spec)
+    try:
+        qemu, monitor = await start_qemu(vm.host, spec, vm.qemu.platform, files, incoming=False)
+        await monitor.close()
+        yield replace(vm, spec=spec, qemu=qemu)
+    except VmLostError as exc:
+        raise OperationFailedError(
+            f"the move of '{vm.name}' was undone",
+            why="the QEMU that had its disks for the move has ended",
+            remedy=f"it is off on {vm.host.name}, as before; move it again",
+        ) from exc
+    finally:
+        await finish(_end(vm, spec, files.qemu_id))
+
+
+async def _end(vm: Vm, spec: Spec, qemu_id: str) -> None:
+    if not await vm.host.exists(vm.directory.journal):
+        await end_qemu(vm.host, spec.ram_dir, vm.directory.qemu(qemu_id))
+
+
+async def examine_off(vm: Vm, target: Host, options: Options) -> Preflight:
+    """All that is for and against moving a VM that is off; it is as before afterwards."""
+    if (held_by := await busy(vm)) is not None:
+        return Preflight((held_by,), options)
+    async with held(vm, "check") as now, standing_in(now) as still:
+        return await preflight(still, target, options)
