@@ -7,6 +7,7 @@ import pytest
 
 from tests.kinds import require_root
 from tests.qemu.world import qemu, show_evidence
+from tests.real.domains import OWN_DISK, remove_domain, run_domain, secure
 from tests.real.machines import LOGS, VM_LOGS, Machines, machines
 
 
@@ -58,3 +59,31 @@ def bare_hosts() -> Iterator[Machines]:
     """One host, lab-a, with Debian and sshd and nothing else; its own lab."""
     with machines([qemu("10.0")], bare=True) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Machines]:
+    """Hosts of this module's own, whose libvirtds take orders by TLS."""
+    with machines([qemu("10.0")] * 2) as made:
+        secure(made)
+        yield made
+
+
+@pytest.fixture
+def domain(secured: Machines) -> Iterator[Machines]:
+    """A domain on lab-a with a disk on shared storage."""
+    try:
+        run_domain(secured, "lab-a", disk=secured.shared / "dom.qcow2")
+        yield secured
+    finally:
+        remove_domain(secured)
+
+
+@pytest.fixture
+def own_disk(secured: Machines) -> Iterator[Machines]:
+    """A domain on lab-a with a disk of that host's own."""
+    try:
+        run_domain(secured, "lab-a", disk=OWN_DISK)
+        yield secured
+    finally:
+        remove_domain(secured)

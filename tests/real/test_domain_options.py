@@ -6,44 +6,16 @@ What QEMU was told stands in libvirtd's log, see `secure`.
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.qemu.world import loaded, qemu
-from tests.real.domains import GUEST, OWN_DISK, log, remove_domain, run_domain, secure, states
-from tests.real.machines import Machines, machines
+from tests.qemu.world import loaded
+from tests.real.domains import GUEST, OWN_DISK, log, states
+from tests.real.machines import Machines
 
 pytestmark = [pytest.mark.qemu, pytest.mark.long, pytest.mark.timeout(300)]
 RENAMED = "renamed"
-
-
-@pytest.fixture(scope="module")
-def secured() -> Iterator[Machines]:
-    with machines([qemu("10.0")] * 2) as made:
-        secure(made)
-        yield made
-
-
-@pytest.fixture
-def domain(secured: Machines) -> Iterator[Machines]:
-    """A domain on lab-a with a disk on shared storage."""
-    try:
-        run_domain(secured, "lab-a", disk=secured.shared / "dom.qcow2")
-        yield secured
-    finally:
-        remove_domain(secured)
-
-
-@pytest.fixture
-def own_disk(secured: Machines) -> Iterator[Machines]:
-    """A domain on lab-a with a disk of that host's own."""
-    try:
-        run_domain(secured, "lab-a", disk=OWN_DISK)
-        yield secured
-    finally:
-        remove_domain(secured)
 
 
 def told(made: Machines, host: str, command: str) -> list[dict[str, Any]]:

@@ -2,55 +2,23 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from tests.qemu.world import eventually, loaded, qemu
+from tests.qemu.world import eventually, loaded
 from tests.real.domains import (
     GUEST,
     OWN_DISK,
     await_transfer,
-    remove_domain,
     row,
-    run_domain,
-    secure,
     start_libvirtd,
     states,
     stop_libvirtd,
 )
-from tests.real.machines import Machines, machines
+from tests.real.machines import Machines
 
 pytestmark = [pytest.mark.qemu, pytest.mark.timeout(300)]
 SLOWLY = ("--bandwidth", "15MiB/s")
-
-
-@pytest.fixture(scope="module")
-def secured() -> Iterator[Machines]:
-    """Hosts of this module's own, whose libvirtds take orders by TLS."""
-    with machines([qemu("10.0")] * 2) as made:
-        secure(made)
-        yield made
-
-
-@pytest.fixture
-def domain(secured: Machines) -> Iterator[Machines]:
-    """A domain on lab-a with a disk on shared storage."""
-    try:
-        run_domain(secured, "lab-a", disk=secured.shared / "dom.qcow2")
-        yield secured
-    finally:
-        remove_domain(secured)
-
-
-@pytest.fixture
-def own_disk(secured: Machines) -> Iterator[Machines]:
-    """A domain on lab-a with a disk of that host's own."""
-    try:
-        run_domain(secured, "lab-a", disk=OWN_DISK)
-        yield secured
-    finally:
-        remove_domain(secured)
 
 
 def test_a_domain_moves_there_and_back_encrypted_and_loses_nothing(domain: Machines) -> None:

@@ -175,7 +175,6 @@ class Asked(NamedTuple):
 
     def _policy(self) -> "Policy | None":
         from vmckpt.errors import UsageError
-        from vmckpt.migrate.policy_file import read_policy
 
         if self.policy is None:
             if self.observe_only:
@@ -191,6 +190,8 @@ class Asked(NamedTuple):
                 why="a policy steers a pre-copy",
                 remedy="leave out --method; a rule may come to post-copy",
             )
+        from vmckpt.migrate.policy_file import read_policy
+
         policy = read_policy(self.policy)
         if policy.may_throttle and self.auto_converge and not self.observe_only:
             raise UsageError(
@@ -230,10 +231,10 @@ def _cache_bytes(text: str | None) -> int | None:
 
 
 def _domain_xml(file: Path | None) -> str | None:
-    from vmckpt.vm.domains.description import parse_domain
-
     if file is None:
         return None
+    from vmckpt.vm.domains.description import parse_domain
+
     text = file.read_text()
     parse_domain(text)
     return text

@@ -65,11 +65,8 @@ async def preflight(
 ) -> DomainPreflight:
     """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
     there = target.host
-    if domain.host.name == there.name:
-        same = Check("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
-        return DomainPreflight((same,), options)
-    if missing := _not_running(domain):
-        return DomainPreflight((missing,), options)
+    if at_once := is_there_already(domain, there) or _not_running(domain):
+        return DomainPreflight((at_once,), options)
     arrives = arriving(domain, options.at_target)
     # Each question is a way to a host: what does not follow from another's answer is asked with it.
     at_source, (at_target, (moving, (encryption, link))) = await both(
@@ -185,6 +182,13 @@ async def _look_at_disks(
 
 async def _clock(source: Host, target: Host) -> list[Check]:
     return [await target_checks.clock(source, target)]
+
+
+def is_there_already(domain: Domain, there: Host) -> Check | None:
+    """Refuses a move to where the domain is; None when it is elsewhere."""
+    if domain.host.name != there.name:
+        return None
+    return Check("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
 
 
 def _not_running(domain: Domain) -> Check | None:

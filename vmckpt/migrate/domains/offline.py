@@ -9,7 +9,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_plan import disk_checks
 from vmckpt.migrate.domains import target_libvirt
 from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
-from vmckpt.migrate.domains.checks import DomainPreflight, snapshot_checks
+from vmckpt.migrate.domains.checks import DomainPreflight, is_there_already, snapshot_checks
 from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.link import find_link
@@ -119,13 +119,8 @@ async def preflight_off(
 ) -> DomainPreflight:
     """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
     there = target.host
-    if domain.host.name == there.name:
-        same = Check("same-host", REFUSE, f"the VM is on {there.name} already", "name another host")
-        return DomainPreflight((same,), options)
-    if domain.is_active:
-        remedy = f"leave out --offline, or: vmckpt vm stop {domain.name}"
-        runs = Check("running", REFUSE, "--offline moves a domain that is off, and it runs", remedy)
-        return DomainPreflight((runs,), options)
+    if at_once := is_there_already(domain, there) or _running(domain):
+        return DomainPreflight((at_once,), options)
     arrives = arriving(domain, options.at_target)
     (checks, names), (disks, (snapshots, link)) = await both(
         both(target_libvirt.checks(arrives, source, target), target.names()),
@@ -165,3 +160,10 @@ def uncopied(disks: DomainDisks) -> list[Check]:
     reason = f"libvirt copies no disk of a domain that is off: {', '.join(disks.copied)}"
     remedy = "copy the images yourself, and add --disks shared; or start it, and move it so"
     return [Check("disk-offline", REFUSE, reason, remedy)]
+
+
+def _running(domain: Domain) -> Check | None:
+    if not domain.is_active:
+        return None
+    remedy = f"leave out --offline, or: vmckpt vm stop {domain.name}"
+    return Check("running", REFUSE, "--offline moves a domain that is off, and it runs", remedy)
