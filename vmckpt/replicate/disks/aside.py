@@ -15,9 +15,11 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.hosts.durable import rename_durably
 from vmckpt.hosts.host import Host
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
@@ -41,6 +43,11 @@ def request_file(directory: VmDir) -> Path:
 
 def _layer(directory: VmDir, number: int) -> Path:
     return directory.aside / f"disk{number}.qcow2"
+
+
+def _folded(layer: Path) -> Path:
+    """What a layer is called whose disk has all of it, and may have more: of no use any more."""
+    return layer.with_suffix(".folded")
 
 
 async def put_aside(
@@ -115,7 +122,7 @@ async def fold(directory: Path) -> None:
         if vm is not None and await vm.is_alive():
             async with session(await host.connect(vm.qemu.files.operator), name) as monitor:
                 for disk in request.disks:
-                    await _fold_running(monitor, disk.number)
+                    await _fold_running(monitor, _layer(home, disk.number), disk.number)
         else:
             for disk in request.disks:
                 if await host.exists(layer := _layer(home, disk.number)):
@@ -139,18 +146,26 @@ async def _require_term(request: Request) -> None:
         )
 
 
-async def _fold_running(monitor: Monitor, number: int) -> None:
+async def _fold_running(monitor: Monitor, path: Path, number: int) -> None:
+    """Killed at any moment, and QEMU with it, `path` is there while the layer has what the disk has
+    not: when the mirror is ready both are alike, and no write of the guest is on one alone.
+    """
     layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{FOLD}{number}"
     disk = f"disk{number}"
     drives = {drive.node for drive in await block.query_drives(monitor)}
     jobs = {one.id for one in await commands.query_jobs(monitor)}
     if layer in drives and job not in jobs:
+        await _rename(_folded(path), path)  # of a mirror that broke
         await block.blockdev_mirror(monitor, job, layer, disk, 0, write_through=True, sync="top")
     while one := next((o for o in await commands.query_jobs(monitor) if o.id == job), None):
         if one.status == "ready":
+            # From here on the disk may get ahead of it.
+            await _rename(path, _folded(path))
             with suppress(CommandRefusedError):  # it is completing
                 await block.job_complete(monitor, job)
         if one.concluded:
+            if one.error:
+                await _rename(_folded(path), path)
             await commands.job_dismiss(monitor, job)
             if one.error:
                 raise OperationFailedError(
@@ -163,6 +178,10 @@ async def _fold_running(monitor: Monitor, number: int) -> None:
     for node in (layer, below):
         if node in nodes:
             await block.blockdev_del(monitor, node)
+
+
+async def _rename(path: Path, other: Path) -> None:
+    await in_thread(partial(rename_durably, path, other.name))
 
 
 async def _fold_off(host: Host, layer: Path) -> None:
