@@ -113,6 +113,8 @@ async def two_disks(version: str, path: Path, second: str = TAKES) -> AsyncItera
         (path / "leases").mkdir()
         alone = Record(1, "a/1", 1, Span(0.1))
         await FileStore(path / "leases").replace("web", alone, over=NONE_YET)
+        directory.aside.mkdir()
+        (directory.aside / "disk1.folded").write_text("of a fold that was killed at its very end")
         made = Aside(vm, request)
         await made.begin()
         yield made
