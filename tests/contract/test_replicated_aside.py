@@ -52,6 +52,16 @@ class Silent(LocalHost):
         raise HostDownError("b is down", why=argument, remedy="-")
 
 
+class Off(Silent):
+    """One that gives no answer whatever it is asked."""
+
+    async def exists(self, path: Path) -> bool:
+        raise HostDownError("b is off", why=str(path), remedy="-")
+
+    async def read_text(self, path: Path) -> str | None:
+        raise HostDownError("b is off", why=str(path), remedy="-")
+
+
 class Hanging(LocalHost):
     """One whose storage hangs."""
 
@@ -244,6 +254,23 @@ def test_what_a_dead_service_wrote_is_on_the_storage_before_anything_is_folded(
     assert said(tmp_path) == []
     (tmp_path / "gone").rename(more)
     assert asyncio.run(fold_there("web", hosts))
+
+
+def test_a_stop_needs_no_word_of_a_standby_that_is_said_to_be_dead(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """Of what the services left a start may have removed the primary's already."""
+    recorded(tmp_path)
+    a, b = hosts
+    off = Off("b", b.state_dir, "127.0.0.1")
+    with pytest.raises(HostDownError) as down:
+        asyncio.run(stop("web", [a, off]))
+    assert "--standby-is-dead" in down.value.remedy
+    assert said(tmp_path) == []
+    stopped = asyncio.run(stop("web", [a, off], standby_is_dead=True))
+    assert "on its shared disks" in stopped["why"]
+    with pytest.raises(HostDownError, match="b is off"):
+        asyncio.run(stop("web", [a, off], standby_is_dead=True))
 
 
 def test_a_stop_folds_what_an_earlier_one_could_not(
