@@ -58,12 +58,13 @@ class Aside:
             await put_aside(monitor, self.request, self.vm, sources)
 
     async def write(self, disk: int, at: int, content: int) -> None:
-        """As the guest does: through the device, to what that has for its disk by now."""
+        """As the guest does, with a flush: through the device, to what it has for its disk."""
         device = f"/machine/peripheral/vd{disk}/virtio-backend"
-        line = f'qemu-io -d {device} "write -P {content} {at * BLOCK} {BLOCK}"'
         async with self.asked() as monitor:
-            said = await monitor.ask("human-monitor-command", {"command-line": line})
-        assert "wrote" in said or said == "", said
+            for what in (f"write -P {content} {at * BLOCK} {BLOCK}", "flush"):
+                line = f'qemu-io -d {device} "{what}"'
+                said = await monitor.ask("human-monitor-command", {"command-line": line})
+                assert "wrote" in said or said == "", said
 
     async def kill(self) -> None:
         assert await self.vm.host.kill(self.vm.qemu.process)

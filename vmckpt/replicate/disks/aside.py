@@ -155,8 +155,8 @@ async def fold(directory: Path) -> None:
 async def _have_term(request: Request) -> None:
     """Nobody else has the guest, or gets it: its old primary's writes are nobody's then.
 
-    What its standby might have had of the guest ended with its service. The layer has all that the
-    guest wrote, and so what any epoch had: it is the disk of a VM whose QEMU has died.
+    What its standby might have had of the guest ended with its service. The layer over the epochs
+    that are on the disk is what a VM has whose QEMU has died: nothing that was flushed is missing.
     """
     store, us = open_arbiter(request.options), f"{request.primary.name}/"
     standby = f"{request.standby.name}/{request.run}"
