@@ -13,32 +13,39 @@ the VM's term alone, and after the standby's service has certainly ended: never 
 import asyncio
 import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from vmckpt.errors import OperationFailedError, RefusedError, StorageError
+from vmckpt.epoch.guarding import guard_command
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, RefusedError, StorageError
+from vmckpt.hosts.deadman import attended
 from vmckpt.hosts.durable import rename_durably, write_durably
 from vmckpt.hosts.host import Host
+from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import Store
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import block, commands
-from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError, session
+from vmckpt.qemu.replies import Job
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.disks.mirrors import Source
 from vmckpt.replicate.request import Request
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, qemu_img
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 
 # What the layers, what they stand on, and the jobs that end them are called in QEMU.
 LAYER, BELOW, FOLD = "aside-", "below-", "fold-"
-POLL_S = 0.05
+POLL_S, BRIEF_S = 0.05, 0.002
+# What a guest stands still for takes no longer, or whoever sees to it is stuck.
+STUCK_S = 30.0
 # Of a large disk, on slow storage.
 FOLD_S = 24 * 3600.0
 
@@ -143,7 +150,7 @@ async def fold(directory: Path) -> None:
         if vm is not None and await vm.is_alive():
             async with session(await host.connect(vm.qemu.files.operator), name) as monitor:
                 for disk in request.disks:
-                    await _fold_running(monitor, _layer(home, disk.number), disk.number)
+                    await _fold_running(monitor, vm, disk.number)
         else:
             for disk in request.disks:
                 if await host.exists(layer := _layer(home, disk.number)):
@@ -192,12 +199,12 @@ async def _take_back(store: Store, request: Request, record: Record) -> None:
         await lease.take()
 
 
-async def _fold_running(monitor: Monitor, path: Path, number: int) -> None:
-    """Killed at any moment, and QEMU with it, `path` is there while the layer has what the disk has
-    not: when the mirror is ready both are alike, and no write of the guest is on one alone.
+async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
+    """Killed at any moment, and QEMU with it, the layer has its name while it has what the disk has
+    not: both are alike when the mirror is ready, and then the guest stands still for that.
     """
     layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{FOLD}{number}"
-    disk = f"disk{number}"
+    disk, path = f"disk{number}", _layer(vm.directory, number)
     drives = {drive.node for drive in await block.query_drives(monitor)}
     jobs = {one.id for one in await commands.query_jobs(monitor)}
     if layer in drives and job not in jobs:
@@ -205,10 +212,12 @@ async def _fold_running(monitor: Monitor, path: Path, number: int) -> None:
         await block.blockdev_mirror(monitor, job, layer, disk, 0, write_through=True, sync="top")
     while one := next((o for o in await commands.query_jobs(monitor) if o.id == job), None):
         if one.status == "ready":
-            # From here on the disk may get ahead of it.
-            await _rename(path, _folded(path))
-            with suppress(CommandRefusedError):  # it is completing
-                await block.job_complete(monitor, job)
+            async with _standing_still(monitor, vm):
+                await in_thread(partial(_flush, vm.spec.disks[number].on(vm.host.state_dir)))
+                await _rename(path, _folded(path))
+                one = await _completed(monitor, job)
+                if one.error:  # before the guest writes to the layer alone
+                    await _rename(_folded(path), path)
         if one.concluded:
             if one.error:
                 await _rename(_folded(path), path)
@@ -224,6 +233,36 @@ async def _fold_running(monitor: Monitor, path: Path, number: int) -> None:
     for node in (layer, below):
         if node in nodes:
             await block.blockdev_del(monitor, node)
+
+
+@asynccontextmanager
+async def _standing_still(monitor: Monitor, vm: Vm) -> AsyncIterator[None]:
+    """The guest, for the block, if it runs; should this process die in it, or be stuck, it runs on.
+
+    QEMU 7.2 dies of a write that comes while a disk takes its mirror's place.
+    """
+    if not (await commands.query_status(monitor)).running:
+        yield
+        return
+    with attended(guard_command(vm.qemu), vm.directory.aside / "guard.log") as tell:
+        tell(f"free {boottime_s() + STUCK_S}")
+        try:
+            await commands.stop(monitor)
+            yield
+        finally:
+            with suppress(MonitorLostError, OutcomeUnknownError):  # its QEMU has ended
+                await finish(commands.cont(monitor))
+
+
+async def _completed(monitor: Monitor, name: str) -> Job:
+    """End a mirror that is ready, and wait for that. Raises MonitorLostError."""
+    while True:
+        with suppress(CommandRefusedError):  # it is completing
+            await block.job_complete(monitor, name)
+        (job,) = [one for one in await commands.query_jobs(monitor) if one.id == name]
+        if job.concluded:
+            return job
+        await asyncio.sleep(BRIEF_S)
 
 
 async def _rename(path: Path, other: Path) -> None:
