@@ -317,6 +317,20 @@ def test_firmware_has_to_fit(tmp_path: Path) -> None:
     assert refusals(vm, smaller) == {"firmware"}
 
 
+def test_only_a_guest_that_runs_brings_what_its_firmware_wrote(tmp_path: Path) -> None:
+    vars_ = tmp_path / "vars.fd"
+    vars_.write_bytes(b"boot order")
+    source = host(tmp_path, "a", NEW)
+    vm = stopped_vm(source, more=f'[firmware]\ncode = "{vars_}"\nvars = "{vars_}"\n')
+    same = asyncio.run(source.fingerprint(vars_))
+    assert same is not None
+    target = other(tmp_path, firmware=same)
+    assert refusals(vm, target, Options(offline=True)) == set()
+    stale = dataclasses.replace(target, firmware=same._replace(sha256="0"))
+    assert refusals(vm, stale, Options(offline=True)) == {"firmware-variables"}
+    assert refusals(vm, stale) == set()
+
+
 @pytest.mark.parametrize(
     ("allowed", "user", "expected"),
     [

@@ -86,6 +86,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *disk_checks(disks),
         *_pace(ours, disks.copies),
         *[check async for check in target_checks.files(vm, target, disks.shared)],
+        *(await _variables(vm, target) if options.offline else ()),
         *network,
         *await target_checks.forwards(vm, target),
         *await target_checks.ports(target, needed=2 if disks.copies else 1),
@@ -109,6 +110,13 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         return Preflight(tuple(checks), options, agreed, disks.copies, encryption)
     checks += [_option(refusal) for refusal in agreed]
     return Preflight(tuple(checks), options)
+
+
+async def _variables(vm: Vm, target: Host) -> list[Check]:
+    if vm.spec.firmware is None:
+        return []
+    path = vm.spec.firmware.vars
+    return [await target_checks.variables(vm.host, target, path, path)]
 
 
 async def busy(vm: Vm) -> Check | None:

@@ -12,6 +12,7 @@ from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsew
 from vmckpt.migrate.domains.checks import DomainPreflight, is_there_already, snapshot_checks
 from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.left_behind import left_behind
 from vmckpt.migrate.domains.link import find_link
 from vmckpt.migrate.domains.request import Cargo, Route, build
 from vmckpt.migrate.domains.settle import settle_off, unknown
@@ -122,12 +123,15 @@ async def preflight_off(
     if at_once := is_there_already(domain, there) or _running(domain):
         return DomainPreflight((at_once,), options)
     arrives = arriving(domain, options.at_target)
-    (checks, names), (disks, (snapshots, link)) = await both(
+    (checks, names), (disks, ((snapshots, left), link)) = await both(
         both(target_libvirt.checks(arrives, source, target), target.names()),
         both(
             plan_domain_disks(domain, source, there, options.disks, disks_elsewhere(arrives)),
             both(
-                snapshot_checks(domain, source),
+                both(
+                    snapshot_checks(domain, source),
+                    left_behind(domain, arrives, source, there),
+                ),
                 find_link(options.tls, domain.host, there),
             ),
         ),
@@ -141,6 +145,7 @@ async def preflight_off(
         *uncopied(disks),
         *await target_libvirt.files(arrives, there, disks.plan.shared),
         *snapshots,
+        *left,
         link.check,
         *arrival_checks(domain, options.at_target),
     )
