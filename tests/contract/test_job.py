@@ -14,6 +14,7 @@ from vmckpt.errors import (
     NotFoundError,
     OperationFailedError,
     OutcomeUnknownError,
+    RefusedError,
     StorageError,
 )
 from vmckpt.events.types import Event
@@ -27,7 +28,7 @@ from vmckpt.migrate import job as job_module
 from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.job import Job, JobDir, find_out, forget_old, run_job
 from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.options import Options
+from vmckpt.migrate.options import AtTarget, Options
 from vmckpt.migrate.recover import FINISHED
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -119,6 +120,14 @@ def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state
             assert not list((state / "a/jobs").iterdir())
 
     asyncio.run(play())
+
+
+def test_what_only_a_domain_can_have_goes_to_no_host(state: Path) -> None:
+    source, target = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
+    options = Options(at_target=AtTarget("web2", xml="<secret/>"))
+    with pytest.raises(RefusedError, match=r"--dname, --xml"):
+        asyncio.run(migrate_there(a_vm(source), target, options, ignore))
+    assert not (state / "a/jobs").exists()
 
 
 def a_job(state: Path) -> tuple[Job, LocalHost, LocalHost]:
