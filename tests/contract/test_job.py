@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -163,13 +163,18 @@ def test_a_recovery_waits_for_the_lock_and_sees_what_was_finished(
     asyncio.run(play())
 
 
-def test_without_a_journal_a_vm_at_the_source_was_not_moved(state: Path) -> None:
+@pytest.mark.parametrize(("offline", "is_now"), [(False, "goes on"), (True, "is off")])
+def test_without_a_journal_a_vm_at_the_source_was_not_moved(
+    state: Path, *, offline: bool, is_now: str
+) -> None:
     job, a, b = a_job(state)
+    job = replace(job, options=Options(offline=offline))
 
     async def play() -> None:
         await make_home(a)
-        with pytest.raises(OperationFailedError, match="before it had changed anything"):
+        with pytest.raises(OperationFailedError, match="before it had changed anything") as caught:
             await find_out(job, lambda _: None)
+        assert f"'web' {is_now} where it was" in caught.value.remedy
         await make_home(b)  # another of that name
         with pytest.raises(OperationFailedError, match="before it had changed anything"):
             await find_out(job, lambda _: None)
