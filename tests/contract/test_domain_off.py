@@ -16,7 +16,7 @@ from vmckpt.migrate.domains.checks import DomainPreflight
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.left_behind import left_behind
 from vmckpt.migrate.domains.request import Request
-from vmckpt.migrate.options import Options
+from vmckpt.migrate.options import AtTarget, Options
 from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
@@ -110,6 +110,7 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
     where: str,
 ) -> None:
     world = World(does, comes_to=comes_to)
+    renamed = Options(offline=True, at_target=AtTarget("web2"))
 
     @asynccontextmanager
     async def one(host: LocalHost) -> AsyncIterator[Played]:
@@ -121,7 +122,7 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
 
     async def passed(*_: object) -> DomainPreflight:
         request = Request("qemu://b", {}, MigrateFlag.OFFLINE)
-        return DomainPreflight((Check("running", OK, "off"),), Options(offline=True), request)
+        return DomainPreflight((Check("running", OK, "off"),), renamed, request)
 
     for module in (settle, tidy):
         monkeypatch.setattr(module, "libvirtd", one)
@@ -130,10 +131,10 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
 
     async def main() -> None:
         domain = Domain(ends[0], SEEN, parse_domain(XML))
-        moving = offline.move_off(domain, ends[1], Options(offline=True), lambda _: None)
+        moving = offline.move_off(domain, ends[1], renamed, lambda _: None)
         if raises is None:
             report = await moving
-            assert (report.method, report.target) == ("offline", "b")
+            assert (report.method, report.target, report.vm) == ("offline", "b", "web2")
         else:
             with pytest.raises(raises):
                 await moving

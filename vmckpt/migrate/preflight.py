@@ -12,6 +12,7 @@ from vmckpt.migrate import dirty_log
 from vmckpt.migrate.disk_plan import DiskCopy, Owned, disk_checks, plan_disks
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.method_checks import (
+    copy_checks,
     domain_checks,
     encryption_checks,
     postcopy_risk,
@@ -98,6 +99,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         ),
         *postcopy_risk(options),
         *encryption_checks(options, encryption),
+        *copy_checks(options, copies_disks=bool(disks.copies)),
         *(await _locking(vm) if options.zero_copy else ()),
         *domain_checks(options),
         *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
