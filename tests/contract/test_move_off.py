@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -33,9 +34,11 @@ class Silent(LocalHost):
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "op"))
-    return tmp_path
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # A socket's path is short.
+    with TemporaryDirectory(prefix="vk-", dir="/tmp") as short:
+        monkeypatch.setenv("VMCKPT_STATE_DIR", f"{short}/op")
+        yield Path(short)
 
 
 def a_vm(host: LocalHost) -> Vm:
