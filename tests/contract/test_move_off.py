@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -34,11 +33,9 @@ class Silent(LocalHost):
 
 
 @pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    # A socket's path is short.
-    with TemporaryDirectory(prefix="vk-", dir="/tmp") as short:
-        monkeypatch.setenv("VMCKPT_STATE_DIR", f"{short}/op")
-        yield Path(short)
+def state(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(short_path / "op"))
+    return short_path
 
 
 def a_vm(host: LocalHost) -> Vm:
