@@ -291,8 +291,8 @@ def _disk_error(when: str) -> OperationFailedError:
     return OperationFailedError(
         "a disk of the guest's failed",
         why=f"QEMU stopped the guest for it {when}, and --abort-on-error was asked for",
-        remedy="see why on the source (`vmckpt vm show`, free space); without the option it moves "
-        "all the same",
+        remedy="see why on the source (free space), and have the guest go on, by QMP's `cont` at "
+        "the qmp_socket of `vmckpt vm show --json`: until then it cannot move",
     )
 
 
