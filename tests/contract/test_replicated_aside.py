@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,13 +17,14 @@ from vmckpt.errors import (
     OperationFailedError,
     RefusedError,
 )
+from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
 from vmckpt.qemu.block import DiskImage
-from vmckpt.replicate.disks.aside import fold, request_file
+from vmckpt.replicate.disks.aside import fold
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.folding import fold_there
@@ -37,7 +38,9 @@ from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
-SPEC = 'name = "web"\nmemory = "32M"\n[[disks]]\npath = "web.raw"\nformat = "raw"\n'
+SPEC = 'name = "web"\nmemory = "32M"\n' + "".join(
+    f'[[disks]]\nimage = "{name}.raw"\nformat = "raw"\n' for name in ("web", "more")
+)
 PLATFORM = Platform("q35", "tcg", "qemu64")
 OURS = "a/1"
 
@@ -47,6 +50,23 @@ class Silent(LocalHost):
 
     async def find_processes(self, argument: str) -> list[ProcessId]:
         raise HostDownError("b is down", why=argument, remedy="-")
+
+
+class Off(Silent):
+    """One that gives no answer whatever it is asked."""
+
+    async def exists(self, path: Path) -> bool:
+        raise HostDownError("b is off", why=str(path), remedy="-")
+
+    async def read_text(self, path: Path) -> str | None:
+        raise HostDownError("b is off", why=str(path), remedy="-")
+
+
+class Hanging(LocalHost):
+    """One whose storage hangs."""
+
+    async def run(self, argv: Sequence[str], timeout_s: float = 30.0) -> Completed:
+        raise HostDownError("b hangs", why=f"no end within {timeout_s:g} s", remedy=argv[0])
 
 
 @pytest.fixture
@@ -68,14 +88,20 @@ def hosts(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
         options=Options(str(tmp_path / "leases"), disks=SHARED), one_machine=True, qemu_id="old",
         disks=(CopiedDisk(0, 4096), CopiedDisk(1, 4096)),
     )  # fmt: skip
-    request_file(directory).write_text(json.dumps(request.to_json()))
+    directory.aside_request.write_text(json.dumps(request.to_json()))
     (directory.aside / "disk0.qcow2").touch()
+    for host in (a, b):
+        (host.state_dir / "images").mkdir(parents=True)
+        for name in ("web", "more"):
+            (host.state_dir / f"images/{name}.raw").touch()
     return a, b
 
 
-def recorded(tmp_path: Path, holder: str = OURS, in_sync: str | None = None) -> None:
+def recorded(
+    tmp_path: Path, holder: str = OURS, in_sync: str | None = None, *, released: bool = False
+) -> None:
     (tmp_path / "leases").mkdir(exist_ok=True)
-    put = Record(1, holder, 1, Span(0.1), in_sync)
+    put = Record(1, holder, 1, Span(0.1), in_sync, released)
     asyncio.run(FileStore(tmp_path / "leases").replace("web", put, over=NONE_YET))
 
 
@@ -106,7 +132,8 @@ def test_who_has_the_term_alone_folds_and_then_nothing_stands_aside(
 
 
 @pytest.mark.parametrize(
-    ("holder", "in_sync"), [("b/1", None), (OURS, "b/1"), ("aa/1", None), (None, None)]
+    ("holder", "in_sync"),
+    [("b/1", None), (OURS, "b/2"), (OURS, "c/1"), ("b/1", "a/2"), ("aa/1", None), (None, None)],
 )
 def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, holder: str | None, in_sync: str | None
@@ -119,6 +146,63 @@ def test_who_may_be_replaced_or_was_writes_nothing_to_a_shared_disk(
     assert said(tmp_path) == []
     assert home(tmp_path).aside.exists()
     assert hosts[1].name == "b"
+
+
+def term(tmp_path: Path) -> Record:
+    found = asyncio.run(FileStore(tmp_path / "leases").read("web"))
+    assert found is not None
+    return found.record
+
+
+@pytest.mark.parametrize(
+    ("holder", "in_sync", "released"),
+    [
+        # Its QEMU died, and the standby's service before it took over; the arbiter heard or not.
+        (OURS, "b/1", True),
+        (OURS, "b/1", False),
+        # The standby could not go on with what it had, and said so.
+        ("b/1", None, True),
+    ],
+)
+def test_what_its_standby_will_never_take_or_has_given_up_is_taken_back(
+    hosts: tuple[LocalHost, LocalHost],
+    tmp_path: Path,
+    holder: str,
+    in_sync: str | None,
+    released: bool,
+) -> None:
+    recorded(tmp_path, holder, in_sync, released=released)
+    (tmp_path / "broken").touch()
+    with pytest.raises(OperationFailedError, match="could not be written"):
+        asyncio.run(fold_there("web", hosts))
+    now = term(tmp_path)
+    assert (now.term, now.holder, now.in_sync) == (2, "a/1/fold", None)
+    (tmp_path / "broken").unlink()
+    assert asyncio.run(fold_there("web", hosts))
+    assert term(tmp_path) == now
+    assert not home(tmp_path).aside.exists()
+
+
+def test_another_runs_standby_that_gave_its_term_up_had_the_guest_before(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    recorded(tmp_path, "b/2", released=True)
+    with pytest.raises(RefusedError, match="not to reach its disks"):
+        asyncio.run(fold(home(tmp_path).aside))
+    assert said(tmp_path) == []
+    assert hosts[0].name == "a"
+
+
+def test_a_layer_that_its_disk_is_ahead_of_is_not_folded(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    recorded(tmp_path)
+    aside = home(tmp_path).aside
+    (aside / "disk0.qcow2").rename(aside / "disk0.folded")
+    (aside / "disk1.qcow2").touch()
+    assert asyncio.run(fold_there("web", hosts))
+    assert said(tmp_path) == [f"commit -q -f qcow2 {aside / 'disk1.qcow2'}"]
+    assert not aside.exists()
 
 
 @contextmanager
@@ -152,6 +236,43 @@ def test_nothing_is_folded_while_the_standby_may_write(
     assert not asyncio.run(fold_there("web", hosts))
 
 
+def test_what_a_dead_service_wrote_is_on_the_storage_before_anything_is_folded(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """A killed process's pages may be written long after its end."""
+    recorded(tmp_path)
+    a, b = hosts
+    more = b.state_dir / "images/more.raw"
+    more.rename(tmp_path / "gone")
+    with pytest.raises(RefusedError, match="may still write") as refused:
+        asyncio.run(fold_there("web", hosts))
+    assert str(more) in refused.value.why
+    assert "--standby-is-dead" in refused.value.remedy
+    hangs = Hanging("b", b.state_dir, "127.0.0.1")
+    with pytest.raises(HostDownError, match="may still write"):
+        asyncio.run(fold_there("web", [a, hangs]))
+    assert said(tmp_path) == []
+    (tmp_path / "gone").rename(more)
+    assert asyncio.run(fold_there("web", hosts))
+
+
+def test_a_stop_needs_no_word_of_a_standby_that_is_said_to_be_dead(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """Of what the services left a start may have removed the primary's already."""
+    recorded(tmp_path)
+    a, b = hosts
+    off = Off("b", b.state_dir, "127.0.0.1")
+    with pytest.raises(HostDownError) as down:
+        asyncio.run(stop("web", [a, off]))
+    assert "--standby-is-dead" in down.value.remedy
+    assert said(tmp_path) == []
+    stopped = asyncio.run(stop("web", [a, off], standby_is_dead=True))
+    assert "on its shared disks" in stopped["why"]
+    with pytest.raises(HostDownError, match="b is off"):
+        asyncio.run(stop("web", [a, off], standby_is_dead=True))
+
+
 def test_a_stop_folds_what_an_earlier_one_could_not(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:
@@ -177,6 +298,23 @@ def test_a_vm_is_left_alone_while_something_stands_aside(
     recorded(tmp_path)
     asyncio.run(fold(directory.aside))
     assert asyncio.run(read_again(vm)).name == "web"
+    # A directory whose word was removed, or never written, is what a killed command left.
+    directory.aside.mkdir()
+    assert asyncio.run(read_again(vm)).name == "web"
+    with pytest.raises(NotFoundError):
+        asyncio.run(stop("web", hosts))
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 1}', "[]"])
+def test_for_whom_it_stands_aside_is_not_guessed(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, text: str
+) -> None:
+    recorded(tmp_path)
+    home(tmp_path).aside_request.write_text(text)
+    for ask in (stop("web", hosts), fold(home(tmp_path).aside)):
+        with pytest.raises(OperationFailedError, match="nobody knows for whom"):
+            asyncio.run(ask)
+    assert home(tmp_path).aside.exists()
 
 
 def checked(tmp_path: Path, disk: str) -> list[Check]:

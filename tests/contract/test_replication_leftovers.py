@@ -18,11 +18,11 @@ from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
 from vmckpt.replicate import begin, sides
-from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare
+from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare, read_mark
 from vmckpt.replicate.leftover_copies import Fate, settle_here
 from vmckpt.replicate.operate import settle, stop
 from vmckpt.replicate.recovery import recover
-from vmckpt.replicate.request import Files, Options, Request
+from vmckpt.replicate.request import COPY, SHARED, Files, Options, Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
@@ -53,14 +53,18 @@ def home(host: LocalHost, qemu_id: str, replaces: Replaced | None = None) -> Vm:
 
 
 def requested(
-    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, disks: tuple[CopiedDisk, ...] = ()
+    hosts: tuple[LocalHost, LocalHost],
+    tmp_path: Path,
+    disks: tuple[CopiedDisk, ...] = (),
+    kind: str = COPY,
 ) -> Files:
     """Both services were asked, and were killed; the primary's files."""
     primary, standby = hosts
+    options = Options(str(tmp_path / "leases"), lease_s=0.1, disks=kind)
     request = Request(
         run="1", vm="web", spec=SPEC + DISK * len(disks), platform=PLATFORM._asdict(),
-        primary=primary, standby=standby, options=Options(str(tmp_path / "leases"), lease_s=0.1),
-        one_machine=True, qemu_id="old", disks=disks,
+        primary=primary, standby=standby, options=options, one_machine=True, qemu_id="old",
+        disks=disks,
     )  # fmt: skip
     for host in hosts:
         files = Files.of(host, "web")
@@ -264,6 +268,17 @@ def test_copies_of_a_killed_standby_go_or_are_there_for_the_next_one(
         prepare([copy], "web", "2")
         settle_here(Files.of(hosts[1], "web").path, Fate.UNDO)
         assert copy.path.exists()
+
+
+@pytest.mark.parametrize("fate", Fate)
+def test_a_disk_that_both_hosts_have_is_no_copy_whatever_stands_on_it(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, fate: Fate
+) -> None:
+    requested(hosts, tmp_path, (CopiedDisk(0, 4096),), SHARED)
+    disk = Copy(hosts[1].state_dir / "images/web.raw", 4096, "raw")
+    prepare([disk], "web", "1")
+    settle_here(Files.of(hosts[1], "web").path, fate)
+    assert read_mark(disk.path) == ("copy", "1", "web")
 
 
 def test_a_beginning_that_is_undone_leaves_the_recovery_of_a_killed_primary_its_files(

@@ -192,6 +192,20 @@ def test_heartbeats_come_in_on_the_hosts_own_ports() -> None:
     asyncio.run(main())
 
 
+def test_a_host_without_a_free_port_is_not_told_that_its_address_is_wrong() -> None:
+    async def main() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+            taken.bind(("127.0.0.2", 0))
+            port = taken.getsockname()[1]
+            path = SecondPath(Any, "b", "127.0.0.2", "127.0.0.3")  # type: ignore[arg-type]
+            with pytest.raises(OperationFailedError, match="no heartbeats") as failed:
+                await path.open((port, port))
+            assert "is in use" in failed.value.why
+            assert "--migration-ports" in failed.value.remedy
+
+    asyncio.run(main())
+
+
 def test_a_lost_connection_is_told_from_a_lost_standby() -> None:
     async def main() -> None:
         async with both() as (primary, standby):
@@ -209,6 +223,18 @@ def test_a_lost_connection_is_told_from_a_lost_standby() -> None:
             assert told["paths"]["replication"] == WAITING
 
     asyncio.run(main())
+
+
+def test_who_was_heard_just_before_the_connection_ended_is_not_told_to_be_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A killed service's connection ends at once."""
+    monkeypatch.setattr(paths, "HEARTBEAT_S", 60.0)
+    hearing: Any = SimpleNamespace(heard_s=boottime_s() - 1.0)
+    path = SecondPath(hearing, "b", "127.0.0.2", "127.0.0.3")
+    assert "b was heard at 127.0.0.2 until a moment ago" in path.told(boottime_s())
+    hearing.heard_s -= 1000.0
+    assert "nor is b heard" in path.told(boottime_s())
 
 
 @pytest.mark.parametrize("over_second", [True, False])

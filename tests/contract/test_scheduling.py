@@ -103,6 +103,46 @@ def test_another_session_comes_first_for_a_moment() -> None:
         other_session_usual(other.pid)
 
 
+PROMPT = """
+import sys
+from pathlib import Path
+from vmckpt.hosts.scheduling import other_session_first
+
+with other_session_first(int(sys.argv[1])):
+    print(Path(f"/proc/{sys.argv[1]}/autogroup").read_text().split()[-1])
+"""
+
+
+@pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, who gives up a part of it")
+def test_no_session_is_put_first_that_may_not_be_put_back_at_once() -> None:
+    """Who has CAP_SYS_NICE alone may change one every 100 ms, after anybody else's change."""
+    few = ["setpriv", "--inh-caps=-sys_admin", "--bounding-set=-sys_admin"]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as other:
+        said = {
+            words: subprocess.run(
+                [*words, sys.executable, "-c", PROMPT, str(other.pid)], capture_output=True,
+                text=True, check=True, timeout=60,
+            ).stdout.strip()
+            for words in ((), tuple(few))
+        }  # fmt: skip
+        assert said == {(): "-10", tuple(few): "0"}
+        assert niceness_in(Path(f"/proc/{other.pid}/autogroup")) == 0
+        other.kill()
+
+
+@pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+def test_a_session_that_a_killed_service_left_first_does_not_stay_so() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as other:
+        session = Path(f"/proc/{other.pid}/autogroup")
+        session.write_text("-10")
+        with other_session_first(other.pid):
+            assert niceness_in(session) == -10
+        assert niceness_in(session) == 0
+        other.kill()
+
+
 def niceness_in(session: Path) -> int:
     return int(session.read_text().split()[-1])
 

@@ -1,8 +1,16 @@
-"""Whose guests are stopped at once in a group's cut."""
+"""Whose guests are stopped at once in a group's cut, and who is late."""
 
+import asyncio
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import virtual_time
+from vmckpt.checkpoint.group_line import Line
+from vmckpt.errors import OperationFailedError
+from vmckpt.group.head import Head
 from vmckpt.group.turns import Place, turns
 
 NEAR_S, MOST_S = 0.002, 0.25
@@ -53,3 +61,28 @@ def test_each_has_one_turn_and_no_row_costs_more_than_a_share_of_the_hold(
         words_s = min(places[vm].answer_s for vm in places
                       if places[vm].machine == places[row[0]].machine)  # fmt: skip
         assert len(row) == 1 or len(row) * words_s <= most_held_s / 4 + 1e-9
+
+
+class Nowhere:
+    """What is said goes nowhere."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_who_is_late_is_told_by_the_limit_for_all_of_its_row() -> None:
+    """Not by what those before it have left of that: that may be nothing."""
+
+    async def play() -> None:
+        readers = {vm: asyncio.StreamReader() for vm in ("web", "db")}
+        head = Head({vm: Line(reader, Nowhere(), vm) for vm, reader in readers.items()})
+        said: Any = b'{"word": "stopped"}\n'
+        asyncio.get_running_loop().call_later(0.2, readers["web"].feed_data, said)
+        with pytest.raises(OperationFailedError) as late:
+            await head.by_turns([["web", "db"]], "cut", "stopped", MOST_S)
+        assert late.value.why == "'db' was not 'stopped' within 0.25 s"
+
+    virtual_time.run(play())

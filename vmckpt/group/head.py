@@ -65,7 +65,7 @@ class Head:
         async def one_by_one(row: Sequence[str]) -> None:
             for vm in row:
                 self._lines[vm].say(word)
-                await self._hear(vm, answer, due_s - now_s())
+                await self._hear(vm, answer, due_s - now_s(), of_s=within_s)
 
         await all_of(one_by_one(row) for row in rows)
 
@@ -73,11 +73,15 @@ class Head:
         """Each undoes what it can."""
         self.tell_all(VOID, why=why)
 
-    async def _hear(self, vm: str, word: str, within_s: float | None) -> Mapping[str, Any]:
+    async def _hear(
+        self, vm: str, word: str, within_s: float | None, *, of_s: float | None = None
+    ) -> Mapping[str, Any]:
+        """`within_s` is what others have left `of_s`."""
         try:
             said = await self._lines[vm].hear(within_s)
         except TimeoutError as exc:
-            raise given_up(f"'{vm}' was not '{word}' within {within_s or 0:.3g} s") from exc
+            limit_s = of_s or within_s or 0
+            raise given_up(f"'{vm}' was not '{word}' within {limit_s:.3g} s") from exc
         if said.word == FAILED:
             raise unpack_error(said.more["error"])
         if said.word != word:

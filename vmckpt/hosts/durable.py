@@ -31,6 +31,23 @@ def write_durably(path: Path, text: str) -> None:
         ) from exc
 
 
+def rename_durably(path: Path, name: str) -> None:
+    """Call a file otherwise; it is called so on the disk when this returns. Raises StorageError.
+
+    Where there is none nothing is done.
+    """
+    try:
+        if path.exists():
+            path.rename(path.with_name(name))
+        _sync(path.parent)
+    except OSError as exc:
+        raise StorageError(
+            f"cannot rename {path} to {name}",
+            why=exc.strerror or str(exc),
+            remedy="mend the storage, or the rights of the directory",
+        ) from exc
+
+
 def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -18,8 +18,9 @@ _LAST = 15
 # for what a guest stands still for ten times as much as others, if that may be had, or as much.
 _SESSION_LAST, _SESSION_FIRST, _SESSION_USUAL = 10, -10, 0
 _SESSION = Path("/proc/self/autogroup")
-# Who is not root may change that ten times a second, all of them together.
+# Who has not this capability may change that ten times a second, all of them together.
 _CHANGE_S, _TRY_S = 0.5, 0.02
+_SYS_ADMIN = 21
 
 
 def give_way() -> None:
@@ -131,17 +132,19 @@ def _session_comes_first() -> None:
 def other_session_first(pid: int) -> Iterator[None]:
     """For the block the session of process `pid` comes first: a guest stands still for its work.
 
-    As before where that may not be had: it takes root, and groups by session.
+    As before where that may not be had, and taken back at once: it takes CAP_SYS_ADMIN, as root has
+    it, and groups by session.
     """
     session = _session_of(pid)
     before = _niceness(session)
-    if before is None or not _write(session, _SESSION_FIRST):
+    if before is None or not _is_admin() or not _write(session, _SESSION_FIRST):
         yield
         return
     try:
         yield
     finally:
-        _write(session, before)
+        # Nobody has it come first for good: then whoever wanted that was killed, and its switch.
+        _write(session, _SESSION_USUAL if before == _SESSION_FIRST else before)
 
 
 def other_session_usual(pid: int) -> None:
@@ -149,6 +152,12 @@ def other_session_usual(pid: int) -> None:
     session = _session_of(pid)
     if _niceness(session) == _SESSION_FIRST:
         _write(session, _SESSION_USUAL)
+
+
+def _is_admin() -> bool:
+    text = Path("/proc/self/status").read_text()
+    effective = text.partition("CapEff:")[2].split(maxsplit=1)[0]
+    return bool(int(effective, 16) >> _SYS_ADMIN & 1)
 
 
 def _session_of(pid: int) -> Path:

@@ -45,7 +45,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
     was, unprotected), HostDownError.
     """
     await remove_replaced(vm, standby)
-    if await vm.host.exists(vm.directory.aside):
+    if await vm.host.exists(vm.directory.aside_request):
         await _require_new(vm, standby)
         await fold_there(vm.name, all_hosts())
     checks = await check(vm, standby, options)

@@ -9,33 +9,35 @@ from typing import NamedTuple
 from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.replicate.disks.aside import request_file
+from vmckpt.replicate.disks.aside import FOLD_S, request_of
 from vmckpt.replicate.request import Request
 from vmckpt.replicate.sides import services
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
 
-# Of a large disk, on slow storage.
-FOLD_S = 24 * 3600.0
+# What a killed service left behind in its host's memory is written within this, or nobody knows.
+SYNC_S = 60.0
 
 
 class Aside(NamedTuple):
-    """A host on which something stands aside, and the name of the one that may write there too."""
+    """A host on which something stands aside, and of which replication."""
 
     host: Host
-    standby: str
+    request: Request
 
 
 async def fold_there(name: str, hosts: Iterable[Host], *, standby_is_dead: bool = False) -> bool:
     """Have what the VM wrote aside written to its shared disks; False: nothing stands aside.
 
-    Raises RefusedError (the standby's service runs), HostDownError (the standby's host gives no
-    answer: it may still write), OperationFailedError (the VM's term is another's, or the storage
-    fails): what stands aside stays.
+    Raises RefusedError (the standby's service runs, or what it wrote is not on the storage),
+    HostDownError (the standby's host gives no answer: it may still write), OperationFailedError
+    (the VM's term is another's, or the storage fails): what stands aside stays.
     """
     known = {host.name: host for host in hosts}
     found = await stand_aside(name, known.values())
     for one in found:
-        await _require_ended(name, one.standby, known, standby_is_dead=standby_is_dead)
+        if not standby_is_dead:
+            await _require_ended(one.request, known)
         directory = vm_dir(one.host.state_dir, name).aside
         command = [*await one.host.own_command(), "replica", "fold", str(directory)]
         done = await one.host.run(command, FOLD_S)
@@ -55,20 +57,18 @@ async def stand_aside(name: str, hosts: Iterable[Host]) -> list[Aside]:
 
 
 async def _aside(host: Host, name: str) -> Aside | None:
-    text = await host.read_text(request_file(vm_dir(host.state_dir, name)))
-    return None if text is None else Aside(host, Request.from_text(text).standby.name)
+    path = vm_dir(host.state_dir, name).aside_request
+    text = await host.read_text(path)
+    return None if text is None else Aside(host, request_of(text, path))
 
 
-async def _require_ended(
-    name: str, standby: str, known: dict[str, Host], *, standby_is_dead: bool
-) -> None:
-    """Nothing of the standby's writes to the shared disks any more."""
+async def _require_ended(request: Request, known: dict[str, Host]) -> None:
+    """Nothing of the standby's writes to the shared disks any more, nor does its host for it."""
+    name, standby = request.vm, request.standby.name
     remedy = (
         f"when it answers again: vmckpt replicate stop {name}; if it is certain that it is off: "
         "--standby-is-dead. Until then the VM goes on with what it wrote standing aside"
     )
-    if standby_is_dead:
-        return
     if standby not in known:
         raise NotFoundError(
             f"there is no host '{standby}'",
@@ -77,6 +77,7 @@ async def _require_ended(
         )
     try:
         left = await services(known[standby], name)
+        unwritten = "" if left else await _unwritten(known[standby], request)
     except HostDownError as exc:
         raise HostDownError(
             f"{standby} may still write to the disks of '{name}'",
@@ -89,3 +90,23 @@ async def _require_ended(
             why=f"its service runs there: pid {left[0].pid}",
             remedy=f"end the replication: vmckpt replicate stop {name}",
         )
+    if unwritten:
+        raise RefusedError(
+            f"{standby} may still write to the disks of '{name}'",
+            why=f"what its service wrote may be in the host's memory: {unwritten}",
+            remedy=f"see to its storage; {remedy}",
+        )
+
+
+async def _unwritten(standby: Host, request: Request) -> str:
+    """Have it write what its kernel still has of the shared disks; why it could not.
+
+    A network's file system may do that long after the process was killed.
+    """
+    home = vm_dir(standby.state_dir, request.vm)
+    spec = parse_spec(request.spec, str(home.spec), home.path)
+    paths = [spec.disks[disk.number].on(standby.state_dir) for disk in request.disks]
+    done = await standby.run(["sync", "-d", *map(str, paths)], SYNC_S)
+    if not done.returncode:
+        return ""
+    return "; ".join(done.stderr.strip().splitlines()) or f"sync: exit {done.returncode}"

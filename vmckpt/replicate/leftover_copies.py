@@ -40,6 +40,8 @@ def settle_here(directory: Path, fate: Fate) -> None:
     home = vm_dir(request.standby.state_dir, request.vm)
     if home.current.exists():
         return  # the VM is at home here, and these are its disks
+    if request.shares_disks:
+        return  # there are no copies: these are the disks
     spec = parse_spec(request.spec, str(home.spec), home.path)
     paths = [spec.disks[disk.number].on(request.standby.state_dir) for disk in request.disks]
     if fate is Fate.KEEP:

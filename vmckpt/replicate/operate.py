@@ -14,6 +14,7 @@ from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files
 from vmckpt.replicate.sides import (
     BEGIN_S,
+    Side,
     last_word,
     not_replicated,
     services,
@@ -44,7 +45,7 @@ async def stop(
     only copy of the guest, TimedOutError, OperationFailedError.
     """
     hosts = tuple(hosts)
-    found = await sides(name, hosts)
+    found = await _sides_if_any(name, hosts)
     if not found:
         if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
             return {"vm": name, "why": "what it wrote is on its shared disks"}
@@ -74,6 +75,18 @@ async def stop(
     for side in found:
         await side.host.remove(Files.of(side.host, name).path)
     return last
+
+
+async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[Side]:
+    """As `sides`; none too where only a host that gives no answer may know of one, and something
+    stands aside: `fold_there` asks more of that host, unless it is said to be dead.
+    """
+    try:
+        return await sides(name, hosts)
+    except HostDownError:
+        if await stand_aside(name, hosts):
+            return []
+        raise
 
 
 async def _has_ended(host: Host, name: str) -> bool:

@@ -57,10 +57,13 @@ class SecondPath(asyncio.DatagramProtocol):
             except OSError as exc:
                 if exc.errno == errno.EADDRINUSE and port < last:
                     continue
+                why = f"{exc.strerror or exc}: it is to be the host's second address"
+                remedy = "name the right one, or none: vmckpt host set HOST --second-addr ..."
+                if exc.errno == errno.EADDRINUSE:
+                    why = f"every port of the host's, {first} to {last}, is in use there"
+                    remedy = "give it more of them: vmckpt host set HOST --migration-ports ..."
                 raise OperationFailedError(
-                    f"no heartbeats can be heard at {self.here}",
-                    why=f"{exc.strerror or exc}: it is to be the host's second address",
-                    remedy="name the right one, or none: vmckpt host set HOST --second-addr ...",
+                    f"no heartbeats can be heard at {self.here}", why=why, remedy=remedy
                 ) from exc
             return
 
@@ -121,6 +124,8 @@ class SecondPath(asyncio.DatagramProtocol):
             return f"there is no second path to {self._other}: {self.lacks}"
         if self.heard_s is not None and self.heard_s > connection_heard_s + HEARTBEAT_S:
             return f"{self._other} lives, as is heard at {self.here}: only the connection is lost"
+        if self.heard_s is not None and boottime_s() - self.heard_s <= 2 * HEARTBEAT_S:
+            return f"{self._other} was heard at {self.here} until a moment ago"
         return f"nor is {self._other} heard at {self.here} any more"
 
 

@@ -170,7 +170,7 @@ async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
             why="another command has moved or removed it meanwhile",
             remedy="ask again: vmckpt vm list",
         )
-    if await now.host.exists(now.directory.aside):
+    if await now.host.exists(now.directory.aside_request):
         raise BusyError(
             f"what '{vm.name}' has written is not on its shared disks yet",
             why="it stands aside, as while it was replicated with --disks shared",

@@ -48,8 +48,13 @@ class VmDir:
 
     @property
     def aside(self) -> Path:
-        """There while what the guest writes to shared disks stands aside; see `replicate/disks`."""
+        """What the guest writes to shared disks while it stands aside; see `replicate/disks`."""
         return self.path / "aside"
+
+    @property
+    def aside_request(self) -> Path:
+        """There while something stands aside: for which replication (JSON)."""
+        return self.aside / "request.json"
 
     @property
     def away(self) -> Path:

@@ -15,10 +15,17 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import OperationFailedError, RefusedError, StorageError
+from vmckpt.hosts.durable import rename_durably, write_durably
 from vmckpt.hosts.host import Host
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.rule import Claimant
+from vmckpt.lease.store import Store
+from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
@@ -32,15 +39,29 @@ from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 # What the layers, what they stand on, and the jobs that end them are called in QEMU.
 LAYER, BELOW, FOLD = "aside-", "below-", "fold-"
 POLL_S = 0.05
+# Of a large disk, on slow storage.
+FOLD_S = 24 * 3600.0
 
 
-def request_file(directory: VmDir) -> Path:
-    """Which replication it is for: who may still write to the shared file."""
-    return directory.aside / "request.json"
+def request_of(text: str, path: Path) -> Request:
+    """Which replication it is for, by the file at `path`. Raises OperationFailedError."""
+    try:
+        return Request.from_text(text)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise OperationFailedError(
+            f"nobody knows for whom {path.parent} stands aside",
+            why=f"{path.name} is damaged, or another version's: {exc!r}",
+            remedy="install the vmckpt again that protected the VM, and the same again",
+        ) from exc
 
 
 def _layer(directory: VmDir, number: int) -> Path:
     return directory.aside / f"disk{number}.qcow2"
+
+
+def _folded(layer: Path) -> Path:
+    """What a layer is called whose disk has all of it, and may have more: of no use any more."""
+    return layer.with_suffix(".folded")
 
 
 async def put_aside(
@@ -51,8 +72,8 @@ async def put_aside(
     Raises OperationFailedError, CommandRefusedError, StorageError; `fold` undoes what there is.
     """
     host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
-    await host.make_dir(vm.directory.aside)
-    await host.write_text(request_file(vm.directory), json.dumps(request.to_json()))
+    await host.remove(vm.directory.aside)  # what a killed `fold` has not: of no use any more
+    write_durably(vm.directory.aside_request, json.dumps(request.to_json()))
     found = []
     for source in sources:
         path, number = vm.spec.disks[source.number].on(host.state_dir), source.number
@@ -75,17 +96,21 @@ async def put_aside(
         )
         await block.set_drive(monitor, drives[source.node], f"{LAYER}{number}")
         # What it wrote before is read by the other host, and not written once more from here.
-        await in_thread(lambda path=path: _flush(path))  # type: ignore[misc]
+        await in_thread(partial(_flush, path))
         found.append(source._replace(node=f"{LAYER}{number}", is_shared=True))
     return found
 
 
 def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
+        with open_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            os.fdatasync(fd)
+    except OSError as exc:
+        raise StorageError(
+            f"what was written to {path} before is not certainly on it",
+            why=exc.strerror or str(exc),
+            remedy="see to the shared storage",
+        ) from exc
 
 
 async def _made(host: Host, layer: Path, path: Path) -> None:
@@ -102,55 +127,91 @@ async def _made(host: Host, layer: Path, path: Path) -> None:
 async def fold(directory: Path) -> None:
     """Have what stands aside in VM/aside written to the shared disks, whether the VM runs or not.
 
-    The standby's service has ended, as its host or the operator says. Raises RefusedError (the VM's
-    term is another's, or a replica may take over), BusyError, OperationFailedError: what stands
-    aside is as good as before.
+    The standby's service has ended, as its host or the operator says: the term is taken back that
+    was left to it. Raises RefusedError (the VM's term is another's, or another replica may take
+    over), BusyError, OperationFailedError, StorageError: what stands aside is as good as before.
     """
-    request = Request.from_text((directory / "request.json").read_text())
+    told = directory / "request.json"
+    if not told.exists():
+        return  # another has, meanwhile
+    request = request_of(told.read_text(), told)
     host, name = request.primary, request.vm
     async with host.lock(lock_path(host.state_dir, name), owner("replicate stop")):
-        await _require_term(request)
+        await _have_term(request)
         home = vm_dir(host.state_dir, name)
         vm = await read_vm(host, name)
         if vm is not None and await vm.is_alive():
             async with session(await host.connect(vm.qemu.files.operator), name) as monitor:
                 for disk in request.disks:
-                    await _fold_running(monitor, disk.number)
+                    await _fold_running(monitor, _layer(home, disk.number), disk.number)
         else:
             for disk in request.disks:
                 if await host.exists(layer := _layer(home, disk.number)):
                     await _fold_off(host, layer)
-        await host.remove(home.aside)
+        await host.remove(told)  # first: without it nothing stands aside
+        await host.remove(directory)
 
 
-async def _require_term(request: Request) -> None:
-    """Nobody else may have the guest, or get it: its old primary's writes are nobody's then."""
-    found = await open_arbiter(request.options).read(request.vm)
-    us = f"{request.primary.name}/"
-    if found is None or not found.record.holder.startswith(us) or found.record.in_sync is not None:
-        said = "nothing of it"
-        if found is not None:
-            record = found.record
-            said = f"{record.holder} has its term, and {record.in_sync or 'nobody'} may take over"
-        raise RefusedError(
-            f"what '{request.vm}' wrote on {request.primary.name} is not to reach its disks",
-            why=f"the arbiter says: {said}",
-            remedy="see `vmckpt vm list` where the VM runs, and `vmckpt replicate status`",
-        )
+async def _have_term(request: Request) -> None:
+    """Nobody else has the guest, or gets it: its old primary's writes are nobody's then.
+
+    What its standby might have had of the guest ended with its service. The layer over the epochs
+    that are on the disk is what a VM has whose QEMU has died: nothing that was flushed is missing.
+    """
+    store, us = open_arbiter(request.options), f"{request.primary.name}/"
+    standby = f"{request.standby.name}/{request.run}"
+    found = await store.read(request.vm)
+    record = None if found is None else found.record
+    is_ours = record is not None and record.holder.startswith(us)
+    if record is not None and is_ours and record.in_sync is None:
+        return
+    # It never took over, or could not and said so: who has taken over gives nothing up.
+    if record is not None and (
+        (is_ours and record.in_sync == standby) or (record.holder == standby and record.released)
+    ):
+        await _take_back(store, request, record)
+        return
+    said = "nothing of it"
+    if record is not None:
+        said = f"{record.holder} has its term, and {record.in_sync or 'nobody'} may take over"
+    raise RefusedError(
+        f"what '{request.vm}' wrote on {request.primary.name} is not to reach its disks",
+        why=f"the arbiter says: {said}",
+        remedy="see `vmckpt vm list` where the VM runs, and `vmckpt replicate status`",
+    )
 
 
-async def _fold_running(monitor: Monitor, number: int) -> None:
+async def _take_back(store: Store, request: Request, record: Record) -> None:
+    name = f"{request.primary.name}/{request.run}/fold"
+    claimant = Claimant(name, succeeds=record.holder)
+    lease = Lease(store, request.vm, claimant, Span(request.options.lease_s))
+    try:
+        await lease.take()
+    except RefusedError:  # the lease of a primary that could not give it up may run for so long
+        await asyncio.sleep(record.span.claimant_s)
+        await lease.take()
+
+
+async def _fold_running(monitor: Monitor, path: Path, number: int) -> None:
+    """Killed at any moment, and QEMU with it, `path` is there while the layer has what the disk has
+    not: when the mirror is ready both are alike, and no write of the guest is on one alone.
+    """
     layer, below, job = f"{LAYER}{number}", f"{BELOW}{number}", f"{FOLD}{number}"
     disk = f"disk{number}"
     drives = {drive.node for drive in await block.query_drives(monitor)}
     jobs = {one.id for one in await commands.query_jobs(monitor)}
     if layer in drives and job not in jobs:
+        await _rename(_folded(path), path)  # of a mirror that broke
         await block.blockdev_mirror(monitor, job, layer, disk, 0, write_through=True, sync="top")
     while one := next((o for o in await commands.query_jobs(monitor) if o.id == job), None):
         if one.status == "ready":
+            # From here on the disk may get ahead of it.
+            await _rename(path, _folded(path))
             with suppress(CommandRefusedError):  # it is completing
                 await block.job_complete(monitor, job)
         if one.concluded:
+            if one.error:
+                await _rename(_folded(path), path)
             await commands.job_dismiss(monitor, job)
             if one.error:
                 raise OperationFailedError(
@@ -165,9 +226,13 @@ async def _fold_running(monitor: Monitor, number: int) -> None:
             await block.blockdev_del(monitor, node)
 
 
+async def _rename(path: Path, other: Path) -> None:
+    await in_thread(partial(rename_durably, path, other.name))
+
+
 async def _fold_off(host: Host, layer: Path) -> None:
     """Doing it twice is the same."""
-    done = await host.run([str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)], 3600.0)
+    done = await host.run([str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)], FOLD_S)
     if done.returncode:
         raise OperationFailedError(
             f"what stands aside in {layer} could not be written to its disk",
