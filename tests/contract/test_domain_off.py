@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains import offline, settle, tidy
 from vmckpt.migrate.domains.checks import DomainPreflight
 from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.left_behind import left_behind
 from vmckpt.migrate.domains.request import Request
-from vmckpt.migrate.options import Options
-from vmckpt.vm.check import OK, Check
+from vmckpt.migrate.options import AtTarget, Options
+from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import MigrateFlag, State
@@ -49,9 +51,12 @@ class World:
 class Played(Libvirtd):
     """One of the two libvirtds."""
 
-    def __init__(self, host: LocalHost, world: World) -> None:
+    def __init__(self, host: LocalHost, world: World, *, has_saved: bool = False) -> None:
         super().__init__("test:///default", host)
-        self._world = world
+        self._world, self._has_saved = world, has_saved
+
+    async def has_saved_memory(self, uuid: str) -> bool:
+        return self._has_saved
 
     async def find(self, uuid: str) -> Seen | None:
         return SEEN if self.host.name in self._world.defined else None
@@ -105,6 +110,7 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
     where: str,
 ) -> None:
     world = World(does, comes_to=comes_to)
+    renamed = Options(offline=True, at_target=AtTarget("web2"))
 
     @asynccontextmanager
     async def one(host: LocalHost) -> AsyncIterator[Played]:
@@ -116,7 +122,7 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
 
     async def passed(*_: object) -> DomainPreflight:
         request = Request("qemu://b", {}, MigrateFlag.OFFLINE)
-        return DomainPreflight((Check("running", OK, "off"),), Options(offline=True), request)
+        return DomainPreflight((Check("running", OK, "off"),), renamed, request)
 
     for module in (settle, tidy):
         monkeypatch.setattr(module, "libvirtd", one)
@@ -125,10 +131,10 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
 
     async def main() -> None:
         domain = Domain(ends[0], SEEN, parse_domain(XML))
-        moving = offline.move_off(domain, ends[1], Options(offline=True), lambda _: None)
+        moving = offline.move_off(domain, ends[1], renamed, lambda _: None)
         if raises is None:
             report = await moving
-            assert (report.method, report.target) == ("offline", "b")
+            assert (report.method, report.target, report.vm) == ("offline", "b", "web2")
         else:
             with pytest.raises(raises):
                 await moving
@@ -136,3 +142,28 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
 
     asyncio.run(main())
     assert world.defined == {where}
+
+
+def test_what_libvirt_would_leave_behind_keeps_it_here(ends: tuple[LocalHost, LocalHost]) -> None:
+    here, there = (host.state_dir.with_suffix(".fd") for host in ends)
+    firmware = f"<nvram>{here}</nvram></os><devices><tpm><backend type='emulator'/></tpm></devices>"
+
+    def left(xml: str, *, has_saved: bool = False) -> set[str]:
+        domain = Domain(ends[0], SEEN, parse_domain(xml))
+        arrives = replace(domain, description=parse_domain(xml.replace(str(here), str(there))))
+        source = Played(ends[0], World(None, comes_to="nowhere"), has_saved=has_saved)
+        found = asyncio.run(left_behind(domain, arrives, source, ends[1]))
+        assert all(check.remedy for check in found if check.verdict == REFUSE)
+        return {check.code for check in found if check.verdict == REFUSE}
+
+    full = XML.replace("</os>", firmware)
+    assert left(XML) == set()
+    assert left(XML, has_saved=True) == {"saved-memory"}
+    # Before its first start the firmware has written nothing.
+    assert left(full) == {"tpm"}
+    here.write_bytes(b"boot order")
+    assert left(full) == {"tpm", "firmware-variables"}
+    there.write_bytes(b"boot menu!")
+    assert left(full) == {"tpm", "firmware-variables"}
+    there.write_bytes(b"boot order")
+    assert left(full) == {"tpm"}

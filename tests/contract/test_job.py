@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from vmckpt.errors import (
     NotFoundError,
     OperationFailedError,
     OutcomeUnknownError,
+    RefusedError,
     StorageError,
 )
 from vmckpt.events.types import Event
@@ -27,7 +28,7 @@ from vmckpt.migrate import job as job_module
 from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.job import Job, JobDir, find_out, forget_old, run_job
 from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.options import Options
+from vmckpt.migrate.options import AtTarget, Options
 from vmckpt.migrate.recover import FINISHED
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -121,6 +122,14 @@ def test_a_job_that_does_not_begin_leaves_nothing_and_its_error_is_the_one(state
     asyncio.run(play())
 
 
+def test_what_only_a_domain_can_have_goes_to_no_host(state: Path) -> None:
+    source, target = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
+    options = Options(at_target=AtTarget("web2", xml="<secret/>"))
+    with pytest.raises(RefusedError, match=r"--dname, --xml"):
+        asyncio.run(migrate_there(a_vm(source), target, options, ignore))
+    assert not (state / "a/jobs").exists()
+
+
 def a_job(state: Path) -> tuple[Job, LocalHost, LocalHost]:
     a, b = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
     return Job("r1", "web", a, b, Options(), Place("127.0.0.1", 1, "", "")), a, b
@@ -154,13 +163,18 @@ def test_a_recovery_waits_for_the_lock_and_sees_what_was_finished(
     asyncio.run(play())
 
 
-def test_without_a_journal_a_vm_at_the_source_was_not_moved(state: Path) -> None:
+@pytest.mark.parametrize(("offline", "is_now"), [(False, "goes on"), (True, "is off")])
+def test_without_a_journal_a_vm_at_the_source_was_not_moved(
+    state: Path, *, offline: bool, is_now: str
+) -> None:
     job, a, b = a_job(state)
+    job = replace(job, options=Options(offline=offline))
 
     async def play() -> None:
         await make_home(a)
-        with pytest.raises(OperationFailedError, match="before it had changed anything"):
+        with pytest.raises(OperationFailedError, match="before it had changed anything") as caught:
             await find_out(job, lambda _: None)
+        assert f"'web' {is_now} where it was" in caught.value.remedy
         await make_home(b)  # another of that name
         with pytest.raises(OperationFailedError, match="before it had changed anything"):
             await find_out(job, lambda _: None)

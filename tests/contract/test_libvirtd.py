@@ -57,6 +57,16 @@ def test_a_domain_is_found_ended_and_started() -> None:
     with_test_driver(use)
 
 
+def test_memory_that_libvirt_has_saved_is_told_of() -> None:
+    async def use(session: Libvirtd) -> None:
+        [seen] = await session.domains()
+        assert not await session.has_saved_memory(seen.uuid)
+        await session._ask("save it", lambda: session._domain(seen.uuid).managedSave(0))
+        assert await session.has_saved_memory(seen.uuid)
+
+    with_test_driver(use)
+
+
 def test_snapshots_are_taken_listed_and_deleted() -> None:
     async def use(session: Libvirtd) -> None:
         [seen] = await session.domains()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vmckpt.cli.drivers.direct import DirectVm
 from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
@@ -25,6 +26,7 @@ from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped, open_fd
+from vmckpt.migrate.options import Options
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import channel, keeper
 from vmckpt.replicate.channel import Channel
@@ -161,7 +163,9 @@ def test_a_standby_whose_primary_is_silent_is_not_stopped(tmp_path: Path) -> Non
     assert files.request.exists()
 
 
-def test_a_vm_whose_standby_may_go_on_with_it_is_not_started(tmp_path: Path) -> None:
+def test_a_vm_whose_standby_may_go_on_with_it_is_neither_started_nor_moved(
+    tmp_path: Path,
+) -> None:
     host = LocalHost("a", tmp_path, "127.0.0.1")
     files, directory = Files.of(host, "web"), vm_dir(tmp_path, "web")
     spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
@@ -169,8 +173,14 @@ def test_a_vm_whose_standby_may_go_on_with_it_is_not_started(tmp_path: Path) -> 
     vm = Vm(spec, host, directory, qemu)
     files.path.mkdir(parents=True)
     files.request.write_text('{"primary": {"name": "a"}, "vm": "web", "run": "1"}')
-    with pytest.raises(RefusedError, match="may be about to go on"):
-        asyncio.run(require_decided(vm))
+    elsewhere, options = LocalHost("b", tmp_path / "b", "127.0.0.1"), Options(offline=True)
+    for begun in (
+        lambda: DirectVm(vm).start(),
+        lambda: DirectVm(vm).migrate(elsewhere, options, lambda _: None),
+        lambda: DirectVm(vm).examine(elsewhere, options),
+    ):
+        with pytest.raises(RefusedError, match="may be about to go on"):
+            asyncio.run(begun())
     files.status.write_text('{"role": "primary", "state": "ended"}')
     asyncio.run(require_decided(vm))
 

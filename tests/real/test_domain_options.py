@@ -6,6 +6,7 @@ What QEMU was told stands in libvirtd's log, see `secure`.
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,14 +81,22 @@ def test_a_disk_is_copied_with_its_writes_waiting(own_disk: Machines) -> None:
     assert [one["detect-zeroes"] for one in copies] == ["unmap"]
 
 
-def test_a_domain_arrives_as_its_xml_for_the_target_says(domain: Machines) -> None:
-    described = domain.virsh("lab-a", "dumpxml", "--migratable", GUEST.name)
-    link = domain.shared / "dom-link.qcow2"
-    link.symlink_to("dom.qcow2")
+def linked(made: Machines) -> tuple[Path, Path]:
+    """A link to the domain's disk, and a file of XML that names it."""
+    described = made.virsh("lab-a", "dumpxml", "--migratable", GUEST.name)
+    link = made.shared / "dom-link.qcow2"
+    if not link.is_symlink():
+        link.symlink_to("dom.qcow2")
     elsewhere = described.replace("/dom.qcow2", "/dom-link.qcow2")
     assert elsewhere != described
-    file = domain.state_dir / "there.xml"
+    file = made.state_dir / "there.xml"
     file.write_text(elsewhere)
+    return link, file
+
+
+def test_a_domain_arrives_as_its_xml_for_the_target_says(domain: Machines) -> None:
+    link, file = linked(domain)
+    elsewhere = file.read_text()
     words = ("--dname", RENAMED, "--xml", str(file), "--persistent-xml", str(file))
     domain.ok("migrate", GUEST.name, "lab-b", *words)
     facts = domain.ok("vm", "show", RENAMED)
@@ -107,14 +116,22 @@ def test_a_domain_that_is_off_moves_with_its_disks_where_they_are(domain: Machin
     domain.ok("vm", "stop", GUEST.name, "--force")
     refused = domain.vmckpt("migrate", GUEST.name, "lab-b")
     assert (refused.code, "--offline" in refused.error["remedy"]) == (4, True)
-    checked = domain.ok("migrate", GUEST.name, "lab-b", "--offline", "--dry-run")
-    assert checked["possible"]
-    moved = domain.ok("migrate", GUEST.name, "lab-b", "--offline")
-    assert moved["method"] == "offline"
+    link, file = linked(domain)
+    words = ("migrate", GUEST.name, "lab-b", "--offline", "--xml", str(file))
+    assert domain.ok(*words, "--dry-run")["possible"]
+    moved = domain.ok(*words)
+    assert (moved["method"], moved["warnings"]) == ("offline", [])
     assert states(domain) == {"lab-b": "shut off"}
-    domain.ok("migrate", GUEST.name, "lab-a", "--offline", "--dname", RENAMED)
+    # What it was to be there it is for good.
+    assert str(link) in domain.virsh("lab-b", "dumpxml", "--inactive", GUEST.name)
+    moved = domain.ok("migrate", GUEST.name, "lab-a", "--offline", "--dname", RENAMED)
+    assert moved["vm"] == RENAMED
     assert domain.ok("vm", "show", RENAMED)["state"] == "stopped"
     domain.virsh("lab-a", "domrename", RENAMED, GUEST.name)
+    domain.ok("vm", "start", GUEST.name)
+    domain.virsh("lab-a", "managedsave", GUEST.name)
+    refused = domain.vmckpt("migrate", GUEST.name, "lab-b", "--offline")
+    assert (refused.code, "[saved-memory]" in refused.error["why"]) == (4, True)
     domain.ok("vm", "start", GUEST.name)
     assert states(domain) == {"lab-a": "running"}
 

@@ -1,12 +1,15 @@
 """Which disks are copied: decided from what was found on both hosts."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from vmckpt.errors import OperationFailedError
-from vmckpt.migrate.disk_plan import DiskCopy, Place, decide_disks
+from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate.disk_plan import DiskCopy, Owned, Place, decide_disks, plan_disks
 from vmckpt.migrate.disks import SILENCE_S, STALL_S, CopyWatch
+from vmckpt.migrate.options import Disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.spec import Disk
 
@@ -33,6 +36,26 @@ def test_a_shared_disk_stays_where_it_is() -> None:
     # On shared storage the file is on the target too, of course.
     plan = decide_disks([DISK], NODES, [place(shared=True, taken=True)], {})
     assert (plan.shared, plan.copies, plan.obstacles) == ((THERE,), (), ())
+
+
+@pytest.mark.parametrize(
+    ("there", "is_shared"),
+    [("web.qcow2", True), ("link.qcow2", True), ("other.qcow2", False), ("wrong.qcow2", False)],
+)
+def test_another_image_in_a_shared_folder_is_not_the_same_disk(
+    tmp_path: Path, there: str, *, is_shared: bool
+) -> None:
+    hosts = [LocalHost(name, tmp_path / name, "192.0.2.1") for name in ("a", "b")]
+    for name in ("web.qcow2", "other.qcow2"):
+        (tmp_path / name).touch()
+    (tmp_path / "link.qcow2").symlink_to(tmp_path / "web.qcow2")
+    (tmp_path / "wrong.qcow2").symlink_to(tmp_path / "other.qcow2")
+    disk = DISK._replace(path=tmp_path / "web.qcow2")
+    owned = Owned(hosts[0], "web", (disk,), NODES, {"disk0": tmp_path / there})
+    plan = asyncio.run(plan_disks(owned, hosts[1], Disks.AUTO, IMAGES))
+    assert plan.shared == ((tmp_path / there,) if is_shared else ())
+    # Nor is it written over.
+    assert [one.code for one in plan.obstacles] == ([] if is_shared else ["disk-target"])
 
 
 @pytest.mark.parametrize(

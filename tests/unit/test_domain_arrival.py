@@ -21,8 +21,8 @@ XML = f"""<domain type='kvm'><name>web</name><uuid>{UUID}</uuid><os><type>hvm</t
 THERE = XML.replace("/here/", "/there/").replace("br0", "br1")
 
 
-def domain(*, persistent: bool = True) -> Domain:
-    seen = Seen(UUID, "web", State.RUNNING, 1, persistent, XML)
+def domain(*, persistent: bool = True, state: State = State.RUNNING) -> Domain:
+    seen = Seen(UUID, "web", state, 1, persistent, XML)
     return Domain(LocalHost("a", Path("/"), "::1"), seen, parse_domain(XML))
 
 
@@ -55,6 +55,8 @@ def test_what_holds_only_while_it_runs_is_said() -> None:
     assert not list(arrival_checks(domain(), AtTarget(xml=THERE, persistent_xml=THERE)))
     assert not list(arrival_checks(domain(), AtTarget(name="web2", graphics_uri="vnc://b")))
     assert not list(arrival_checks(domain(), None))
+    # Of one that is off libvirt keeps what --xml says.
+    assert not list(arrival_checks(domain(state=State.SHUTOFF), AtTarget(xml=THERE)))
     transient = domain(persistent=False)
     assert not list(arrival_checks(transient, AtTarget(xml=THERE)))
     [refused] = arrival_checks(transient, AtTarget(persistent_xml=THERE))

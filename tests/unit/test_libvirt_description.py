@@ -27,6 +27,7 @@ XML = """\
 <interface type='bridge'><source bridge='br0'/></interface>
 <interface type='user'/>
 <hostdev type='pci'><alias name='hostdev0'/></hostdev>
+<tpm model='tpm-crb'><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>
 </devices></domain>"""
 
 
@@ -45,6 +46,23 @@ def test_what_vmckpt_has_to_know_is_read() -> None:
     )  # fmt: skip
     assert (cdrom.kind, cdrom.path, cdrom.read_only) == ("empty", None, True)
     assert (block.path, block.shareable, block.format) == (Path("/dev/x"), True, "raw")
+
+
+@pytest.mark.parametrize(
+    ("nvram", "variables"),
+    [
+        ("", None),
+        ("<nvram template='/t.fd'/>", None),
+        ("<nvram template='/t.fd'>/n/web.fd</nvram>", Path("/n/web.fd")),
+        ("<nvram type='file'><source file='/n/web.fd'/></nvram>", Path("/n/web.fd")),
+        ("<nvram type='network'><source protocol='nbd' name='n'/></nvram>", None),
+    ],
+)
+def test_what_its_host_keeps_for_its_firmware_is_read(nvram: str, variables: Path | None) -> None:
+    found = parse_domain(XML.replace("</os>", f"{nvram}</os>"))
+    assert (found.variables, found.has_tpm) == (variables, False)
+    emulated = "<tpm><backend type='emulator' version='2.0'/></tpm></devices>"
+    assert parse_domain(XML.replace("</devices>", emulated)).has_tpm
 
 
 @pytest.mark.parametrize("xml", ["", "<network/>", "<domain/>", "<domain><os/></domain>"])

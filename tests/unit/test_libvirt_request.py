@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vmckpt.migrate.domains.checks import certificate_dir, qemu_users
-from vmckpt.migrate.domains.option_checks import option_checks
+from vmckpt.migrate.domains.option_checks import off_checks, option_checks
 from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import Cargo, Route, build
 from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
@@ -112,6 +112,16 @@ def test_copied_disks_stay_sparse_and_may_be_written_through() -> None:
     request = build(Options(Method.PRECOPY, synchronous_writes=True), ROUTE, cargo)
     assert request.parameters["migrate_disks_detect_zeroes"] == ["vda"]
     assert Flag.NON_SHARED_DISK | Flag.NON_SHARED_SYNCHRONOUS_WRITES in request.flags
+
+
+def test_of_a_domain_that_is_off_nothing_is_sent_that_could_be_limited_or_encrypted() -> None:
+    assert not list(off_checks(Options(offline=True)))
+    asked = Options(offline=True, bandwidth_bytes_per_s=MIB, tls_name="b.example")
+    found = list(off_checks(asked))
+    assert [check.verdict for check in found] == [REFUSE, REFUSE]
+    assert [check.remedy for check in found] == [
+        "leave out --bandwidth", "leave out --tls-destination",
+    ]  # fmt: skip
 
 
 def test_parameters_have_the_names_that_libvirt_gives_them() -> None:

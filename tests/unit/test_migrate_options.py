@@ -122,6 +122,9 @@ def test_xml_that_is_no_domain_is_refused_at_once(tmp_path: Path) -> None:
     file.write_text("<network/>")
     with pytest.raises(UsageError, match="XML cannot be read"):
         NOTHING._replace(xml=file).options()
+    file.write_bytes(DOMAIN.replace("web", "w\xe9b").encode("latin-1"))
+    with pytest.raises(UsageError, match="cannot read"):
+        NOTHING._replace(xml=file).options()
 
 
 def test_a_record_has_no_xml() -> None:
@@ -140,6 +143,10 @@ def test_a_record_has_no_xml() -> None:
         (NOTHING._replace(compress_level=1), "name one of these"),
         (NOTHING._replace(offline=True, method=MethodWord.stop), "leave it out"),
         (NOTHING._replace(offline=True, parallel=2), "leave it out"),
+        (NOTHING._replace(offline=True, max_downtime="1s"), "leave it out"),
+        (NOTHING._replace(offline=True, auto_converge_increment=5), "leave it out"),
+        (NOTHING._replace(offline=True, wait_for_calm="1m"), "leave it out"),
+        (NOTHING._replace(offline=True, persistent_xml=Path("/x.xml")), "use --xml"),
         (NOTHING._replace(on_timeout=TimeoutWord.postcopy), "--timeout 5m"),
         (NOTHING._replace(max_downtime="3000s"), "--method stop"),
         (NOTHING._replace(timeout="1x"), "--timeout 5x"),

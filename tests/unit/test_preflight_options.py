@@ -18,7 +18,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.dirty_log import loss
 from vmckpt.migrate.encryption import Encryption, Scheme
-from vmckpt.migrate.method_checks import encryption_checks, resolve_method
+from vmckpt.migrate.method_checks import copy_checks, encryption_checks, resolve_method
 from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
 from vmckpt.migrate.preflight import Preflight, locking, preflight
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, Abilities, Agreement, Wish
@@ -158,6 +158,20 @@ def test_auto_avoids_what_loses_pages(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", OLD), host(tmp_path, "b", NEW)
     found = asyncio.run(preflight(stopped_vm(source), target, Options()))
     assert found.options.method is Method.STOP
+
+
+def test_a_guest_that_is_stopped_is_slowed_by_no_steps() -> None:
+    asked = Options(throttle_initial_percent=30, throttle_increment_percent=5)
+    assert resolve_method(asked, loses_pages=True) == Options(method=Method.STOP)
+    kept = dataclasses.replace(asked, method=Method.PRECOPY, auto_converge=True)
+    assert resolve_method(asked, loses_pages=False) == kept
+
+
+@pytest.mark.parametrize(("asked", "copies", "said"), [(1, 0, 1), (1, 1, 0), (0, 0, 0)])
+def test_writes_that_nothing_waits_for_are_told(asked: int, copies: int, said: int) -> None:
+    options = Options(synchronous_writes=bool(asked))
+    found = list(copy_checks(options, copies_disks=bool(copies)))
+    assert [check.verdict for check in found] == ["warn"] * said
 
 
 @pytest.mark.parametrize("method", [m for m in Method if m is not Method.AUTO])
@@ -315,6 +329,20 @@ def test_firmware_has_to_fit(tmp_path: Path) -> None:
     assert checked(vm, rebuilt)["firmware"].verdict == "warn"
     smaller = dataclasses.replace(target, firmware=same._replace(size_bytes=4))
     assert refusals(vm, smaller) == {"firmware"}
+
+
+def test_only_a_guest_that_runs_brings_what_its_firmware_wrote(tmp_path: Path) -> None:
+    vars_ = tmp_path / "vars.fd"
+    vars_.write_bytes(b"boot order")
+    source = host(tmp_path, "a", NEW)
+    vm = stopped_vm(source, more=f'[firmware]\ncode = "{vars_}"\nvars = "{vars_}"\n')
+    same = asyncio.run(source.fingerprint(vars_))
+    assert same is not None
+    target = other(tmp_path, firmware=same)
+    assert refusals(vm, target, Options(offline=True)) == set()
+    stale = dataclasses.replace(target, firmware=same._replace(sha256="0"))
+    assert refusals(vm, stale, Options(offline=True)) == {"firmware-variables"}
+    assert refusals(vm, stale) == set()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from vmckpt.cli.arguments import (
     MaxSlowdown,
     NeverRiskPostcopy,
 )
-from vmckpt.cli.migrate_asked import Asked
+from vmckpt.cli.migrate_asked import USUAL_DOWNTIME, Asked
 from vmckpt.cli.migrate_options import (
     CompressWord,
     DisksWord,
@@ -35,7 +35,7 @@ def migrate(
     vm: Annotated[str, typer.Argument(help="The VM's name.")],
     host: Annotated[str | None, typer.Argument(help="Where it shall run.")] = None,
     method: option.Method = MethodWord.auto,
-    max_downtime: option.MaxDowntime = "300ms",
+    max_downtime: option.MaxDowntime = USUAL_DOWNTIME,
     bandwidth: Bandwidth = None,
     timeout: option.Timeout = None,
     on_timeout: option.OnTimeout = TimeoutWord.abort,
@@ -102,6 +102,7 @@ def migrate(
         xml=xml,
         persistent_xml=persistent_xml,
         graphicsuri=graphicsuri,
+        wait_for_calm=wait_for_calm,
     )
     options = asked.options()
     target, forecast = _target(host), None

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from vmckpt.plan.policy import Policy
 
 
+USUAL_DOWNTIME = "300ms"
+
+
 class Asked(NamedTuple):
     """The options as they were typed."""
 
@@ -46,6 +49,7 @@ class Asked(NamedTuple):
     xml: Path | None = None
     persistent_xml: Path | None = None
     graphicsuri: str | None = None
+    wait_for_calm: str | None = None
 
     def options(self) -> "Options":
         """For a migration. Raises UsageError when they are malformed or at odds."""
@@ -103,6 +107,12 @@ class Asked(NamedTuple):
                 "leave it out",
             ),
             (
+                self.offline and self.persistent_xml is not None,
+                "--persistent-xml does not go with --offline",
+                "libvirt keeps what --xml says of a domain that is off, and looks at no other",
+                "use --xml",
+            ),
+            (
                 not slows and tuned != (None, None),
                 "--auto-converge-initial and -increment have no --auto-converge",
                 "without it QEMU does not slow the guest",
@@ -132,6 +142,10 @@ class Asked(NamedTuple):
             f"--method {self.method.value}": self.method is not MethodWord.auto,
             "--timeout": self.timeout is not None,
             "--auto-converge": self.auto_converge,
+            "--auto-converge-initial": self.auto_converge_initial is not None,
+            "--auto-converge-increment": self.auto_converge_increment is not None,
+            "--max-downtime": self.max_downtime != USUAL_DOWNTIME,
+            "--wait-for-calm": self.wait_for_calm is not None,
             "--compress": self.compress is not CompressWord.none,
             "--parallel": self.parallel is not None,
             "--policy": self.policy is not None,
@@ -233,9 +247,15 @@ def _cache_bytes(text: str | None) -> int | None:
 def _domain_xml(file: Path | None) -> str | None:
     if file is None:
         return None
+    from vmckpt.errors import UsageError
     from vmckpt.vm.domains.description import parse_domain
 
-    text = file.read_text()
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(
+            f"cannot read {file}", why=str(exc), remedy="name a file of a domain's XML"
+        ) from exc
     parse_domain(text)
     return text
 

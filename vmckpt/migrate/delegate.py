@@ -19,12 +19,14 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.migrate.job import Job, JobDir
+from vmckpt.migrate.method_checks import domain_checks
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.recorded import new_run, request_of, runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import JOB_ON, watch
 from vmckpt.sequence.steps import both, finish
+from vmckpt.vm.check import refusal
 from vmckpt.vm.inventory import Vm
 
 
@@ -37,8 +39,11 @@ async def migrate_there(
 ) -> Report | Recovery:
     """Have the VM's host move it to `target`, both being elsewhere; watch it to its end.
 
-    Raises and returns what `watch` does.
+    Raises and returns what `watch` does; RefusedError for what only domains can have: XML, which
+    may hold passwords, goes to no host for nothing.
     """
+    if found := tuple(domain_checks(options)):
+        raise refusal(found, vm.name, target.name)
     run, source = new_run(), vm.host
     files, there = JobDir.of(source.state_dir, run), JobDir.of(target.state_dir, run).path
     try:

@@ -197,7 +197,12 @@ async def _looked_for(
 ) -> tuple[bool | None, str]:
     if how is not Disks.AUTO:
         return False, ""
-    return await is_shared(source, target, *paths)
+    shared, why = await is_shared(source, target, *paths)
+    if shared:
+        here, there = await both(source.resolve(paths[0]), target.resolve(paths[1]))
+        # In a folder that both have another name is another image.
+        shared = here.name == there.name
+    return shared, why
 
 
 async def _is_others(owned: Owned, path: Path) -> bool:

@@ -36,6 +36,7 @@ from vmckpt.hosts.remote.tls import Place, open_link
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.migrate.journal import STEPS
 from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
+from vmckpt.migrate.recorded import where_it_was
 from vmckpt.migrate.recover import FINISHED, Recovery, recover
 from vmckpt.migrate.run import migrate
 from vmckpt.vm.inventory import read_vm
@@ -260,7 +261,7 @@ async def _ended(job: Job, note: Callable[[str], None]) -> Recovery:
     raise OperationFailedError(
         "the migration was cut off before it had changed anything",
         why=f"its process on {job.source.name} was killed",
-        remedy=f"'{job.vm}' runs on there; migrate it again",
+        remedy=f"{where_it_was(job.vm, job.options)}; migrate it again",
     )
 
 
@@ -293,5 +294,5 @@ def _cancelled(job: Job) -> CancelledByUserError:
     return CancelledByUserError(
         "the migration was cancelled",
         why="asked to stop before it had begun",
-        remedy=f"'{job.vm}' goes on where it was",
+        remedy=where_it_was(job.vm, job.options),
     )

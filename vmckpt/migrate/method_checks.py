@@ -13,7 +13,13 @@ def resolve_method(options: Options, *, loses_pages: bool) -> Options:
     if options.method is not Method.AUTO:
         return options
     if loses_pages:
-        return replace(options, method=Method.STOP)
+        # A guest that stands still is not slowed, nor by any steps.
+        return replace(
+            options,
+            method=Method.STOP,
+            throttle_initial_percent=None,
+            throttle_increment_percent=None,
+        )
     precopy = replace(options, method=Method.PRECOPY)
     # A policy that slows the guest does so itself.
     return precopy if precopy.throttles_at_will else replace(precopy, auto_converge=True)
@@ -42,6 +48,13 @@ def encryption_checks(options: Options, encryption: Encryption) -> Iterator[Chec
     if options.tls_name is not None and encryption.scheme is not Scheme.CERTIFICATES:
         reason = "--tls-destination: no certificate is shown, so it cannot be for that name"
         yield Check("qemu-option", REFUSE, reason, "leave it out, or use --tls require")
+
+
+def copy_checks(options: Options, *, copies_disks: bool) -> Iterator[Check]:
+    """What is asked of copies of disks where none is made. Pure."""
+    if options.synchronous_writes and not copies_disks:
+        reason = "--synchronous-writes: no disk is copied, and no write waits"
+        yield Check("qemu-option", WARN, reason, "leave it out")
 
 
 def domain_checks(options: Options) -> Iterator[Check]:

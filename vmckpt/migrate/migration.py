@@ -38,7 +38,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, last_words, new_qemu_id
 
@@ -181,8 +181,9 @@ class Migration:
                 not isinstance(exc, OutcomeUnknownError) and not await self._pair.source.alive()
             )
             return await lost(self._pair) if is_lost else exc
-        if await self._pair.target.alive():
-            name, where = self._vm.name, self._target_host.name
+        name, where = self._vm.name, self._target_host.name
+        # Handed over it is at home there, and nowhere else, though its QEMU may have ended.
+        if await self._pair.target.alive() or await read_vm(self._target_host, name):
             return OutcomeUnknownError(
                 f"'{name}' is on {where}, but its move is not finished: {exc.what}",
                 why=exc.why,

@@ -5,11 +5,10 @@ they can have the VM. Of memory it has next to none, and no cards: it takes no r
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
-from vmckpt.errors import OperationFailedError, RefusedError, VmLostError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, VmLostError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.preflight import Preflight, busy, preflight
@@ -17,18 +16,18 @@ from vmckpt.sequence.steps import finish
 from vmckpt.units import MIB
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held
+from vmckpt.vm.paths import IN_MEMORY
 from vmckpt.vm.spec import Spec
 from vmckpt.vm.start import end_qemu, new_qemu_id, start_qemu
 
 MEMORY_BYTES = 64 * MIB
-RAM_DIR = Path("/dev/shm")
 
 
 def stand_in(spec: Spec) -> Spec:
     """What a QEMU for a VM that is off has of it. Pure; its text, which goes along, is the VM's."""
     if spec.adopted is not None:
         return spec  # its arguments are its own
-    return spec._replace(memory_bytes=MEMORY_BYTES, ram_dir=RAM_DIR, passthrough=())
+    return spec._replace(memory_bytes=MEMORY_BYTES, ram_dir=IN_MEMORY, passthrough=())
 
 
 @asynccontextmanager
@@ -61,8 +60,9 @@ async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
 
 
 async def _end(vm: Vm, spec: Spec, qemu_id: str) -> None:
-    if not await vm.host.exists(vm.directory.journal):
-        await end_qemu(vm.host, spec.ram_dir, vm.directory.qemu(qemu_id))
+    with suppress(HostDownError):  # how the block ended says more; whoever takes the lock ends it
+        if not await vm.host.exists(vm.directory.journal):
+            await end_qemu(vm.host, spec.ram_dir, vm.directory.qemu(qemu_id))
 
 
 async def examine_off(vm: Vm, target: Host, options: Options) -> Preflight:

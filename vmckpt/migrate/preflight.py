@@ -12,6 +12,7 @@ from vmckpt.migrate import dirty_log
 from vmckpt.migrate.disk_plan import DiskCopy, Owned, disk_checks, plan_disks
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.method_checks import (
+    copy_checks,
     domain_checks,
     encryption_checks,
     postcopy_risk,
@@ -86,6 +87,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *disk_checks(disks),
         *_pace(ours, disks.copies),
         *[check async for check in target_checks.files(vm, target, disks.shared)],
+        *(await _variables(vm, target) if options.offline else ()),
         *network,
         *await target_checks.forwards(vm, target),
         *await target_checks.ports(target, needed=2 if disks.copies else 1),
@@ -97,6 +99,7 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         ),
         *postcopy_risk(options),
         *encryption_checks(options, encryption),
+        *copy_checks(options, copies_disks=bool(disks.copies)),
         *(await _locking(vm) if options.zero_copy else ()),
         *domain_checks(options),
         *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
@@ -109,6 +112,13 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         return Preflight(tuple(checks), options, agreed, disks.copies, encryption)
     checks += [_option(refusal) for refusal in agreed]
     return Preflight(tuple(checks), options)
+
+
+async def _variables(vm: Vm, target: Host) -> list[Check]:
+    if vm.spec.firmware is None:
+        return []
+    path = vm.spec.firmware.vars
+    return [await target_checks.variables(vm.host, target, path, path)]
 
 
 async def busy(vm: Vm) -> Check | None:

@@ -107,7 +107,7 @@ async def recorded(
         error = CancelledByUserError(
             "the migration was cancelled",
             why="asked to stop",
-            remedy=f"'{request['vm']}' goes on where it was",
+            remedy=where_it_was(request["vm"], asked),
         )
         run.conclude({"outcome": error.kind})
         raise error from exc
@@ -128,6 +128,11 @@ async def dead_mans_switch(
     command = [sys.executable, "-m", "vmckpt.cli.entry", "migrate", "--recover", name, "--json"]
     with armed(on_death or command, runs_dir() / f"{run}.recovery.log"):
         yield
+
+
+def where_it_was(vm: object, asked: Options) -> str:
+    """What becomes of a VM that was not moved, in words."""
+    return f"'{vm}' {'is off' if asked.offline else 'goes on'} where it was"
 
 
 def new_run() -> str:

@@ -14,8 +14,9 @@ from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.vm.holes import hole_pages
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.lifecycle import read_again
+from vmckpt.vm.lifecycle import read_again, tidy
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import Spec
 from vmckpt.vm.start import sweep
 
 if TYPE_CHECKING:
@@ -48,18 +49,25 @@ async def migrate(
     ):
         vm = await read_again(vm)
         if not options.offline:
-            return await _move(vm, target, options, record, request)
+            return await _move(vm, target, options, record, request, spec=vm.spec)
         from vmckpt.migrate.offline import standing_in
 
+        await tidy(vm)
         async with standing_in(vm) as still:
             asked = replace(options, method=Method.STOP)
-            return await _move(still, target, asked, record, request)
+            return await _move(still, target, asked, record, request, spec=vm.spec)
 
 
 async def _move(
-    vm: Vm, target: Host, options: Options, record: Run, request: dict[str, object]
+    vm: Vm,
+    target: Host,
+    options: Options,
+    record: Run,
+    request: dict[str, object],
+    *,
+    spec: Spec,
 ) -> "Report":
-    """Check and migrate the VM, whose lock on its host is held."""
+    """Check and migrate the VM, whose own spec it is and whose lock on its host is held."""
     checked = await preflight(vm, target, options)
     checked.require(vm.name, target.name)
     request["guest_agent"] = vm.spec.guest_agent
@@ -75,7 +83,7 @@ async def _move(
     ):
         there = vm_dir(target.state_dir, vm.name)
         if not await target.exists(there.journal):
-            await sweep(target, vm.spec, there, None)
+            await sweep(target, spec, there, None)
         migration = Migration(
             vm,
             target,

@@ -91,9 +91,14 @@ class Switchover:
             await self._give(speed)
 
     @property
+    def all_sent_once(self) -> bool:
+        """Whether the rounds that come now are short: of what was dirtied since the last one."""
+        return self._first_pass_bytes is not None
+
+    @property
     def waits(self) -> bool:
         """Whether all has gone once, and only the target's reading it is waited for."""
-        return self._first_pass_bytes is not None and self.held
+        return self.all_sent_once and self.held
 
     @property
     def held(self) -> bool:

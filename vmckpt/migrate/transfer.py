@@ -168,8 +168,12 @@ class Transfer:
     async def _news_of_the_end(self, events: Events) -> bool:
         """Wait until QEMU tells of a change, 0.1 s at most; whether it has completed."""
         wait_s = WAIT_S if self._switchover and self._switchover.waits else SAMPLE_S
+        rounds_are_short = self._switchover is not None and self._switchover.all_sent_once
+        until_s = time.monotonic() + wait_s
         stands_still = False
-        while event := await events.next(wait_s):
+        while event := await events.next(
+            wait_s if stands_still else max(0.0, until_s - time.monotonic())
+        ):
             came = (event, *events.drain())
             news: list[Any] = [one.get("data", {}) for one in came]
             if any(_stops_the_guest(one) for one in came):
@@ -180,8 +184,9 @@ class Transfer:
                 return True
             if states := [one for one in news if "status" in one]:
                 stands_still = states[-1] == {"status": "device"}
-            # While devices are sent, and what was dirtied last, there is no time for questions.
-            if not stands_still:
+            # While devices are sent, and what was dirtied last, there is no time for questions, nor
+            # for one at each of the short rounds before that: QEMU answers between other work.
+            if not stands_still and (states or not rounds_are_short):
                 return False
         return False
 
@@ -286,8 +291,8 @@ def _disk_error(when: str) -> OperationFailedError:
     return OperationFailedError(
         "a disk of the guest's failed",
         why=f"QEMU stopped the guest for it {when}, and --abort-on-error was asked for",
-        remedy="see why on the source (`vmckpt vm show`, free space); without the option it moves "
-        "all the same",
+        remedy="see why on the source (free space), and have the guest go on, by QMP's `cont` at "
+        "the qmp_socket of `vmckpt vm show --json`: until then it cannot move",
     )
 
 

@@ -137,10 +137,18 @@ async def held(vm: Vm, action: str, *, whole: bool = True) -> AsyncIterator[Vm]:
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action)):
         now = await read_again(vm, whole=whole)
-        await sweep(now.host, now.spec, now.directory, now.qemu.files)
-        if not await now.is_alive():
-            await remove_qemu_files(now.host, now.spec.ram_dir, now.qemu.files)
+        await tidy(now)
         yield now
+
+
+async def tidy(vm: Vm) -> None:
+    """Remove what killed commands left of the VM, and what its QEMU did if it has ended.
+
+    For the holder of its lock, while no migration of it is cut off.
+    """
+    await sweep(vm.host, vm.spec, vm.directory, vm.qemu.files)
+    if not await vm.is_alive():
+        await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
 
 
 async def read_again(vm: Vm, *, whole: bool = True) -> Vm:

@@ -14,7 +14,7 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import finish
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform, qemu_argv
-from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, VmDir
+from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir
 from vmckpt.vm.spec import Spec
 
 # On a machine that is busy with other guests a QEMU takes its time; it is tried twice.
@@ -194,10 +194,12 @@ async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) 
 
 
 async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
-    """Remove what a QEMU that has ended leaves: its directory and its RAM file."""
-    await host.remove(files.ram(ram_dir))
-    await host.remove(files.key)
-    await host.remove(files.path)
+    """Remove what a QEMU that has ended leaves: its directory and its RAM file.
+
+    One that stood in for a VM that was off had it in memory, wherever the VM's own stands.
+    """
+    for path in dict.fromkeys((files.ram(ram_dir), files.ram(IN_MEMORY), files.key, files.path)):
+        await host.remove(path)
 
 
 async def open_monitor(host: Host, qemu: Qemu, path: Path, timeout_s: float = 5.0) -> Monitor:

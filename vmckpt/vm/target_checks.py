@@ -6,6 +6,7 @@ from pathlib import Path
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.abilities import Abilities
+from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm, read_vm
@@ -116,6 +117,16 @@ async def _firmware(code: Path, source: Host, target: Host) -> Check:
         return Check("firmware", REFUSE, reason, remedy)
     reason = f"{code} is another build on {target.name}; the guest meets it when it next boots"
     return Check("firmware", WARN, reason, remedy)
+
+
+async def variables(source: Host, target: Host, here: Path, there: Path) -> Check:
+    """Where a VM is off: what its firmware wrote, which only a guest that runs takes along."""
+    ours, theirs = await both(source.fingerprint(here), target.fingerprint(there))
+    if ours is not None and ours == theirs:
+        return Check("firmware-variables", OK, f"{here} is the same on both sides")
+    reason = f"its firmware's variables, {here}, are not seen to be the same on {target.name}"
+    remedy = f"copy that file to {there} there, or start the VM, and move it while it runs"
+    return Check("firmware-variables", REFUSE, reason, remedy)
 
 
 async def network(vm: Vm, target: Host) -> list[Check]:

@@ -50,10 +50,9 @@ class DirectVm:
 
     async def start(self) -> Started:
         """Start it where it is. Raises RefusedError while a standby may go on with it."""
-        from vmckpt.replicate.operate import require_decided
         from vmckpt.vm.lifecycle import start_vm
 
-        await require_decided(self.vm)
+        await self._require_decided()
         return started(await start_vm(self.vm))
 
     async def stop(self, *, force: bool, timeout_s: float) -> None:
@@ -80,6 +79,7 @@ class DirectVm:
         if options.offline:
             from vmckpt.migrate.offline import examine_off
 
+            await self._require_decided()
             off = await examine_off(self.vm, target, options)
             return Examined(off.checks, sum(copy.allocated_bytes for copy in off.copies))
         found = await preflight(self.vm, target, options)
@@ -94,7 +94,12 @@ class DirectVm:
         emit: Emit,
         forecast: Mapping[str, Any] | None = None,
     ) -> "Report | Recovery":
-        """Move it while it runs; between two hosts elsewhere the source does so by itself."""
+        """Move it while it runs; between two hosts elsewhere the source does so by itself.
+
+        Raises RefusedError while it is off and a standby may go on with it: that would be a second.
+        """
+        if options.offline:
+            await self._require_decided()
         if not (self.host.is_this_machine or target.is_this_machine):
             from vmckpt.migrate.delegate import migrate_there
 
@@ -102,6 +107,11 @@ class DirectVm:
         from vmckpt.migrate.run import migrate
 
         return await migrate(self.vm, target, options, emit, forecast=forecast)
+
+    async def _require_decided(self) -> None:
+        from vmckpt.replicate.operate import require_decided
+
+        await require_decided(self.vm)
 
     async def measure(self, for_s: float) -> "DirtyRate":
         """How fast it dirties its memory, looked at for so long."""

@@ -18,8 +18,13 @@ def arriving(domain: Domain, there: AtTarget | None) -> Domain:
     if there is None:
         return domain
     what = parse_domain(there.xml) if there.xml is not None else domain.description
-    name = there.name or domain.name
+    name = name_there(domain.name, there)
     return replace(domain, seen=domain.seen._replace(name=name), description=what)
+
+
+def name_there(name: str, there: AtTarget | None) -> str:
+    """What the domain of that name is called at the target. Pure."""
+    return (there.name if there is not None else None) or name
 
 
 def disks_elsewhere(arrives: Domain) -> Mapping[str, Path]:
@@ -37,10 +42,10 @@ def arrival_checks(domain: Domain, there: AtTarget | None) -> Iterator[Check]:
             reason = f"{option}: it describes another domain, {other}"
             remedy = f"begin with the XML of this one: virsh dumpxml --migratable {domain.name}"
             yield Check("domain-xml", REFUSE, reason, remedy)
-    persistent = domain.seen.persistent
+    persistent, is_active = domain.seen.persistent, domain.is_active
     if there.persistent_xml is not None and not persistent:
         reason = "--persistent-xml: the domain is transient, and nothing of it is kept"
         yield Check("domain-xml", REFUSE, reason, "leave out --persistent-xml")
-    elif there.xml is not None and there.persistent_xml is None and persistent:
+    elif there.xml is not None and there.persistent_xml is None and persistent and is_active:
         reason = "once it has been off there, it is what it is here: --xml holds while it runs"
         yield Check("domain-xml", WARN, reason, "add --persistent-xml FILE")

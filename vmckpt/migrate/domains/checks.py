@@ -17,7 +17,12 @@ from vmckpt.migrate.domains.link import find_link
 from vmckpt.migrate.domains.option_checks import client_checks, option_checks
 from vmckpt.migrate.domains.request import Cargo, Request, Route, build
 from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.method_checks import encryption_checks, postcopy_risk, resolve_method
+from vmckpt.migrate.method_checks import (
+    copy_checks,
+    encryption_checks,
+    postcopy_risk,
+    resolve_method,
+)
 from vmckpt.migrate.options import Method, Options, Tls
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.sequence.steps import all_of, both
@@ -98,6 +103,7 @@ async def preflight(
         *at_target.userfaults,
         *(dirty_log.checks(loss, options) if loss else ()),
         *encryption_checks(options, encryption[0]),
+        *copy_checks(options, copies_disks=bool(disks.copied)),
         *option_checks(options),
         *client_checks(options),
         *arrival_checks(domain, options.at_target),

@@ -13,6 +13,7 @@ from vmckpt.hosts.hearing import heard
 from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk, create_files
+from vmckpt.migrate.domains.arrival import name_there
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.checks import DomainPreflight, preflight
 from vmckpt.migrate.domains.journal import DomainJournal
@@ -158,7 +159,7 @@ class DomainMigration:
         method = "postcopy" if transfer.postcopy else "precopy"
         return Report(
             run=self._run.id,
-            vm=self._domain.name,
+            vm=name_there(self._domain.name, options.at_target),
             source=self._ends[0].name,
             target=self._ends[1].name,
             requested_method=options.method,

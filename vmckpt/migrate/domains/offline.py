@@ -8,11 +8,18 @@ from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_plan import disk_checks
 from vmckpt.migrate.domains import target_libvirt
-from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
+from vmckpt.migrate.domains.arrival import (
+    arrival_checks,
+    arriving,
+    disks_elsewhere,
+    name_there,
+)
 from vmckpt.migrate.domains.checks import DomainPreflight, is_there_already, snapshot_checks
 from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.left_behind import left_behind
 from vmckpt.migrate.domains.link import find_link
+from vmckpt.migrate.domains.option_checks import off_checks
 from vmckpt.migrate.domains.request import Cargo, Route, build
 from vmckpt.migrate.domains.settle import settle_off, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
@@ -92,7 +99,7 @@ async def _conclude(
     await leave_on_target(journal, ends, lambda text: run.note("left-behind", text))
     report = Report(
         run=run.id,
-        vm=journal.vm,
+        vm=name_there(journal.vm, checked.options.at_target),
         source=ends[0].name,
         target=ends[1].name,
         requested_method=checked.options.method,
@@ -122,12 +129,15 @@ async def preflight_off(
     if at_once := is_there_already(domain, there) or _running(domain):
         return DomainPreflight((at_once,), options)
     arrives = arriving(domain, options.at_target)
-    (checks, names), (disks, (snapshots, link)) = await both(
+    (checks, names), (disks, ((snapshots, left), link)) = await both(
         both(target_libvirt.checks(arrives, source, target), target.names()),
         both(
             plan_domain_disks(domain, source, there, options.disks, disks_elsewhere(arrives)),
             both(
-                snapshot_checks(domain, source),
+                both(
+                    snapshot_checks(domain, source),
+                    left_behind(domain, arrives, source, there),
+                ),
                 find_link(options.tls, domain.host, there),
             ),
         ),
@@ -141,7 +151,9 @@ async def preflight_off(
         *uncopied(disks),
         *await target_libvirt.files(arrives, there, disks.plan.shared),
         *snapshots,
+        *left,
         link.check,
+        *off_checks(options),
         *arrival_checks(domain, options.at_target),
     )
     cargo = Cargo(True, (), disks.proved_shared, encrypted=False)

@@ -48,6 +48,17 @@ def option_checks(options: Options) -> Iterator[Check]:
             yield Check("bandwidth", WARN, reason, f"ask for {option} {rate}MiB/s")
 
 
+def off_checks(options: Options) -> Iterator[Check]:
+    """What a domain that is off has no use for, since nothing but its definition goes. Pure."""
+    for option, is_given in (
+        ("--bandwidth", bool(options.bandwidth_bytes_per_s)),
+        ("--tls-destination", options.tls_name is not None),
+    ):
+        if is_given:
+            reason = f"{option}: of a domain that is off no memory moves, and no disk"
+            yield Check("qemu-option", REFUSE, reason, f"leave out {option}")
+
+
 def client_checks(options: Options) -> Iterator[Check]:
     """What this machine's libvirt client is too old for."""
     level = LEVEL.format((options.compression or "").upper())

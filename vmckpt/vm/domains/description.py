@@ -36,6 +36,7 @@ class Description(NamedTuple):
     """What a domain is. `accel` is the domain's type: kvm or qemu (TCG).
 
     `files` is what its QEMU opens besides disks; `passed_through` are devices of the host's own.
+    `variables`: the file of its firmware's; `has_tpm`: one whose state its host keeps.
     """
 
     name: str
@@ -52,6 +53,8 @@ class Description(NamedTuple):
     interfaces: tuple[Interface, ...]
     files: tuple[Path, ...]
     passed_through: tuple[str, ...]
+    variables: Path | None
+    has_tpm: bool
     heartbeat_id: int | None
 
     @property
@@ -85,6 +88,8 @@ def parse_domain(xml: str) -> Description:
             interfaces=tuple(_interface(nic) for nic in root.iterfind("devices/interface")),
             files=tuple(Path(text) for text in _files(root)),
             passed_through=tuple(_passed_through(root)),
+            variables=_variables(root),
+            has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )
     except (ElementTree.ParseError, ValueError, KeyError) as exc:
@@ -133,6 +138,15 @@ def _files(root: ElementTree.Element) -> Iterator[str]:
     for name in ("kernel", "initrd", "dtb", "loader"):
         if text := root.findtext(f"os/{name}"):
             yield text
+
+
+def _variables(root: ElementTree.Element) -> Path | None:
+    element = root.find("os/nvram")
+    if element is None:
+        return None
+    source = element.find("source")  # where it may be no file but on the network
+    path = (element.text or "").strip() if source is None else source.get("file")
+    return Path(path) if path else None
 
 
 def _passed_through(root: ElementTree.Element) -> Iterator[str]:

@@ -86,6 +86,10 @@ _KNOWN = tuple(
             "libvirt moves no domain that has snapshots: vmckpt snapshot delete them",
         ),
         (
+            r"managed save image exists",
+            "start the domain, which goes on from it, or give it up: virsh managedsave-remove NAME",
+        ),
+        (
             r"(host|PCI|USB) ?devices? .*assigned|hostdev|non-migratable device",
             "detach the device, then migrate",
         ),

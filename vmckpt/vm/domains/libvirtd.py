@@ -108,6 +108,13 @@ class Libvirtd(Connection):
 
         return await self._ask(f"measure disk {target}", work)
 
+    async def has_saved_memory(self, uuid: str) -> bool:
+        """Whether the stopped domain goes on from memory that libvirt has saved."""
+        return await self._ask(
+            "tell whether the domain's memory was saved",
+            lambda: bool(self._domain(uuid).hasManagedSaveImage(0)),
+        )
+
     # -- a domain's life ---------------------------------------------------------------------
 
     async def start(self, uuid: str) -> None:

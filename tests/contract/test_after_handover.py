@@ -1,0 +1,102 @@
+"""A migration that goes wrong once its VM is at home on the target."""
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.scripted_qmp import Server, answering
+from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.migration import Migration
+from vmckpt.migrate.options import Method, Options
+from vmckpt.migrate.preflight import Preflight
+from vmckpt.migrate.shared_link import on_the_link
+from vmckpt.qemu.abilities import Agreement
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu, new_qemu_id
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(30)]
+SPEC = 'name = "web"\nmemory = "32M"\n'
+PLATFORM = Platform("q35", "tcg", "qemu64")
+SENT = answering(
+    query_status={"status": "postmigrate", "running": False},
+    query_migrate={"status": "completed"},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source(LocalHost):
+    """A host whose QEMU has sent all of a VM that stands still."""
+
+    talks: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    async def connect(self, path: Path) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self.talks.append(asyncio.create_task(_talk(Server(theirs))))
+        return ours
+
+
+async def _talk(server: Server) -> None:
+    try:
+        await server.greet()
+        await SENT(server)
+    finally:
+        server.hang_up()
+
+
+class Moved(Migration):
+    """Its steps until the switchover have gone well; the target's QEMU has ended since."""
+
+    async def prepare(self) -> None:
+        there = self._pair.target.files
+        await self._target_host.write_text(
+            vm_dir(self._target_host.state_dir, "web").spec, self._vm.spec.text
+        )
+        self._target_qemu = Qemu(there, ProcessId(0, 0), PLATFORM)
+
+    async def agree(self) -> None:
+        """Alike."""
+
+    async def transfer(self) -> None:
+        """Sent."""
+
+    async def release(self) -> None:
+        raise HostDownError("a gives no answer", why="gone", remedy="-")
+
+
+def test_the_only_home_of_a_vm_is_never_undone(tmp_path: Path) -> None:
+    source = Source("a", tmp_path / "a", "127.0.0.1")
+    target = LocalHost("b", tmp_path / "b", "127.0.0.1")
+    directory = vm_dir(source.state_dir, "web")
+    vm = Vm(
+        parse_spec(SPEC, "spec", tmp_path),
+        source,
+        directory,
+        Qemu(directory.qemu(new_qemu_id()), ProcessId(0, 0), PLATFORM),
+    )
+    options = Options(method=Method.STOP, offline=True)
+    checked = Preflight((), options, Agreement({}, {}, {}))
+
+    async def main() -> None:
+        async with on_the_link(source, target, "r1", 0, lambda *_: None) as link:
+            moved = Moved(
+                vm, target, checked, run="r1", began_s=0.0, emit=lambda _: None, link=link
+            )
+            with pytest.raises(OutcomeUnknownError) as unknown:
+                await moved.run()
+        assert "'web' is on b" in unknown.value.what
+        assert "migrate --recover web" in unknown.value.remedy
+        assert await read_vm(target, "web") is not None
+        assert await read_vm(source, "web") is None
+        # Who recovers it has to know what there was.
+        assert await target.exists(vm_dir(target.state_dir, "web").journal)
+        await asyncio.gather(*source.talks)
+
+    asyncio.run(main())

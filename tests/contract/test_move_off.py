@@ -1,0 +1,88 @@
+"""A VM that is off, on its way: what killed commands left, and a host that goes silent."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.offline import stand_in, standing_in
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.run import migrate
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu, new_qemu_id
+
+pytestmark = pytest.mark.contract
+# It ends at once: no move gets further than to the beginning.
+NO_QEMU = "/bin/false"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silent(LocalHost):
+    """A host that says no more what there is."""
+
+    async def exists(self, path: Path) -> bool:
+        raise HostDownError(f"{self.name} is silent", why="gone", remedy="-")
+
+
+@pytest.fixture
+def state(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(short_path / "op"))
+    return short_path
+
+
+def a_vm(host: LocalHost) -> Vm:
+    """One that is off, whose own memory stands on a disk."""
+    directory, ram_dir = vm_dir(host.state_dir, "web"), host.state_dir / "ram"
+    ram_dir.mkdir(parents=True)
+    directory.path.mkdir(parents=True)
+    spec = parse_spec(f'name = "web"\nmemory = "32M"\nram_dir = "{ram_dir}"\n', "spec", ram_dir)
+    platform = Platform("q35", "tcg", "qemu64")
+    vm = Vm(spec, host, directory, Qemu(directory.qemu(new_qemu_id()), ProcessId(0, 0), platform))
+    directory.spec.write_text(spec.text)
+    directory.current.write_text(vm.qemu.to_json())
+    return vm
+
+
+@pytest.fixture
+def left(state: Path) -> Iterator[tuple[Vm, list[Path]]]:
+    """A VM that powered itself off, and what its QEMU and two of killed commands' left."""
+    vm = a_vm(LocalHost("a", state / "a", "127.0.0.1", qemu=NO_QEMU))
+    still, started = (vm.directory.qemu(new_qemu_id()) for _ in range(2))
+    files = [
+        still.ram(stand_in(vm.spec).ram_dir),
+        *(one.ram(vm.spec.ram_dir) for one in (vm.qemu.files, started)),
+        *(one.stderr for one in (vm.qemu.files, still, started)),
+    ]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    yield vm, files
+    files[0].unlink(missing_ok=True)
+
+
+def test_nothing_of_earlier_qemus_stays_when_it_is_moved(left: tuple[Vm, list[Path]]) -> None:
+    vm, files = left
+    target = LocalHost("b", vm.host.state_dir.parent / "b", "127.0.0.1")
+    with pytest.raises(OperationFailedError, match="did not start"):
+        asyncio.run(migrate(vm, target, Options(offline=True), lambda _: None))
+    assert [file for file in files if file.exists()] == []
+    assert {file.name for file in vm.directory.path.iterdir()} == {"spec.toml", "vm.json"}
+
+
+def test_what_went_wrong_is_said_though_the_host_is_silent_then(state: Path) -> None:
+    vm = a_vm(Silent("a", state / "a", "127.0.0.1", qemu=NO_QEMU))
+
+    async def move() -> None:
+        async with standing_in(vm):
+            pass
+
+    with pytest.raises(OperationFailedError, match="did not start"):
+        asyncio.run(move())

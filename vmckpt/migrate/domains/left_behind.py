@@ -1,0 +1,47 @@
+"""What a domain that is off has besides its definition and disks: libvirt leaves it where it was.
+
+VIR_MIGRATE_OFFLINE moves the definition, and looks at nothing else.
+"""
+
+from pathlib import Path
+
+from vmckpt.errors import StorageError
+from vmckpt.hosts.host import Host
+from vmckpt.sequence.steps import both
+from vmckpt.vm import target_checks
+from vmckpt.vm.check import REFUSE, Check
+from vmckpt.vm.domains.inventory import Domain
+from vmckpt.vm.domains.libvirtd import Libvirtd
+
+
+async def left_behind(
+    domain: Domain, arrives: Domain, source: Libvirtd, target: Host
+) -> list[Check]:
+    """Saved memory, a TPM's state, firmware variables that the target has not."""
+    saved, variables = await both(
+        source.has_saved_memory(domain.uuid), _variables(domain, arrives, target)
+    )
+    checks, start = [], f"start it (vmckpt vm start {domain.name}), and move it while it runs"
+    if saved:
+        reason = "its memory was saved (virsh managedsave), and libvirt leaves that here"
+        remedy = f"{start}; or give it up: virsh managedsave-remove {domain.name}"
+        checks.append(Check("saved-memory", REFUSE, reason, remedy))
+    if domain.description.has_tpm:
+        reason = "libvirt leaves what its TPM holds here: keys, and with them encrypted disks"
+        checks.append(Check("tpm", REFUSE, reason, start))
+    return checks + variables
+
+
+async def _variables(domain: Domain, arrives: Domain, target: Host) -> list[Check]:
+    here, there = domain.description.variables, arrives.description.variables
+    # Before its first start there is no file yet.
+    if here is None or there is None or not await _may_exist(domain.host, here):
+        return []
+    return [await target_checks.variables(domain.host, target, here, there)]
+
+
+async def _may_exist(host: Host, path: Path) -> bool:
+    try:
+        return await host.exists(path)
+    except (OSError, StorageError):  # in a folder that this user may not look into
+        return True
