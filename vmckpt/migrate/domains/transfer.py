@@ -25,8 +25,9 @@ from vmckpt.vm.domains.job import Job
 from vmckpt.vm.domains.libvirtd import Libvirtd
 
 # Each look goes through libvirtd to the QEMU that sends, and takes it and its target some time: no
-# more of them than a display needs; and more where post-copy is to begin in good time.
-SAMPLE_S, SAMPLE_POSTCOPY_S = 0.5, 0.2
+# more of them than a display needs; more where post-copy may come; and where it is to come at once
+# so many that the first pass of a small guest is not over, and pre-copy with it, before one.
+SAMPLE_S, SAMPLE_POSTCOPY_S, SAMPLE_SOON_S = 0.5, 0.2, 0.05
 # QEMU's own default: libvirt need not be told.
 DEFAULT_DOWNTIME_MS = 300
 # With more than the least downtime pre-copy is done before post-copy can begin.
@@ -56,7 +57,6 @@ class DomainTransfer:
     ) -> None:
         self._source, self._uuid, self._options = source, uuid, options
         self._patience_s = patience_s
-        self._sample_s = SAMPLE_POSTCOPY_S if options.may_postcopy else SAMPLE_S
         limit = options.bandwidth_bytes_per_s
         self._hold = Hold(held_mib_per_s, limit) if held_mib_per_s else None
         self._wished_ms = options.max_downtime_ms
@@ -71,6 +71,12 @@ class DomainTransfer:
     def rounds(self) -> int:
         """Rounds of pre-copy that have begun."""
         return max(self._steering.rounds, self.last.round)
+
+    @property
+    def _sample_s(self) -> float:
+        if self._options.method is Method.POSTCOPY and not self.postcopy:
+            return SAMPLE_SOON_S
+        return SAMPLE_POSTCOPY_S if self._options.may_postcopy else SAMPLE_S
 
     async def run(self, request: Request, caller: Libvirtd) -> None:
         """Have libvirt migrate, by another session; returns when it says that the domain has moved.
