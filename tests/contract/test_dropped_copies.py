@@ -41,6 +41,8 @@ def test_a_node_in_use_is_closed_when_it_is_free(tmp_path: Path) -> None:
                 match command.get("execute") or command["exec-oob"]:
                     case "query-yank" | "query-jobs":
                         await server.answer(command, [])
+                    case "query-status":
+                        await server.answer(command, {"status": "running", "running": True})
                     case "query-named-block-nodes":
                         await server.answer(command, nodes)
                     case "blockdev-del":

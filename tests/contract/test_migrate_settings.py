@@ -68,7 +68,7 @@ def test_writes_to_copied_disks_wait_from_the_beginning_if_asked_to(
         copies = mirrors(Scripted(monitor, tmp_path), tmp_path, write_through=write_through)
         await asyncio.wait_for(copies.mirror(None), 10)
 
-    play(qemu({"query-jobs": JOBS}, told, after=None), client)
+    play(qemu({"query-jobs": JOBS, "query-block-jobs": []}, told, after=None), client)
     begun = [one["arguments"] for one in told if one["execute"] == "blockdev-mirror"]
     assert [one.get("copy-mode") for one in begun] == [mode, mode]
 

@@ -66,13 +66,14 @@ async def _same_at_every_epoch(made: World, guest: LabGuest) -> None:
     disk = made.state("lab-a") / "images/guest.raw"
     copy = made.state_dir / "copy.raw"
     copy.write_bytes(bytes(disk.stat().st_size))
+    told: list[str] = []
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(loaded(made, guest))
         _, monitor, capture = await stack.enter_async_context(captured(made))
         image_ = stack.enter_context(opened(copy, "raw"))
         sources = [Source(0, "disk0", disk.stat().st_size)]
         socket = made.state_dir / "disks.sock"
-        async with mirrored(monitor, sources, socket) as mirrors:
+        async with mirrored(monitor, sources, socket, told.append) as mirrors:
             await begun(mirrors, image_)
             before = (await control.stat()).disk_seq
 

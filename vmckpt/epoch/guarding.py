@@ -1,11 +1,20 @@
 """The guard as a command line; `guard.py` itself imports nothing of vmckpt's."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from vmckpt.epoch import guard
+from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.lease.clock import boottime_s
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor
+from vmckpt.sequence.steps import finish
 from vmckpt.vm.start import Qemu
+
+# What a guest stands still for takes no longer, or whoever sees to it is stuck.
+STUCK_S = 30.0
 
 
 def guard_command(qemu: Qemu, holds: Sequence[str] = ()) -> list[str]:
@@ -15,3 +24,24 @@ def guard_command(qemu: Qemu, holds: Sequence[str] = ()) -> list[str]:
     """
     program, rescue = str(Path(guard.__file__)), str(qemu.files.rescue)
     return [sys.executable, "-I", "-S", program, rescue, str(qemu.process.pid), *holds]
+
+
+@asynccontextmanager
+async def standing_still(
+    monitor: Monitor, tell_guard: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """The guest, for the block, if it runs; should this process die or be stuck, it runs on."""
+    if not (await commands.query_status(monitor)).running:
+        yield
+        return
+    dead = suppress(OSError)  # a guard that has died sees to nothing: then this process alone does
+    with dead:
+        tell_guard(f"free {boottime_s() + STUCK_S}")
+    try:
+        await commands.stop(monitor)
+        yield
+    finally:
+        with suppress(HostDownError, OutcomeUnknownError):  # its QEMU has ended
+            await finish(commands.cont(monitor))
+            with dead:
+                tell_guard("free inf")

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
@@ -15,6 +16,7 @@ from vmckpt.migrate.options import DISKS_SHARE
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.replies import Job
+from vmckpt.sequence.steps import finish
 from vmckpt.units import format_duration
 
 PORTS = (49152, 65535)
@@ -271,24 +273,21 @@ async def drop_mirrors(source: End, run: str) -> None:
     that has ended has none; one that is busy, or still uses a node, is asked again for 30 s. Raises
     OperationFailedError when a mirror does not end.
     """
-    deadline_s = time.monotonic() + DROP_TIMEOUT_S
+    deadline_s, runs = time.monotonic() + DROP_TIMEOUT_S, False
     while await source.alive():
         try:
-            return await _drop(source, run, deadline_s)
+            await block.yank_nodes(await source.rescue(), _prefix(run))
+            monitor = await source.monitor()
+            runs = runs or (await commands.query_status(monitor)).running
+            await _end_jobs(monitor, run, deadline_s, runs=runs)
+            for node in await commands.query_named_block_nodes(monitor):
+                if node.node_name.startswith(_prefix(run)):
+                    await block.blockdev_del(monitor, node.node_name)
+            return
         except (CommandRefusedError, HostDownError, OutcomeUnknownError) as exc:
             if time.monotonic() > deadline_s:
                 raise _stuck(f"{exc.what}: {exc.why}") from exc
         await asyncio.sleep(SAMPLE_S)
-    return None
-
-
-async def _drop(source: End, run: str, deadline_s: float) -> None:
-    await block.yank_nodes(await source.rescue(), _prefix(run))
-    monitor = await source.monitor()
-    await _end_jobs(monitor, run, deadline_s)
-    for node in await commands.query_named_block_nodes(monitor):
-        if node.node_name.startswith(_prefix(run)):
-            await block.blockdev_del(monitor, node.node_name)
 
 
 def _stuck(why: str) -> OperationFailedError:
@@ -299,14 +298,32 @@ def _stuck(why: str) -> OperationFailedError:
     )
 
 
-async def _end_jobs(monitor: Monitor, run: str, deadline_s: float) -> None:
+async def _end_jobs(monitor: Monitor, run: str, deadline_s: float, *, runs: bool) -> None:
+    """With the guest standing still: see `block.blockdev_mirror`.
+
+    Should this process die meanwhile, whoever recovers the migration lets it run on.
+    """
+    try:
+        if await _mirrors(monitor, run):
+            if runs:
+                await commands.stop(monitor)
+            await _cancel(monitor, run, deadline_s)
+    finally:
+        if runs:
+            await finish(_run_on(monitor))
+
+
+async def _run_on(monitor: Monitor) -> None:
+    if not (await commands.query_status(monitor)).running:
+        await commands.cont(monitor)
+
+
+async def _cancel(monitor: Monitor, run: str, deadline_s: float) -> None:
     with monitor.events("JOB_STATUS_CHANGE") as events:
         for job in await _mirrors(monitor, run):
             if not job.concluded:
-                try:
+                with suppress(CommandRefusedError):  # it is ending already
                     await block.block_job_cancel(monitor, job.id, force=True)
-                except CommandRefusedError:
-                    continue  # it is ending already
         while jobs := await _mirrors(monitor, run):
             for job in jobs:
                 if job.concluded:
@@ -318,7 +335,7 @@ async def _end_jobs(monitor: Monitor, run: str, deadline_s: float) -> None:
 
 
 async def _mirrors(monitor: Monitor, run: str) -> list[Job]:
-    return [job for job in await commands.query_jobs(monitor) if job.id.startswith(_prefix(run))]
+    return await block.query_mirrors(monitor, _prefix(run))
 
 
 def _left(jobs: Sequence[Job]) -> int:

@@ -5,8 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.qemu.commands import query_yank
+from vmckpt.qemu.commands import query_jobs, query_yank
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.replies import Job
+
+# What an error was that has stopped a block job, by its io-status.
+STOPPED_BY = {"nospace": "No space left on device", "failed": "reading or writing failed"}
 
 
 class DiskImage(NamedTuple):
@@ -88,9 +92,14 @@ async def blockdev_mirror(
     """Copy all of `device` to the node `target`, and every write to it from then on.
 
     `sync` of "top": only what it holds itself, not what its backing files do.
-    With `write_through` a write ends only when it is on both. The job waits to be dismissed when it
-    ends. 4 KiB of granularity: with 64 KiB a guest that writes at random is never caught up with,
+    With `write_through` a write ends only when it is on both. An error stops the job, and the guest
+    goes on: see `query_mirrors`. It waits to be cancelled then, and to be dismissed when it has
+    ended. 4 KiB of granularity: with 64 KiB a guest that writes at random is never caught up with,
     unless its writes go through anyhow.
+
+    A mirror that is cancelled, or ends itself by an error, frees its map of the writes under way
+    before it waits for them (QEMU 7.2 to 10.0, block/mirror.c, immediate_exit): those then write to
+    memory that is somebody else's. So `block_job_cancel` with force only while nobody writes.
     """
     await monitor.tell(
         "blockdev-mirror",
@@ -102,14 +111,34 @@ async def blockdev_mirror(
             "granularity": 65536 if write_through else 4096,
             **({"copy-mode": "write-blocking"} if write_through else {}),
             "speed": speed_bytes_per_s,
+            "on-source-error": "stop",
+            "on-target-error": "stop",
             "auto-dismiss": False,
         },
     )
 
 
+async def query_mirrors(monitor: Monitor, prefix: str) -> list[Job]:
+    """The jobs named so; `error` is set also of one that an error has stopped, and not ended.
+
+    Of that QEMU tells the kind alone, and no file, and forgets it when the guest is let run.
+    """
+    jobs = [job for job in await query_jobs(monitor) if job.id.startswith(prefix)]
+    stopped = {
+        item["device"]: STOPPED_BY.get(item["io-status"])
+        for item in (await monitor.ask("query-block-jobs") if jobs else ())
+    }
+    return [job._replace(error=job.error or stopped.get(job.id)) for job in jobs]
+
+
 async def job_complete(monitor: Monitor, job: str) -> None:
     """End a mirror that is ready: whatever used its device uses its target from then on."""
     await monitor.tell("job-complete", {"id": job})
+
+
+async def block_job_resume(monitor: Monitor, job: str) -> None:
+    """Have a job that an error has stopped try again. Raises CommandRefusedError: none has."""
+    await monitor.tell("block-job-resume", {"device": job})
 
 
 async def block_job_set_speed(monitor: Monitor, job: str, speed_bytes_per_s: int) -> None:
@@ -125,7 +154,10 @@ async def block_job_write_through(monitor: Monitor, job: str) -> None:
 
 
 async def block_job_cancel(monitor: Monitor, job: str, *, force: bool) -> None:
-    """End a mirror: not forced and ready, with both sides alike; forced, at once."""
+    """End a mirror: not forced and ready, with both sides alike; forced, at once.
+
+    Forced, or not ready, with the guest standing still: see `blockdev_mirror`.
+    """
     await monitor.tell("block-job-cancel", {"device": job, "force": force})
 
 

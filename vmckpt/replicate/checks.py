@@ -7,7 +7,7 @@ from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.paths import lacks_second
-from vmckpt.replicate.request import SHARED, Options
+from vmckpt.replicate.request import Options
 from vmckpt.vm import capture_checks, target_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
@@ -28,7 +28,7 @@ async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
         images = await query_disk_images(monitor)
     theirs = await abilities(standby)
     checks += [found async for found in disk_checks(vm, standby, images, options.disks)]
-    checks += [*_shared(options.disks), *_firmware(vm), *_passthrough(vm)]
+    checks += [*_firmware(vm), *_passthrough(vm)]
     checks += [found async for found in target_checks.name(vm, standby)]
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
@@ -40,16 +40,6 @@ async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
     checks += await target_checks.ports(standby, needed=1)
     checks += [await capture_checks.tracking(vm), _output(vm, holds_output=options.holds_output)]
     return [*checks, _second_path(vm.host, standby)]
-
-
-def _shared(disks: str) -> Iterator[Check]:
-    if disks == SHARED:
-        reason = (
-            "QEMU 10.0 has died of it, when the protection of a guest that writes all the time "
-            'began or ended (see "Not there yet" in README)'
-        )
-        remedy = "--disks copy, where each host has storage of its own"
-        yield Check("disk-shared-risk", WARN, reason, remedy)
 
 
 def _passthrough(vm: Vm) -> Iterator[Check]:

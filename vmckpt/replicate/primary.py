@@ -103,7 +103,8 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
             sources = await put_aside(monitor, request, vm, sources)
         else:
             mark_as_disks([vm.spec.disks[at.number].on(host.state_dir) for at in sources], vm.name)
-        mirrors = await stack.enter_async_context(mirrored(monitor, sources, files.disks))
+        mirrored_to = mirrored(monitor, sources, files.disks, tell_guard)
+        mirrors = await stack.enter_async_context(mirrored_to)
         protection = Protection(
             request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),
             keeper=keeper, channel=channel, replica=welcome.replica, second=second,

@@ -21,6 +21,7 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
+from vmckpt.hosts.deadman import attended
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
@@ -84,7 +85,7 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
             for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
                 await vm.host.kill(process)
             if await vm.is_alive():
-                await finish(_free(vm))
+                await finish(_free(vm, files))
         said = "alone: the primary's service died, and the standby did not take over"
     else:
         await remove_stale_home(request.primary, request.vm, request.qemu_id)
@@ -124,11 +125,14 @@ async def _takes_term(request: Request) -> bool:
         await asyncio.sleep(POLL_S)
 
 
-async def _free(vm: Vm) -> None:
+async def _free(vm: Vm, files: Files) -> None:
     """Let its output go, put QEMU's settings back, and let it run."""
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
-        with suppress(VmckptError):  # one that does not end keeps nothing from running
-            await drop_mirrors(monitor)
+        with (
+            suppress(VmckptError, OSError),  # one that does not end keeps nothing from running
+            attended(guard_command(vm.qemu), files.guard_log) as tell_guard,
+        ):
+            await drop_mirrors(monitor, tell_guard)
         await HeldOutput(monitor, await holds_output(monitor)).let_go()
         for _ in range(CONT_POLLS):
             state = await commands.query_status(monitor)

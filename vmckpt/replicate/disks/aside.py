@@ -18,25 +18,23 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from vmckpt.epoch.guarding import guard_command
-from vmckpt.errors import OperationFailedError, OutcomeUnknownError, RefusedError, StorageError
+from vmckpt.epoch.guarding import guard_command, standing_still
+from vmckpt.errors import OperationFailedError, RefusedError, StorageError
 from vmckpt.hosts.deadman import attended
 from vmckpt.hosts.durable import rename_durably, write_durably
 from vmckpt.hosts.host import Host
-from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import Store
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import block, commands
-from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError, session
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.qemu.replies import Job
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.disks.mirrors import Source
 from vmckpt.replicate.request import Request
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, qemu_img
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
@@ -44,8 +42,8 @@ from vmckpt.vm.paths import VmDir, lock_path, vm_dir
 # What the layers, what they stand on, and the jobs that end them are called in QEMU.
 LAYER, BELOW, FOLD = "aside-", "below-", "fold-"
 POLL_S, BRIEF_S = 0.05, 0.002
-# What a guest stands still for takes no longer, or whoever sees to it is stuck.
-STUCK_S = 30.0
+# So is a mirror that an error has stopped, before and after it was ready.
+STOPPED = ("paused", "standby")
 # Of a large disk, on slow storage.
 FOLD_S = 24 * 3600.0
 
@@ -210,12 +208,16 @@ async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
     if layer in drives and job not in jobs:
         await _rename(_folded(path), path)  # of a mirror that broke
         await block.blockdev_mirror(monitor, job, layer, disk, 0, write_through=True, sync="top")
-    while one := next((o for o in await commands.query_jobs(monitor) if o.id == job), None):
-        if one.status == "ready":
+    while one := await _job(monitor, job):
+        if one.status in STOPPED and not one.error:  # it is known again then, if there is one
+            with suppress(CommandRefusedError):
+                await block.block_job_resume(monitor, job)
+        if not one.concluded and (one.error or one.status == "ready"):
             async with _standing_still(monitor, vm):
-                await in_thread(partial(_flush, vm.spec.disks[number].on(vm.host.state_dir)))
-                await _rename(path, _folded(path))
-                one = await _completed(monitor, job)
+                if not one.error:
+                    await in_thread(partial(_flush, vm.spec.disks[number].on(vm.host.state_dir)))
+                    await _rename(path, _folded(path))
+                one = await _ended(monitor, one)
                 if one.error:  # before the guest writes to the layer alone
                     await _rename(_folded(path), path)
         if one.concluded:
@@ -237,32 +239,33 @@ async def _fold_running(monitor: Monitor, vm: Vm, number: int) -> None:
 
 @asynccontextmanager
 async def _standing_still(monitor: Monitor, vm: Vm) -> AsyncIterator[None]:
-    """The guest, for the block, if it runs; should this process die in it, or be stuck, it runs on.
-
-    QEMU 7.2 dies of a write that comes while a disk takes its mirror's place.
-    """
-    if not (await commands.query_status(monitor)).running:
-        yield
-        return
-    with attended(guard_command(vm.qemu), vm.directory.aside / "guard.log") as tell:
-        tell(f"free {boottime_s() + STUCK_S}")
-        try:
-            await commands.stop(monitor)
+    """QEMU 7.2 dies of a write that comes while a disk takes its mirror's place."""
+    log = vm.directory.aside / "guard.log"
+    with attended(guard_command(vm.qemu), log) as tell:
+        async with standing_still(monitor, tell):
             yield
-        finally:
-            with suppress(MonitorLostError, OutcomeUnknownError):  # its QEMU has ended
-                await finish(commands.cont(monitor))
 
 
-async def _completed(monitor: Monitor, name: str) -> Job:
-    """End a mirror that is ready, and wait for that. Raises MonitorLostError."""
-    while True:
-        with suppress(CommandRefusedError):  # it is completing
-            await block.job_complete(monitor, name)
-        (job,) = [one for one in await commands.query_jobs(monitor) if one.id == name]
-        if job.concluded:
-            return job
+async def _job(monitor: Monitor, name: str) -> Job | None:
+    return next((job for job in await block.query_mirrors(monitor, name) if job.id == name), None)
+
+
+async def _ended(monitor: Monitor, job: Job) -> Job:
+    """End a mirror that is ready, or that an error has stopped, and wait for that.
+
+    Raises MonitorLostError.
+    """
+    error = job.error
+    while not job.concluded:
+        with suppress(CommandRefusedError):  # it is ending
+            if error:
+                await block.block_job_cancel(monitor, job.id, force=True)
+            else:
+                await block.job_complete(monitor, job.id)
         await asyncio.sleep(BRIEF_S)
+        job = await _job(monitor, job.id) or job
+        error = error or job.error
+    return job._replace(error=error)
 
 
 async def _rename(path: Path, other: Path) -> None:

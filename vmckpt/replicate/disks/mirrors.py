@@ -6,11 +6,12 @@ and what is cut off there is the epoch's, not a byte more or less.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vmckpt.epoch.guarding import standing_still
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
@@ -22,7 +23,9 @@ from vmckpt.sequence.steps import finish
 
 # Jobs and nodes of mirrors in QEMU are called so.
 PREFIX = "replica-"
-DROP_S, POLL_S = 10.0, 0.02
+DROP_S, BRIEF_S = 10.0, 0.002
+# What QEMU tells of them.
+_CHANGED, _FAILED = "JOB_STATUS_CHANGE", "BLOCK_JOB_ERROR"
 # A job in another state does not write through any more, or not yet.
 _READY = "ready"
 _BEGINS = ("created", "running", "paused")
@@ -125,6 +128,9 @@ class Mirrors:
         """Take in what QEMU said of its jobs: it says so before it answers what was asked later."""
         for event in self._events.drain():
             data: Any = event["data"]
+            if event["event"] == _FAILED:
+                self._lost = self._lost or f"the mirror {data['device']} cannot {data['operation']}"
+                continue
             name, status = data["id"], data["status"]
             if not name.startswith(PREFIX) or status in _BEGINS:
                 continue
@@ -142,13 +148,17 @@ class Mirrors:
 
 @asynccontextmanager
 async def mirrored(
-    monitor: Monitor, sources: Sequence[Source], socket: Path
+    monitor: Monitor,
+    sources: Sequence[Source],
+    socket: Path,
+    tell_guard: Callable[[str], None],
 ) -> AsyncIterator[Mirrors]:
     """Mirrors of the disks, for the block; nothing of them is in QEMU after it.
 
-    Raises OSError (no socket at that path).
+    The guest stands still for a moment at its end, watched by its guard. Raises OSError (no socket
+    at that path).
     """
-    with monitor.events("JOB_STATUS_CHANGE") as events:
+    with monitor.events(_CHANGED, _FAILED) as events:
         mirrors = Mirrors(monitor, sources, socket, events)
         exports = {
             f"{PREFIX}{source.number}": _Taken(mirrors, at, source)
@@ -159,12 +169,12 @@ async def mirrored(
             return
         async with nbd.serving(socket, exports):
             try:
-                await drop_mirrors(monitor)  # of a service that was killed
+                await drop_mirrors(monitor, tell_guard)  # of a service that was killed
                 yield mirrors
             finally:
                 mirrors.intake.let_go()
                 with suppress(HostDownError, OutcomeUnknownError):  # its QEMU has ended
-                    await finish(drop_mirrors(monitor))
+                    await finish(drop_mirrors(monitor, tell_guard))
 
 
 class _Taken:
@@ -189,13 +199,23 @@ class _Taken:
         self._mirrors.lost(self._name)
 
 
-async def drop_mirrors(monitor: Monitor) -> None:
+async def drop_mirrors(monitor: Monitor, tell_guard: Callable[[str], None]) -> None:
     """End every mirror in QEMU, in whatever state; its guest goes on with its own disks.
 
-    Raises OperationFailedError when one does not end, HostDownError, OutcomeUnknownError.
+    It stands still for that: see `block.blockdev_mirror`. Raises OperationFailedError when one does
+    not end, HostDownError, OutcomeUnknownError.
     """
+    if await block.query_mirrors(monitor, PREFIX):
+        async with standing_still(monitor, tell_guard):
+            await _end_jobs(monitor)
+    for node in await commands.query_named_block_nodes(monitor):
+        if node.node_name.startswith(PREFIX):
+            await block.blockdev_del(monitor, node.node_name)
+
+
+async def _end_jobs(monitor: Monitor) -> None:
     given_up_s = asyncio.get_running_loop().time() + DROP_S
-    while jobs := [job for job in await commands.query_jobs(monitor) if job.id.startswith(PREFIX)]:
+    while jobs := await block.query_mirrors(monitor, PREFIX):
         for job in jobs:
             with suppress(CommandRefusedError):  # it is ending, or has gone
                 if job.concluded:
@@ -208,7 +228,4 @@ async def drop_mirrors(monitor: Monitor) -> None:
                 why=f"{jobs[0].id} is '{jobs[0].status}'",
                 remedy="the guest goes on; its QEMU has to be restarted before it is moved",
             )
-        await asyncio.sleep(POLL_S)
-    for node in await commands.query_named_block_nodes(monitor):
-        if node.node_name.startswith(PREFIX):
-            await block.blockdev_del(monitor, node.node_name)
+        await asyncio.sleep(BRIEF_S)
