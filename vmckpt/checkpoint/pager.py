@@ -229,11 +229,9 @@ def overwritten(ram_file: Path, area: Any, but: "np.ndarray") -> "np.ndarray":
 
 
 def _say(lines: Any, words: dict[str, Any]) -> None:
-    try:
+    with suppress(OSError):  # whoever told it has died
         lines.write(json.dumps(words) + "\n")
         lines.flush()
-    except OSError:
-        pass  # whoever told it has died
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from vmckpt.cli.arguments import (
     MaxPause,
     MaxSlowdown,
     NeverRiskPostcopy,
+    intent,
 )
 from vmckpt.cli.migrate_asked import USUAL_DOWNTIME, Asked
 from vmckpt.cli.migrate_options import (
@@ -74,43 +75,12 @@ def migrate(
     if recover:
         _recover(vm, host, as_json=json)
         return
-    asked = Asked(
-        method=method,
-        max_downtime=max_downtime,
-        bandwidth=bandwidth,
-        timeout=timeout,
-        on_timeout=on_timeout,
-        auto_converge=auto_converge,
-        compress=compress,
-        parallel=parallel,
-        never_risk_postcopy=never_risk_postcopy,
-        disks=disks,
-        tls=tls,
-        policy=policy,
-        observe_only=observe_only,
-        auto_converge_initial=auto_converge_initial,
-        auto_converge_increment=auto_converge_increment,
-        compress_level=compress_level,
-        xbzrle_cache=xbzrle_cache,
-        zerocopy=zerocopy,
-        postcopy_bandwidth=postcopy_bandwidth,
-        abort_on_error=abort_on_error,
-        synchronous_writes=synchronous_writes,
-        tls_destination=tls_destination,
-        offline=offline,
-        dname=dname,
-        xml=xml,
-        persistent_xml=persistent_xml,
-        graphicsuri=graphicsuri,
-        wait_for_calm=wait_for_calm,
-    )
-    options = asked.options()
-    target, forecast = _target(host), None
+    typed = locals()
+    asked = Asked(**{name: typed[name] for name in Asked._fields})
+    options, target, forecast = asked.options(), _target(host), None
     if wait_for_calm and not dry_run:
         run(_calm(vm, wait_for_calm))
     if max_pause or finish_within or finish_by or max_slowdown:
-        from vmckpt.cli.arguments import intent
-
         asked.require_forecast()
         risk = never_risk_postcopy
         wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)

@@ -12,13 +12,15 @@ HEARTBEAT_WAIT_S, HEARTBEAT_POLL_S = 2.0, 0.005
 
 
 async def heard(
-    host: Host, guest: int, began_s: float, ended_s: float, note: Callable[[str, str], None]
+    host: Host, guest: int | None, began_s: float, ended_s: float, note: Callable[[str, str], None]
 ) -> Silence | None:
     """The silence from the transfer's begin to the first heartbeat after its end.
 
-    Both are on this machine's monotonic clock. None when nobody listens, or it was not heard
-    before: then there is nothing to compare with. A silent observer is only noted.
+    Both are on this machine's monotonic clock. None when nobody listens, when `guest` is None or
+    was not heard before: then there is nothing to compare with. A silent observer is only noted.
     """
+    if guest is None:
+        return None
     since_ns, ended_ns = (int(t * 1e9) for t in (began_s, ended_s))
     deadline = time.monotonic() + HEARTBEAT_WAIT_S
     try:

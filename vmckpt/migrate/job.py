@@ -278,9 +278,8 @@ async def _end(job: Job, files: JobDir, result: Mapping[str, Any]) -> None:
     await job.source.write_text(files.result, json.dumps(result))
     if isinstance(job.target, RemoteHost):
         try:
-            await job.target.remove(JobDir.of(job.target.state_dir, job.run).path)
-        except HostDownError:
-            pass  # then it ends by itself when nobody has come for minutes
+            with suppress(HostDownError):  # then it ends by itself when nobody comes for minutes
+                await job.target.remove(JobDir.of(job.target.state_dir, job.run).path)
         finally:
             await job.target.close()
 

@@ -406,9 +406,13 @@ class Migration:
 
         From here on it is listened for from outside.
         """
+        from vmckpt.hosts.hearing import heard
         from vmckpt.migrate.arrival import announce, prove_alive
 
-        self._hearing = asyncio.create_task(self._heard())
+        guest = self._vm.spec.heartbeat_id if self._pair.was_running else None
+        began_s, ended_s = self._transfer_began_s, self._transfer_ended_s
+        hearing = heard(self._target_host, guest, began_s, ended_s, self._note)
+        self._hearing = asyncio.create_task(hearing)
         if self._pair.was_running:
             await announce(self._pair.target)
             await prove_alive(self._pair.target, self._arrived.process)
@@ -463,8 +467,7 @@ class Migration:
     async def _report(self) -> "Report":
         from vmckpt.migrate.report import Report
 
-        last = self._transfer.last if self._transfer else None
-        total_time_s = self._elapsed_s()
+        last, total_time_s = self._transfer.last if self._transfer else None, self._elapsed_s()
         heard = await self._hearing if self._hearing else None
         method = "postcopy" if self._in_postcopy else "precopy"
         if self._options.method is Method.STOP:
@@ -493,13 +496,3 @@ class Migration:
             device_out_s=self._journey.out_s,
             device_back_s=self._journey.back_s,
         )
-
-    async def _heard(self) -> "Silence | None":
-        """What the observer heard of the guest, once it has been heard after the switch."""
-        from vmckpt.hosts.hearing import heard
-
-        guest = self._vm.spec.heartbeat_id
-        if guest is None or not self._pair.was_running:
-            return None
-        began_s, ended_s = self._transfer_began_s, self._transfer_ended_s
-        return await heard(self._target_host, guest, began_s, ended_s, self._note)

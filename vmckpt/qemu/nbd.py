@@ -7,6 +7,7 @@ newstyle negotiation, structured replies, metadata contexts.
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError
@@ -62,9 +63,8 @@ class NbdExport:
     def close(self) -> None:
         """Say goodbye."""
         try:
-            self._send_request(_DISCONNECT, 0, 0)
-        except OperationFailedError:
-            pass  # the server has gone before
+            with suppress(OperationFailedError):  # the server has gone before
+                self._send_request(_DISCONNECT, 0, 0)
         finally:
             self._socket.close()
 

@@ -19,7 +19,7 @@ from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import open_fd
-from vmckpt.qemu.monitor import session
+from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering
@@ -86,9 +86,6 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         second = await stack.enter_async_context(
             second_path(request, Sender.PRIMARY, _place(request).token)
         )
-        sources = [
-            Source(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in request.disks
-        ]
         welcome = await _greet(channel, request, vm, second)
         monitor = await stack.enter_async_context(
             session(await host.connect(vm.qemu.files.operator), request.vm)
@@ -99,10 +96,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         capture = await stack.enter_async_context(
             capturing(vm.qemu.process.pid, ram_file, monitor, output)
         )
-        if request.shares_disks:
-            sources = await put_aside(monitor, request, vm, sources)
-        else:
-            mark_as_disks([vm.spec.disks[at.number].on(host.state_dir) for at in sources], vm.name)
+        sources = await _sources(monitor, request, vm)
         mirrored_to = mirrored(monitor, sources, files.disks, tell_guard)
         mirrors = await stack.enter_async_context(mirrored_to)
         protection = Protection(
@@ -113,6 +107,16 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         await stack.enter_async_context(answering(files.control, protection.answer))
         give_way()  # all that is started beside has been
         await protection.run()
+
+
+async def _sources(monitor: Monitor, request: Request, vm: Vm) -> list[Source]:
+    """What the guest's writes to each disk are mirrored from."""
+    disks = request.disks
+    sources = [Source(disk.number, vm.nodes[disk.number], disk.size_bytes) for disk in disks]
+    if request.shares_disks:
+        return await put_aside(monitor, request, vm, sources)
+    mark_as_disks([vm.spec.disks[disk.number].on(vm.host.state_dir) for disk in disks], vm.name)
+    return sources
 
 
 @contextmanager

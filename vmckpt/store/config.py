@@ -6,6 +6,7 @@ JSON in one line, and a second line: BLAKE2b of the first one. What was not writ
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -42,11 +43,8 @@ def new_config(key: dict[str, Any]) -> Config:
 def write_config(backend: Backend, config: Config) -> None:
     """Make the place a store. Raises RefusedError when it is one, StorageError."""
     with backend.hold("config", shared=False):
-        try:
+        with suppress(MissingError):  # as it has to be
             backend.read(CONFIG)
-        except MissingError:
-            pass  # as it has to be
-        else:
             raise RefusedError(
                 f"{backend.place} is a store already",
                 why="making it anew would lose what is in it",

@@ -79,11 +79,9 @@ class Store:
 
     def manifest(self, checkpoint_id: str) -> Manifest:
         """One manifest. Raises NotFoundError, DamagedError."""
-        try:
+        with suppress(MissingError):  # as an id that is none
             if is_id(checkpoint_id):
                 return self.opened.files.read_manifest(checkpoint_id)
-        except MissingError:
-            pass  # as an id that is none
         raise self._not_found(checkpoint_id)
 
     def find(self, text: str, vm: str | None = None) -> Manifest:

@@ -185,10 +185,9 @@ class _Serving:
     async def _quietly(self, record: Record, work: Coroutine[Any, Any, None]) -> None:
         """What stands in the way of one schedule is told, once, and stops no other."""
         try:
-            await work
+            with suppress(NotFoundError):  # it was removed meanwhile
+                await work
             self._told = {text for text in self._told if not text.startswith(f"{record.name} ")}
-        except NotFoundError:
-            pass  # it was removed meanwhile
         except VmckptError as exc:
             self._tell_once(record.name, record.vm, exc)
 

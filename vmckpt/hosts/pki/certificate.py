@@ -1,6 +1,7 @@
 """What a certificate says. The one module that reads X.509; `cryptography` is imported on use."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -46,12 +47,10 @@ def parse_certificate(pem: str) -> Certificate:
 
     found = x509.load_pem_x509_certificate(pem.encode())
     names: set[str] = set()
-    try:
+    with suppress(x509.ExtensionNotFound):  # an authority names no host
         alternatives = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         names |= {canonical(name) for name in alternatives.get_values_for_type(x509.DNSName)}
         names |= {str(address) for address in alternatives.get_values_for_type(x509.IPAddress)}
-    except x509.ExtensionNotFound:
-        pass  # An authority names no host.
     return Certificate(
         subject=found.subject.rfc4514_string(),
         names=frozenset(names),

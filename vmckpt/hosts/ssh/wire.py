@@ -65,11 +65,9 @@ def _close_late(connecting: asyncio.Task[Login]) -> None:
 
 def _carry_in(login: Login, channel: paramiko.Channel, sock: socket.socket) -> None:
     """What the host says goes to `sock`; when it has said all the connection is over."""
-    try:
+    with suppress(OSError):  # the near side has closed, or the transport is gone: over either way
         while data := channel.recv(_CHUNK_BYTES):
             sock.sendall(data)
-    except OSError:
-        pass  # the near side has closed, or the transport is gone: it is over either way
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     # Why it ended may still be on its way.

@@ -92,6 +92,14 @@ async def preflight(
     options = resolve_method(options, loses_pages=loss is not None)
     can_hold = at_source.can_hold and at_target.can_hold and options.method is not Method.STOP
     held_mib_per_s = hold.held_mib_per_s(what.memory_bytes) if can_hold else 0
+    cargo = Cargo(
+        domain.seen.persistent,
+        disks.copied,
+        disks.proved_shared,
+        encrypted=encryption[0].scheme is Scheme.CERTIFICATES,
+        detects_zeroes=min(at_source.libvirt, at_target.libvirt) >= DETECTS_ZEROES,
+    )
+    route = Route(link.uri, there.migration_address, *moving.ports)
     checks = (
         Check("running", OK, f"the domain is {domain.state}"),
         *at_target.checks,
@@ -111,18 +119,7 @@ async def preflight(
     return DomainPreflight(
         checks,
         options,
-        build(
-            options,
-            Route(link.uri, there.migration_address, *moving.ports),
-            Cargo(
-                domain.seen.persistent,
-                disks.copied,
-                disks.proved_shared,
-                encrypted=encryption[0].scheme is Scheme.CERTIFICATES,
-                detects_zeroes=min(at_source.libvirt, at_target.libvirt) >= DETECTS_ZEROES,
-            ),
-            held_mib_per_s,
-        ),
+        build(options, route, cargo, held_mib_per_s),
         disks.plan.copies,
         encryption[0],
         at_target.known,
