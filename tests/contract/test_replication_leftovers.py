@@ -20,8 +20,8 @@ from vmckpt.lease.store import NONE_YET
 from vmckpt.replicate import begin, sides
 from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare, read_mark
 from vmckpt.replicate.leftover_copies import Fate, settle_here
-from vmckpt.replicate.operate import settle, stop
-from vmckpt.replicate.recovery import recover
+from vmckpt.replicate.operate import require_decided, settle, stop
+from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import COPY, SHARED, Files, Options, Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
@@ -73,9 +73,9 @@ def requested(
     return Files.of(primary, "web")
 
 
-def record(tmp_path: Path, holder: str, in_sync: str | None) -> None:
+def record(tmp_path: Path, holder: str, in_sync: str | None, *, released: bool = False) -> None:
     (tmp_path / "leases").mkdir(exist_ok=True)
-    put = Record(1, holder, 1, Span(0.1), in_sync)
+    put = Record(1, holder, 1, Span(0.1), in_sync, released)
     asyncio.run(FileStore(tmp_path / "leases").replace("web", put, over=NONE_YET))
 
 
@@ -143,10 +143,52 @@ def test_a_home_that_the_standby_took_over_from_is_removed(
 ) -> None:
     home(hosts[0], "old")
     files = requested(hosts, tmp_path)
+    home(hosts[1], "new", Replaced("a", "old"))
     record(tmp_path, "b/1", None)
     asyncio.run(recover(files.path, at_any_rate=True))
     assert json.loads(files.status.read_text())["why"].startswith("replaced")
     assert asyncio.run(read_vm(hosts[0], "web")) is None
+
+
+def test_a_home_is_kept_of_a_guest_that_the_standby_could_not_go_on_with(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """It took the term, and died before it had the guest: first its host gives the term up."""
+    home(hosts[0], "old")
+    files = requested(hosts, tmp_path)
+    record(tmp_path, "b/1", None)
+
+    async def both() -> None:
+        recovering = asyncio.ensure_future(recover(files.path, at_any_rate=True))
+        await asyncio.sleep(0.3)
+        assert not recovering.done()
+        await abandon(Files.of(hosts[1], "web").path)
+        await recovering
+
+    asyncio.run(both())
+    assert json.loads(files.status.read_text())["why"].startswith("off")
+    assert stands(tmp_path).holder.startswith("a/")
+    assert asyncio.run(read_vm(hosts[0], "web")) is not None
+
+
+@pytest.mark.parametrize(("holder", "in_sync"), [("a/1", "b/1"), ("b/1", None)])
+def test_a_guest_that_was_left_to_a_standby_that_died_is_taken_back_by_a_stop(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, holder: str, in_sync: str | None
+) -> None:
+    vm, files = home(hosts[0], "old"), requested(hosts, tmp_path)
+    record(tmp_path, holder, in_sync, released=holder == "a/1")
+    left = {"role": "primary", "state": "ended", "run": "1", "ending": "yours", "why": "it died"}
+    files.status.write_text(json.dumps(left))
+    with pytest.raises(RefusedError, match="a standby may be about to go on"):
+        asyncio.run(require_decided(vm))
+    with pytest.raises(OperationFailedError, match="is being replicated"):
+        asyncio.run(begin._require_new(vm, hosts[1]))
+    said = asyncio.run(stop("web", hosts))
+    assert said["why"].startswith("off")
+    assert (stands(tmp_path).holder[:2], stands(tmp_path).in_sync) == ("a/", None)
+    assert asyncio.run(read_vm(hosts[0], "web")) is not None
+    asyncio.run(require_decided(vm))
+    asyncio.run(begin._require_new(vm, hosts[1]))
 
 
 def test_a_term_that_is_another_hosts_is_not_taken_back(

@@ -15,6 +15,7 @@ import pytest
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.hosts.process import find_by_argument, identify
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.lease.file_store import FileStore
 
 NAME = "guest"
 OLD_KERNEL = Path(__file__).parents[1] / "old_kernel"
@@ -213,6 +214,33 @@ async def _hand_over(made: World, guest: LabGuest) -> None:
     async with asked_all_the_time(made, guest):
         done = await in_background(lambda: made.ok("replicate", "failover", NAME))
         assert done["state"] == "promoted"
+
+
+@pytest.mark.parametrize(
+    "dies", ["standby", pytest.param("standby and primary", marks=pytest.mark.long)]
+)
+def test_a_standby_that_dies_with_the_term_before_it_has_the_guest_loses_nobody(dies: str) -> None:
+    with protected("10.0") as (made, guest):
+        asyncio.run(_die_while_taking_over(made, guest, dies))
+        eventually(lambda: is_only_on(made, "lab-a"), 10, "one guest, on lab-a")
+        made.ok("replicate", "stop", NAME)
+        assert made.ok("replicate", "start", NAME, "lab-b")["state"] == "protected"
+
+
+async def _die_while_taking_over(made: World, guest: LabGuest, dies: str) -> None:
+    async with asked_all_the_time(made, guest):
+        (waiting,) = find_by_argument(f"-pidfile\0{made.state('lab-b')}")
+        os.kill(waiting.pid, signal.SIGSTOP)  # it does not load what it is given
+        asking = made.begin("replicate", "failover", NAME)
+        leases = FileStore(made.state_dir / "leases")
+        while not (await leases.read(NAME)).record.holder.startswith("lab-b/"):  # type: ignore[union-attr]  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for role in dies.split(" and "):
+            for pid in services(made, role):
+                os.kill(pid, signal.SIGKILL)
+        out, _ = await in_background(lambda: asking.communicate(timeout=60))
+        assert asking.returncode not in (0, None), out
+        await in_background(lambda: eventually(partial(guest_runs, made), 30, "lab-a goes on"))
 
 
 @pytest.mark.long

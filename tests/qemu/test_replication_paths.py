@@ -65,11 +65,7 @@ async def the_second(made: World, counting: Counting) -> None:
 
 async def the_connection(made: World, counting: Counting) -> None:
     """The guest goes on alone, on lab-a; what is lost is named, by both sides."""
-    await set_link(made.lab, "lab-b", up=False, network=MIGRATION)
-    await until(partial(have_ended, made), "both services end")
-    await set_link(made.lab, "lab-b", up=True, network=MIGRATION)
-    told = sides(made)
-    assert told["primary"]["ending"] == "alone"
+    told = await ended_without(made, MIGRATION)
     assert "lab-b lives, as is heard at 10.77.2.1: only the connection" in told["primary"]["why"]
     assert "lab-a lives, as is heard at 10.77.2.2: only the connection" in told["standby"]["why"]
     await stays_at_home(made, counting)
@@ -77,16 +73,22 @@ async def the_connection(made: World, counting: Counting) -> None:
 
 async def both(made: World, counting: Counting) -> None:
     """The primary reaches the arbiter, has it that it is alone, and keeps the guest."""
-    for network in (SECOND, MIGRATION):
-        await set_link(made.lab, "lab-b", up=False, network=network)
-    await until(partial(have_ended, made), "both services end")
-    for network in (SECOND, MIGRATION):
-        await set_link(made.lab, "lab-b", up=True, network=network)
-    told = sides(made)
-    assert told["primary"]["ending"] == "alone"
+    told = await ended_without(made, SECOND, MIGRATION)
     assert "nor is lab-b heard at 10.77.2.1 any more" in told["primary"]["why"]
     assert "this replica is not in sync: it must not take over" in told["standby"]["why"]
     await stays_at_home(made, counting)
+
+
+async def ended_without(made: World, *networks: str) -> dict[str, Any]:
+    """How both services ended when lab-b's cables to these networks were pulled."""
+    for network in networks:
+        await set_link(made.lab, "lab-b", up=False, network=network)
+    await until(partial(have_ended, made), "both services end")
+    for network in networks:
+        await set_link(made.lab, "lab-b", up=True, network=network)
+    told = sides(made)
+    assert told["primary"]["ending"] == "alone"
+    return told
 
 
 async def stays_at_home(made: World, counting: Counting) -> None:

@@ -315,13 +315,19 @@ def test_a_target_that_this_user_may_not_write_to(tmp_path: Path, closed: str) -
     assert refusals(vm, dataclasses.replace(target, closed=str(place))) == {"permissions"}
 
 
-def test_firmware_has_to_fit(tmp_path: Path) -> None:
-    code = tmp_path / "code.fd"
-    code.write_bytes(b"firmware")
+def with_firmware(tmp_path: Path) -> tuple[Vm, Fingerprint]:
+    """A VM whose firmware and its variables are one file, and what its host says of that."""
+    file = tmp_path / "code.fd"
+    file.write_bytes(b"firmware")
     source = host(tmp_path, "a", NEW)
-    vm = stopped_vm(source, more=f'[firmware]\ncode = "{code}"\nvars = "{code}"\n')
-    same = asyncio.run(source.fingerprint(code))
-    assert same is not None
+    vm = stopped_vm(source, more=f'[firmware]\ncode = "{file}"\nvars = "{file}"\n')
+    said = asyncio.run(source.fingerprint(file))
+    assert said is not None
+    return vm, said
+
+
+def test_firmware_has_to_fit(tmp_path: Path) -> None:
+    vm, same = with_firmware(tmp_path)
     assert same.size_bytes == 8
     target = other(tmp_path, firmware=same)
     assert checked(vm, target)["firmware"].verdict == "ok"
@@ -332,12 +338,7 @@ def test_firmware_has_to_fit(tmp_path: Path) -> None:
 
 
 def test_only_a_guest_that_runs_brings_what_its_firmware_wrote(tmp_path: Path) -> None:
-    vars_ = tmp_path / "vars.fd"
-    vars_.write_bytes(b"boot order")
-    source = host(tmp_path, "a", NEW)
-    vm = stopped_vm(source, more=f'[firmware]\ncode = "{vars_}"\nvars = "{vars_}"\n')
-    same = asyncio.run(source.fingerprint(vars_))
-    assert same is not None
+    vm, same = with_firmware(tmp_path)
     target = other(tmp_path, firmware=same)
     assert refusals(vm, target, Options(offline=True)) == set()
     stale = dataclasses.replace(target, firmware=same._replace(sha256="0"))

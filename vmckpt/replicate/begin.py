@@ -20,7 +20,7 @@ from vmckpt.replicate.folding import fold_there
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_replaced
 from vmckpt.replicate.paths import HEARD, NONE, SECOND, WAITING
-from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself
+from vmckpt.replicate.request import ENDED, Files, Options, Request, as_itself, has_left
 from vmckpt.replicate.sides import (
     DEAD,
     POLL_S,
@@ -88,7 +88,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
 
     Of one whose services were killed the arbiter has a standby that may take over; but not of the
     primary from which this VM was taken over, however that one ended; and a primary that has ended
-    has told the arbiter that its standby, if it was killed, may not.
+    has told the arbiter that its standby, if it was killed, may not, or has left the guest to it.
     """
     old = vm.qemu.replaces.host if vm.qemu.replaces is not None else None
     found = await sides(vm.name, (vm.host, standby))
@@ -96,13 +96,16 @@ async def _require_new(vm: Vm, standby: Host) -> None:
         side.status["run"]
         for side in found
         if side.status["role"] == "primary" and side.status["state"] in ENDED
+        if not has_left(side.status)
     }
     for side in found:
         told = side.status
         is_dead = told["state"] == DEAD
         was_replaced = is_dead and told["role"] == "primary" and side.host.name == old
         was_lost = is_dead and told["role"] == "standby" and told["run"] in has_ended
-        if side.answers or not (was_replaced or was_lost or told["state"] in ENDED):
+        is_left = side.host.name == vm.host.name and has_left(told)
+        is_over = told["state"] in ENDED and not is_left
+        if side.answers or not (was_replaced or was_lost or is_over):
             why = "answers" if side.answers else f"is {side.status['state']}, not ended"
             raise OperationFailedError(
                 f"'{vm.name}' is being replicated",

@@ -26,6 +26,8 @@ from vmckpt.replicate.channel import PATIENCE_S
 # What stopping the guest may take: the guard does it so long before the lease ends.
 MARGIN_S = 0.25
 RETRY_S, LOOK_S = 0.1, 0.05
+# A standby that took the term, and could not go on with the guest, has given it up by then.
+GIVEN_UP_S = 10.0
 
 
 class Keeper:

@@ -11,7 +11,7 @@ from vmckpt.replicate.control import ask
 from vmckpt.replicate.folding import fold_there, stand_aside
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
-from vmckpt.replicate.request import ENDED, PROMOTED, Files
+from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
 from vmckpt.replicate.sides import (
     BEGIN_S,
     Side,
@@ -63,17 +63,34 @@ async def stop(
             last = await ask(side.host, Files.of(side.host, name), "stop")
     for side in found:
         await until_gone(side.host, name)
-        if side.status["role"] == "primary" and not await _has_ended(side.host, name):
-            last = await _released(side.host, name)
-        if side.status["role"] == "standby":
-            await end_waiting(side.host, name)
-            await settle_copies(side.host, Files.of(side.host, name), copies)
+    last = await _settle_term(name, found, copies, standby_is_dead=standby_is_dead) or last
     if await stand_aside(name, hosts):
         with suppress(HostDownError):  # an old primary's is nobody's, and goes
             await settle(name, hosts)
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
         await side.host.remove(Files.of(side.host, name).path)
+    return last
+
+
+async def _settle_term(
+    name: str, found: Iterable[Side], copies: Fate, *, standby_is_dead: bool
+) -> dict[str, Any] | None:
+    """No standby may take over any more, nor waits; what the primary's host says, if it was asked.
+
+    It is when its service was killed, or left the guest to a standby that does not have it.
+    """
+    has_it, last = not standby_is_dead, None
+    for side in sorted(found, key=lambda side: side.status["role"] == "primary"):
+        is_killed = not await _has_ended(side.host, name)
+        if side.status["role"] == "standby":  # the first: it may have the term
+            has_it = side.status["state"] == PROMOTED
+            await end_waiting(side.host, name)
+            if is_killed:
+                await _abandoned(side.host, name)
+            await settle_copies(side.host, Files.of(side.host, name), copies)
+        elif is_killed or (has_left(side.status) and not has_it):
+            last = await _released(side.host, name)
     return last
 
 
@@ -117,6 +134,20 @@ async def _released(host: Host, name: str) -> dict[str, Any]:
             remedy="mend that, and the same again: until then a standby may take over",
         )
     return said
+
+
+async def _abandoned(host: Host, name: str) -> None:
+    """Have the host of a standby that was killed give up a term that it took for nothing."""
+    directory = Files.of(host, name).path
+    done = await host.run(
+        [*await host.own_command(), "replica", "abandon", str(directory)], BEGIN_S
+    )
+    if done.returncode:
+        raise OperationFailedError(
+            f"the term of '{name}' was not given up",
+            why="; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}",
+            remedy="mend that, and the same again: until then nobody can go on with the VM",
+        )
 
 
 async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
@@ -202,7 +233,9 @@ async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
 async def require_decided(vm: Vm) -> None:
     """Raises RefusedError while a standby may be about to go on with a VM that is off here."""
     side = await side_of(vm.host, vm.name)
-    if side is None or side.status["role"] != "primary" or side.status["state"] in ENDED:
+    if side is None or side.status["role"] != "primary":
+        return
+    if side.status["state"] in ENDED and not has_left(side.status):
         return
     raise RefusedError(
         f"a standby may be about to go on with '{vm.name}'",

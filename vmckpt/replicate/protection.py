@@ -16,7 +16,7 @@ from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.epochs import Epochs, Grip
-from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.keeper import GIVEN_UP_S, RETRY_S, Keeper
 from vmckpt.replicate.paths import SecondPath, paths_status
 from vmckpt.replicate.request import Files, Request
 from vmckpt.replicate.stream import StandbyLostError, Stream
@@ -91,7 +91,10 @@ class Protection:
 
     async def _conclude(self, ending: Ending) -> None:
         if ending is Ending.REPLACED:
-            await self._end_qemu()
+            if await self._has_term_back():
+                ending = await self._go_on_here()
+            else:
+                await self._end_qemu()
         self._ending = ending
         self._why = f"{ending.value}{': ' if self._why else ''}{self._why}"
         try:
@@ -194,12 +197,23 @@ class Protection:
 
     async def _handed_over(self) -> Ending:
         """The standby has the guest; or has not, and it goes on here from where it stands."""
-        is_dead = not await self._vm.is_alive()
-        if is_dead or self._stream.is_taken or not await self._keeper.take_back():
-            await self._end_qemu()
-            self._why = "asked for"
-            return Ending.YOURS
-        return await self._go_on_here()
+        if not self._stream.is_taken and await self._has_term_back():
+            return await self._go_on_here()
+        await self._end_qemu()
+        self._why = "asked for"
+        return Ending.YOURS
+
+    async def _has_term_back(self) -> bool:
+        """Whether who has taken the term gives it up in time, unable to go on with the guest.
+
+        Until then that stands still here, as the guard has it.
+        """
+        until_s = time.monotonic() + GIVEN_UP_S
+        while time.monotonic() < until_s and await self._vm.is_alive():
+            if await self._keeper.take_back():
+                return True
+            await asyncio.sleep(RETRY_S)
+        return False
 
     async def _go_on_here(self) -> Ending:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"

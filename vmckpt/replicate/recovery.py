@@ -22,15 +22,17 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.deadman import attended
+from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
-from vmckpt.lease.rule import Claimant
+from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.disks.mirrors import drop_mirrors
+from vmckpt.replicate.keeper import GIVEN_UP_S
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
 from vmckpt.replicate.request import Files, Request, read_request
@@ -63,17 +65,35 @@ async def recover(directory: Path, *, at_any_rate: bool = False) -> None:
 async def abandon(directory: Path) -> None:
     """After the death of the standby's service: end the QEMU that waits there.
 
-    A guest that is at home there by then, whose taking over was cut off, is let run.
+    A guest that is at home there by then, whose taking over was cut off, is let run. One that is
+    not has not run here: a term that was taken for it is given up, and its primary may go on.
     """
     request = read_request(directory)
     await end_waiting(request.standby, request.vm)
     vm = await read_vm(request.standby, request.vm)
-    if vm is not None and await vm.is_alive():
+    if vm is None:
+        await _give_up_term(request)
+    elif await vm.is_alive():
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             if (await commands.query_status(monitor)).status in STOPPED_FOR_AN_EPOCH:
                 await commands.cont(monitor)
                 await commands.announce_self(monitor)
             await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+
+
+async def _give_up_term(request: Request) -> None:
+    store, dead = open_arbiter(request.options), f"{request.standby.name}/{request.run}"
+    claimant = Claimant(f"{dead}/abandon", succeeds=dead)
+    while True:
+        with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
+            found = await store.read(request.vm)
+            if found is None or found.record.holder != dead or found.record.released:
+                return
+            lease = Lease(store, request.vm, claimant, Span(request.options.lease_s))
+            await lease.take(Holding(found.record.term, dead))
+            await lease.give_up()
+            return
+        await asyncio.sleep(POLL_S)
 
 
 async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
@@ -87,11 +107,14 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
             if await vm.is_alive():
                 await finish(_free(vm, files))
         said = "alone: the primary's service died, and the standby did not take over"
+        if vm is None or not await vm.is_alive():
+            said = "off: the primary's QEMU died, and the standby did not take over"
     else:
         await remove_stale_home(request.primary, request.vm, request.qemu_id)
         said = "replaced: the standby has taken over; this QEMU was ended"
     status = json.loads(files.status.read_text()) if files.status.exists() else {}
-    about = {"role": "primary", "vm": request.vm, "run": request.run, "state": "ended", "why": said}
+    about = {"role": "primary", "vm": request.vm, "run": request.run, "state": "ended"}
+    about |= {"ending": said.partition(":")[0], "why": said}
     await write_last_word(request.primary, files, status | about)
     tell_event(request.primary, about)
 
@@ -99,30 +122,41 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
 async def _takes_term(request: Request) -> bool:
     """Wait until it is clear who goes on; True when it is this side.
 
-    Raises RefusedError when the term is neither side's.
+    A standby that has the term is not yet one that has the guest. Raises RefusedError when the term
+    is neither side's.
     """
     us, standby = f"{request.primary.name}/", f"{request.standby.name}/{request.run}"
     claimant = f"{us}{request.run}/recovery"
     store, span = open_arbiter(request.options), Span(request.options.lease_s)
     lease: Lease | None = None
+    until_s = boottime_s() + GIVEN_UP_S
     while True:
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
             found = await store.read(request.vm)
-            if found is None or found.record.holder in (claimant, standby):
-                return found is None or found.record.holder == claimant
-            holder = found.record.holder
-            if not holder.startswith(us):
+            if found is None or found.record.holder == claimant:
+                return True
+            holder, is_free = found.record.holder, found.record.released
+            if holder == standby and not is_free:
+                if boottime_s() > until_s or await _is_at_home(request):
+                    return False
+            elif not (holder.startswith(us) or (is_free and found.record.in_sync is None)):
                 raise RefusedError(
                     f"the term of '{request.vm}' is not {request.primary.name}'s to take back",
                     why=f"as the arbiter has it, {holder} holds it",
                     remedy="see `vmckpt vm list`: where the VM runs now it may be protected anew",
                 )
-            if lease is None or lease.claimant.succeeds != holder:
-                lease = Lease(store, request.vm, Claimant(claimant, succeeds=holder), span)
-            with suppress(RefusedError):  # its lease may still run
-                await lease.take()
-                return True
+            else:
+                if lease is None or lease.claimant.succeeds != holder:
+                    lease = Lease(store, request.vm, Claimant(claimant, succeeds=holder), span)
+                with suppress(RefusedError):  # its lease may still run
+                    await lease.take()
+                    return True
         await asyncio.sleep(POLL_S)
+
+
+async def _is_at_home(request: Request) -> bool:
+    """Whether the standby certainly has the guest; of another machine nobody here knows."""
+    return request.one_machine and await read_vm(request.standby, request.vm) is not None
 
 
 async def _free(vm: Vm, files: Files) -> None:

@@ -26,6 +26,11 @@ PROMOTED = "promoted"
 ENDED = ("ended", PROMOTED)
 
 
+def has_left(status: Mapping[str, Any]) -> bool:
+    """Whether a primary's last word is that its standby may go on with the guest."""
+    return status.get("ending") == "yours"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the operator wishes. `epoch_s` of None adapts itself.
