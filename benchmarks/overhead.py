@@ -1,8 +1,7 @@
 """What `vmckpt migrate` adds to QEMU's own migration, and what starting the command costs.
 
 One guest, moved between two hosts of a lab, in turns by `vmckpt migrate` and by the script in
-bare_migrate.py: the same RAM, load and QEMUs for both, nothing else running. First a small one, of
-which what the command costs is a large part; then one of 2 GiB. Of the two moves of a
+bare_migrate.py: the same RAM, load and QEMUs for both, nothing else running. Of the two moves of a
 round the first one alternates, so that each way of moving goes equally often in each direction.
 Between turns the guest settles until its caches of translated code are warm again, and what else
 uses the machine is waited for, within limits. After a bare move the files by which vmckpt finds the
@@ -50,9 +49,7 @@ from vmckpt.hosts.host import Host
 
 LOAD = "vk.mem=rate=20M,set=256M,content=random"
 MEMORY = "512M"
-LARGE_LOAD = "vk.mem=rate=20M,set=1536M,content=random"
-LARGE_MEMORY = "2048M"
-BOOT_SETTLE_S, LARGE_SETTLE_S = 5.0, 15.0
+BOOT_SETTLE_S = 5.0
 
 
 async def starts(count: int, *commands: tuple[str, ...]) -> dict[str, list[float]]:
@@ -66,9 +63,9 @@ async def starts(count: int, *commands: tuple[str, ...]) -> dict[str, list[float
     return taken
 
 
-async def run_vm(host: Host, name: str, number: int, load: str = "", memory: str = MEMORY) -> None:
+async def run_vm(host: Host, name: str, number: int, load: str = "") -> None:
     """A guest on `host`, booted and beating."""
-    text = setting.guest_spec(name, number, memory=memory, load=load)
+    text = setting.guest_spec(name, number, memory=MEMORY, load=load)
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(text)
         file.flush()
@@ -76,7 +73,7 @@ async def run_vm(host: Host, name: str, number: int, load: str = "", memory: str
     await setting.await_beats(host, number)
 
 
-async def measure(rounds: int, large_rounds: int, start_count: int) -> dict[str, Any]:
+async def measure(rounds: int, start_count: int) -> dict[str, Any]:
     """Everything, as the results file has it."""
     busy = await setting.await_quiet(10.0, PATIENCE_S)
     if busy > 10.0:
@@ -88,12 +85,6 @@ async def measure(rounds: int, large_rounds: int, start_count: int) -> dict[str,
         samples = await moves(rounds, hosts)
         await run_vm(hosts[0], f"{NAME}-2", NUMBER + 1)
         warm = await starts(start_count, ("vm", "list"))
-        for name in (NAME, f"{NAME}-2"):
-            await setting.run(setting.VMCKPT, "vm", "stop", name, "--force")
-            await setting.run(setting.VMCKPT, "vm", "rm", name)
-        await run_vm(hosts[0], NAME, NUMBER, LARGE_LOAD, LARGE_MEMORY)
-        await asyncio.sleep(LARGE_SETTLE_S)
-        samples += await moves(large_rounds, hosts, DOWNTIME_LIMITS_MS[:1])
     commands = {
         "vmckpt --help": cold["--help"],
         "vmckpt vm list, no VMs": cold["vm list"],
@@ -106,9 +97,6 @@ async def measure(rounds: int, large_rounds: int, start_count: int) -> dict[str,
             "rounds": rounds,
             "guest_memory": MEMORY,
             "guest_load": LOAD,
-            "large_rounds": large_rounds,
-            "large_guest_memory": LARGE_MEMORY,
-            "large_guest_load": LARGE_LOAD,
             "busy_before_percent": round(busy, 1),
         },
         "summary": summary,
@@ -141,19 +129,12 @@ def judge(
 ) -> tuple[dict[str, Any], list[Verdict]]:
     """Medians, ratios, and whether they keep the promises.
 
-    A quantity's name ends in `_limit_N` when it holds for moves with a downtime limit of N ms, in
-    `_large` when it holds for the large guest.
+    A quantity's name ends in `_limit_N` when it holds for moves with a downtime limit of N ms.
     """
     values: dict[str, dict[str, list[float]]] = {}
     for way in (BARE, VMCKPT):
-        mine = [s for s in samples if s.way == way and s.guest_memory == MEMORY]
-        large = [s for s in samples if s.way == way and s.guest_memory == LARGE_MEMORY]
-        values[way] = {name: [take(s) for s in mine] for name, take in COLUMNS.items()}
-        values[way] |= {
-            f"{name}_large": [take(s) for s in large]
-            for name, take in (COLUMNS | DOWNTIMES).items()
-        }
-        values[way] |= {
+        mine = [s for s in samples if s.way == way]
+        values[way] = {name: [take(s) for s in mine] for name, take in COLUMNS.items()} | {
             f"{name}_limit_{limit}": [take(s) for s in mine if s.downtime_limit_ms == limit]
             for limit in DOWNTIME_LIMITS_MS
             for name, take in DOWNTIMES.items()
@@ -167,10 +148,7 @@ def judge(
     started = {name: spread(column) for name, column in commands.items()}
     listed_ms = max(s.median for name, s in started.items() if "list" in name)
     verdicts = [
-        Verdict(f"total time, {MEMORY}, ratio of medians", ratios["wall_ms"].value, 1.10),
-        Verdict(
-            f"total time, {LARGE_MEMORY}, ratio of medians", ratios["wall_ms_large"].value, 1.10
-        ),
+        Verdict("total time, ratio of medians", ratios["wall_ms"].value, 1.10),
         *(_downtime_verdict(ways, limit) for limit in DOWNTIME_LIMITS_MS),
         Verdict("fixed cost of vmckpt migrate, ms", ways[VMCKPT]["fixed_ms"].median, 250.0),
         Verdict("vmckpt --help, ms", started["vmckpt --help"].median, 200.0),
@@ -218,13 +196,12 @@ async def main() -> None:
     """Measure, write, draw, print. SIGTERM ends it as Ctrl-C does: with the lab taken down."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20, help="moves each way at each limit")
-    parser.add_argument("--large-rounds", type=int, default=10, help="the same, of the large guest")
     parser.add_argument("--starts", type=int, default=20, help="runs of each command")
     given = parser.parse_args()
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    result = await measure(given.rounds, given.large_rounds, given.starts)
+    result = await measure(given.rounds, given.starts)
     path = setting.write_result("overhead", result)
     draw(result, path.with_suffix(".png"))
     show(result)

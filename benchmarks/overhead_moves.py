@@ -52,7 +52,6 @@ class Sample:
     """
 
     way: str
-    guest_memory: str
     round: int
     downtime_limit_ms: int
     source: str
@@ -119,7 +118,6 @@ async def move(way: str, number: int, limit_ms: int, hosts: Sequence[LocalHost])
     result = json.loads(process.stdout)
     return Sample(
         way=way,
-        guest_memory=f"{vm.spec.memory_bytes >> 20}M",
         round=number,
         downtime_limit_ms=limit_ms,
         source=vm.host.name,
@@ -185,16 +183,14 @@ async def _moving(
     await release(source, vm.spec.ram_dir)
 
 
-async def moves(
-    rounds: int, hosts: Sequence[LocalHost], limits_ms: Sequence[int] = DOWNTIME_LIMITS_MS
-) -> list[Sample]:
+async def moves(rounds: int, hosts: Sequence[LocalHost]) -> list[Sample]:
     """The guest moved once each way per round; the counted rounds only, `rounds` at each limit.
 
-    All limits and both orders of the two ways come equally often with each other.
+    Both limits and both orders of the two ways come equally often with each other.
     """
     samples = []
-    for number in range(-1, rounds * len(limits_ms)):
-        limit_ms = limits_ms[number // 2 % len(limits_ms)]
+    for number in range(-1, rounds * len(DOWNTIME_LIMITS_MS)):
+        limit_ms = DOWNTIME_LIMITS_MS[number // 2 % len(DOWNTIME_LIMITS_MS)]
         for way in (BARE, VMCKPT) if number % 2 == 0 else (VMCKPT, BARE):
             sample = await move(way, number, limit_ms, hosts)
             print(

@@ -20,18 +20,16 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     mpl.use("agg")
     figure = Figure(figsize=(11, 6.6), layout="constrained")
     rows = figure.subplots(2, 2)
-    memory = result["parameters"]["guest_memory"]
-    samples = [sample for sample in result["samples"] if sample["guest_memory"] == memory]
+    samples = result["samples"]
     ways = result["summary"]["ways"]
-    title = f"Total time (s), {memory}"
-    _moves(rows[0][0], samples, "wall_s", title, ways["bare"]["wall_ms"]["median"] / 1e3)
+    _moves(rows[0][0], samples, "wall_s", "Total time (s)", ways["bare"]["wall_ms"]["median"] / 1e3)
     _downtimes(rows[0][1], samples)
     _where_time_went(rows[1][0], result)
     _starts(rows[1][1], result["commands_ms"])
     machine = result["machine"]
     figure.suptitle(
         f"vmckpt migrate against a bare QMP script, one guest in turns "
-        f"({machine['cores']} cores, TCG)",
+        f"({result['parameters']['guest_memory']}, {machine['cores']} cores, TCG)",
         fontsize=12,
     )
     figure.savefig(path, dpi=110)
@@ -81,19 +79,16 @@ def _where_time_went(axes: Axes, result: Mapping[str, Any]) -> None:
         ("transfer_ms", "QEMU transfers", "#d9d9d9"),
         ("after_ms", "after", "#5a9bd0"),
     )
-    asked = result["parameters"]
-    guests = {"_large": asked["large_guest_memory"], "": asked["guest_memory"]}
-    rows = [(way, which) for which in guests for way in reversed(_WAYS)]
-    names = [f"{_LABELS[way]}, {guests[which]}" for way, which in rows]
-    begin = [0.0 for _ in rows]
+    names = list(_WAYS)
+    begin = [0.0 for _ in names]
     for field, label, colour in parts:
-        lengths = [ways[way][f"{field}{which}"]["median"] for way, which in rows]
-        bars = axes.barh(names, lengths, left=begin, color=colour)
+        lengths = [ways[way][field]["median"] for way in names]
+        bars = axes.barh([_LABELS[way] for way in names], lengths, left=begin, color=colour)
         bars.set_label(label)
         axes.bar_label(bars, fmt="%.0f", label_type="center", fontsize=8)
         begin = [at + length for at, length in zip(begin, lengths, strict=True)]
     axes.set_title("Where the time went (ms, medians)", fontsize=10, loc="left")
-    axes.set_ylim(-0.6, 4.4)
+    axes.set_ylim(-0.6, 2.1)
     axes.legend(fontsize=8, ncols=3, loc="upper left")
 
 
