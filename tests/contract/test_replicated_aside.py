@@ -162,6 +162,8 @@ def term(tmp_path: Path) -> Record:
         (OURS, "b/1", False),
         # The standby could not go on with what it had, and said so.
         ("b/1", None, True),
+        # It died with the term, and its host has given that up.
+        ("b/1/abandon", None, True),
     ],
 )
 def test_what_its_standby_will_never_take_or_has_given_up_is_taken_back(
@@ -186,7 +188,7 @@ def test_what_its_standby_will_never_take_or_has_given_up_is_taken_back(
 def test_another_runs_standby_that_gave_its_term_up_had_the_guest_before(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:
-    recorded(tmp_path, "b/2", released=True)
+    recorded(tmp_path, "b/12", released=True)
     with pytest.raises(RefusedError, match="not to reach its disks"):
         asyncio.run(fold(home(tmp_path).aside))
     assert said(tmp_path) == []

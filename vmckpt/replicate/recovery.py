@@ -125,7 +125,7 @@ async def _takes_term(request: Request) -> bool:
     A standby that has the term is not yet one that has the guest. Raises RefusedError when the term
     is neither side's.
     """
-    us, standby = f"{request.primary.name}/", f"{request.standby.name}/{request.run}"
+    us = f"{request.primary.name}/"
     claimant = f"{us}{request.run}/recovery"
     store, span = open_arbiter(request.options), Span(request.options.lease_s)
     lease: Lease | None = None
@@ -136,7 +136,7 @@ async def _takes_term(request: Request) -> bool:
             if found is None or found.record.holder == claimant:
                 return True
             holder, is_free = found.record.holder, found.record.released
-            if holder == standby and not is_free:
+            if request.is_standbys(holder) and not is_free:
                 if boottime_s() > until_s or await _is_at_home(request):
                     return False
             elif not (holder.startswith(us) or (is_free and found.record.in_sync is None)):

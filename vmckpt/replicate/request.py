@@ -131,6 +131,11 @@ class Request:
         """Whether the disks that can be written are the same files on both hosts."""
         return self.options.disks == SHARED
 
+    def is_standbys(self, holder: str) -> bool:
+        """Whether that is its standby's service, or what acts for it after its death."""
+        standby = f"{self.standby.name}/{self.run}"
+        return holder == standby or holder.startswith(f"{standby}/")
+
     def to_json(self) -> dict[str, Any]:
         """For its file."""
         return {

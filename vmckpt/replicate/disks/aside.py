@@ -172,7 +172,8 @@ async def _have_term(request: Request) -> None:
         return
     # It never took over, or could not and said so: who has taken over gives nothing up.
     if record is not None and (
-        (is_ours and record.in_sync == standby) or (record.holder == standby and record.released)
+        (is_ours and record.in_sync == standby)
+        or (request.is_standbys(record.holder) and record.released)
     ):
         await _take_back(store, request, record)
         return
