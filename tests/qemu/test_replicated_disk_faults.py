@@ -91,7 +91,7 @@ def test_a_standby_that_was_lost_keeps_its_copy_for_the_next_one(how: signal.Sig
 
 
 async def cancel_the_mirror(monitor: Monitor) -> None:
-    await block_job_cancel(monitor, f"{PREFIX}0", force=True)
+    await block_job_cancel(monitor, f"{PREFIX}0", force=False)  # forced, QEMU might die of it
 
 
 async def cut_the_mirrors_connection(monitor: Monitor) -> None:
@@ -108,7 +108,7 @@ def test_a_mirror_that_ends_ends_the_protection_and_nothing_else(
         async def do() -> None:
             vm = await read_vm(made.asked("lab-a"), "guest")
             assert vm is not None
-            async with session(await vm.host.connect(vm.qemu.files.rescue), "guest") as monitor:
+            async with session(await vm.host.connect(vm.qemu.files.onlooker), "guest") as monitor:
                 await harm(monitor)
 
         asyncio.run(told_of_disk(made, guest, lambda: asyncio.run(do()), is_alone))
