@@ -152,7 +152,7 @@ def summary(
             "median": median(judged),
             "most": max(judged),
             "within": sum(off <= FORECAST_WITHIN for off in judged),
-            "kept": median(judged) <= FORECAST_WITHIN,
+            "kept": max(judged) <= FORECAST_WITHIN,
         }
     return found
 
