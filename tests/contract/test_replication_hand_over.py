@@ -35,6 +35,10 @@ def standby_of(store: FileStore) -> Lease:
     return Lease(store, "web", Claimant("b/1", replica="b/1"), SPAN)
 
 
+def is_standbys(holder: str) -> bool:
+    return holder.startswith("b/1")
+
+
 async def hand_over(keeper: Keeper) -> None:
     await keeper.take(None)
     assert await keeper.in_sync("b/1")
@@ -50,7 +54,7 @@ def test_what_nobody_took_goes_on_where_it_was(tmp_path: Path) -> None:
         keeper = primary_of(store, told)
         await hand_over(keeper)
         assert float(told[-1]) == 0  # the guard lets nothing run, whatever becomes of us
-        assert await keeper.take_back()
+        assert await keeper.take_back(is_standbys)
         assert keeper.term == 2
         with pytest.raises(RefusedError):
             await standby_of(store).take()
@@ -68,11 +72,30 @@ def test_what_another_took_is_left_to_it(tmp_path: Path) -> None:
         await hand_over(keeper)
         standby = standby_of(store)
         await standby.take()
-        assert not await keeper.take_back()
+        assert not await keeper.take_back(is_standbys)
         assert float(told[-1]) == 0
         # It could not go on with it, and says so.
         await standby.give_up()
-        assert await keeper.take_back()
+        assert await keeper.take_back(is_standbys)
+
+    asyncio.run(main())
+
+
+def test_what_another_gave_up_that_came_later_is_nobodys_to_take_back(tmp_path: Path) -> None:
+    """The guest ran on elsewhere since: what stands here is older."""
+    store, told = FileStore(tmp_path), list[str]()
+
+    async def main() -> None:
+        keeper = primary_of(store, told)
+        await hand_over(keeper)
+        standby = standby_of(store)
+        await standby.take()
+        await standby.record_in_sync("c/2")
+        await standby.give_up()
+        third = Lease(store, "web", Claimant("c/2", replica="c/2"), SPAN)
+        await third.take()
+        await third.give_up()
+        assert not await keeper.take_back(is_standbys)
 
     asyncio.run(main())
 
@@ -88,7 +111,7 @@ def test_an_arbiter_that_heard_of_nothing_is_waited_for_until_the_lease_has_ende
         assert await keeper.in_sync("b/1")
         store.is_down = True
         await keeper.hand_over()
-        back = asyncio.ensure_future(keeper.take_back())
+        back = asyncio.ensure_future(keeper.take_back(is_standbys))
         await asyncio.wait({back}, timeout=0.3)
         assert not back.done()
         store.is_down = False

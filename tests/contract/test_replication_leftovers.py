@@ -191,12 +191,13 @@ def test_a_guest_that_was_left_to_a_standby_that_died_is_taken_back_by_a_stop(
     asyncio.run(begin._require_new(vm, hosts[1]))
 
 
+@pytest.mark.parametrize(("in_sync", "released"), [("b/7", False), (None, True)])
 def test_a_term_that_is_another_hosts_is_not_taken_back(
-    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, in_sync: str | None, *, released: bool
 ) -> None:
     home(hosts[0], "old")
     files = requested(hosts, tmp_path)
-    record(tmp_path, "c/7", "b/7")
+    record(tmp_path, "c/7", in_sync, released=released)
     with pytest.raises(RefusedError, match="not a's to take back"):
         asyncio.run(recover(files.path, at_any_rate=True))
     assert stands(tmp_path).holder == "c/7"

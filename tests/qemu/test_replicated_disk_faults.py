@@ -91,7 +91,7 @@ def test_a_standby_that_was_lost_keeps_its_copy_for_the_next_one(how: signal.Sig
 
 
 async def cancel_the_mirror(monitor: Monitor) -> None:
-    await block_job_cancel(monitor, f"{PREFIX}0", force=False)  # forced, QEMU might die of it
+    await block_job_cancel(monitor, f"{PREFIX}0", force=True)
 
 
 async def cut_the_mirrors_connection(monitor: Monitor) -> None:
@@ -108,8 +108,13 @@ def test_a_mirror_that_ends_ends_the_protection_and_nothing_else(
         async def do() -> None:
             vm = await read_vm(made.asked("lab-a"), "guest")
             assert vm is not None
+            control = await guest.control(made.lab)
+            if harm is cancel_the_mirror:  # under a write QEMU itself may die of it
+                await control.stop_disk()
             async with session(await vm.host.connect(vm.qemu.files.onlooker), "guest") as monitor:
                 await harm(monitor)
+            await control.load_disk("rate=500K")
+            await control.close()
 
         asyncio.run(told_of_disk(made, guest, lambda: asyncio.run(do()), is_alone))
         told = sides(made)["primary"]

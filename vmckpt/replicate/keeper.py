@@ -144,14 +144,19 @@ class Keeper:
         with suppress(VmckptError):
             await self._lease.give_up()
 
-    async def take_back(self) -> bool:
+    async def take_back(self, is_standbys: Callable[[str], bool]) -> bool:
         """After `hand_over`: hold the term again, no replica in sync; tries as long as it takes.
 
-        False when another has it: this guest is not to run again.
+        False when another has it: this guest is not to run again. Nor is it when anybody but its
+        own standby gave the term up: that one had the guest from somebody who came after us.
         """
         again = self._lease.again()
         while True:
             try:
+                seen = await again.look()
+                holder = seen.now.record.holder if seen else self._lease.claimant.name
+                if holder != self._lease.claimant.name and not is_standbys(holder):
+                    return False
                 self._term = (await again.take()).term
             except RefusedError:
                 if again.seen is None or again.seen.now.record.holder != self._lease.claimant.name:

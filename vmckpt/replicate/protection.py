@@ -191,7 +191,7 @@ class Protection:
         given_up_s = time.monotonic() + TAKING_S
         while not receiving.done() and time.monotonic() < given_up_s:
             await asyncio.wait({receiving}, timeout=PATIENCE_S)
-            if not receiving.done() and await self._keeper.take_back():
+            if not receiving.done() and await self._keeper.take_back(self._request.is_standbys):
                 return await self._go_on_here()
         return await self._handed_over()
 
@@ -210,7 +210,7 @@ class Protection:
         """
         until_s = time.monotonic() + GIVEN_UP_S
         while time.monotonic() < until_s and await self._vm.is_alive():
-            if await self._keeper.take_back():
+            if await self._keeper.take_back(self._request.is_standbys):
                 return True
             await asyncio.sleep(RETRY_S)
         return False

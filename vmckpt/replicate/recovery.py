@@ -139,7 +139,7 @@ async def _takes_term(request: Request) -> bool:
             if request.is_standbys(holder) and not is_free:
                 if boottime_s() > until_s or await _is_at_home(request):
                     return False
-            elif not (holder.startswith(us) or (is_free and found.record.in_sync is None)):
+            elif not (holder.startswith(us) or request.is_standbys(holder)):
                 raise RefusedError(
                     f"the term of '{request.vm}' is not {request.primary.name}'s to take back",
                     why=f"as the arbiter has it, {holder} holds it",
