@@ -26,6 +26,7 @@ from vmckpt.lab.labguest import LabGuest
 from vmckpt.lab.network import set_link
 
 WORDS = {
+    "auto": [],  # over several channels
     "precopy": ["--method", "precopy"],
     "postcopy": ["--method", "postcopy"],
     "hybrid": ["--method", "hybrid"],

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from vmckpt.qemu.abilities import (
     HELD_BYTES_PER_S,
     SWITCHOVER_SPEED,
+    ZERO_PAGES,
     Abilities,
     Agreement,
     Refusal,
     Wish,
     agree,
+    splits_well,
 )
 from vmckpt.qemu.replies import QemuVersion
 
@@ -184,6 +186,16 @@ def test_channels_are_the_same_on_both_ends() -> None:
 
 def test_channels_without_compression_switch_an_old_one_off() -> None:
     assert agreed(NEW, NEW, Wish(channels=2)).source_parameters["multifd-compression"] == "none"
+
+
+@pytest.mark.parametrize("lacking", ["multifd", ZERO_PAGES, None])
+def test_memory_is_split_where_both_look_for_zeroes_in_every_channel(lacking: str | None) -> None:
+    can = NEW._replace(parameters=NEW.parameters | {ZERO_PAGES})
+    assert "multifd" in can.capabilities
+    cannot = can._replace(
+        capabilities=can.capabilities - {lacking}, parameters=can.parameters - {lacking}
+    )
+    assert splits_well(can, cannot) is splits_well(cannot, can) is (lacking is None)
 
 
 def test_a_refusal_names_the_option_the_side_and_its_version() -> None:

@@ -21,7 +21,7 @@ from vmckpt.migrate.encryption import Encryption, Scheme
 from vmckpt.migrate.method_checks import copy_checks, encryption_checks, resolve_method
 from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
 from vmckpt.migrate.preflight import Preflight, locking, preflight
-from vmckpt.qemu.abilities import SWITCHOVER_SPEED, Abilities, Agreement, Wish
+from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_PAGES, Abilities, Agreement, Wish
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.check import Check
@@ -152,6 +152,36 @@ def test_postcopy_is_asked_for_exactly_when_it_may_come_to_it(options: Options) 
 def test_auto_is_precopy_that_slows_a_guest_that_dirties_too_fast() -> None:
     resolved = resolve_method(Options(max_downtime_ms=70), loses_pages=False)
     assert resolved == Options(method=Method.PRECOPY, auto_converge=True, max_downtime_ms=70)
+
+
+def test_auto_takes_two_channels_where_both_qemus_split_memory_well(tmp_path: Path) -> None:
+    splits = NEW._replace(parameters=NEW.parameters | {ZERO_PAGES})
+    a, b = host(tmp_path, "a", splits), host(tmp_path, "b", splits)
+    plain = host(tmp_path, "plain", NEW)
+    for source, target, channels in ((a, b, 2), (a, plain, None), (plain, a, None)):
+        found = asyncio.run(preflight(stopped_vm(source), target, Options()))
+        assert found.options.channels == channels
+    named = asyncio.run(preflight(stopped_vm(a), b, Options(method=Method.PRECOPY)))
+    assert named.options.channels is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "channels"),
+    [
+        (Options(), 2),
+        (Options(auto_converge=True, max_downtime_ms=30), 2),
+        (Options(channels=5), 5),
+        (Options(compression="zstd"), None),
+        (Options(bandwidth_bytes_per_s=1 << 20), None),
+        (Options(timeout_s=9, on_timeout=OnTimeout.POSTCOPY), None),
+        (Options(timeout_s=9), 2),
+    ],
+)
+def test_auto_takes_no_channels_beside_what_they_would_spoil(
+    asked: Options, channels: int | None
+) -> None:
+    assert resolve_method(asked, loses_pages=False, splits_well=True).channels == channels
+    assert resolve_method(asked, loses_pages=True, splits_well=True).channels == asked.channels
 
 
 def test_auto_avoids_what_loses_pages(tmp_path: Path) -> None:

@@ -167,9 +167,10 @@ def _text(report: "Report") -> str:
         f"{milliseconds(report.downtime_ms)} by QEMU, {milliseconds(report.guest_downtime_ms)} "
         "as the guest's heartbeats show"
     )
+    over = f" over {report.channels} channels" if report.channels > 1 else ""
     lines = [
         f"{report.vm} runs on {report.target}",
-        f"  method    {report.method} (asked for: {report.requested_method})",
+        f"  method    {report.method}{over} (asked for: {report.requested_method})",
         f"  time      {format_duration(report.total_time_s)}, of which memory "
         f"{format_duration(report.transfer_time_s)}",
         f"  sent      {format_size(report.transferred_bytes)} in {report.rounds} rounds",

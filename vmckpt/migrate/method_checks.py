@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from vmckpt.migrate.encryption import Encryption, Scheme
-from vmckpt.migrate.options import Method, Options
+from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.vm.check import REFUSE, WARN, Check
 
 
-def resolve_method(options: Options, *, loses_pages: bool) -> Options:
-    """The options with "auto" replaced by the method that it comes to."""
+def resolve_method(options: Options, *, loses_pages: bool, splits_well: bool = False) -> Options:
+    """The options with "auto" replaced by what it comes to. `splits_well`: see qemu/abilities."""
     if options.method is not Method.AUTO:
         return options
     if loses_pages:
@@ -21,8 +21,19 @@ def resolve_method(options: Options, *, loses_pages: bool) -> Options:
             throttle_increment_percent=None,
         )
     precopy = replace(options, method=Method.PRECOPY)
+    if splits_well and _may_split(precopy):
+        precopy = replace(precopy, channels=DEFAULT_CHANNELS)
     # A policy that slows the guest does so itself.
     return precopy if precopy.throttles_at_will else replace(precopy, auto_converge=True)
+
+
+def _may_split(options: Options) -> bool:
+    """Whether several channels are left open, and nothing that was asked for is against them.
+
+    QEMU holds them less exactly to a bandwidth.
+    """
+    asked = options.channels, options.compression
+    return asked == (None, None) and not (options.may_postcopy or options.bandwidth_bytes_per_s)
 
 
 def postcopy_risk(options: Options) -> Iterator[Check]:

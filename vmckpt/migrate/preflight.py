@@ -20,7 +20,15 @@ from vmckpt.migrate.method_checks import (
 )
 from vmckpt.migrate.options import Options
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import Abilities, Agreement, Refusal, Wish, agree, learn
+from vmckpt.qemu.abilities import (
+    Abilities,
+    Agreement,
+    Refusal,
+    Wish,
+    agree,
+    learn,
+    splits_well,
+)
 from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import both
@@ -72,7 +80,8 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         return Preflight((rights, *source.checks), options)
     ours, theirs = source.abilities, await abilities(target)
     loss = dirty_log.loss(vm, ours.version)
-    options = resolve_method(options, loses_pages=loss is not None)
+    several = splits_well(ours, theirs)
+    options = resolve_method(options, loses_pages=loss is not None, splits_well=several)
     disks = await plan_disks(
         Owned(vm.host, vm.name, vm.spec.disks, vm.nodes), target, options.disks, source.images
     )

@@ -64,7 +64,8 @@ class Run:
     def _findings(self, settled: Options, checks: Sequence[Check]) -> Iterator[tuple[str, str]]:
         """What the operator should know beforehand, each with its code."""
         if self._asked.method is not settled.method and not settled.offline:
-            yield "method", f"auto comes to {settled.method} here"
+            over = f", over {settled.channels} channels" if settled.channels else ""
+            yield "method", f"auto comes to {settled.method} here{over}"
         yield from ((check.code, check.reason) for check in checks if check.verdict == WARN)
 
     def end(self, report: "Report", checks: Sequence[Check]) -> "Report":

@@ -10,7 +10,7 @@ class Report:
 
     `downtime_ms` is QEMU's own figure; `guest_downtime_ms` the longest silence of the guest as seen
     from outside, `guest_silent_ms` the sum of silences over 20 ms: None where nobody listened.
-    `encryption` is "x509", "psk" or "off".
+    `encryption` is "x509", "psk" or "off"; `channels` are those that memory went over.
     `blocktime_ms` is post-copy's: how long vCPUs waited for pages on the target.
     `device_bytes` is what passed-through devices held, saved in `device_out_s`; `device_back_s` is
     from plugging others in until the jobs go on.
@@ -35,6 +35,7 @@ class Report:
     rounds: int
     warnings: tuple[str, ...]
     run_record: str
+    channels: int = 1
     device_bytes: int = 0
     device_out_s: float = 0.0
     device_back_s: float = 0.0

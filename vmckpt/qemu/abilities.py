@@ -117,6 +117,8 @@ class Agreement(NamedTuple):
 
 # What QEMU takes for the speed at the switchover, in bytes/s; 0 lets it measure (QEMU >= 8.2).
 SWITCHOVER_SPEED = "avail-switchover-bandwidth"
+# How pages of zeroes are found, where the channels of multifd can do it (QEMU >= 9.0).
+ZERO_PAGES = "zero-page-detection"
 # With this little no rest is small enough to stop the guest for.
 HELD_BYTES_PER_S = 1000
 
@@ -259,6 +261,18 @@ def _source_parameters(source: Abilities, wish: Wish) -> dict[str, Any]:
     if SWITCHOVER_SPEED in source.parameters:
         parameters[SWITCHOVER_SPEED] = HELD_BYTES_PER_S if wish.hold_switchover else 0
     return parameters
+
+
+def splits_well(source: Abilities, target: Abilities) -> bool:
+    """Whether memory is best sent over several channels, unless something else is asked for.
+
+    Since QEMU 9.0 each channel looks for pages of zeroes by itself; before, one thread did it for
+    all of them, and a channel that could not be made took the source with it.
+    """
+    return (
+        "multifd" in source.capabilities & target.capabilities
+        and ZERO_PAGES in source.parameters & target.parameters
+    )
 
 
 def _who_lacks(source: Abilities, target: Abilities, capability: str) -> str:

@@ -177,6 +177,7 @@ class DomainMigration:
             rounds=transfer.rounds,
             warnings=(),
             run_record="",
+            channels=options.wished_channels or 1,
         )
 
     async def _heard(self) -> Silence | None:
