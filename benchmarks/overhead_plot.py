@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-_WAYS = {"bare": "#888888", "vmckpt": "#1f6fb4"}
-_LABELS = {"bare": "bare script", "vmckpt": "vmckpt"}
+_WAYS = {"bare": "#888888", "vmckpt": "#1f6fb4", "vmckpt, one channel": "#2e8b57"}
+_LABELS = {name: name for name in _WAYS} | {"bare": "bare script"}
 _LIMIT = "#c0392b"
 
 
@@ -49,7 +49,7 @@ def _moves(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel("round (lines: medians)")
-    axes.legend(fontsize=8, loc="upper left", ncols=3)
+    axes.legend(fontsize=8, loc="upper left", ncols=4)
 
 
 def _downtimes(axes: Axes, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -88,7 +88,7 @@ def _where_time_went(axes: Axes, result: Mapping[str, Any]) -> None:
         axes.bar_label(bars, fmt="%.0f", label_type="center", fontsize=8)
         begin = [at + length for at, length in zip(begin, lengths, strict=True)]
     axes.set_title("Where the time went (ms, medians)", fontsize=10, loc="left")
-    axes.set_ylim(-0.6, 2.1)
+    axes.set_ylim(-0.6, 3.1)
     axes.legend(fontsize=8, ncols=3, loc="upper left")
 
 

@@ -3,10 +3,12 @@
 Two hosts that look like machines, and an operator who reaches them by SSH. A libvirt domain is
 moved by `virsh migrate --live --p2p` and by `vmckpt migrate`, each run by the operator; and by
 virsh run on the source itself, which pays for no SSH, and which nobody could be quicker than. A VM
-of vmckpt's own with the same memory, devices and load is moved by `vmckpt migrate`. All take turns
-in one run, each there and back, in clear alike, with the same shared disk; the order changes from
-round to round. The first moves are a warm-up. Only one of the two guests runs at a time: the other
-would take its processor.
+of vmckpt's own with the same memory, devices and load is moved by `vmckpt migrate`. Both are typed
+as people do; beside them, for what channels alone make, virsh with `--parallel` and vmckpt with
+`--method precopy`, which is one channel as virsh has it by itself. All take turns in one run, each
+there and back, in clear alike, with the same shared disk; the order changes from round to round.
+The first moves are a warm-up. Only one of the two guests runs at a time: the other would take its
+processor.
 
 A run may be short: rounds that this commit's results have are kept, and more are added to them.
 
@@ -20,7 +22,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,13 +30,13 @@ from typing import Any
 
 from benchmarks import setting
 from benchmarks.summary import Verdict, ratio, spread, spread_lines, verdicts_as_json
-from benchmarks.virsh_hosts import Hosts, hosts
+from benchmarks.virsh_hosts import Hosts, Move, hosts
 from benchmarks.virsh_plot import draw
 
-VIRSH, ON_SOURCE = "virsh", "virsh on the source"
-LIBVIRT, DIRECT = "vmckpt, libvirt", "vmckpt, direct"
-OF_DOMAIN = (VIRSH, ON_SOURCE, LIBVIRT)
-WAYS = (*OF_DOMAIN, DIRECT)
+VIRSH, ON_SOURCE, PARALLEL = "virsh", "virsh on the source", "virsh, two channels"
+LIBVIRT, DIRECT, ONE_CHANNEL = "vmckpt, libvirt", "vmckpt, direct", "vmckpt, direct, one channel"
+OF_DOMAIN, OWN = (VIRSH, ON_SOURCE, PARALLEL, LIBVIRT), (DIRECT, ONE_CHANNEL)
+WAYS = (*OF_DOMAIN, *OWN)
 SETTLE_S, AFTER_S = 1.0, 0.3
 LISTS = 10
 EXTRA_S = 0.3  # what vmckpt's own checks and record may cost over virsh
@@ -87,7 +89,7 @@ def _commit(machine: Mapping[str, Any]) -> str:
 
 async def _warm_up(lab: Hosts) -> None:
     await lab.run_guest(direct=False)
-    for move in (lab.by_virsh, lab.by_vmckpt):
+    for move in (lab.by_virsh(), lab.by_vmckpt()):
         for source, target in pairwise((*lab.names, lab.names[0])):
             await move(source, target)
     await lab.end_guest()
@@ -95,14 +97,15 @@ async def _warm_up(lab: Hosts) -> None:
 
 async def _round(lab: Hosts, number: int) -> AsyncIterator[Sample]:
     """Every way once, there and back."""
-    ways: dict[str, Callable[[str, str], Awaitable[setting.Process]]] = {
-        VIRSH: lab.by_virsh,
+    ways: dict[str, Move] = {
+        VIRSH: lab.by_virsh(),
         ON_SOURCE: lab.by_virsh_on_source,
-        LIBVIRT: lab.by_vmckpt,
-        DIRECT: lab.by_vmckpt,
+        PARALLEL: lab.by_virsh("--parallel", "--parallel-connections", "2"),
+        LIBVIRT: lab.by_vmckpt(),
+        DIRECT: lab.by_vmckpt(),
+        ONE_CHANNEL: lab.by_vmckpt("--method", "precopy"),
     }
-    turn = number % len(OF_DOMAIN)
-    guests = [(*OF_DOMAIN[turn:], *OF_DOMAIN[:turn]), (DIRECT,)]
+    guests = [_turned(OF_DOMAIN, number), _turned(OWN, number)]
     for guest_ways in guests if number % 2 else reversed(guests):
         guest = await lab.run_guest(direct=DIRECT in guest_ways)
         await asyncio.sleep(SETTLE_S)
@@ -112,6 +115,11 @@ async def _round(lab: Hosts, number: int) -> AsyncIterator[Sample]:
                 yield await _sample(lab, process, guest, (way, number, source))
                 await asyncio.sleep(SETTLE_S)
         await lab.end_guest()
+
+
+def _turned(ways: Sequence[str], number: int) -> tuple[str, ...]:
+    turn = number % len(ways)
+    return (*ways[turn:], *ways[:turn])
 
 
 async def _sample(
@@ -142,8 +150,7 @@ def judge(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _ratios(values: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    others = (ON_SOURCE, LIBVIRT, DIRECT)
-    return {way: asdict(ratio(values[way], values[VIRSH])) for way in others}
+    return {way: asdict(ratio(values[way], values[VIRSH])) for way in WAYS if way != VIRSH}
 
 
 def _verdicts(

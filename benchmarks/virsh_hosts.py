@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ MEMORY_MIB = 512
 VIRSH_HERE = ("virsh", "--connect", "qemu:///system")
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 LOAD = "vk.mem=rate=20M,set=256M,content=random"
+Move = Callable[[str, str], Awaitable[setting.Process]]
 _DOMAIN = """\
 <domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory}</memory><vcpu>1</vcpu>
 <metadata><vmckpt:heartbeats xmlns:vmckpt='urn:vmckpt' id='{number}'/></metadata>
@@ -61,14 +62,17 @@ class Hosts:
     async def _on(self, host: str, *argv: str) -> setting.Process:
         return await setting.run(*self._inside(host, *argv))
 
-    async def by_virsh(self, source: str, target: str) -> setting.Process:
+    def by_virsh(self, *more: str) -> Move:
         """The domain moves by virsh, from this machine."""
-        uri = f"qemu+ssh://root@{source}/system?command={self.ssh}"
         libraries = f"LD_LIBRARY_PATH={self.packages / LIBRARIES}"
         virsh = str(self.packages / "usr/bin/virsh")
-        return await setting.run(
-            "env", libraries, virsh, "--connect", uri, *self._virsh_words(target)
-        )
+
+        async def move(source: str, target: str) -> setting.Process:
+            uri = f"qemu+ssh://root@{source}/system?command={self.ssh}"
+            words = self._virsh_words(target)
+            return await setting.run("env", libraries, virsh, "--connect", uri, *words, *more)
+
+        return move
 
     async def by_virsh_on_source(self, source: str, target: str) -> setting.Process:
         """The domain moves by virsh, on its host."""
@@ -79,12 +83,14 @@ class Hosts:
         options = ("--live", "--p2p", "--persistent", "--undefinesource", "--unsafe")
         return ("migrate", *options, NAME, f"qemu+tcp://{address}/system", f"tcp://{address}")
 
-    async def by_vmckpt(self, source: str, target: str) -> setting.Process:
+    def by_vmckpt(self, *more: str) -> Move:
         """The domain or VM moves by vmckpt, from this machine."""
-        del source  # vmckpt finds it
-        return await setting.run(
-            setting.VMCKPT, "migrate", NAME, target, "--tls", "off", "--method", "precopy"
-        )
+
+        async def move(source: str, target: str) -> setting.Process:
+            del source  # vmckpt finds it
+            return await setting.run(setting.VMCKPT, "migrate", NAME, target, "--tls", "off", *more)
+
+        return move
 
     async def list_vms(self) -> setting.Process:
         """What a command that only asks takes: both hosts and their libvirtds are asked."""

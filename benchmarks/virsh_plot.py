@@ -8,14 +8,14 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-_COLOURS = ("#888888", "#bbbbbb", "#1f6fb4", "#2e8b57")
+_COLOURS = ("#888888", "#bbbbbb", "#bbbbbb", "#1f6fb4", "#2e8b57", "#7fc29b")
 _QUANTITIES = {"wall_s": "total time (s)", "guest_downtime_ms": "guest-visible downtime (ms)"}
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Write the picture: every move of each way, and the medians."""
     mpl.use("agg")
-    figure = Figure(figsize=(13, 4), layout="constrained")
+    figure = Figure(figsize=(19, 4), layout="constrained")
     samples, ways = result["samples"], list(result["total_s"])
     for axes, (field, title) in zip(figure.subplots(1, 2), _QUANTITIES.items(), strict=True):
         for place, (way, colour) in enumerate(zip(ways, _COLOURS, strict=True)):
