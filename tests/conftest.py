@@ -20,7 +20,9 @@ settings.load_profile("the same everywhere")
 # Commands under nohup hear no hang-up; those that tests start do, whoever started the tests.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-KINDS = ("unit", "contract", "etcd", "qemu", "real", "role", "kernel", "vfio")
+# In the order that they run in: what is short comes last, so that of several workers none is left
+# with a long file when the others have nothing more to do.
+KINDS = ("role", "kernel", "vfio", "real", "qemu", "etcd", "contract", "unit")
 HERE = Path(__file__).parent
 
 
@@ -44,6 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if kind != "real" and on_machines:
             item.add_marker("long")
         item.add_marker(kind)
+    items.sort(key=lambda item: KINDS.index(item.path.relative_to(HERE).parts[0]))
     if not config.getoption("--long"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
