@@ -39,15 +39,16 @@ def _pauses(axes: Axes, result: Mapping[str, Any]) -> None:
 
 
 def _work(axes: Axes, paces: Mapping[str, Any]) -> None:
-    for at, pace in enumerate(paces.values()):
-        before, after = (part["touches_per_s"] for part in pace["unprotected"])
-        three = (before, pace["protected"]["touches_per_s"], after)
-        shifts = (at - 0.27, at, at + 0.27)
-        colours = (_PLAIN, _OURS, _PLAIN)
-        axes.bar(shifts, [value / 1e6 for value in three], width=0.25, color=colours)
+    for shift, size, colour in ((-0.2, "1M", _OURS), (0.2, "4M", _OTHERS)):
+        places = [at + shift for at in range(len(paces))]
+        values = [100 * (1 - pace["work_lost"][size]) for pace in paces.values()]
+        label = f"{size} of noise rewritten in each epoch"
+        drawn = axes.bar(places, values, width=0.38, color=colour, label=label)
+        axes.bar_label(drawn, fmt="%.0f", fontsize=8)
     axes.set_xticks(range(len(paces)), labels=list(paces))
-    title = "Work of the guest (million touches/s): before, protected, after"
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_ylim(0, 135)
+    axes.legend(fontsize=8, loc="upper left")
+    axes.set_title("Work that the guest does (%; unprotected: 100)", loc="left", fontsize=10)
 
 
 def _latency(axes: Axes, paces: Mapping[str, Any]) -> None:
