@@ -86,9 +86,20 @@ def test_a_loaded_guest_moves_there_and_back(pair: tuple[World, LabGuest], way: 
                 assert made.files(source) == []
                 assert len(made.qemus("mover")) == 1
                 await control.ping()
+                # QEMU 10.0 dies of a savevm that finds one on.
+                assert not any((await _settings(made, target))[0].values())
 
     asyncio.run(there_and_back())
     assert made.ok("vm", "show", "mover")["state"] == "running"
+
+
+async def _settings(made: World, host: str) -> tuple[dict[str, bool], dict[str, Any]]:
+    """The capabilities and parameters of migration that the guest's QEMU on `host` has."""
+    vm = await read_vm(made.asked(host), "mover")
+    assert vm is not None
+    async with session(await vm.host.connect(vm.qemu.files.onlooker), "mover") as monitor:
+        capabilities = await commands.query_migrate_capabilities(monitor)
+        return capabilities, await commands.query_migrate_parameters(monitor)
 
 
 def _channels(made: World, way: str) -> int:
@@ -151,16 +162,12 @@ def test_a_paused_guest_moves_and_stays_paused(kind: Kind) -> None:
 def test_an_undone_move_leaves_the_switchover_to_the_next_one(pair: tuple[World, LabGuest]) -> None:
     made, _ = pair
 
-    async def parameters() -> dict[str, Any]:
-        vm = await read_vm(made.asked("lab-a"), "mover")
-        assert vm is not None
-        async with session(await vm.host.connect(vm.qemu.files.onlooker), "mover") as monitor:
-            return await commands.query_migrate_parameters(monitor)
-
-    words = ["--method", "precopy", "--bandwidth", "5MB", "--timeout", "2s"]
+    words = ["--parallel", "2", "--bandwidth", "5MB", "--timeout", "2s"]
     late = made.vmckpt("migrate", "mover", "lab-b", *words)
     assert late.code == 8
     # Somebody's plain `migrate` would never stop the guest otherwise.
-    assert asyncio.run(parameters()).get(SWITCHOVER_SPEED, 0) == 0
+    capabilities, parameters = asyncio.run(_settings(made, "lab-a"))
+    assert parameters.get(SWITCHOVER_SPEED, 0) == 0
+    assert not any(capabilities.values())
     made.ok("migrate", "mover", "lab-b")
     made.ok("migrate", "mover", "lab-a")

@@ -11,7 +11,9 @@ import pytest
 
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.lab.labguest import LabGuest
-from vmckpt.qemu.monitor import REPLY_TIMEOUT_S
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import REPLY_TIMEOUT_S, session
+from vmckpt.vm.inventory import read_vm
 
 
 def guest() -> LabGuest:
@@ -61,11 +63,13 @@ def test_a_snapshot_brings_memory_and_disk_back(made: World) -> None:
         await before.load_disk("rate=1M size=16M")
         client = await guest().key_value(made.lab)
         await client.set("when", "before")
+        await _strangers_channels(made)
         saved = await asyncio.to_thread(made.ok, "snapshot", "save", "one", "first")
         assert saved["state_bytes"] > 16 << 20
         await client.set("when", "after")
         refused = await asyncio.to_thread(made.vmckpt, "snapshot", "save", "one", "first")
         assert (refused.code, "already" in refused.error["what"]) == (4, True)
+        await _strangers_channels(made)
         await asyncio.to_thread(made.ok, "snapshot", "load", "one", "first")
         # The guest's end of the connection went back in time with it: a new one asks.
         fresh = await guest().key_value(made.lab)
@@ -85,6 +89,14 @@ def test_a_snapshot_brings_memory_and_disk_back(made: World) -> None:
     assert (missing.code, "no snapshot" in missing.error["what"]) == (3, True)
     assert made.vmckpt("snapshot", "load", "one", "first").code == 3
     assert made.ok("vm", "show", "one")["state"] == "running"
+
+
+async def _strangers_channels(made: World) -> None:
+    """Somebody has it migrate over several channels, or did and was killed."""
+    vm = await read_vm(made.asked("lab-a"), "one")
+    assert vm is not None
+    async with session(await vm.host.connect(vm.qemu.files.operator), "one") as monitor:
+        await commands.migrate_set_capabilities(monitor, {"multifd": True})
 
 
 @pytest.mark.parametrize("kind", ["raw", "none"])

@@ -12,6 +12,7 @@ from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.plain import switch_off_capabilities
 from vmckpt.qemu.replies import Job, Snapshot
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, require_alive
@@ -43,6 +44,7 @@ async def save(vm: Vm, name: str, emit: Emit) -> Snapshot:
                     why="QEMU would overwrite it without asking",
                     remedy=f"choose another name, or: vmckpt snapshot delete {vm.name} {name}",
                 )
+            await switch_off_capabilities(monitor)  # what somebody's migration left on
             job = _job_id("save")
             begin = commands.snapshot_save(monitor, job, name, nodes[0], nodes)
             await finish(_run_job(monitor, begin, job, "save", emit))
@@ -99,6 +101,7 @@ async def _load(vm: Vm, monitor: Monitor, name: str, nodes: Sequence[str], emit:
     # meanwhile leaves it stopped.
     # QEMU goes back on no disk whose changes are noted; the next checkpoint reads all of it.
     await forget_bitmaps(monitor)
+    await switch_off_capabilities(monitor)
     job = _job_id("load")
     begin = commands.snapshot_load(monitor, job, name, nodes[0], nodes)
     try:

@@ -32,7 +32,7 @@ from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.prepare import prepare_target, write_down
-from vmckpt.migrate.settings import set_alike
+from vmckpt.migrate.settings import leave_plain, set_alike
 from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED
@@ -252,10 +252,8 @@ class Migration:
 
     async def undo_agree(self) -> None:
         """The source has no credentials any more; the target's go with its QEMU."""
-        from vmckpt.migrate.switchover import let_go
-
         await disarm_if_possible(self._pair.source, lambda text: self._note("tls", text))
-        await let_go(self._pair.source, lambda text: self._note("switchover", text))
+        await leave_plain(self._pair.source, lambda text: self._note("settings", text))
 
     async def mirror(self) -> None:
         """Local disks: copied, and from then on every write goes to both sides."""
@@ -449,6 +447,7 @@ class Migration:
         target = self._pair.target
         if self._credentials:
             await disarm_if_possible(target, lambda text: self._note("tls", text))
+        await leave_plain(target, lambda text: self._note("settings", text))
         if self._vm.spec.guest_agent and self._pair.was_running:
             await set_clock(target, self._note)
 

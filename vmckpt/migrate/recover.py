@@ -22,8 +22,8 @@ from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import BEFORE_DEVICES, Journal, find_journal, newest
 from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
 from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.settle import settle
-from vmckpt.migrate.switchover import let_go
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
@@ -98,6 +98,7 @@ async def _recover(
             case Move.TARGET_OWNS:
                 await _finish(pair, home, arrived)
                 await disarm_if_possible(pair.target, note)
+                await leave_plain(pair.target, note)
                 await hand_over_files(source, target, journal.run, journal.disks, note)
                 await _bring_devices_back(pair.target, home or arrived, journal, note)
                 where, outcome = target, FINISHED
@@ -108,7 +109,7 @@ async def _recover(
                     # The guest goes on with its own disks, whatever a mirror of them still does.
                     note(str(exc))
                 await disarm_if_possible(pair.source, note)
-                await let_go(pair.source, note)
+                await leave_plain(pair.source, note)
                 await undo_target(pair)
                 await remove_files(target, journal.run, journal.disks)
                 await _bring_devices_back(pair.source, home, journal, note)

@@ -1,12 +1,14 @@
-"""What both QEMUs are told before memory moves."""
+"""What both QEMUs are told before memory moves, and what of it the one that has the VM keeps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from vmckpt.errors import OperationFailedError
+from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import ZERO_COPY, Agreement
+from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_COPY, Agreement
+from vmckpt.qemu.monitor import CommandRefusedError
+from vmckpt.qemu.plain import switch_off_capabilities
 from vmckpt.sequence.steps import both
 
 
@@ -45,3 +47,22 @@ async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[s
             why="it answered without an error, and keeps another value",
             remedy="report this; the migration would not do what it should",
         )
+
+
+async def leave_plain(end: End, note: Callable[[str], None]) -> None:
+    """The QEMU that has the VM now: whoever migrates or saves it next finds nothing set.
+
+    What stays set is said: vmckpt itself looks at it before it does anything.
+    """
+    try:
+        monitor = await end.monitor()
+        await switch_off_capabilities(monitor)
+        if SWITCHOVER_SPEED in await commands.query_migrate_parameters(monitor):
+            await commands.migrate_set_parameters(monitor, {SWITCHOVER_SPEED: 0})
+    except (
+        CommandRefusedError,
+        HostDownError,
+        OperationFailedError,
+        OutcomeUnknownError,
+    ) as exc:
+        note(f"{end.label} keeps what it was set to for the migration: {exc}")

@@ -9,17 +9,15 @@ QEMU >= 8.2 takes another's word for the speed: `avail-switchover-bandwidth`.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.errors import HostDownError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate.ends import End
 from vmckpt.plan.switchover import Look, switchover_bytes_per_s
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SWITCHOVER_SPEED
-from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus
 from vmckpt.sequence.steps import both
 
@@ -153,13 +151,3 @@ class Switchover:
             self._target.host.socket_queues(self._target.process, self._port),
         )
         return sent.unsent_bytes + read.unread_bytes
-
-
-async def let_go(source: End, note: Callable[[str], None]) -> None:
-    """A source that stays: whoever migrates it next finds the speed at the switchover unset."""
-    try:
-        monitor = await source.monitor()
-        if SWITCHOVER_SPEED in await commands.query_migrate_parameters(monitor):
-            await commands.migrate_set_parameters(monitor, {SWITCHOVER_SPEED: 0})
-    except (CommandRefusedError, HostDownError, OutcomeUnknownError) as exc:
-        note(f"{source.label} keeps {SWITCHOVER_SPEED}: {exc}")

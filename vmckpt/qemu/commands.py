@@ -213,9 +213,11 @@ async def announce_self(monitor: Monitor) -> None:
     await monitor.tell("announce-self", rounds)
 
 
-async def query_yank(monitor: Monitor, timeout_s: float = 5.0) -> list[dict[str, Any]]:
-    """What can be yanked now; works out of band while the main loop is stuck."""
-    return list(await monitor.tell("query-yank", timeout_s=timeout_s, oob=True))
+async def query_yank(
+    monitor: Monitor, timeout_s: float = 5.0, *, oob: bool = True
+) -> list[dict[str, Any]]:
+    """What can be yanked now; out of band it works while the main loop is stuck."""
+    return list(await monitor.tell("query-yank", timeout_s=timeout_s, oob=oob))
 
 
 async def yank_migration(monitor: Monitor) -> bool:

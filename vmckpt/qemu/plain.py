@@ -1,0 +1,39 @@
+"""A QEMU as if nobody had ever had it migrate."""
+
+import asyncio
+
+from vmckpt.errors import OperationFailedError
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import Monitor
+
+CLEANED_UP_S, POLL_S = 5.0, 0.01
+
+
+async def switch_off_capabilities(monitor: Monitor) -> None:
+    """Every migration capability that is on goes off.
+
+    QEMU keeps them for its life, and one that a migration had on is on in what has nothing to do
+    with it: with `multifd` 10.0 dies of a savevm, and a bare `migrate` hangs or breaks off.
+    Raises OperationFailedError when a migration has not been cleaned up: without its capability
+    QEMU would never end what it began (channels, their threads), and refuse the next one.
+    """
+    capabilities = await commands.query_migrate_capabilities(monitor)
+    if left_on := [name for name, on in capabilities.items() if on]:
+        await _cleaned_up(monitor)
+        await commands.migrate_set_capabilities(monitor, dict.fromkeys(left_on, False))
+
+
+async def _cleaned_up(monitor: Monitor) -> None:
+    # A state such as "failed" is told before QEMU cleans up; what can be yanked goes last of all.
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + CLEANED_UP_S
+    while any(
+        item["type"] == "migration" for item in await commands.query_yank(monitor, oob=False)
+    ):
+        if loop.time() > until_s:
+            raise OperationFailedError(
+                f"{monitor.label} has a migration that does not end",
+                why=f"{CLEANED_UP_S:.0f} s after it was over it still holds its channels",
+                remedy="see the VM's stderr.log, and try again",
+            )
+        await asyncio.sleep(POLL_S)
