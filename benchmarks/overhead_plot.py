@@ -18,7 +18,7 @@ _LIMIT = "#c0392b"
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Write the picture: every move as a point, medians as lines, limits dashed."""
     mpl.use("agg")
-    figure = Figure(figsize=(11, 6.6), layout="constrained")
+    figure = Figure(figsize=(12, 6.6), layout="constrained")
     rows = figure.subplots(2, 2)
     samples = result["samples"]
     ways = result["summary"]["ways"]
@@ -45,11 +45,11 @@ def _moves(
         axes.axhline(median(values), color=colour, linewidth=1.2)
     axes.axhline(1.10 * theirs, color=_LIMIT, linestyle="--", linewidth=1.2, label="limit")
     # Room above the points for the legend.
-    axes.set_ylim(0, 1.35 * max(1.10 * theirs, *(sample[field] for sample in samples)))
+    axes.set_ylim(0, 1.5 * max(1.10 * theirs, *(sample[field] for sample in samples)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel("round (lines: medians)")
-    axes.legend(fontsize=8, loc="upper left", ncols=4)
+    axes.legend(fontsize=8, loc="upper left", ncols=2)
 
 
 def _downtimes(axes: Axes, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -69,7 +69,7 @@ def _downtimes(axes: Axes, samples: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.02)
     axes.set_title("Guest-visible downtime (ms), cumulative", fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=7, loc="lower right")
 
 
 def _where_time_went(axes: Axes, result: Mapping[str, Any]) -> None:
@@ -101,4 +101,4 @@ def _starts(axes: Axes, commands: Mapping[str, Sequence[float]]) -> None:
     axes.set_yticks(list(places), list(commands))
     axes.set_ylim(-0.6, len(commands) - 0.4)
     axes.set_xlim(left=0)
-    axes.set_title("Whole command (ms); dashed: limit for the median", fontsize=10, loc="left")
+    axes.set_title("Whole command (ms); dashed: limit", fontsize=10, loc="left")

@@ -25,7 +25,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
             axes.hlines(
                 statistics.median(values), place - 0.3, place + 0.3, color=colour, linewidth=2
             )
-        axes.set_xticks(range(len(ways)), ways)
+        axes.set_xticks(range(len(ways)), [way.replace(", ", ",\n") for way in ways])
         axes.set_ylim(bottom=0)
         axes.set_title(f"{title}; lines are medians", loc="left", fontsize=10)
     figure.savefig(path, dpi=110)
