@@ -64,7 +64,7 @@ check: setup build/etcd-3.4 ## Style, types, layers and the tests that need no Q
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports --no-logo
-	$(ETCD_ENV) $(BIN)/pytest -n 4 tests/unit tests/contract
+	$(ETCD_ENV) $(BIN)/pytest -n 4 --dist worksteal tests/unit tests/contract
 
 bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 build/etcd-3.4 ## Measure (BENCH=overhead: one of benchmarks/)
 	$(TEST_ENV) $(BIN)/python -m benchmarks.$(BENCH)
