@@ -47,6 +47,14 @@ async def hand_over(keeper: Keeper) -> None:
     assert not keeper.may_run()
 
 
+async def taken_over(store: FileStore, told: list[str]) -> tuple[Keeper, Lease]:
+    """A primary that has handed over, and its standby, which has the term."""
+    keeper, standby = primary_of(store, told), standby_of(store)
+    await hand_over(keeper)
+    await standby.take()
+    return keeper, standby
+
+
 def test_what_nobody_took_goes_on_where_it_was(tmp_path: Path) -> None:
     store, told = FileStore(tmp_path), list[str]()
 
@@ -68,10 +76,7 @@ def test_what_another_took_is_left_to_it(tmp_path: Path) -> None:
     store, told = FileStore(tmp_path), list[str]()
 
     async def main() -> None:
-        keeper = primary_of(store, told)
-        await hand_over(keeper)
-        standby = standby_of(store)
-        await standby.take()
+        keeper, standby = await taken_over(store, told)
         assert not await keeper.take_back(is_standbys)
         assert float(told[-1]) == 0
         # It could not go on with it, and says so.
@@ -86,10 +91,7 @@ def test_what_another_gave_up_that_came_later_is_nobodys_to_take_back(tmp_path: 
     store, told = FileStore(tmp_path), list[str]()
 
     async def main() -> None:
-        keeper = primary_of(store, told)
-        await hand_over(keeper)
-        standby = standby_of(store)
-        await standby.take()
+        keeper, standby = await taken_over(store, told)
         await standby.record_in_sync("c/2")
         await standby.give_up()
         third = Lease(store, "web", Claimant("c/2", replica="c/2"), SPAN)

@@ -53,8 +53,10 @@ def test_kill_9_at_random_moments(made: World, method: str) -> None:
                 command = made.begin("migrate", "mover", other(host), "--method", method)
                 await asyncio.sleep(moments.uniform(0.1, 1.2))
                 made.kill(command)
-                await asyncio.to_thread(is_in_one_place, made)
+                host = await asyncio.to_thread(is_in_one_place, made)
                 await control.ping()
+                # Whoever finished or undid it left nothing set for the next one.
+                assert not any((await made.migration_settings(host, "mover"))[0].values())
 
     asyncio.run(kill_again_and_again())
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from tests.qemu.world import World, image, loaded, qemu, world
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED
-from vmckpt.qemu.monitor import Monitor, session
+from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import read_vm
 
 FIELDS = {
@@ -87,19 +86,10 @@ def test_a_loaded_guest_moves_there_and_back(pair: tuple[World, LabGuest], way: 
                 assert len(made.qemus("mover")) == 1
                 await control.ping()
                 # QEMU 10.0 dies of a savevm that finds one on.
-                assert not any((await _settings(made, target))[0].values())
+                assert not any((await made.migration_settings(target, "mover"))[0].values())
 
     asyncio.run(there_and_back())
     assert made.ok("vm", "show", "mover")["state"] == "running"
-
-
-async def _settings(made: World, host: str) -> tuple[dict[str, bool], dict[str, Any]]:
-    """The capabilities and parameters of migration that the guest's QEMU on `host` has."""
-    vm = await read_vm(made.asked(host), "mover")
-    assert vm is not None
-    async with session(await vm.host.connect(vm.qemu.files.onlooker), "mover") as monitor:
-        capabilities = await commands.query_migrate_capabilities(monitor)
-        return capabilities, await commands.query_migrate_parameters(monitor)
 
 
 def _channels(made: World, way: str) -> int:
@@ -166,7 +156,7 @@ def test_an_undone_move_leaves_the_switchover_to_the_next_one(pair: tuple[World,
     late = made.vmckpt("migrate", "mover", "lab-b", *words)
     assert late.code == 8
     # Somebody's plain `migrate` would never stop the guest otherwise.
-    capabilities, parameters = asyncio.run(_settings(made, "lab-a"))
+    capabilities, parameters = asyncio.run(made.migration_settings("lab-a", "mover"))
     assert parameters.get(SWITCHOVER_SPEED, 0) == 0
     assert not any(capabilities.values())
     made.ok("migrate", "mover", "lab-b")

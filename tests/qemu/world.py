@@ -21,6 +21,9 @@ from vmckpt.lab import lab as labs
 from vmckpt.lab.guest import GuestControl, KvClient
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.lab.state import Lab
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import session
+from vmckpt.vm.inventory import read_vm
 
 COMMAND = [sys.executable, "-m", "vmckpt.cli.entry"]
 COMMAND_TIMEOUT_S = 90
@@ -142,6 +145,16 @@ class World:
     def asked(self, host: str) -> LocalHost:
         """A host, for questions from inside this process."""
         return LocalHost(host, self.state(host), self.lab.host(host).migration_address)
+
+    async def migration_settings(
+        self, host: str, name: str
+    ) -> tuple[dict[str, bool], dict[str, Any]]:
+        """The capabilities and parameters of migration that the VM's QEMU there has."""
+        vm = await read_vm(self.asked(host), name)
+        assert vm is not None
+        async with session(await vm.host.connect(vm.qemu.files.onlooker), name) as monitor:
+            capabilities = await commands.query_migrate_capabilities(monitor)
+            return capabilities, await commands.query_migrate_parameters(monitor)
 
     def inside(self, host: str, *argv: str) -> Said:
         """Run a command with a host's own view of files, as its root."""

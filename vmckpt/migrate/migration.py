@@ -251,7 +251,7 @@ class Migration:
         self._credentials = await arm(source, target, self._encryption, self._run)
 
     async def undo_agree(self) -> None:
-        """The source has no credentials any more; the target's go with its QEMU."""
+        """The source has no credentials nor settings any more; the target's go with its QEMU."""
         await disarm_if_possible(self._pair.source, lambda text: self._note("tls", text))
         await leave_plain(self._pair.source, lambda text: self._note("settings", text))
 
