@@ -1,9 +1,12 @@
 """How right are forecasts? Real migrations over a matrix of loads, each way run and forecast.
 
-Run: python -m benchmarks.forecast [--cells 5:9] [--minutes N] [--again]. It is resumable: every run
+Run: python -m benchmarks.forecast [--cells 5:9] [--turns 3] [--minutes N] [--again]. It is resumable: every run
 is kept in build/forecast as it ends, with what was measured before it and its record, and a later
 call goes on where the last one stopped (`--again` forgets them). `--replay` runs nothing. All of it
 is packed beside the result: after a change of the model any clone can judge it by the same runs.
+
+Every way of a judged cell goes `--turns` times: one move is off by noise that no forecast can know,
+and of three the one in the middle is off by less. Both are judged.
 
 The first cells teach the planner what the pair of hosts costs; the others, whole workloads of their
 own, are judged, and nothing of them teaches. Forecasts are made anew from what was measured before
@@ -18,6 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +44,9 @@ ENDLESS_S, LONGEST_S, BIT_S = 40.0, 75.0, 10.0
 SPARE_BYTES = 512 << 20
 
 
-async def run_cell(made: World, cell: Cell, missing: Sequence[str], until_s: float) -> None:
+async def run_cell(
+    made: World, cell: Cell, turn: int, missing: Sequence[str], until_s: float
+) -> None:
     """The ways of a cell that were not run yet, one after the other, there and back."""
     name, _ = _words(cell)
     control = await _booted(made, name, cell.memory)
@@ -56,7 +62,7 @@ async def run_cell(made: World, cell: Cell, missing: Sequence[str], until_s: flo
         there = "lab-b" if here == "lab-a" else "lab-a"
         go = by_intent if way == INTENT else by_way
         row = await asyncio.to_thread(go, made, cell, way, there)
-        keep(made, row | {"judged": cell.judged})
+        keep(made, row | {"judged": cell.judged, "turn": turn})
         here = there if row["outcome"] == "completed" else here
     made.ok("vm", "stop", name, "--force")
     made.ok("vm", "rm", name)
@@ -140,10 +146,21 @@ def keep_records(made: World, folder: Path) -> list[Path]:
     return new
 
 
-def measure(cells: Sequence[Cell], until_s: float) -> None:
+def missing_ways(cell: Cell, turn: int) -> list[str]:
+    """The ways of a cell that were not run yet in this turn.
+
+    What teaches goes once, and again goes only what came to its end before.
+    """
+    rows = [row for row in kept() if row["cell"] == cell.name]
+    done = {row["way"] for row in rows if row["turn"] == turn}
+    ended = {row["way"] for row in rows if row["outcome"] == "completed"}
+    again = cell.judged and turn > 0
+    return [way for way in cell.runs if way not in done and (turn == 0 or again and way in ended)]
+
+
+def measure(cells: Sequence[Cell], turns: int, until_s: float) -> None:
     """Run what was not run yet, as long as there is time."""
     (KEPT / "machine.json").write_text(json.dumps(machine()))
-    done = {(row["cell"], row["way"]) for row in kept()}
     with world(qemu("10.0"), qemu("10.0")) as made:
         (made.state_dir / "runs").mkdir(exist_ok=True)
         for record in (KEPT / "runs").glob("*.json"):
@@ -152,17 +169,18 @@ def measure(cells: Sequence[Cell], until_s: float) -> None:
             with warm(SPARE_BYTES):
                 made.ok("host", "calibrate", "lab-a", "lab-b")
             keep_records(made, KEPT / "runs")
-        for cell in cells:
-            missing = [way for way in cell.runs if (cell.name, way) not in done]
+        for turn, cell in product(range(turns), cells):
+            missing = missing_ways(cell, turn)
             if missing and time.monotonic() < until_s:
                 with warm(2 * cell.memory_bytes + SPARE_BYTES):
-                    asyncio.run(run_cell(made, cell, missing, until_s))
+                    asyncio.run(run_cell(made, cell, turn, missing, until_s))
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", default=":", help="only these, by number: FIRST:END")
+    parser.add_argument("--turns", type=int, default=3, help="so often goes what is judged")
     parser.add_argument("--minutes", type=float, default=600, help="begin no run after so long")
     parser.add_argument("--again", action="store_true", help="forget the runs so far")
     parser.add_argument("--no-verdict", action="store_true", help="only run, and judge later")
@@ -179,7 +197,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         first, _, end = asked.cells.partition(":")
         chosen = CELLS[int(first or 0) : int(end or len(CELLS))]
-        measure(chosen, time.monotonic() + 60 * asked.minutes)
+        measure(chosen, asked.turns, time.monotonic() + 60 * asked.minutes)
         if asked.no_verdict:
             return
     rows = replayed()

@@ -12,23 +12,26 @@ _KERNEL_THREADS = 2
 class Others:
     """From its making on: what processes use that are not ours.
 
-    Ours are this process with its descendants, and those that name `mark` in their command line.
+    Ours are this process with its descendants, and those that name `mark` in their command line;
+    once ours, a process stays so: one that is ending has neither a command line nor its parent.
     """
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
-        self._began_s, self._before = time.monotonic(), _ticks_by_pid(mark)
+        self._began_s = time.monotonic()
+        self._before, self._ours = _ticks_by_pid(mark)
 
     def busy_percent(self) -> float:
         """Of all processors, so far."""
         took_s = time.monotonic() - self._began_s
-        now = _ticks_by_pid(self._mark)
-        used = sum(ticks - self._before.get(pid, 0) for pid, ticks in now.items())
+        now, _ = _ticks_by_pid(self._mark)
+        others = now.keys() - self._ours
+        used = sum(now[pid] - self._before.get(pid, 0) for pid in others)
         return 100.0 * used / _CLOCK_TICKS / took_s / (os.cpu_count() or 1)
 
 
-def _ticks_by_pid(mark: str) -> dict[int, int]:
-    """Processor time of every process that is not ours, without its dead children's.
+def _ticks_by_pid(mark: str) -> tuple[dict[int, int], set[int]]:
+    """Processor time of every process that is not ours, without its dead children's; ours.
 
     Those would count in full when they are waited for, ours too when that is init.
     """
@@ -44,7 +47,8 @@ def _ticks_by_pid(mark: str) -> dict[int, int]:
         parents[pid], ticks[pid] = int(stat[1]), sum(int(word) for word in stat[11:13])
         if mark.encode() in words or parents[pid] == _KERNEL_THREADS:
             ours.add(pid)  # the kernel's own threads work for everybody
-    return {pid: used for pid, used in ticks.items() if not _descends(pid, parents, ours)}
+    ours |= {pid for pid in ticks if _descends(pid, parents, ours)}
+    return {pid: used for pid, used in ticks.items() if pid not in ours}, ours
 
 
 def _descends(pid: int, parents: dict[int, int], ours: set[int]) -> bool:
