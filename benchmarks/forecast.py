@@ -1,9 +1,9 @@
 """How right are forecasts? Real migrations over a matrix of loads, each way run and forecast.
 
-Run: python -m benchmarks.forecast [--cells 5:9] [--turns 3] [--minutes N] [--again]. It is resumable: every run
-is kept in build/forecast as it ends, with what was measured before it and its record, and a later
-call goes on where the last one stopped (`--again` forgets them). `--replay` runs nothing. All of it
-is packed beside the result: after a change of the model any clone can judge it by the same runs.
+Run: python -m benchmarks.forecast [--cells 5:9] [--turns 3] [--minutes N] [--again]. It is
+resumable: every run is kept in build/forecast as it ends, with what was measured before it and its
+record, and a later call goes on where the last one stopped (`--again` forgets them). `--replay`
+runs nothing. All of it is packed beside the result: after a change of the model any clone can judge it by the same runs.
 
 Every way of a judged cell goes `--turns` times: one move is off by noise that no forecast can know,
 and of three the one in the middle is off by less. Both are judged.
@@ -154,8 +154,8 @@ def missing_ways(cell: Cell, turn: int) -> list[str]:
     rows = [row for row in kept() if row["cell"] == cell.name]
     done = {row["way"] for row in rows if row["turn"] == turn}
     ended = {row["way"] for row in rows if row["outcome"] == "completed"}
-    again = cell.judged and turn > 0
-    return [way for way in cell.runs if way not in done and (turn == 0 or again and way in ended)]
+    wanted = [way for way in cell.runs if turn == 0 or (cell.judged and way in ended)]
+    return [way for way in wanted if way not in done]
 
 
 def measure(cells: Sequence[Cell], turns: int, until_s: float) -> None:

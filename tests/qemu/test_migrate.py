@@ -9,7 +9,7 @@ from tests.kinds import EVERY_KIND, Kind, hosts
 from tests.qemu.world import World, image, loaded, qemu, world
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import SWITCHOVER_SPEED
+from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED, USUAL_SPEED
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import read_vm
 
@@ -158,6 +158,7 @@ def test_an_undone_move_leaves_the_switchover_to_the_next_one(pair: tuple[World,
     # Somebody's plain `migrate` would never stop the guest otherwise.
     capabilities, parameters = asyncio.run(made.migration_settings("lab-a", "mover"))
     assert parameters.get(SWITCHOVER_SPEED, 0) == 0
+    assert parameters[SENDING_SPEED] == USUAL_SPEED
     assert not any(capabilities.values())
     made.ok("migrate", "mover", "lab-b")
     made.ok("migrate", "mover", "lab-a")

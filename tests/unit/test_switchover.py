@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from vmckpt.hosts.host import Queues
 from vmckpt.hosts.tcp_table import listening_ports, table_queues
-from vmckpt.plan.switchover import LEAST_PART, Look, switchover_bytes_per_s
+from vmckpt.plan.switchover import LEAST_PART, Look, behind_s, switchover_bytes_per_s
 
 MB = 1_000_000
 
@@ -46,6 +46,18 @@ def test_bursts_under_a_limit_do_not_tell_a_speed_beyond_it() -> None:
     looks = steady(bytes_per_s=120 * MB, queued=0)
     assert switchover_bytes_per_s(looks, 0, 0.3, 60 * MB) == pytest.approx(60 * MB)
     assert switchover_bytes_per_s(looks, 0, 0.3, 200 * MB) == pytest.approx(120 * MB)
+
+
+def test_how_far_behind_a_target_is() -> None:
+    assert behind_s(()) == 0.0
+    assert behind_s(steady(bytes_per_s=100 * MB, queued=0)) == 0.0
+    assert behind_s(steady(bytes_per_s=100 * MB, queued=6 * MB)) == pytest.approx(0.06)
+    assert behind_s(steady(bytes_per_s=0, queued=1)) == float("inf")
+    # One look tells no speed, nor do two at once; and what it read long ago says nothing.
+    assert behind_s(steady(bytes_per_s=0, queued=6 * MB, count=1)) == 0.0
+    assert behind_s([Look(0.0, 0, 0), Look(0.01, 6 * MB, 6 * MB)]) == 0.0
+    slow = [Look(0.0, 0, 0), Look(0.1, 50 * MB, 0), Look(0.2, 57 * MB, 6 * MB)]
+    assert behind_s(slow) == pytest.approx(0.6)
 
 
 def test_a_target_that_reads_nothing_gives_no_speed() -> None:

@@ -35,7 +35,7 @@ from vmckpt.migrate.prepare import prepare_target, write_down
 from vmckpt.migrate.settings import leave_plain, set_alike
 from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import SWITCHOVER_SPEED
+from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
@@ -315,7 +315,7 @@ class Migration:
             target=Socketed(self._target_host, self._arrived.process),
             port=port,
             max_downtime_s=self._options.max_downtime_ms / 1e3,
-            limit_bytes_per_s=self._options.bandwidth_bytes_per_s,
+            limit_bytes_per_s=self._agreement.source_parameters[SENDING_SPEED],
         )
 
     async def _explained(self, exc: BaseException) -> BaseException:

@@ -6,7 +6,13 @@ from typing import Any
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_COPY, Agreement
+from vmckpt.qemu.abilities import (
+    SENDING_SPEED,
+    SWITCHOVER_SPEED,
+    USUAL_SPEED,
+    ZERO_COPY,
+    Agreement,
+)
 from vmckpt.qemu.monitor import CommandRefusedError
 from vmckpt.qemu.plain import switch_off_capabilities
 from vmckpt.sequence.steps import both
@@ -57,8 +63,11 @@ async def leave_plain(end: End, note: Callable[[str], None]) -> None:
     try:
         monitor = await end.monitor()
         await switch_off_capabilities(monitor)
-        if SWITCHOVER_SPEED in await commands.query_migrate_parameters(monitor):
-            await commands.migrate_set_parameters(monitor, {SWITCHOVER_SPEED: 0})
+        plain = {SENDING_SPEED: USUAL_SPEED, SWITCHOVER_SPEED: 0}
+        known = await commands.query_migrate_parameters(monitor)
+        await commands.migrate_set_parameters(
+            monitor, {name: value for name, value in plain.items() if name in known}
+        )
     except (
         CommandRefusedError,
         HostDownError,

@@ -4,6 +4,11 @@ QEMU stops the guest when what is left fits `downtime-limit` at the speed of its
 of zeroes is nine bytes in the sockets and a page fault on the target, so at the end of the first
 pass the target may have a second of work before it, through which the guest would stand still.
 QEMU >= 8.2 takes another's word for the speed: `avail-switchover-bandwidth`.
+
+That does not hold QEMU when it finds nothing dirty at all. Its rounds then take less than a
+millisecond, and a guest that writes little has often written nothing within one. So while the
+target has much to catch up with, the source is kept from sending too: it sleeps, and asks for dirty
+pages ten times a second.
 """
 
 import asyncio
@@ -14,9 +19,9 @@ from typing import NamedTuple
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
-from vmckpt.plan.switchover import Look, switchover_bytes_per_s
+from vmckpt.plan.switchover import Look, behind_s, switchover_bytes_per_s
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SWITCHOVER_SPEED
+from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SENDING_SPEED, SWITCHOVER_SPEED
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus
 from vmckpt.sequence.steps import both
@@ -31,6 +36,11 @@ KEPT_LOOKS = 100
 WHOLE_SENT_PASS = 2
 # A speed that differs by less is not worth a command.
 SAME_WITHIN = 0.2
+# Who is let go on sending sleeps until its 0.1 s are over: it is kept still for a target that is
+# further behind than that, and let go before there is nothing left to do.
+FAR_BEHIND_S, NEARLY_THERE_S = 0.1, 0.05
+# A page in 0.1 s, whatever less is asked for; 0 would be no limit.
+STILL_BYTES_PER_S = 1000
 
 
 class Socketed(NamedTuple):
@@ -43,7 +53,8 @@ class Socketed(NamedTuple):
 class Switchover:
     """Lets the source of a pre-copy stop its guest once the target keeps up with it.
 
-    `port` is the one that the migration comes in on, `limit_bytes_per_s` what it is held to.
+    `port` is the one that the migration comes in on, `limit_bytes_per_s` what memory is held to
+    (0: nothing).
     """
 
     def __init__(
@@ -62,7 +73,7 @@ class Switchover:
         self._looks: deque[Look] = deque(maxlen=KEPT_LOOKS)
         self._first_pass_bytes: int | None = None
         self._given_bytes_per_s = float(HELD_BYTES_PER_S)
-        self._over = False
+        self._over = self._still = False
         self._asking: asyncio.Task[int] | None = None
 
     async def consider(self, status: MigrationStatus) -> None:
@@ -71,6 +82,9 @@ class Switchover:
             return
         if self._first_pass_bytes is None and status.round >= WHOLE_SENT_PASS:
             self._first_pass_bytes = status.transferred_bytes
+            if behind_s(self._looks) > FAR_BEHIND_S:
+                self._still = True
+                await self._send_at(STILL_BYTES_PER_S)
         if self._looks and time.monotonic() < self._looks[-1].at_s + WAIT_S:
             return
         queued = await self._queued()
@@ -82,6 +96,8 @@ class Switchover:
             self._looks.append(now)
         if self._first_pass_bytes is None:
             return
+        if self._still and behind_s(looks) < NEARLY_THERE_S:
+            await self._go_on()
         speed = switchover_bytes_per_s(
             looks, self._first_pass_bytes, self._max_downtime_s, self._limit_bytes_per_s
         )
@@ -112,14 +128,25 @@ class Switchover:
         """The guest may stand still for so long from here on."""
         self._max_downtime_s = max_downtime_s
 
-    def hold_to(self, limit_bytes_per_s: int) -> None:
-        """The migration is held to another speed from here on."""
+    async def hold_to(self, limit_bytes_per_s: int) -> None:
+        """Memory is sent no faster than this from here on; 0: there is no limit."""
         self._limit_bytes_per_s = limit_bytes_per_s
+        if not self._still:
+            await self._send_at(limit_bytes_per_s)
 
     async def now(self) -> None:
         """Let QEMU stop the guest by its own measure, from here on."""
         self._over = True
         await self._give(0)
+        if self._still:
+            await self._go_on()
+
+    async def _go_on(self) -> None:
+        self._still = False
+        await self._send_at(self._limit_bytes_per_s)
+
+    async def _send_at(self, bytes_per_s: int) -> None:
+        await commands.migrate_set_parameters(self._monitor, {SENDING_SPEED: bytes_per_s})
 
     async def _give(self, bytes_per_s: float) -> None:
         self._given_bytes_per_s = bytes_per_s

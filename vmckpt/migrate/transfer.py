@@ -22,7 +22,7 @@ from vmckpt.migrate.switchover import WAIT_S, Switchover
 from vmckpt.plan.convergence import eta_s
 from vmckpt.plan.policy import Act, Decision, Look
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import throttle
+from vmckpt.qemu.abilities import SENDING_SPEED, throttle
 from vmckpt.qemu.block import migrate_continue
 from vmckpt.qemu.monitor import Events, Monitor
 from vmckpt.qemu.replies import MigrationStatus
@@ -99,9 +99,10 @@ class Transfer:
             copies_disks=self._disks.any
         )
         limit = wish.max_bandwidth_bytes_per_s
-        await commands.migrate_set_parameters(self._source, {"max-bandwidth": limit})
         if self._switchover:
-            self._switchover.hold_to(limit)
+            await self._switchover.hold_to(limit)
+        else:
+            await commands.migrate_set_parameters(self._source, {SENDING_SPEED: limit})
         await self._disks.hold_to(bandwidth_bytes_per_s)
 
     async def drain(self) -> None:

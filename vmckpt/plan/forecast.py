@@ -192,7 +192,6 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
     around_s = max(link.fixed_s + luck.around * _TENTH * around_spread_s, 0.0)
     around_s += _copying_s(guest, link, limits)
     slower = 1 + luck.model * _TENTH * MODEL_SPREAD
-    waiting = link.waiting[luck.switch + 1]
     guest_luck = 0.4 * luck.guest
     if way is Way.STOP:
         # QEMU does not know that nothing will be dirtied: the bandwidth limit holds.
@@ -206,7 +205,7 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
         left_s = dirtied_s(guest, path, left, limited=False)
         sent += dirtied_bytes(guest, path, left)
         played = Played(True, took_s * slower, left_s, left, sent, 2)
-        return _in_postcopy(played, around_s, switch_s, waiting)
+        return _in_postcopy(played, around_s, switch_s, link.waits_s(played.left_s, luck.switch))
     played = play_precopy(
         guest,
         path,
@@ -218,7 +217,7 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
     )
     played = replace(played, took_s=played.took_s * slower)
     if way is Way.HYBRID and not played.ends:
-        return _in_postcopy(played, around_s, switch_s, waiting)
+        return _in_postcopy(played, around_s, switch_s, link.waits_s(played.left_s, luck.switch))
     return _stopped(played, around_s, switch_s, link.stopped_share)
 
 
@@ -236,14 +235,13 @@ def _stopped(played: Played, around_s: float, switch_s: float, stopped_share: fl
     )
 
 
-def _in_postcopy(played: Played, around_s: float, switch_s: float, waiting: float) -> _Outcome:
+def _in_postcopy(played: Played, around_s: float, switch_s: float, waits_s: float) -> _Outcome:
     slow_s = played.left_s
     total_s = around_s + played.took_s + switch_s + slow_s
-    waiting_s = waiting * slow_s
     return _Outcome(
         True,
         total_s,
-        switch_s + waiting_s,
+        switch_s + waits_s,
         played.sent_bytes,
         slow_s / total_s if total_s else 0.0,
         played.rounds,

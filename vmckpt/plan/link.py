@@ -17,7 +17,7 @@ FAR_PAGES, FEW_SLOPES = 5000, 6
 FEW_MOVES = 3
 # A move of any length is off by so much of this.
 NOISE_S = 0.5
-# Until it is known what part of post-copy's slow phase the guest stands still: any of it.
+# Until it is known how long the guest waits for a page in post-copy: any part of its slow phase.
 UNKNOWN_WAITING = (0.0, 0.5, 1.0)
 # Of p10 to p90, in standard deviations on each side.
 _TENTH = 1.28
@@ -79,7 +79,8 @@ class Link:
     besides the pages sent meanwhile. `spread` is the standard deviation of a forecast, of 1;
     `fixed_spread_s` and `switch_spread_s` those of the two. `disk_bytes_per_s` is None where no
     disk was copied yet.
-    `waiting`: what part of post-copy's slow phase the guest stands still, p10, median and p90.
+    `waiting_s`: how long the guest waits for a page in post-copy's slow phase, p10, median and p90:
+    what stands in the sockets goes before it, however long the phase. None: not known yet.
     `stopped_share`: of what a page costs, how much it costs while the guest is stopped: nobody
     competes for the processors, and the target has had the page before.
     """
@@ -91,9 +92,18 @@ class Link:
     switch_spread_s: float
     moves: int
     disk_bytes_per_s: float | None = None
-    waiting: tuple[float, float, float] = UNKNOWN_WAITING
+    waiting_s: tuple[float, float, float] | None = None
     fixed_spread_s: float = 0.0
     stopped_share: float = 1.0
+
+    def waits_s(self, slow_s: float, luck: int) -> float:
+        """How long the guest waits for a page in so long a slow phase; `luck`: -1 for the good
+        tenth, 0 for the middle, 1 for the bad tenth.
+        """
+        if self.waiting_s is None:
+            return UNKNOWN_WAITING[luck + 1] * slow_s
+        # With hardly a page left there may be none that it wants.
+        return self.waiting_s[luck + 1] * min(slow_s / FEW_PAGES_S, 1.0)
 
     @property
     def bytes_per_s(self) -> float:
@@ -142,7 +152,7 @@ def learn(
         switch_spread_s=_spread_s(stalls),
         moves=len(moved),
         disk_bytes_per_s=median(copied) if copied else None,
-        waiting=_waiting(everything, median(stalls) if stalls else 0.0),
+        waiting_s=_waiting_s(everything, median(stalls) if stalls else 0.0),
     )
 
 
@@ -190,16 +200,16 @@ def _switches_s(moved: Sequence[Moved], page_s: float) -> list[float]:
     return [max(stalled_s - pages_s, 0.0) for pages_s, stalled_s in stalls]
 
 
-def _waiting(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, float]:
-    parts = [
-        min(max((one.stalled_s - switch_s) / one.slow_s, 0.0), 1.0)
+def _waiting_s(moved: Sequence[Moved], switch_s: float) -> tuple[float, float, float] | None:
+    waits = [
+        max(one.stalled_s - switch_s, 0.0)
         for one in moved
         if one.stalled_s is not None and one.slow_s >= FEW_PAGES_S
     ]
-    if len(parts) < FEW_MOVES:
-        return UNKNOWN_WAITING
-    tenths = quantiles(parts, n=10, method="inclusive")
-    return tenths[0], median(parts), tenths[-1]
+    if len(waits) < FEW_MOVES:
+        return None
+    tenths = quantiles(waits, n=10, method="inclusive")
+    return tenths[0], median(waits), tenths[-1]
 
 
 def _off_s(costs: Costs, one: Moved) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 WINDOW_S = 1.0
@@ -51,3 +52,18 @@ def switchover_bytes_per_s(
     if speed <= 0:
         return None
     return max(speed - now.queued_bytes / max_downtime_s, LEAST_PART * speed, 1.0)
+
+
+def behind_s(looks: Sequence[Look]) -> float:
+    """How long the target will need for what stands in the sockets, at its speed of late.
+
+    Looks are in order; none is needed. Endless when it has read nothing lately.
+    """
+    if not looks or not looks[-1].queued_bytes:
+        return 0.0
+    now = looks[-1]
+    earlier = [look for look in looks if look.at_s <= now.at_s - LEAST_WINDOW_S]
+    if not earlier:
+        return 0.0  # nobody knows yet
+    read = now.taken_bytes - earlier[-1].taken_bytes
+    return now.queued_bytes * (now.at_s - earlier[-1].at_s) / read if read > 0 else inf

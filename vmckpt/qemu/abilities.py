@@ -115,6 +115,8 @@ class Agreement(NamedTuple):
     target_parameters: Mapping[str, Any]
 
 
+# Bytes/s that a migration may send, of memory and devices; 0: no limit. What QEMU is born with.
+SENDING_SPEED, USUAL_SPEED = "max-bandwidth", 128 << 20
 # What QEMU takes for the speed at the switchover, in bytes/s; 0 lets it measure (QEMU >= 8.2).
 SWITCHOVER_SPEED = "avail-switchover-bandwidth"
 # How pages of zeroes are found, where the channels of multifd can do it (QEMU >= 9.0).
@@ -245,7 +247,7 @@ def _refusals(
 def _source_parameters(source: Abilities, wish: Wish) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "downtime-limit": wish.max_downtime_ms,
-        "max-bandwidth": wish.max_bandwidth_bytes_per_s,
+        SENDING_SPEED: wish.max_bandwidth_bytes_per_s,
     }
     if wish.postcopy:
         parameters["max-postcopy-bandwidth"] = wish.postcopy_bandwidth_bytes_per_s
