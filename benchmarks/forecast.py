@@ -3,7 +3,8 @@
 Run: python -m benchmarks.forecast [--cells 5:9] [--turns 3] [--minutes N] [--again]. It is
 resumable: every run is kept in build/forecast as it ends, with what was measured before it and its
 record, and a later call goes on where the last one stopped (`--again` forgets them). `--replay`
-runs nothing. All of it is packed beside the result: after a change of the model any clone can judge it by the same runs.
+runs nothing. All of it is packed beside the result: after a change of the model any clone can judge
+it by the same runs.
 
 Every way of a judged cell goes `--turns` times: one move is off by noise that no forecast can know,
 and of three the one in the middle is off by less. Both are judged.

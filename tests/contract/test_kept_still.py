@@ -33,14 +33,16 @@ class Unread(LocalHost):
 class Migrating:
     """A source with its switchover: it sends 50 MB between two looks, 50 ms apart."""
 
-    def __init__(self, monitor: Monitor, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monitor: Monitor, root: Path, monkeypatch: pytest.MonkeyPatch, *, channels: bool
+    ) -> None:
         self._set, self._now_s, self._sent = monkeypatch.setattr, 0.0, 0
         monkeypatch.setattr(switchovers, "time", SimpleNamespace(monotonic=lambda: self._now_s))
         self.switchover = Switchover(
             monitor,
             source=Socketed(Unread("a", root, "127.0.0.1"), ProcessId(1, 1)),
             target=Socketed(Unread("b", root, "127.0.0.1"), ProcessId(1, 1)),
-            port=1, max_downtime_s=0.3, limit_bytes_per_s=LIMIT,
+            port=1, max_downtime_s=0.3, limit_bytes_per_s=LIMIT, quick_rounds=channels,
         )  # fmt: skip
 
     async def look(self, unread_bytes: int, *, round_number: int = 1, sent: int = 50 * MB) -> None:
@@ -51,7 +53,11 @@ class Migrating:
 
 
 def told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *looks: tuple[int, int, int], end: str = ""
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *looks: tuple[int, int, int],
+    end: str = "",
+    channels: bool = True,
 ) -> list[tuple[str, int]]:
     """What QEMU is set to, in order, at these looks (unread, round, sent)."""
     set_to: list[tuple[str, int]] = []
@@ -67,7 +73,7 @@ def told(
             return
 
     async def client(monitor: Monitor) -> None:
-        moving = Migrating(monitor, tmp_path, monkeypatch)
+        moving = Migrating(monitor, tmp_path, monkeypatch, channels=channels)
         for unread, number, sent in looks:
             await moving.look(unread, round_number=number, sent=sent)
         if end == "now":
@@ -100,6 +106,13 @@ def test_it_goes_on_sending_to_a_target_that_keeps_up(
 ) -> None:
     looks = ((MB, 1, 50 * MB), (MB, 1, 50 * MB), (MB, 2, 20 * MB), (0, 3, 0))
     assert [name for name, _ in told(tmp_path, monkeypatch, *looks)] == [SWITCHOVER_SPEED]
+
+
+def test_over_one_channel_it_goes_on_sending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to = told(tmp_path, monkeypatch, *BEHIND, (0, 3, 0), channels=False)
+    assert [name for name, _ in set_to] == [SWITCHOVER_SPEED]
 
 
 def test_whoever_stops_the_guest_at_once_lets_the_source_send_again(

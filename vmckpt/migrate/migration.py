@@ -316,6 +316,7 @@ class Migration:
             port=port,
             max_downtime_s=self._options.max_downtime_ms / 1e3,
             limit_bytes_per_s=self._agreement.source_parameters[SENDING_SPEED],
+            quick_rounds=self._options.wished_channels is not None,
         )
 
     async def _explained(self, exc: BaseException) -> BaseException:

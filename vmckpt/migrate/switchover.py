@@ -5,10 +5,10 @@ of zeroes is nine bytes in the sockets and a page fault on the target, so at the
 pass the target may have a second of work before it, through which the guest would stand still.
 QEMU >= 8.2 takes another's word for the speed: `avail-switchover-bandwidth`.
 
-That does not hold QEMU when it finds nothing dirty at all. Its rounds then take less than a
-millisecond, and a guest that writes little has often written nothing within one. So while the
-target has much to catch up with, the source is kept from sending too: it sleeps, and asks for dirty
-pages ten times a second.
+That does not hold QEMU when it finds nothing dirty at all. Over several channels, whose threads do
+the sending, its rounds take less than a millisecond, and a guest that writes little has often
+written nothing within one. So there the source is kept from sending, too, while the target has much
+to catch up with: it sleeps, and asks for dirty pages ten times a second.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Switchover:
     """Lets the source of a pre-copy stop its guest once the target keeps up with it.
 
     `port` is the one that the migration comes in on, `limit_bytes_per_s` what memory is held to
-    (0: nothing).
+    (0: nothing). `quick_rounds`: it goes over several channels.
     """
 
     def __init__(
@@ -66,9 +66,10 @@ class Switchover:
         port: int,
         max_downtime_s: float,
         limit_bytes_per_s: int = 0,
+        quick_rounds: bool = False,
     ) -> None:
         self._monitor, self._max_downtime_s = monitor, max_downtime_s
-        self._limit_bytes_per_s = limit_bytes_per_s
+        self._limit_bytes_per_s, self._quick_rounds = limit_bytes_per_s, quick_rounds
         self._source, self._target, self._port = source, target, port
         self._looks: deque[Look] = deque(maxlen=KEPT_LOOKS)
         self._first_pass_bytes: int | None = None
@@ -82,7 +83,7 @@ class Switchover:
             return
         if self._first_pass_bytes is None and status.round >= WHOLE_SENT_PASS:
             self._first_pass_bytes = status.transferred_bytes
-            if behind_s(self._looks) > FAR_BEHIND_S:
+            if self._quick_rounds and behind_s(self._looks) > FAR_BEHIND_S:
                 self._still = True
                 await self._send_at(STILL_BYTES_PER_S)
         if self._looks and time.monotonic() < self._looks[-1].at_s + WAIT_S:
