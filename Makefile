@@ -22,6 +22,9 @@ WHEELS_FOR ?= 3.11 3.12 3.13
 COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \
 	--no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 
+# What `make check` runs: `make check QUICK_TESTS=` before `make test`, which has them too.
+QUICK_TESTS ?= tests/unit tests/contract
+
 # All that the tests without QEMU take.
 ETCD_ENV = VMCKPT_TEST_ETCD="$$(tail -n 1 build/etcd-3.4)"
 # `make test QEMU=...` has no meaning: tests take both.
@@ -64,7 +67,7 @@ check: setup build/etcd-3.4 ## Style, types, layers and the tests that need no Q
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports --no-logo
-	$(ETCD_ENV) $(BIN)/pytest -n 4 --dist worksteal tests/unit tests/contract
+	$(if $(QUICK_TESTS),$(ETCD_ENV) $(BIN)/pytest -n 4 --dist worksteal $(QUICK_TESTS))
 
 bench: setup build/image build/qemu-7.2 build/qemu-10.0 build/hosts-11.3 build/etcd-3.4 ## Measure (BENCH=overhead: one of benchmarks/)
 	$(TEST_ENV) $(BIN)/python -m benchmarks.$(BENCH)

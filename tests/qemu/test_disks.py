@@ -52,14 +52,15 @@ async def traces(made: World, host: str, name: str) -> list[str]:
 def stands_whole(made: World, host: str, name: str = "mover") -> None:
     """The VM and its disk are on `host`, with no trace of any copy anywhere."""
     shown = made.ok("vm", "show", name)
-    # A dead-man's switch that has just ended the matter may still hold its locks.
-    eventually(lambda: made.files("lab-b" if host == "lab-a" else "lab-a") == [], 5, "unlocked")
+    other = "lab-b" if host == "lab-a" else "lab-a"
+    # A dead-man's switch that has just ended the matter, or now sees that it has ended, may hold
+    # its locks.
+    eventually(lambda: made.files(other) == [], 5, "unlocked")
     assert (shown["host"], shown["state"], shown["migration_cut_off"]) == (host, "running", False)
     assert len(made.qemus(name)) == 1
-    other = "lab-b" if host == "lab-a" else "lab-a"
     assert [n for n in images(made, host) if "vmckpt" in n] == []
     assert [n for n in images(made, other) if n.startswith(name)] == []
-    assert made.files(other) == []
+    eventually(lambda: made.files(other) == [], 5, "unlocked")
     assert asyncio.run(traces(made, host, name)) == []
 
 
