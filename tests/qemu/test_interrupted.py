@@ -13,6 +13,7 @@ from tests.kinds import EVERY_KIND, hosts
 from tests.qemu.world import World, eventually, image, loaded, qemu, read
 from vmckpt.hosts import process
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.qemu.abilities import SENDING_SPEED, USUAL_SPEED
 
 KILLS = 10
 SEED = 20261121
@@ -56,7 +57,9 @@ def test_kill_9_at_random_moments(made: World, method: str) -> None:
                 host = await asyncio.to_thread(is_in_one_place, made)
                 await control.ping()
                 # Whoever finished or undid it left nothing set for the next one.
-                assert not any((await made.migration_settings(host, "mover"))[0].values())
+                capabilities, parameters = await made.migration_settings(host, "mover")
+                assert not any(capabilities.values())
+                assert parameters[SENDING_SPEED] == USUAL_SPEED
 
     asyncio.run(kill_again_and_again())
 
