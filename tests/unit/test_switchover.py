@@ -98,3 +98,8 @@ def test_the_queues_of_a_port_are_those_of_its_open_connections() -> None:
     assert table_queues(TABLE, 0xC001) == Queues(0x100, 3)
     assert table_queues("", 0xC000) == Queues(0, 0)
     assert listening_ports(TABLE, "127.0.0.1") == {0xC000}
+
+
+def test_a_connection_that_the_kernel_tells_of_twice_counts_once() -> None:
+    again = TABLE.splitlines(keepends=True)[2]
+    assert table_queues(TABLE + again, 0xC000) == table_queues(TABLE, 0xC000)

@@ -38,13 +38,13 @@ def table_queues(tables: str, port: int) -> Queues:
 
 
 def _connections(tables: str) -> list[tuple[int, int, str]]:
-    """Local port, remote port, and "SEND:RECEIVE" queues of every connection."""
+    """Local port, remote port, and "SEND:RECEIVE" queues of every connection.
+
+    Where others come and go while the table is read, the kernel may tell of one twice.
+    """
     rows = [line.split() for line in tables.splitlines()]
-    return [
-        (_port(row[1]), _port(row[2]), row[4])
-        for row in rows
-        if len(row) > 4 and row[3] == ESTABLISHED
-    ]
+    told = {(row[1], row[2]): row[4] for row in rows if len(row) > 4 and row[3] == ESTABLISHED}
+    return [(_port(local), _port(remote), queues) for (local, remote), queues in told.items()]
 
 
 def _port(address: str) -> int:
