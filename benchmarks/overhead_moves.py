@@ -33,7 +33,8 @@ WAYS = (BARE, *OPTIONS)
 BLOCK = 2 * len(WAYS)
 # Without a tight limit QEMU may stop the guest with 0.2 s of sending left, or with none, as it
 # happens: what the command adds is lost in that. The rounds take turns with both.
-DOWNTIME_LIMITS_MS = (300, 30)
+USUAL_LIMIT_MS = 300  # of vmckpt's and of QEMU's: nobody types it
+DOWNTIME_LIMITS_MS = (USUAL_LIMIT_MS, 30)
 SETTLE_S = 1.5
 # The guest's own load is about 25 % of two cores.
 QUIET_PERCENT = 40.0
@@ -157,7 +158,8 @@ async def _moving(
 ) -> AsyncIterator[tuple[str | Path, ...]]:
     """The command that moves `vm`. After the block vmckpt finds it on `target`, either way."""
     if way in OPTIONS:
-        options = ("--json", "--max-downtime", f"{limit_ms}ms", *OPTIONS[way])
+        limit = () if limit_ms == USUAL_LIMIT_MS else ("--max-downtime", f"{limit_ms}ms")
+        options = ("--json", *limit, *OPTIONS[way])
         yield setting.VMCKPT, "migrate", *options, NAME, target.name
         return
     directory = vm_dir(target.state_dir, NAME)

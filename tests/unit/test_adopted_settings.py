@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.vm.adopted.settings import JsonObject, KeyValues, escaped, parse_settings
+from vmckpt.vm.adopted.escape import escaped
+from vmckpt.vm.adopted.settings import JsonObject, KeyValues, parse_settings
 
 KEYS = st.text("abcdefghijklmnopqrstuvwxyz-._", min_size=1).filter(lambda key: key[0] != "{")
 VALUES = st.text(st.characters(exclude_characters="\0"))

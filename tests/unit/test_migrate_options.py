@@ -1,9 +1,11 @@
 """What is typed after `vmckpt migrate` becomes options, or an error that names the way out."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 
+from vmckpt.cli.migrate import migrate
 from vmckpt.cli.migrate_asked import Asked
 from vmckpt.cli.migrate_options import (
     CompressWord,
@@ -34,6 +36,12 @@ NOTHING = Asked(
 
 def test_what_is_not_said_is_as_options_are_by_themselves() -> None:
     assert NOTHING.options() == Options()
+
+
+def test_the_command_says_nothing_by_itself() -> None:
+    given = inspect.signature(migrate).parameters
+    asked = Asked(**{name: given[name].default for name in Asked._fields})
+    assert asked.options() == Options()
 
 
 def test_what_is_said_is_taken() -> None:

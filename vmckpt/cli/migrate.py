@@ -22,13 +22,12 @@ from vmckpt.cli.migrate_options import (
     TimeoutWord,
     TlsWord,
 )
+from vmckpt.cli.moving import move, show_recovery, target_of
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.options import Options
-    from vmckpt.migrate.recover import Recovery
-    from vmckpt.migrate.report import Report
     from vmckpt.plan.choose import Intent
 
 
@@ -77,7 +76,7 @@ def migrate(
         return
     typed = locals()
     asked = Asked(**{name: typed[name] for name in Asked._fields})
-    options, target, forecast = asked.options(), _target(host), None
+    options, target, forecast = asked.options(), target_of(host), None
     if wait_for_calm and not dry_run:
         run(_calm(vm, wait_for_calm))
     if max_pause or finish_within or finish_by or max_slowdown:
@@ -90,28 +89,7 @@ def migrate(
 
         check.dry_run(vm, target, options, as_json=json)
     else:
-        show_outcome(run(_migrate(vm, target, options, forecast)), as_json=json)
-
-
-def _target(name: str | None) -> "Host":
-    from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import find_host
-
-    if name is None:
-        raise UsageError(
-            "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
-        )
-    return find_host(name)
-
-
-def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
-    """Show how a migration ended."""
-    from vmckpt.migrate.report import Report
-
-    if isinstance(outcome, Report):
-        show(outcome.to_json(), _text(outcome), as_json=as_json)
-    else:
-        _show_recovery(outcome, as_json=as_json)
+        move(vm, target, options, forecast, as_json=json)
 
 
 async def _calm(name: str, given: str) -> None:
@@ -135,56 +113,6 @@ async def _planned(
     return planned, made.record()
 
 
-async def _migrate(
-    name: str, target: "Host", options: "Options", forecast: "dict[str, Any] | None"
-) -> "Report | Recovery":
-    from vmckpt.cli.drivers.find import find
-    from vmckpt.ui.progress import display
-
-    vm = await find(name)
-    with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
-        return await vm.migrate(target, options, emit, forecast)
-
-
-def _text(report: "Report") -> str:
-    from vmckpt.units import format_duration, format_size
-
-    if report.method == "offline":
-        return "\n".join(
-            [
-                f"{report.vm} is on {report.target}, and off",
-                f"  time      {format_duration(report.total_time_s)}",
-                f"  encrypted {_encrypted(report)}",
-                f"  record    {report.run_record}",
-                *(f"  warning   {text}" for text in report.warnings),
-            ]
-        )
-
-    def milliseconds(value: float | None) -> str:
-        return "not measured" if value is None else f"{value:.0f} ms"
-
-    downtime = (
-        f"{milliseconds(report.downtime_ms)} by QEMU, {milliseconds(report.guest_downtime_ms)} "
-        "as the guest's heartbeats show"
-    )
-    over = f" over {report.channels} channels" if report.channels > 1 else ""
-    lines = [
-        f"{report.vm} runs on {report.target}",
-        f"  method    {report.method}{over} (asked for: {report.requested_method})",
-        f"  time      {format_duration(report.total_time_s)}, of which memory "
-        f"{format_duration(report.transfer_time_s)}",
-        f"  sent      {format_size(report.transferred_bytes)} in {report.rounds} rounds",
-        f"  downtime  {downtime}",
-        f"  encrypted {_encrypted(report)}",
-        f"  record    {report.run_record}",
-    ]
-    return "\n".join([*lines, *(f"  warning   {text}" for text in report.warnings)])
-
-
-def _encrypted(report: "Report") -> str:
-    return "no" if report.encryption == "off" else f"yes ({report.encryption})"
-
-
 def _recover(vm: str, host: str | None, *, as_json: bool) -> None:
     from vmckpt.cli.drivers.find import find, recover
     from vmckpt.errors import UsageError
@@ -201,11 +129,4 @@ def _recover(vm: str, host: str | None, *, as_json: bool) -> None:
         text = f"no migration of {vm} was cut off; it is on {where}"
         show({"vm": vm, "host": where, "outcome": "nothing to recover"}, text, as_json=as_json)
     else:
-        _show_recovery(recovery, as_json=as_json)
-
-
-def _show_recovery(recovery: "Recovery", *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    words = f"{recovery.vm} is on {recovery.host}: migration {recovery.run} {recovery.outcome}"
-    show(asdict(recovery), words, as_json=as_json)
+        show_recovery(recovery, as_json=as_json)

@@ -1,29 +1,14 @@
-"""Results on stdout, as text or as one JSON object; errors as what / why / what to do."""
+"""What every command has: `--json`, the loop that it runs on, how it tells what came of it."""
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from vmckpt.cli.loop import at_end, end_running, run, warn
-from vmckpt.errors import VmckptError
+from vmckpt.cli.results import print_error, show
 
 __all__ = ["Json", "at_end", "end_running", "print_error", "run", "show", "warn"]
 
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object on stdout; progress on stderr.")
 ]
-
-
-def show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """Print the result one way or the other."""
-    print(json.dumps(result) if as_json else text, flush=True)
-
-
-def print_error(error: VmckptError, *, as_json: bool) -> int:
-    """Print an error and return its exit code."""
-    if as_json:
-        words = {"kind": error.kind, "what": error.what, "why": error.why, "remedy": error.remedy}
-        print(json.dumps({"error": words | {"exit_code": error.exit_code}}))
-    warn(f"error: {error.what}\n  why: {error.why}\n  do:  {error.remedy}")
-    return error.exit_code

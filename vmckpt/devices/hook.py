@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from vmckpt.devices.contract import LIMITS_S, Answer, Phase, read_answer, request
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.host import Host
-from vmckpt.qemu.agent import NoProgramError
 from vmckpt.vm.passthrough import Passthrough
 from vmckpt.vm.paths import QemuDir
 
@@ -59,7 +58,9 @@ class GuestHook:
 
     async def _outlasting(self, phase: Phase) -> Answer:
         """The phase, begun anew where the way into the guest was lost over it."""
-        from vmckpt.devices.ways import ways_into  # only VMs with devices pay for it
+        # Only VMs with devices pay for these.
+        from vmckpt.devices.ways import ways_into
+        from vmckpt.qemu.agent import NoProgramError
 
         limit_s = self.device.limits_s.get(phase, LIMITS_S[phase])
         patience_s, lost_s = PATIENCE_S, None

@@ -247,8 +247,9 @@ class Migration:
     async def agree(self) -> None:
         """Both sides set alike; every answer is read, since a refused call leaves old settings."""
         source, target = self._pair.source, self._pair.target
-        await set_alike(self._pair, self._agreement)
-        self._credentials = await arm(source, target, self._encryption, self._run)
+        _, self._credentials = await both(
+            set_alike(self._pair, self._agreement), arm(source, target, self._encryption, self._run)
+        )
 
     async def undo_agree(self) -> None:
         """The source has no credentials nor settings any more; the target's go with its QEMU."""
@@ -413,8 +414,9 @@ class Migration:
         hearing = heard(self._target_host, guest, began_s, ended_s, self._note)
         self._hearing = asyncio.create_task(hearing)
         if self._pair.was_running:
-            await announce(self._pair.target)
-            await prove_alive(self._pair.target, self._arrived.process)
+            await both(
+                announce(self._pair.target), prove_alive(self._pair.target, self._arrived.process)
+            )
 
     async def bring_back(self) -> None:
         """What used the devices goes on; that it cannot does not keep the guest from arriving."""

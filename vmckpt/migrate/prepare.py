@@ -58,8 +58,8 @@ async def _source_machine(pair: Pair, absent: Collection[str]) -> Machine:
 
 
 async def _compare(pair: Pair, ours: Machine) -> None:
-    target, _ = await both(pair.target.monitor(), pair.target.rescue())
-    if found := differences(ours, await describe(target)):
+    _, theirs = await both(pair.target.rescue(), describe(await pair.target.monitor()))
+    if found := differences(ours, theirs):
         raise RefusedError(
             f"the QEMU on {pair.target.host.name} would be another machine to the guest",
             why="; ".join(found),

@@ -13,7 +13,7 @@ from vmckpt.qemu.abilities import (
     ZERO_COPY,
     Agreement,
 )
-from vmckpt.qemu.monitor import CommandRefusedError
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.plain import switch_off_capabilities
 from vmckpt.sequence.steps import both
 
@@ -62,12 +62,7 @@ async def leave_plain(end: End, note: Callable[[str], None]) -> None:
     """
     try:
         monitor = await end.monitor()
-        await switch_off_capabilities(monitor)
-        plain = {SENDING_SPEED: USUAL_SPEED, SWITCHOVER_SPEED: 0}
-        known = await commands.query_migrate_parameters(monitor)
-        await commands.migrate_set_parameters(
-            monitor, {name: value for name, value in plain.items() if name in known}
-        )
+        await both(switch_off_capabilities(monitor), _give_speeds_back(monitor))
     except (
         CommandRefusedError,
         HostDownError,
@@ -75,3 +70,11 @@ async def leave_plain(end: End, note: Callable[[str], None]) -> None:
         OutcomeUnknownError,
     ) as exc:
         note(f"{end.label} keeps what it was set to for the migration: {exc}")
+
+
+async def _give_speeds_back(monitor: Monitor) -> None:
+    plain = {SENDING_SPEED: USUAL_SPEED, SWITCHOVER_SPEED: 0}
+    known = await commands.query_migrate_parameters(monitor)
+    await commands.migrate_set_parameters(
+        monitor, {name: value for name, value in plain.items() if name in known}
+    )

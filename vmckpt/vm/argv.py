@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vmckpt.vm.adopted.escape import double_commas
 from vmckpt.vm.adopted.holes import fill
-from vmckpt.vm.adopted.settings import double_commas
 from vmckpt.vm.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec import Disk, Spec

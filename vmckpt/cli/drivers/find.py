@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vmckpt.cli.drivers.direct import DirectVm
 from vmckpt.cli.drivers.direct import row as direct_row
 from vmckpt.cli.drivers.driver import Driver, Row
-from vmckpt.cli.output import at_end, warn
+from vmckpt.cli.loop import at_end, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vmckpt.vm.adopted.settings import escaped
+from vmckpt.vm.adopted.escape import escaped
 from vmckpt.vm.paths import QemuDir
 
 MARK = "<vmckpt:"

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from vmckpt.vm.adopted.escape import double_commas
+
 Value = str | int | bool
 
 
@@ -94,18 +96,6 @@ def parse_settings(text: str, implied: str | None = None) -> Settings:
         else:
             pairs.append((item, "on"))
     return KeyValues(tuple(pairs))
-
-
-def double_commas(text: str) -> str:
-    """A value as it stands in `key=value,...`."""
-    return text.replace(",", ",,")
-
-
-def escaped(text: str, option_value: str) -> str:
-    """`text` as it has to be written inside an option's value, which may be JSON."""
-    if option_value.startswith("{"):
-        return json.dumps(text, ensure_ascii=False)[1:-1]
-    return double_commas(text)
 
 
 def _items(text: str) -> list[str]:

@@ -1,0 +1,114 @@
+"""What `vmckpt migrate` does, whoever read its words, and how it shows what came of it.
+
+It imports no typer: a plain `vmckpt migrate VM HOST` does without (`entry.py`).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vmckpt.cli.loop import run
+from vmckpt.cli.results import show
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.host import Host
+    from vmckpt.migrate.options import Options
+    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.report import Report
+
+
+def move_plainly(vm: str, host: str, *, as_json: bool) -> None:
+    """Move a running VM with every option as it is when it is not given."""
+    from vmckpt.migrate.options import Options
+
+    move(vm, target_of(host), Options(), None, as_json=as_json)
+
+
+def move(
+    vm: str,
+    target: "Host",
+    options: "Options",
+    forecast: "dict[str, Any] | None",
+    *,
+    as_json: bool,
+) -> None:
+    """Move a VM, and show it: as it goes, and what came of it."""
+    show_outcome(run(_migrate(vm, target, options, forecast)), as_json=as_json)
+
+
+def target_of(name: str | None) -> "Host":
+    """The host that is named. Raises UsageError, NotFoundError."""
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.inventory import find_host
+
+    if name is None:
+        raise UsageError(
+            "no target is named", why="a migration needs a host", remedy="vmckpt migrate VM HOST"
+        )
+    return find_host(name)
+
+
+def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
+    """Show how a migration ended."""
+    from vmckpt.migrate.report import Report
+
+    if isinstance(outcome, Report):
+        show(outcome.to_json(), _text(outcome), as_json=as_json)
+    else:
+        show_recovery(outcome, as_json=as_json)
+
+
+async def _migrate(
+    name: str, target: "Host", options: "Options", forecast: "dict[str, Any] | None"
+) -> "Report | Recovery":
+    from vmckpt.cli.drivers.find import find
+    from vmckpt.ui.progress import display
+
+    vm = await find(name)
+    with display(f"{vm.name}: {vm.host.name} -> {target.name}") as emit:
+        return await vm.migrate(target, options, emit, forecast)
+
+
+def _text(report: "Report") -> str:
+    from vmckpt.units import format_duration, format_size
+
+    if report.method == "offline":
+        return "\n".join(
+            [
+                f"{report.vm} is on {report.target}, and off",
+                f"  time      {format_duration(report.total_time_s)}",
+                f"  encrypted {_encrypted(report)}",
+                f"  record    {report.run_record}",
+                *(f"  warning   {text}" for text in report.warnings),
+            ]
+        )
+
+    def milliseconds(value: float | None) -> str:
+        return "not measured" if value is None else f"{value:.0f} ms"
+
+    downtime = (
+        f"{milliseconds(report.downtime_ms)} by QEMU, {milliseconds(report.guest_downtime_ms)} "
+        "as the guest's heartbeats show"
+    )
+    over = f" over {report.channels} channels" if report.channels > 1 else ""
+    lines = [
+        f"{report.vm} runs on {report.target}",
+        f"  method    {report.method}{over} (asked for: {report.requested_method})",
+        f"  time      {format_duration(report.total_time_s)}, of which memory "
+        f"{format_duration(report.transfer_time_s)}",
+        f"  sent      {format_size(report.transferred_bytes)} in {report.rounds} rounds",
+        f"  downtime  {downtime}",
+        f"  encrypted {_encrypted(report)}",
+        f"  record    {report.run_record}",
+    ]
+    return "\n".join([*lines, *(f"  warning   {text}" for text in report.warnings)])
+
+
+def _encrypted(report: "Report") -> str:
+    return "no" if report.encryption == "off" else f"yes ({report.encryption})"
+
+
+def show_recovery(recovery: "Recovery", *, as_json: bool) -> None:
+    """Show where a VM is whose migration was cut off."""
+    from dataclasses import asdict
+
+    words = f"{recovery.vm} is on {recovery.host}: migration {recovery.run} {recovery.outcome}"
+    show(asdict(recovery), words, as_json=as_json)
