@@ -1,6 +1,7 @@
 """The guard beside a process that takes epochs, with a QMP server that follows a script."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from vmckpt.epoch import guard
 from vmckpt.hosts.deadman import attended
+from vmckpt.hosts.scheduling import in_real_time
 from vmckpt.lease.clock import boottime_s
 
 
@@ -117,6 +119,18 @@ def test_a_guest_whose_epoch_was_cut_off_runs_on(
         die(child)
         until(monitor, "running")
         assert monitor.told.count("cont") == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+def test_a_qemu_that_waited_for_nobody_takes_its_turns_again(
+    tmp_path: Path, qemu: "subprocess.Popen[bytes]"
+) -> None:
+    """Its vCPUs would let nobody else work as soon as they run."""
+    with in_real_time(qemu.pid), guarded(tmp_path, qemu, "paused") as (child, monitor):
+        assert os.sched_getscheduler(qemu.pid) == guard.REAL_TIME
+        die(child)
+        until(monitor, "running")
+        assert os.sched_getscheduler(qemu.pid) == os.SCHED_OTHER
 
 
 def test_a_guest_that_stands_for_another_reason_is_left(

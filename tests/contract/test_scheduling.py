@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import pytest
 from vmckpt.hosts.scheduling import (
     be_prompt,
     give_way,
-    other_session_first,
-    other_session_usual,
+    in_real_time,
     prompt,
+    real_time_is_over,
 )
 
 pytestmark = pytest.mark.contract
@@ -81,70 +81,97 @@ def session_niceness() -> str:
     return (SESSION.read_text().split() or ["none"])[-1]
 
 
-@pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")
-def test_another_session_comes_first_for_a_moment() -> None:
-    """And for no longer, whatever becomes of whoever wanted it."""
-    other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True)
-    session = Path(f"/proc/{other.pid}/autogroup")
-    with other:
-        session.write_text("5")
-        with pytest.raises(ValueError, match="wrong"), other_session_first(other.pid):
-            assert niceness_in(session) == (-10 if os.geteuid() == 0 else 5)
-            raise ValueError("wrong")
-        assert niceness_in(session) == 5
-        other_session_usual(other.pid)
-        assert niceness_in(session) == 5
-        if os.geteuid() == 0:
-            session.write_text("-10")
-            other_session_usual(other.pid)
-            assert niceness_in(session) == 0
-        other.kill()
-    with other_session_first(other.pid):
-        other_session_usual(other.pid)
+REAL_TIME = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+THREADS = """
+import os, threading, time
+threads = [threading.Thread(target=time.sleep, args=(600,), daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+os.sched_setscheduler(threads[0].native_id, os.SCHED_BATCH, os.sched_param(0))
+os.sched_setscheduler(threads[1].native_id, os.SCHED_FIFO, os.sched_param(1))
+print(*(thread.native_id for thread in threads), flush=True)
+time.sleep(600)
+"""
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
 
 
-PROMPT = """
-import sys
-from pathlib import Path
-from vmckpt.hosts.scheduling import other_session_first
+@pytest.fixture
+def other() -> Iterator[tuple[int, list[int]]]:
+    """A process: its pid, and its threads, the main one first."""
+    with subprocess.Popen([sys.executable, "-c", THREADS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, [process.pid, *map(int, process.stdout.readline().split())]
+        finally:
+            process.kill()
 
-with other_session_first(int(sys.argv[1])):
-    print(Path(f"/proc/{sys.argv[1]}/autogroup").read_text().split()[-1])
+
+def policies(threads: Sequence[int]) -> list[int]:
+    return [os.sched_getscheduler(thread) for thread in threads]
+
+
+OF_ALL = [os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_FIFO, os.SCHED_OTHER]
+
+
+@AS_ROOT
+def test_a_process_and_this_thread_wait_for_nobody_for_a_moment(
+    other: tuple[int, list[int]],
+) -> None:
+    pid, threads = other
+    give_way()
+    with pytest.raises(ValueError, match="wrong"), in_real_time(pid):
+        with in_real_time():
+            assert os.sched_getscheduler(0) == REAL_TIME
+        assert policies([0, *threads]) == [REAL_TIME] * 3 + [os.SCHED_FIFO, REAL_TIME]
+        child = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"]
+        said = subprocess.run(child, capture_output=True, text=True, check=True).stdout
+        assert int(said) == os.SCHED_OTHER
+        raise ValueError("wrong")
+    assert policies([0, *threads]) == [os.SCHED_BATCH, *OF_ALL]
+    be_prompt()
+
+
+@AS_ROOT
+def test_nobody_stays_so_whose_teller_was_killed(other: tuple[int, list[int]]) -> None:
+    pid, threads = other
+    for thread in threads:
+        os.sched_setscheduler(thread, REAL_TIME, os.sched_param(1))
+    with in_real_time(pid):
+        assert policies(threads) == [REAL_TIME] * 4
+    assert policies(threads) == [os.SCHED_OTHER] * 4
+    for thread in threads[1:]:
+        os.sched_setscheduler(thread, REAL_TIME, os.sched_param(1))
+    real_time_is_over(pid)
+    assert policies(threads) == [os.SCHED_OTHER] * 4
+
+
+UNPRIVILEGED = """
+import os, sys
+from vmckpt.hosts.scheduling import in_real_time
+
+with in_real_time(int(sys.argv[1])):
+    print(os.sched_getscheduler(0), os.sched_getscheduler(int(sys.argv[1])))
 """
 
 
-@pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, who gives up a part of it")
-def test_no_session_is_put_first_that_may_not_be_put_back_at_once() -> None:
-    """Who has CAP_SYS_NICE alone may change one every 100 ms, after anybody else's change."""
-    few = ["setpriv", "--inh-caps=-sys_admin", "--bounding-set=-sys_admin"]
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as other:
-        said = {
-            words: subprocess.run(
-                [*words, sys.executable, "-c", PROMPT, str(other.pid)], capture_output=True,
-                text=True, check=True, timeout=60,
-            ).stdout.strip()
-            for words in ((), tuple(few))
-        }  # fmt: skip
-        assert said == {(): "-10", tuple(few): "0"}
-        assert niceness_in(Path(f"/proc/{other.pid}/autogroup")) == 0
-        other.kill()
+@AS_ROOT
+def test_who_may_not_have_it_goes_on_as_before(other: tuple[int, list[int]]) -> None:
+    pid, threads = other
+    few = ["setpriv", "--inh-caps=-sys_nice", "--bounding-set=-sys_nice"]
+    said = subprocess.run(
+        [*few, sys.executable, "-c", UNPRIVILEGED, str(pid)], capture_output=True, text=True,
+        check=True, timeout=60,
+    ).stdout  # fmt: skip
+    assert said.split() == ["0", "0"]
+    assert policies(threads) == OF_ALL
 
 
-@pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
-def test_a_session_that_a_killed_service_left_first_does_not_stay_so() -> None:
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as other:
-        session = Path(f"/proc/{other.pid}/autogroup")
-        session.write_text("-10")
-        with other_session_first(other.pid):
-            assert niceness_in(session) == -10
-        assert niceness_in(session) == 0
-        other.kill()
-
-
-def niceness_in(session: Path) -> int:
-    return int(session.read_text().split()[-1])
+def test_a_process_that_has_ended_is_none() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with in_real_time(ended.pid):
+        real_time_is_over(ended.pid)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")

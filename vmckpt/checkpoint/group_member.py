@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line, given_up
 from vmckpt.errors import OperationFailedError, VmckptError
-from vmckpt.hosts.scheduling import own_processors, session_prompt
+from vmckpt.hosts.scheduling import in_real_time, own_processors, session_prompt
 from vmckpt.sequence.steps import both, finish
 
 T = TypeVar("T")
@@ -131,6 +131,15 @@ class Member:
         so no output has to wait for others to have captured. But this does: what comes next takes
         a processor, which may be theirs.
         """
+        with in_real_time():  # others wait for its words
+            return await self._cut(output, tell_guard, capture)
+
+    async def _cut(
+        self,
+        output: Output,
+        tell_guard: Callable[[str], None],
+        capture: Callable[[Callable[[], None]], Awaitable[T]],
+    ) -> T:
         self.say("set")
         await self.told("cut", TOGETHER_S)
         now_s = asyncio.get_running_loop().time

@@ -8,7 +8,7 @@ from vmckpt.checkpoint.whole import let_go
 from vmckpt.devices.absence import recover_devices
 from vmckpt.epoch.output import BriefHold
 from vmckpt.errors import VmckptError
-from vmckpt.hosts.scheduling import other_session_usual
+from vmckpt.hosts.scheduling import real_time_is_over
 from vmckpt.qemu.monitor import session
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
@@ -37,7 +37,7 @@ async def let_output_go(vm: Vm) -> None:
 
     Nor does its QEMU come before others any more.
     """
-    other_session_usual(vm.qemu.process.pid)
+    real_time_is_over(vm.qemu.process.pid)
     with suppress(VmckptError):  # QEMU has ended, or another operation has its monitor
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             await BriefHold(monitor, [], 1.0).let_go()

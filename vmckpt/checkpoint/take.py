@@ -8,9 +8,9 @@ two checkpoints: pages that did not change are known by their content.
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -32,7 +32,7 @@ from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
-from vmckpt.hosts.scheduling import come_last, other_session_first, session_prompt
+from vmckpt.hosts.scheduling import come_last, session_prompt
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
@@ -281,7 +281,7 @@ class Taking:
         prompt = session_prompt if self._member is not None else nullcontext
         pausing: Pausing = nullcontext
         if self._member is not None:
-            pausing = partial(self._pausing, self._member)
+            pausing = partial(self._member.pausing, self._tell_guard)
         pid = self._vm.qemu.process.pid
         async with capturing(pid, ram_file, self._monitor, output, pausing) as capture:
             with pausing():
@@ -316,18 +316,9 @@ class Taking:
         output = BriefHold(self._monitor, netdevs(self._vm), self._member.most_s)
 
         async def together(stopped: Callable[[], None]) -> Epoch:
-            # Traced, this and no other wait made long pauses: QEMU's, behind other guests' vCPUs.
-            with other_session_first(self._vm.qemu.process.pid):
-                return await take(before=output.begin, at_stop=stopped)
+            return await take(before=output.begin, at_stop=stopped)
 
         return await self._member.cut(output, self._tell_guard, together)
-
-    @contextmanager
-    def _pausing(self, member: Member) -> Iterator[None]:
-        """A pause before the cut: its QEMU comes first too."""
-        pid = self._vm.qemu.process.pid
-        with member.pausing(self._tell_guard), other_session_first(pid):
-            yield
 
     def _was_reset(self) -> OperationFailedError:
         return OperationFailedError(

@@ -28,6 +28,7 @@ from vmckpt.epoch.migrated import CAPABILITIES, PARAMETERS, device_migration, sa
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.kernel import page_tracking
+from vmckpt.hosts.scheduling import in_real_time
 from vmckpt.memory.ram_file import Span
 from vmckpt.memory.tracker import Tracker, tracking
 from vmckpt.qemu import commands
@@ -60,7 +61,7 @@ async def capturing(
     """
     async with saving(monitor, CAPABILITIES, PARAMETERS), devices_of(monitor) as devices:
         with tracking(pid, ram_file, page_tracking()) as tracker:
-            yield Capture(monitor, output, tracker, devices, pausing)
+            yield Capture(pid, monitor, output, tracker=tracker, devices=devices, pausing=pausing)
 
 
 class Capture:
@@ -68,12 +69,15 @@ class Capture:
 
     def __init__(
         self,
+        pid: int,
         monitor: Monitor,
         output: HeldOutput,
+        *,
         tracker: Tracker,
         devices: Devices,
         pausing: Pausing = nullcontext,
     ) -> None:
+        self._pid = pid
         self._monitor, self._output, self._tracker = monitor, output, tracker
         self._devices, self._pausing = devices, pausing
         self._hot = HotRuns()
@@ -100,18 +104,21 @@ class Capture:
             return 0.0
         await self._require_running()
         async with device_migration(self._monitor) as migration:
-            began_s = time.perf_counter()
-            stop = asyncio.ensure_future(commands.stop(self._monitor))
-            save = asyncio.ensure_future(self._devices.save())
-            begin = asyncio.ensure_future(migration.begin())
-            try:
-                await asyncio.wait({stop, save, begin})
-                stop.result()
-                begin.result()
-                migrated = await migration.state()
-            finally:
-                await to_the_end(self.resume())
-            paused_s = time.perf_counter() - began_s
+            with in_real_time():
+                began_s = time.perf_counter()
+                stop = asyncio.ensure_future(commands.stop(self._monitor))
+                save = asyncio.ensure_future(self._devices.save())
+                begin = asyncio.ensure_future(migration.begin())
+                try:
+                    with in_real_time(self._pid):
+                        await asyncio.wait({stop, save, begin})
+                    stop.result()
+                    begin.result()
+                    with in_real_time(self._pid):  # with the thread that migrates, which is new
+                        migrated = await migration.state()
+                finally:
+                    await to_the_end(self.resume())
+                paused_s = time.perf_counter() - began_s
         await self._devices.learn(migrated, save)
         return paused_s
 
@@ -179,21 +186,22 @@ class Capture:
             )
         await self._require_running()
         async with device_migration(self._monitor) as migration:
-            began_s = time.perf_counter()
-            try:
-                steps = [*self._output.end_epoch(), migration.begin()]
-                pages, pause, _ = await self._take(began_s, at_stop, steps, first=first)
-                device_state = await migration.state()
-                if also:
-                    await all_done([asyncio.ensure_future(step) for step in also()])
-                elif self._devices.can_be_learned():
-                    await self._devices.learn(device_state, self._devices.save())
-            except BaseException as exc:
-                await finish(self._let_run_after(exc))
-                raise
-            if resume_guest:
-                await to_the_end(self.resume())
-            paused_s = time.perf_counter() - began_s
+            with in_real_time(self._pid):
+                began_s = time.perf_counter()
+                try:
+                    steps = [*self._output.end_epoch(), migration.begin()]
+                    pages, pause, _ = await self._take(began_s, at_stop, steps, first=first)
+                    device_state = await migration.state()
+                    if also:
+                        await all_done([asyncio.ensure_future(step) for step in also()])
+                    elif self._devices.can_be_learned():
+                        await self._devices.learn(device_state, self._devices.save())
+                except BaseException as exc:
+                    await finish(self._let_run_after(exc))
+                    raise
+                if resume_guest:
+                    await to_the_end(self.resume())
+                paused_s = time.perf_counter() - began_s
         return Epoch(number, pages, b"", device_state, pause._replace(total_s=paused_s))
 
     async def _saved(
@@ -217,16 +225,17 @@ class Capture:
             steps = []
         elif first is None:
             await self._require_running()
-        began_s = time.perf_counter()
-        try:
-            steps.append(self._devices.save())
-            pages, pause, devices = await self._take(
-                began_s, at_stop, steps, also, first, resume_guest=resume_guest
-            )
-        except BaseException as exc:
-            await finish(self._let_run_after(exc))
-            raise
-        paused_s = time.perf_counter() - began_s
+        with in_real_time(self._pid):
+            began_s = time.perf_counter()
+            try:
+                steps.append(self._devices.save())
+                pages, pause, devices = await self._take(
+                    began_s, at_stop, steps, also, first, resume_guest=resume_guest
+                )
+            except BaseException as exc:
+                await finish(self._let_run_after(exc))
+                raise
+            paused_s = time.perf_counter() - began_s
         return Epoch(number, pages, base, devices, pause._replace(total_s=paused_s))
 
     async def resume(self) -> None:
@@ -281,7 +290,7 @@ class Capture:
         await self._require_running()
         if not self._tracker.needs_stop:
             return self._tracker.take_spans(), None
-        with self._pausing():
+        with self._pausing(), in_real_time(self._pid):
             began_s = time.perf_counter()
             try:
                 await commands.stop(self._monitor)

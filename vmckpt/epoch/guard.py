@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 STOPPED_FOR_AN_EPOCH = ("paused", "finish-migrate", "postmigrate")
@@ -32,6 +33,7 @@ PASS_OVER_S, READ_BYTES = 0.5, 1 << 16
 AGAIN_S = 0.05
 # `cont` is refused for a moment while QEMU ends what the epoch began.
 RESUME_S = 10.0
+REAL_TIME = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 
 
 class Guard:
@@ -39,7 +41,7 @@ class Guard:
 
     def __init__(self, path: str, pid: int, holds: Sequence[str]) -> None:
         self._holds = tuple(holds)
-        self._pidfd = os.pidfd_open(pid)
+        self._pid, self._pidfd = pid, os.pidfd_open(pid)
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.settimeout(RESUME_S)
         self._sock.connect(path)
@@ -106,9 +108,17 @@ class Guard:
             return True
 
     def _free(self) -> None:
+        self._share_processors()
         self._resume()
         for name in self._holds:
             self._ask("object-del", id=name)
+
+    def _share_processors(self) -> None:
+        """QEMU had real-time threads for the epoch (vmckpt.hosts.scheduling): no longer."""
+        for thread in map(int, os.listdir(f"/proc/{self._pid}/task")):
+            with suppress(OSError):  # it has ended, or is not ours to change
+                if os.sched_getscheduler(thread) == REAL_TIME:
+                    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
     def _resume(self) -> None:
         """Let it run on, whose epoch was cut off; one that stands for another reason is left."""

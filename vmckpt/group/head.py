@@ -13,6 +13,7 @@ from vmckpt.checkpoint.group_line import Line, given_up
 from vmckpt.checkpoint.group_member import FAILED, TOGETHER_S, VOID
 from vmckpt.group.turns import Place, turns
 from vmckpt.hosts.remote.values import unpack_error
+from vmckpt.hosts.scheduling import in_real_time
 from vmckpt.sequence.steps import all_of
 
 # A member that was told in time has so long to say what came of it.
@@ -104,8 +105,9 @@ async def cut(head: Head, most_held_s: float, tell: Callable[[str], None]) -> di
         vm: Place(said["machine"], said["processors"], answers_s[vm])
         for vm, said in prepared.items()
     }
-    await head.by_turns(turns(places, most_held_s), "cut", "stopped", most_held_s)
-    head.tell_all("release")
+    with in_real_time():
+        await head.by_turns(turns(places, most_held_s), "cut", "stopped", most_held_s)
+        head.tell_all("release")
     await head.all_say("captured", ANSWER_S)
     head.tell_all("store")
     tell("the moment was had: storing")

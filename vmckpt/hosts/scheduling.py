@@ -18,9 +18,12 @@ _LAST = 15
 # for what a guest stands still for ten times as much as others, if that may be had, or as much.
 _SESSION_LAST, _SESSION_FIRST, _SESSION_USUAL = 10, -10, 0
 _SESSION = Path("/proc/self/autogroup")
-# Who has not this capability may change that ten times a second, all of them together.
+# It may be changed ten times a second, by all together who are not root.
 _CHANGE_S, _TRY_S = 0.5, 0.02
-_SYS_ADMIN = 21
+# Policies of threads that share a processor by turns.
+_SHARING = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE)
+# A real-time policy that goes with the thread: nobody else is likely to have it at this priority.
+_REAL_TIME, _LOWEST = os.SCHED_RR | os.SCHED_RESET_ON_FORK, 1
 
 
 def give_way() -> None:
@@ -129,54 +132,49 @@ def _session_comes_first() -> None:
 
 
 @contextmanager
-def other_session_first(pid: int) -> Iterator[None]:
-    """For the block the session of process `pid` comes first: a guest stands still for its work.
+def in_real_time(pid: int | None = None) -> Iterator[None]:
+    """For the block this thread, and all of process `pid`, wait for nobody else's turn to end.
 
-    As before where that may not be had, and taken back at once: it takes CAP_SYS_ADMIN, as root has
-    it, and groups by session.
+    For the milliseconds that a guest stands still. As before where that may not be had (it takes
+    CAP_SYS_NICE); a thread that somebody gave a real-time policy or a deadline keeps it. Threads
+    and processes that these start meanwhile are usual ones.
     """
-    session = _session_of(pid)
-    before = _niceness(session)
-    if before is None or not _is_admin() or not _write(session, _SESSION_FIRST):
-        yield
-        return
+    before = list[tuple[int, int]]()
+    # This thread is the first, lest it waits over the others, and the last to be a usual one.
+    threads = [0, *(_threads(pid) if pid is not None else ())]
     try:
+        for thread in threads:
+            with suppress(OSError):  # it has ended, or may not be changed
+                policy = os.sched_getscheduler(thread)
+                if policy == _REAL_TIME and thread:
+                    policy = os.SCHED_OTHER  # whoever wanted that was killed, and so was its guard
+                if policy in _SHARING:
+                    os.sched_setscheduler(thread, _REAL_TIME, os.sched_param(_LOWEST))
+                    before.append((thread, policy))
         yield
     finally:
-        # Nobody has it come first for good: then whoever wanted that was killed, and its switch.
-        _write(session, _SESSION_USUAL if before == _SESSION_FIRST else before)
+        for thread, policy in reversed(before):
+            _share_again(thread, policy)
 
 
-def other_session_usual(pid: int) -> None:
-    """After the death of whoever had it come first: it does no more."""
-    session = _session_of(pid)
-    if _niceness(session) == _SESSION_FIRST:
-        _write(session, _SESSION_USUAL)
+def real_time_is_over(pid: int) -> None:
+    """After the death of whoever had its threads wait for nobody: they take their turns."""
+    for thread in _threads(pid):
+        with suppress(OSError):
+            if os.sched_getscheduler(thread) == _REAL_TIME:
+                _share_again(thread, os.SCHED_OTHER)
 
 
-def _is_admin() -> bool:
-    text = Path("/proc/self/status").read_text()
-    effective = text.partition("CapEff:")[2].split(maxsplit=1)[0]
-    return bool(int(effective, 16) >> _SYS_ADMIN & 1)
-
-
-def _session_of(pid: int) -> Path:
-    return Path(f"/proc/{pid}/autogroup")
-
-
-def _niceness(session: Path) -> int | None:
+def _threads(pid: int) -> list[int]:
     try:
-        return int(session.read_text().split()[-1])
-    except (OSError, IndexError):  # the kernel has no such groups, or init's session, which is none
-        return None
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except FileNotFoundError:
+        return []
 
 
-def _write(session: Path, niceness: int) -> bool:
-    try:
-        session.write_text(str(niceness))
-    except OSError:
-        return False
-    return True
+def _share_again(thread: int, policy: int) -> None:
+    with suppress(OSError):  # it has ended
+        os.sched_setscheduler(thread, policy, os.sched_param(0))
 
 
 def be_prompt() -> None:
