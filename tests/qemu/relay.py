@@ -2,8 +2,9 @@
 
 Run as the host's "qemu": it moves the operator's monitor aside, leaves a relay process at its
 place, and becomes the real QEMU (same pid). The relay reads `rules.json`, where VK_RULES leads,
-before each command: {"command": NAME, "do": "error" | "silent" | "lie"}; one rule,
-used once. "lie" answers that it is done, and does nothing. Run with
+before each command: {"command": NAME, "of": WORD, "do": "error" | "silent" | "lie"}; one rule,
+used once, for a command with that word among its arguments (if one is given). "lie" answers that it
+is done, and does nothing. Run with
 `--relay PUBLIC REAL RULES PARENT`, it is the relay.
 """
 
@@ -96,6 +97,8 @@ def spoil(message: dict[str, Any], client: socket.socket, rules: Path) -> bool:
     try:
         rule = json.loads(rules.read_text())
         if rule["command"] != (message.get("execute") or message.get("exec-oob")):
+            return False
+        if rule.get("of", "") not in json.dumps(message.get("arguments")):
             return False
         # It may be a link that cannot be removed here.
         rules.resolve().unlink()

@@ -121,7 +121,7 @@ def test_a_setting_that_only_one_side_has(made: World, command: str, named: str)
     """Other channel counts hang both for ever; without a return path the source is told nothing."""
     off = {"capability": "return-path", "state": False}
     asyncio.run(told(made, "migrate-set-capabilities", capabilities=[off]))
-    with made.spoilt("lab-a", {"command": command, "do": "lie"}):
+    with made.spoilt("lab-a", {"command": command, "of": named, "do": "lie"}):
         assert named in refuses(made, 7, "--parallel", "3")
 
 

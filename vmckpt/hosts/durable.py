@@ -13,7 +13,7 @@ def write_durably(path: Path, text: str) -> None:
     Its directory is made if need be.
     """
     _make(path.parent)
-    part = path.with_name(f".{path.name}.part")
+    part = part_of(path)
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(text)
@@ -29,6 +29,11 @@ def write_durably(path: Path, text: str) -> None:
             why=exc.strerror or str(exc),
             remedy="free space there, or mend the rights of the directory",
         ) from exc
+
+
+def part_of(path: Path) -> Path:
+    """What a file is called while it is written; who is killed then leaves it so."""
+    return path.with_name(f".{path.name}.part")
 
 
 def rename_durably(path: Path, name: str) -> None:

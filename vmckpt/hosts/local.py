@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts import kernel, process
+from vmckpt.hosts.durable import part_of
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
@@ -228,7 +229,7 @@ class LocalHost(Entry):
 
         Raises StorageError.
         """
-        part = path.with_name(f".{path.name}.part")
+        part = part_of(path)
         try:
             with os.fdopen(os.open(part, process.PRIVATE_FILE, 0o600), "w") as file:
                 file.write(text)

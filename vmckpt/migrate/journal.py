@@ -8,6 +8,7 @@ from typing import Self
 
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
 from vmckpt.errors import HostDownError, UsageError
+from vmckpt.hosts.durable import part_of
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
@@ -56,9 +57,13 @@ class Journal:
             await host.write_text(directory.journal, text)
 
     async def remove(self, hosts: Iterable[Host]) -> None:
-        """Forget the migration on each host."""
+        """Forget the migration on each host, and what was being written of it when its command was
+        killed.
+        """
         for host in hosts:
-            await host.remove(vm_dir(host.state_dir, self.vm).journal)
+            journal = vm_dir(host.state_dir, self.vm).journal
+            await host.remove(journal)
+            await host.remove(part_of(journal))
 
     @classmethod
     async def read(cls, host: Host, vm: str) -> Self | None:
