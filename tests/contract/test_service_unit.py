@@ -45,9 +45,9 @@ def test_what_it_starts_is_a_command() -> None:
     assert CliRunner().invoke(app, [verb, "--help"]).exit_code == 0
 
 
-def units_of_readme() -> dict[str, str]:
-    """The units that README has people paste, by name."""
-    text = (TEMPLATES.parents[3] / "README.md").read_text()
+def units_to_paste() -> dict[str, str]:
+    """The units that docs/schedule.md has people paste, by name."""
+    text = (TEMPLATES.parents[3] / "docs/schedule.md").read_text()
     found = re.findall(
         r"^    # /etc/systemd/system/(\S+?)(?:;.*)?\n((?:    .*\n)+)", text, re.MULTILINE
     )
@@ -55,8 +55,8 @@ def units_of_readme() -> dict[str, str]:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
-def test_systemd_takes_those_that_readme_has_for_schedules(tmp_path: Path) -> None:
-    units = units_of_readme()
+def test_systemd_takes_those_that_the_docs_have_for_schedules(tmp_path: Path) -> None:
+    units = units_to_paste()
     assert sorted(units) == [
         "vmckpt-run-due.service",
         "vmckpt-run-due.timer",

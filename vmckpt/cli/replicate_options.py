@@ -38,7 +38,8 @@ LeaseCredentials = Annotated[
     str | None,
     typer.Option(
         "--lease-credentials",
-        help="A file on both hosts with what etcd over https wants to know them by; see README.",
+        help="A file on both hosts with what etcd over https wants to know them by; see "
+        "docs/replicate.md.",
     ),
 ]
 Fence = Annotated[

@@ -5,7 +5,7 @@
 It answers with one JSON object as the last line of its output, {"ok": true} or {"ok": false, "why":
 ..., "remedy": ...}, and exits with 0 for the first alone. Every phase may be run again, and then
 does what is left to do: after a time-out, and after an agent that died, nobody knows how far it
-came. README.md says what each phase promises.
+came. docs/devices.md says what each phase promises.
 """
 
 import json

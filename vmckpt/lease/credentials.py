@@ -58,7 +58,7 @@ def read_credentials(path: Path) -> Credentials:
     try:
         said = tomllib.loads(path.read_text())
     except (OSError, ValueError) as exc:  # tomllib.TOMLDecodeError is one
-        raise _unusable(f"{path}: {exc}", "write it as README says under --lease") from exc
+        raise _unusable(f"{path}: {exc}", "write it as docs/replicate.md says under etcd") from exc
     names = {field.name for field in fields(Credentials)}
     if wrong := [name for name, value in said.items() if not _is_right(name, value, names)]:
         why = f"{path}: {', '.join(wrong)} is not known, or no text"

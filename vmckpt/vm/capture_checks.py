@@ -34,7 +34,7 @@ def memory(vm: Vm) -> Iterator[Check]:
 def _from_a_spec(vm: Vm) -> str:
     return (
         f"shut it down, forget it (vmckpt vm rm {vm.name}), and run the same disks from a spec of "
-        "its own: vmckpt vm run SPEC.toml; README says what a spec has"
+        "its own: vmckpt vm run SPEC.toml; docs/spec.md says what a spec has"
     )
 
 
