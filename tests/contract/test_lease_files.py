@@ -97,7 +97,8 @@ def test_a_stopped_process_that_holds_the_lock_blocks_until_it_is_killed(tmp_pat
             time.sleep(0.01)
         holder.send_signal(signal.SIGSTOP)
         with pytest.raises(ArbiterDownError, match=r"has held .*web\.lock all the time"):
-            put(FileStore(tmp_path, timeout_s=0.2), 2, 1)
+            # The lock is waited for as long; a slow disk has as long again before it.
+            put(FileStore(tmp_path, timeout_s=2.0), 2, 1)
         assert read(FileStore(tmp_path)).version == 1
     finally:
         # `sleep` has the lock's descriptor too.

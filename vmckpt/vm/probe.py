@@ -4,19 +4,21 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Executable, Host
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
-from vmckpt.vm.start import wait_for_monitor
+from vmckpt.vm.start import greeted, last_words
 
 VIRTUALIZATION_FLAGS = frozenset({"vmx", "svm"})
 DEV_KVM = Path("/dev/kvm")
+T = TypeVar("T")
 
 
 async def abilities(host: Host) -> Abilities:
@@ -33,8 +35,7 @@ async def abilities(host: Host) -> Abilities:
             return Abilities.from_json(json.loads(text))
         except (ValueError, KeyError, TypeError):
             await host.remove(cache)  # another version's cache; what follows writes it anew
-    async with _bare_qemu(host, "none", "tcg") as monitor:
-        found = await learn(monitor)
+    found = await _asked(host, "none", "tcg", learn)
     await host.make_dir(cache.parent)
     await host.write_text(cache, json.dumps(found.to_json()))
     return found
@@ -66,8 +67,7 @@ async def kvm_obstacle(host: Host) -> str | None:
     if not VIRTUALIZATION_FLAGS & await host.cpu_flags():
         return "the processor shows neither vmx nor svm: the KVM offered hangs ordinary guests"
     try:
-        async with _bare_qemu(host, "q35", "kvm") as monitor:
-            enabled = await commands.query_kvm(monitor)
+        enabled = await _asked(host, "q35", "kvm", commands.query_kvm)
     except (HostDownError, OperationFailedError) as exc:
         return f"QEMU does not start with KVM: {exc.why}"
     return None if enabled else "QEMU started without KVM"
@@ -82,6 +82,21 @@ async def _binary(host: Host) -> Executable:
         why=f"'{host.qemu}' is not there or not executable",
         remedy="install it: apt-get install qemu-system-x86 qemu-utils",
     )
+
+
+async def _asked(
+    host: Host, machine: str, accel: str, question: Callable[[Monitor], Awaitable[T]]
+) -> T:
+    """The answer of a QEMU without a guest. One that hangs up meanwhile is followed by another.
+
+    Raises HostDownError when that one does too, OperationFailedError when QEMU does not start.
+    """
+    try:
+        async with _bare_qemu(host, machine, accel) as monitor:
+            return await question(monitor)
+    except MonitorLostError:
+        async with _bare_qemu(host, machine, accel) as monitor:
+            return await question(monitor)
 
 
 @asynccontextmanager
@@ -104,17 +119,19 @@ async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Moni
         "-qmp",
         f"unix:{socket_path},server=on,wait=off",
     ]
-    process = await host.spawn(argv, stderr)
     try:
-        monitor = await wait_for_monitor(host, process, socket_path, stderr)
+        process, monitor = await greeted(host, argv, socket_path, stderr)
         try:
             yield monitor
+        except MonitorLostError as exc:
+            words = await last_words(host, stderr)
+            raise MonitorLostError(
+                f"QEMU on {host.name} gave no answer",
+                why=f"{exc.why}; it said: {words}" if words else exc.why,
+                remedy=exc.remedy,
+            ) from exc
         finally:
             await monitor.close()
-    except MonitorLostError as exc:
-        raise HostDownError(
-            f"QEMU on {host.name} gave no answer", why=exc.why, remedy=exc.remedy
-        ) from exc
+            await asyncio.shield(host.kill(process))
     finally:
-        await asyncio.shield(host.kill(process))
         await host.remove(directory)
