@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import mmap
 import os
 import struct
 from enum import StrEnum
@@ -51,7 +50,8 @@ def _scans_pagemaps() -> bool:
 
 
 def _marks_soft_dirty() -> bool:
-    import ctypes  # a millisecond that only older kernels cost
+    import ctypes  # milliseconds that only older kernels cost
+    import mmap
 
     # A page that was just written is marked, if pages ever are.
     with mmap.mmap(-1, _PAGE_BYTES) as page:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -257,6 +256,8 @@ class LocalHost(Entry):
         """Remove a file or a whole directory; nothing there is no error. Raises StorageError."""
         try:
             if path.is_dir() and not path.is_symlink():
+                import shutil
+
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)

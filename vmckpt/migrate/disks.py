@@ -153,6 +153,8 @@ class DiskMirrors:
             await drop_mirrors(self._source, self._run)
 
     async def _serve(self, target: Monitor, credentials: Credentials | None) -> int:
+        import random
+
         # QEMU does not say which port it got for 0.
         host, tls = self._target.host, {}
         if credentials:

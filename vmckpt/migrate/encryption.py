@@ -4,7 +4,7 @@ QEMU sends in clear whenever its parameter `tls-creds` is empty, also after a re
 should have set it: so every answer is read, and the parameters are asked for again at the end.
 """
 
-import secrets
+import os
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -188,7 +188,7 @@ async def _load_certificates(source: End, target: End, credentials: Credentials,
 
 
 async def _load_key(source: End, target: End, name: str) -> None:
-    line = f"{PSK_USER}:{secrets.token_hex(32)}\n"
+    line = f"{PSK_USER}:{os.urandom(32).hex()}\n"
     for end, role in (
         (target, {"endpoint": "server"}),
         (source, {"endpoint": "client", "username": PSK_USER}),

@@ -4,6 +4,7 @@ from importlib import import_module
 
 _NEEDED = (
     "concurrent.futures.thread",  # for files that take long to remove
+    "shutil",
     "vmckpt.hosts.hearing",
     "vmckpt.migrate.arrival",
     "vmckpt.migrate.drain",

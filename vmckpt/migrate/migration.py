@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from vmckpt.migrate.switchover import Switchover
     from vmckpt.migrate.transfer import Transfer
 
-RESUME_TIMEOUT_S = 5.0
-
 
 class Migration:
     """The steps of one migration. Each public method is one step's `do`."""
@@ -355,26 +353,18 @@ class Migration:
 
     async def switchover(self) -> None:
         """The target runs. The one act that commits: QEMU has said that the source cannot go on."""
+        from vmckpt.migrate.arrival import let_wake, resume
+
         if self._pair.was_running:
             try:
-                await self._run_target()
+                await resume(self._pair.target)
             except VmckptError as exc:
                 if await self._settle() is not Move.TARGET_OWNS:
                     raise await self._with_targets_words(exc) from exc
         self._committed = True
-
-    async def _run_target(self) -> None:
-        target = await self._pair.target.monitor()
-        with target.events("RESUME") as events:
-            await commands.cont(target)
-            # In post-copy the target may still be loading devices, and runs when it has.
-            while not (state := await commands.query_status(target)).running:
-                if await events.next(RESUME_TIMEOUT_S) is None:
-                    raise OperationFailedError(
-                        "the target does not run the VM",
-                        why=f"its state is '{state.status}'",
-                        remedy="see the target's stderr.log",
-                    )
+        self._transfer_ended_s = time.monotonic()
+        if self._pair.was_running:
+            await let_wake()
 
     async def drain(self) -> None:
         """Post-copy: until the target has every page and needs the source no more."""
@@ -385,8 +375,8 @@ class Migration:
                 await self._settle()
             target = await self._pair.target.monitor()
             self._blocktime_ms = (await commands.query_migrate(target)).blocktime_ms
-        self._transfer_ended_s = time.monotonic()
-        if self._transfer and not self._in_postcopy:
+            self._transfer_ended_s = time.monotonic()
+        elif self._transfer:
             try:
                 await self._transfer.account()
             except HostDownError as exc:

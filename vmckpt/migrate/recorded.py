@@ -1,7 +1,7 @@
 """What surrounds every migration, whoever carries it out: its events told and kept, its record."""
 
 import asyncio
-import secrets
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ def where_it_was(vm: object, asked: Options) -> str:
 
 def new_run() -> str:
     """The id of a run that begins now."""
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    return time.strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
 
 
 def request_of(vm: str, ends: tuple[Host, Host], asked: Options) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-import secrets
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -102,7 +102,7 @@ async def _asked(
 @asynccontextmanager
 async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Monitor]:
     """A QEMU without a guest for the block; nothing of it stays."""
-    directory = host.state_dir / "cache" / f"probe-{secrets.token_hex(4)}"
+    directory = host.state_dir / "cache" / f"probe-{os.urandom(4).hex()}"
     await host.make_dir(directory)
     socket_path, stderr = directory / "qmp.sock", directory / "stderr.log"
     argv = [

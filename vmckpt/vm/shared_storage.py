@@ -1,6 +1,6 @@
 """Whether two hosts see the same file: nobody's path is believed, a marker is written and read."""
 
-import secrets
+import os
 from pathlib import Path
 
 from vmckpt.errors import StorageError
@@ -16,7 +16,7 @@ async def is_shared(source: Host, target: Host, here: Path, there: Path) -> tupl
     real_here, real_there = await both(source.resolve(here), target.resolve(there))
     if real_here.is_relative_to("/dev"):
         return None, "it is a device, and nothing can be written beside it"
-    marker, token = f".vmckpt-{secrets.token_hex(8)}", secrets.token_hex(8)
+    marker, token = f".vmckpt-{os.urandom(8).hex()}", os.urandom(8).hex()
     written = real_here.parent / marker
     try:
         await source.write_text(written, token)

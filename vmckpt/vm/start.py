@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import secrets
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ class Qemu:
 
 def new_qemu_id() -> str:
     """A name for one QEMU process, unique for good: 8 hex digits."""
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 async def start_qemu(
