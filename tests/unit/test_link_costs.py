@@ -131,3 +131,17 @@ def test_nothing_is_learned_from_nothing_and_misses_widen_a_forecast() -> None:
     assert unsure is not None
     assert sure.spread < 0.1
     assert unsure.spread == pytest.approx(0.5)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3), st.floats(0, 1), st.floats(0, 1))
+def test_a_longer_slow_phase_makes_the_guest_wait_no_shorter(
+    waits_s: list[float], one_s: float, other_s: float
+) -> None:
+    low_s, middle_s, high_s = sorted(waits_s)
+    link = replace(LINK, waiting_s=(low_s, middle_s, high_s))
+    short_s, long_s = sorted((one_s, other_s))
+    assert all(link.waits_s(short_s, luck) <= link.waits_s(long_s, luck) for luck in (-1, 0, 1))
+    good, middle, bad = (link.waits_s(long_s, luck) for luck in (-1, 0, 1))
+    assert good <= middle <= bad <= 2 * long_s
+    assert middle <= long_s
+    assert link.waits_s(0.0, 1) == 0.0

@@ -19,7 +19,8 @@ FEW_MOVES = 3
 # A move of any length is off by so much of this.
 NOISE_S = 0.5
 # Until it is known how long the guest waits for a page in post-copy: any part of its slow phase.
-UNKNOWN_WAITING = (0.0, 0.5, 1.0)
+# Then, too, hardly longer than all that is missing takes to come, which may be twice as long.
+UNKNOWN_WAITING, MOST_WAITING = (0.0, 0.5, 1.0), (0.5, 1.0, 2.0)
 # Of p10 to p90, in standard deviations on each side.
 _TENTH = 1.28
 
@@ -92,8 +93,8 @@ class Link:
     besides the pages sent meanwhile. `spread` is the standard deviation of a forecast, of 1;
     `fixed_spread_s` and `switch_spread_s` those of the two. `disk_bytes_per_s` is None where no
     disk was copied yet.
-    `waiting_s`: how long the guest waits for a page in post-copy's slow phase, p10, median and p90:
-    what stands in the sockets goes before it, however long the phase. None: not known yet.
+    `waiting_s`: how long the guest waits for pages in post-copy's slow phase, p10, median and p90,
+    where that is long: it fetches what it wants most first. None: not known yet.
     `stopped_share`: of what a page costs, how much it costs while the guest is stopped: nobody
     competes for the processors, and the target has had the page before.
     """
@@ -115,8 +116,7 @@ class Link:
         """
         if self.waiting_s is None:
             return UNKNOWN_WAITING[luck + 1] * slow_s
-        # With hardly a page left there may be none that it wants.
-        return self.waiting_s[luck + 1] * min(slow_s / FEW_PAGES_S, 1.0)
+        return min(self.waiting_s[luck + 1], MOST_WAITING[luck + 1] * slow_s)
 
     @property
     def bytes_per_s(self) -> float:
