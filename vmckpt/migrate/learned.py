@@ -89,8 +89,8 @@ def learned(
     for encryption in ("", ENCRYPTED):
         alike = (one + encryption for one in (MULTIFD, ZSTD))
         split |= costs_by_pieces({one: moves[one][-LATEST_MOVES:] for one in alike if one in moves})
-    # In order: what looking for zeroes costs a source shows where a target does not touch them, over
-    # several channels (multifd-zero-page.c, multifd_recv_zero_page_process).
+    # In order: what looking for zeroes costs a source shows where a target does not touch them:
+    # over several channels (multifd-zero-page.c, multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
         rest = [one for other, these in moves.items() if other != kind for one in these]
         looks = links.get(kind.replace(PLAIN, MULTIFD)) if kind.startswith(PLAIN) else None
