@@ -128,6 +128,15 @@ def test_a_move_over_one_channel_or_held_to_a_bandwidth_has_no_pieces(how: dict[
     assert other.pieces == ()
 
 
+def test_a_piece_that_a_limit_held_back_tells_nothing() -> None:
+    """Noise at 820 MB/s, text at 84 MB/s: under 500 MB/s only the text came as fast as it goes."""
+    slow = {"compression": "zstd", "bandwidth_bytes_per_s": 500 * 10**6}
+    one = moved(looked_at(slow, ZSTD, [(20_000, 0, 0), (90_000, 0, 80_000)]))
+    assert one is not None
+    assert not one.limited
+    assert [piece.pages for piece in one.pieces] == [90_000]
+
+
 def test_calibration_compresses_noise_and_text() -> None:
     filled = {lap.fill.source for lap in _laps(Path("words")) if lap.options == COMPRESSED}
     assert filled == {NOISE, "words"}

@@ -173,9 +173,13 @@ def _is_split(request: Mapping[str, Any]) -> bool:
 
 
 def _pieces(record: RunRecord, counted: Sequence[Mapping[str, Any]]) -> tuple[Piece, ...]:
-    """What went between the looks of its first pass. Holes are as common in each as in all."""
+    """What went between the looks of its first pass, where no limit held it back.
+
+    Holes are as common in each as in all.
+    """
     zero_pages = counted[-1].get("zero_pages", 0)
     holes = min((record.request.get("hole_pages") or 0) / zero_pages, 1.0) if zero_pages else 0.0
+    limit = record.request.get("bandwidth_bytes_per_s")
     looks = [one for one in counted if one["status"] == "active" and one["round"] <= FIRST_ROUNDS]
     pieces = []
     for before, after in pairwise(looks):
@@ -184,7 +188,7 @@ def _pieces(record: RunRecord, counted: Sequence[Mapping[str, Any]]) -> tuple[Pi
             for what in ("normal_pages", "zero_pages", "transferred_bytes")
         )
         took_s = after["at_s"] - before["at_s"]
-        if took_s < LEAST_PIECE_S:
+        if took_s < LEAST_PIECE_S or (limit and sent_bytes > USED * limit * took_s):
             continue
         saved = max(pages - sent_bytes / SENT_PAGE_BYTES, 0.0)
         squeezed = saved if record.request.get("compression") else 0.0
