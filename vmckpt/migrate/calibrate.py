@@ -33,7 +33,7 @@ from vmckpt.vm.spec import parse_spec
 FIRST_MIB = 16
 LEAST_BYTES = 64 * MIB
 # So much text is written to the host, and filled in again and again: more than zstd looks back.
-TEXT_BYTES, WORDS, WORD_BYTES = 4 * MIB, 4096, 7
+TEXT_BYTES, WORDS, WORD_BYTES = 4 * MIB, 4096, 15
 
 
 class Fill(NamedTuple):
@@ -127,7 +127,7 @@ async def _text(host: Host) -> AsyncIterator[Path]:
 
 
 def words() -> str:
-    """A few thousand words in no order, the same each time: zstd leaves about a third of them."""
+    """A few thousand words in no order, the same each time: zstd leaves a quarter of them."""
     letters = random.Random(1)
     known = [f"{letters.randbytes(WORD_BYTES // 2 + 1).hex()[:WORD_BYTES]} " for _ in range(WORDS)]
     return "".join(letters.choices(known, k=TEXT_BYTES // (WORD_BYTES + 1)))
