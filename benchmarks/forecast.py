@@ -11,7 +11,8 @@ and of three the one in the middle is off by less. Both are judged.
 
 The first cells teach the planner what the pair of hosts costs; the others, whole workloads of their
 own, are judged, and nothing of them teaches. Forecasts are made anew from what was measured before
-each run, so that the verdict is about the model as it stands. Aims are the issue's.
+each run, so that the verdict is about the model as it stands. Aims are the issue's. Beside the
+verdict: the cells that teach, each left out of the teaching in turn, by which a model is chosen.
 """
 
 import argparse
@@ -28,8 +29,8 @@ from typing import Any
 
 from benchmarks.forecast_cells import CELLS, INTENT, WAYS, Cell
 from benchmarks.forecast_plot import draw
-from benchmarks.forecast_replay import KEPT, kept, pack, replayed, unpack
-from benchmarks.forecast_verdict import verdict
+from benchmarks.forecast_replay import KEPT, kept, left_out, pack, replayed, unpack
+from benchmarks.forecast_verdict import errors, verdict
 from benchmarks.others import Others
 from benchmarks.setting import RESULTS, await_quiet, machine, processor_s, write_result
 from benchmarks.warm_memory import warm
@@ -203,12 +204,13 @@ def main() -> None:
             return
     rows = replayed()
     where = json.loads((KEPT / "machine.json").read_text())
-    content = {"machine": where, **verdict(rows), "rows": rows}
+    left = errors(left_out())
+    content = {"machine": where, **verdict(rows), "teaching_left_out": left, "rows": rows}
     print(write_result("forecast", content))
     if content["aims"]:
         draw(rows, RESULTS / "forecast.png")
         pack()
-    print(json.dumps(content["aims"], indent=1))
+    print(json.dumps({"teaching_left_out": left, "aims": content["aims"]}, indent=1))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ WAYS = {
     "postcopy": ("--method", "postcopy"),
 }
 ALL, FEW = tuple(WAYS), ("precopy", "hybrid", "postcopy")
+# For what dirties faster than its limit: nothing else ends.
+WITHOUT_END = ("hybrid", "postcopy")
 # The row of a run whose way the planner chose, by the cell's intent.
 INTENT = "intent"
 
@@ -61,6 +63,10 @@ TEACHING = (
     Cell("1G", _load("40M", "256M", "sequential", "text"), "200MB", judged=False),
     Cell("512M", _load("40M", "64M", "bursty", "random"), "100MB", judged=False, ways=FEW),
     Cell("1G", _load("80M", "512M", "uniform", "random"), None, judged=False),
+    # Mostly holes, and what is none compresses: what each costs.
+    Cell("1G", _load("30M", "96M", "uniform", "text"), None, judged=False),
+    # Much is missing at the switch: how long a guest waits then.
+    Cell("1G", _load("90M", "384M", "uniform", "random"), "80MB", judged=False, ways=WITHOUT_END),
 )
 JUDGED = (
     Cell("512M", _load("10M", "256M", "zipf", "random"), None, judged=True,

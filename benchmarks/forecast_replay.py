@@ -54,6 +54,23 @@ def replayed() -> list[dict[str, Any]]:
     return [_by_intent(row) if "intent" in row else _anew(row, records) for row in kept()]
 
 
+def left_out() -> list[dict[str, Any]]:
+    """The teaching rows, each forecast by what all cells but its own teach.
+
+    The judge of choices of the model: by the judged rows it must not be fitted.
+    """
+    records, rows = load_all(KEPT / "runs"), kept()
+    return [_anew(row, of_others(row, rows, records)) for row in rows if not row["judged"]]
+
+
+def of_others(
+    row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], records: Sequence[RunRecord]
+) -> list[RunRecord]:
+    """The records of all but the row's own cell."""
+    own = {one.get("run") for one in rows if one["cell"] == row["cell"]}
+    return [record for record in records if record.run not in own]
+
+
 def _anew(row: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
     began_s = time.process_time()
     found = {one.way: one for one in forecasts(row, records)}

@@ -59,6 +59,25 @@ def verdict(rows: Sequence[Row]) -> dict[str, Any]:
     return {**counts, "unforeseeable": unforeseeable(ways), "aims": aims}
 
 
+def errors(rows: Iterable[Row]) -> dict[str, float]:
+    """How far off the forecasts of runs were that were to end, and ended; no aims."""
+    ended = forecast_and_ended(rows)
+    if not ended:
+        return {}
+    pauses_ms = [abs(pause_error_ms(row)) for row in ended]
+    totals = [abs(total_error(row)) for row in ended]
+    inside = share(_inside(row["forecast"]["total_s"], row["total_time_s"]) for row in ended)
+    pauses = share(_inside(row["forecast"]["downtime_s"], pause_ms(row) / 1e3) for row in ended)
+    return {
+        "runs": len(ended),
+        "total_time_median": round(median(totals), 4),
+        "total_time_p90": round(_nine_tenths(totals), 4),
+        "downtime_median_ms": round(median(pauses_ms), 1),
+        "total_times_inside": round(inside, 4),
+        "downtimes_inside": round(pauses, 4),
+    }
+
+
 def unforeseeable(groups: Sequence[Sequence[Row]]) -> dict[str, float]:
     """How far off runs are from the middle one of their way, which no forecast knows before."""
     often = [group for group in groups if len(group) > 2]

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.forecast_verdict import breaks, near_best, verdict
+from benchmarks.forecast_replay import of_others
+from benchmarks.forecast_verdict import breaks, errors, near_best, verdict
+from vmckpt.events.record import RunRecord
 
 pytestmark = pytest.mark.unit
 
@@ -91,3 +93,21 @@ def test_each_turn_s_choice_is_judged_by_what_all_turns_took() -> None:
 def test_a_broken_intent_is_one_that_was_not_refused(more: dict[str, Any], broken: bool) -> None:
     wishes = ["--max-pause", "60ms", "--finish-within", "3s"]
     assert breaks(row("intent", 1.0, 1.0, intent=wishes) | more) is broken
+
+
+def test_errors_are_told_of_what_ended_without_aims() -> None:
+    ended = [row("precopy", 1.1, 1.0, judged=False), row("zstd", 2.0, 1.0, guest_downtime_ms=90.0)]
+    endless = row("precopy", 9.0, 1.0, outcome="timed-out")
+    assert errors([*ended, endless]) == {
+        "runs": 2, "total_time_median": 0.55, "total_time_p90": 1.0, "downtime_median_ms": 20.0,
+        "total_times_inside": 0.5, "downtimes_inside": 0.5,
+    }  # fmt: skip
+    assert errors([endless]) == {}
+
+
+def test_a_cell_that_is_left_out_teaches_none_of_its_own_runs() -> None:
+    rows = [row(way, 1, 1, run=run) for way, run in (("precopy", "1"), ("zstd", "2"))]
+    rows += [row("zstd", 1, 1, run="3", cell="b"), row("hybrid", 1, 1, outcome="timed-out")]
+    records = [RunRecord(name, "migrate", {}) for name in ("calibration", "1", "2", "3")]
+    assert [one.run for one in of_others(rows[0], rows, records)] == ["calibration", "3"]
+    assert [one.run for one in of_others(rows[2], rows, records)] == ["calibration", "1", "2"]

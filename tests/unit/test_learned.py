@@ -149,7 +149,8 @@ def test_how_long_a_guest_waits_for_a_page_in_post_copy_is_learned() -> None:
 
     moves = [*MOVES, *(postcopy(25 + waits_ms) for waits_ms in (100, 200, 300))]
     link = learned(moves, "a", "b")["plain"]
-    assert [link.waits_s(slow_s, 0) for slow_s in (2.0, 0.5, 0.0)] == pytest.approx([0.2, 0.2, 0.0])
+    # Not longer than what it waits for takes to come.
+    assert [link.waits_s(slow_s, 0) for slow_s in (2.0, 0.5, 0.1)] == pytest.approx([0.2, 0.2, 0.1])
     assert link.waits_s(2.0, -1) < 0.2 < link.waits_s(2.0, 1)
     few = [*MOVES, postcopy(2025), postcopy(None), postcopy(None)]
     # Nothing is known yet: it may be any part of the slow phase.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.test_forecast import LINK, guest
 from vmckpt.plan.forecast import Limits, Way, forecast
-from vmckpt.plan.link import Moved, learn
+from vmckpt.plan.link import Costs, Moved, learn
 from vmckpt.plan.rounds import BATCH_BYTES, PACKET_BYTES, wire
 
 pytestmark = pytest.mark.unit
@@ -72,13 +72,14 @@ def test_what_compresses_costs_more_to_send() -> None:
     assert text == pytest.approx(1.4e-5, rel=1e-3)
 
 
-def test_what_a_zero_page_costs_may_be_known_otherwise() -> None:
+def test_costs_may_be_known_otherwise() -> None:
     alike = [Moved(n, 2 * n, n * (1e-5 + 2 * 3e-6), 9.0, None) for n in (10**4, 10**5, 10**6)]
-    unknown, known = learn(alike), learn(alike, zeroes=(3e-6, 0.0))
-    assert unknown is not None
-    assert known is not None
-    assert known.costs[:2] == pytest.approx((1e-5, 3e-6))
-    assert unknown.costs[:2] != pytest.approx((1e-5, 3e-6))
+    known = Costs(1e-5, 3e-6, 0.0, squeezed_s=7e-6, hole_s=2e-6)
+    link = learn(alike, costs=known)
+    assert link is not None
+    assert link.costs == known._replace(look_s=3e-6)
+    held = [one._replace(limited=True) for one in alike]
+    assert learn(held, costs=known) is None
 
 
 def test_a_hole_costs_more_than_a_page_of_zeroes() -> None:
@@ -130,3 +131,17 @@ def test_nothing_is_learned_from_nothing_and_misses_widen_a_forecast() -> None:
     assert unsure is not None
     assert sure.spread < 0.1
     assert unsure.spread == pytest.approx(0.5)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3), st.floats(0, 1), st.floats(0, 1))
+def test_a_longer_slow_phase_makes_the_guest_wait_no_shorter(
+    waits_s: list[float], one_s: float, other_s: float
+) -> None:
+    low_s, middle_s, high_s = sorted(waits_s)
+    link = replace(LINK, waiting_s=(low_s, middle_s, high_s))
+    short_s, long_s = sorted((one_s, other_s))
+    assert all(link.waits_s(short_s, luck) <= link.waits_s(long_s, luck) for luck in (-1, 0, 1))
+    good, middle, bad = (link.waits_s(long_s, luck) for luck in (-1, 0, 1))
+    assert good <= middle <= bad <= 2 * long_s
+    assert middle <= long_s
+    assert link.waits_s(0.0, 1) == 0.0

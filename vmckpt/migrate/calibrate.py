@@ -1,13 +1,15 @@
 """Learning what moving between two hosts costs, by moving a small guest there and back.
 
 The guest is firmware alone. Its memory is filled from outside, through its RAM file: with nothing,
-with noise, and with a program, which compresses. Each move leaves a run record like any other, and
-those are what the planner learns from.
+with noise, and with text, which compresses. Each move leaves a run record like any other, and those
+are what the planner learns from.
 """
 
+import random
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, RefusedError
@@ -30,6 +32,8 @@ from vmckpt.vm.spec import parse_spec
 # Below it the firmware may have something of its own.
 FIRST_MIB = 16
 LEAST_BYTES = 64 * MIB
+# So much text is written to the host, and filled in again and again: more than zstd looks back.
+TEXT_BYTES, WORDS, WORD_BYTES = 4 * MIB, 4096, 15
 
 
 class Fill(NamedTuple):
@@ -72,23 +76,12 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
             why="moving needs two",
             remedy="vmckpt host calibrate A B",
         )
-    program = await first.find_executable(first.qemu)
-    laps = [
-        Lap(Fill(0.0, None), PLAIN),
-        Lap(Fill(0.4, NOISE), PLAIN),
-        Lap(Fill(0.4, NOISE), PARALLEL),
-        Lap(Fill(0.9, NOISE), PLAIN),
-        Lap(Fill(0.9, NOISE), PARALLEL),
-    ]
-    if program is not None:
-        laps[3:3] = [Lap(Fill(0.4, str(program.path)), COMPRESSED)]
-        laps += [Lap(Fill(0.9, str(program.path)), COMPRESSED)]
     moves, skipped = 0, []
     # As their real moves will be carried out.
     elsewhere = not (first.is_this_machine or second.is_this_machine)
     move = migrate_there if elsewhere else migrate
-    async with _guest(first, memory_bytes) as name:
-        for lap in laps:
+    async with _text(first) as text, _guest(first, memory_bytes) as name:
+        for lap in _laps(text):
             vm = await find_vm(name)
             checked = await preflight(vm, second, lap.options)
             if not checked.possible and lap.options != PLAIN:
@@ -105,6 +98,39 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
         moves,
         tuple(skipped),
     )
+
+
+def _laps(text: Path) -> list[Lap]:
+    """Each content over each way that it costs something else on."""
+    some, much = (Fill(part, NOISE) for part in (0.4, 0.9))
+    return [
+        Lap(Fill(0.0, None), PLAIN),
+        Lap(some, PLAIN),
+        Lap(some, PARALLEL),
+        Lap(some, COMPRESSED),
+        Lap(Fill(0.4, str(text)), COMPRESSED),
+        Lap(much, PLAIN),
+        Lap(much, PARALLEL),
+        Lap(Fill(0.9, str(text)), COMPRESSED),
+    ]
+
+
+@asynccontextmanager
+async def _text(host: Host) -> AsyncIterator[Path]:
+    """A file on `host` with words in it; after the block it is gone."""
+    path = host.state_dir / f"{CALIBRATION}{secrets.token_hex(3)}.txt"
+    await host.write_text(path, words())
+    try:
+        yield path
+    finally:
+        await to_the_end(host.remove(path))
+
+
+def words() -> str:
+    """A few thousand words in no order, the same each time: zstd leaves a quarter of them."""
+    letters = random.Random(1)
+    known = [f"{letters.randbytes(WORD_BYTES // 2 + 1).hex()[:WORD_BYTES]} " for _ in range(WORDS)]
+    return "".join(letters.choices(known, k=TEXT_BYTES // (WORD_BYTES + 1)))
 
 
 @asynccontextmanager

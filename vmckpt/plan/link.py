@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
+
+from vmckpt.plan.least_squares import Row, not_negative
 
 # So far forecasts may be off, however well the past fits.
 LEAST_SPREAD = 0.06
@@ -18,9 +19,20 @@ FEW_MOVES = 3
 # A move of any length is off by so much of this.
 NOISE_S = 0.5
 # Until it is known how long the guest waits for a page in post-copy: any part of its slow phase.
-UNKNOWN_WAITING = (0.0, 0.5, 1.0)
+# Then, too, hardly longer than all that is missing takes to come, which may be twice as long.
+UNKNOWN_WAITING, MOST_WAITING = (0.0, 0.5, 1.0), (0.5, 1.0, 2.0)
 # Of p10 to p90, in standard deviations on each side.
 _TENTH = 1.28
+
+
+class Piece(NamedTuple):
+    """What a move sent between two looks; the figures are those of `Moved`."""
+
+    took_s: float
+    pages: float
+    zero_pages: float
+    holes: float
+    squeezed: float
 
 
 class Moved(NamedTuple):
@@ -34,7 +46,8 @@ class Moved(NamedTuple):
     then how long it stood still in all. `limited`: it was held to a bandwidth, and does not tell
     how fast pages go. `waited_s`: how long it took until QEMU looked whether it may end. `weight`:
     how much it counts for the cost of a page. `squeezed`: so many pages' bytes were saved by
-    compression. `holes`: so many of the zero pages were not in the source's memory file.
+    compression. `holes`: so many of the zero pages were not in the source's memory file. `pieces`:
+    what went when, where that tells what it cost.
     """
 
     pages: float
@@ -53,6 +66,7 @@ class Moved(NamedTuple):
     weight: float = 1.0
     squeezed: float = 0.0
     holes: float = 0.0
+    pieces: tuple[Piece, ...] = ()
 
 
 class Costs(NamedTuple):
@@ -79,8 +93,8 @@ class Link:
     besides the pages sent meanwhile. `spread` is the standard deviation of a forecast, of 1;
     `fixed_spread_s` and `switch_spread_s` those of the two. `disk_bytes_per_s` is None where no
     disk was copied yet.
-    `waiting_s`: how long the guest waits for a page in post-copy's slow phase, p10, median and p90:
-    what stands in the sockets goes before it, however long the phase. None: not known yet.
+    `waiting_s`: how long the guest waits for pages in post-copy's slow phase, p10, median and p90,
+    where that is long: it fetches what it wants most first. None: not known yet.
     `stopped_share`: of what a page costs, how much it costs while the guest is stopped: nobody
     competes for the processors, and the target has had the page before.
     """
@@ -102,8 +116,7 @@ class Link:
         """
         if self.waiting_s is None:
             return UNKNOWN_WAITING[luck + 1] * slow_s
-        # With hardly a page left there may be none that it wants.
-        return self.waiting_s[luck + 1] * min(slow_s / FEW_PAGES_S, 1.0)
+        return min(self.waiting_s[luck + 1], MOST_WAITING[luck + 1] * slow_s)
 
     @property
     def bytes_per_s(self) -> float:
@@ -115,20 +128,20 @@ def learn(
     moved: Sequence[Moved],
     misses: Sequence[float] = (),
     sent_otherwise: Sequence[Moved] = (),
-    zeroes: tuple[float, float] | None = None,
+    costs: Costs | None = None,
     look_s: float | None = None,
 ) -> Link | None:
     """The constants that explain the migrations that were; None when they explain nothing.
 
     `misses` are what forecasts of this pair were off by, of 1. The cost of a page can only be told
     from that of a zero page when migrations differed in the two. What a migration takes besides
-    sending, and the switch, are those of `sent_otherwise` too. `zeroes` is what a zero page costs
-    and one that is a hole, where that is known otherwise; `look_s` what of it is the source's: all,
-    where nothing is known.
+    sending, and the switch, are those of `sent_otherwise` too. `costs` are known otherwise where
+    they are given; `look_s` is what of a zero page's cost is the source's: all, where nothing is
+    known.
     """
     unlimited = [one for one in moved if not one.limited]
-    costs = _fit(unlimited, zeroes)
-    if costs is None or costs.page_s <= 0:
+    costs = costs or _fit(unlimited)
+    if not unlimited or costs is None or costs.page_s <= 0:
         return None
     zero_s = costs.zero_page_s
     costs = costs._replace(look_s=zero_s if look_s is None else min(look_s, zero_s))
@@ -219,74 +232,25 @@ def _off_s(costs: Costs, one: Moved) -> float:
     return one.transfer_s - one.waited_s - explained_s
 
 
-def _fit(moved: Sequence[Moved], known: tuple[float, float] | None) -> Costs | None:
-    """The least squares with no cost below zero: the best of all subsets of costs.
+def _fit(moved: Sequence[Moved]) -> Costs | None:
+    """The costs that explain whole moves best.
 
     What is looked for is the cost of any page, and what one that is not zero costs more: migrations
     that hardly differ in the two would else tell that zeroes cost more. A short move is off by as
     much time as there is noise, a long one by its part.
     """
-    rows = []
+    rows = list[Row]()
     for one in moved:
         if one.transfer_s > one.waited_s and one.pages > 0:
             scale = one.weight / (one.transfer_s + NOISE_S)
-            zeroes, holes = (one.zero_pages, one.holes) if known is None else (0.0, 0.0)
-            facts = (one.pages, one.pages + zeroes, 1.0, one.squeezed, holes)
+            facts = (one.pages, one.pages + one.zero_pages, 1.0, one.squeezed, one.holes)
             scaled = tuple(fact * scale for fact in facts)
-            zero_s, hole_s = known or (0.0, 0.0)
-            zeroes_s = one.zero_pages * zero_s + one.holes * hole_s
-            rows.append((scaled, (one.transfer_s - one.waited_s - zeroes_s) * scale))
-    best: tuple[float, tuple[float, ...]] | None = None
-    for used in (c for n in range(1, 6) for c in combinations(range(5), n)):
-        if not {0, 1}.intersection(used) or len(rows) < len(used):
-            continue
-        found = _least_squares(rows, used)
-        if found is None or min(found) < 0:
-            continue
-        values = dict(zip(used, found, strict=True))
-        costs = tuple(values.get(n, 0.0) for n in range(5))
-        error = sum((sum(x * c for x, c in zip(row, costs, strict=True)) - y) ** 2
-                    for row, y in rows)  # fmt: skip
-        if best is None or error < best[0] * (1 - 1e-9):
-            best = (error, costs)
-    if best is None:
+            rows.append((scaled, (one.transfer_s - one.waited_s) * scale))
+    found = not_negative(rows, needed={0, 1})
+    if found is None:
         return None
-    more_s, any_s, start_s, squeezed_s, hole_s = best[1]
-    zero_s, hole_s = (any_s, hole_s) if known is None else known
-    return Costs(any_s + more_s, zero_s, start_s, squeezed_s, hole_s)
-
-
-def _least_squares(
-    rows: Sequence[tuple[tuple[float, ...], float]], used: Sequence[int]
-) -> list[float] | None:
-    """By the normal equations, scaled; None when the rows cannot tell the columns apart."""
-    scale = {n: max(abs(row[n]) for row, _ in rows) for n in used}
-    if not all(scale.values()):
-        return None
-    matrix = [
-        [_product(rows, a, b) / (scale[a] * scale[b]) for b in used]
-        + [sum(row[a] * y for row, y in rows) / scale[a]]
-        for a in used
-    ]
-    size = len(used)
-    for at in range(size):
-        pivot = max(range(at, size), key=lambda n: abs(matrix[n][at]))
-        if abs(matrix[pivot][at]) < 1e-6:
-            return None
-        matrix[at], matrix[pivot] = matrix[pivot], matrix[at]
-        matrix[at] = [value / matrix[at][at] for value in matrix[at]]
-        for other in range(size):
-            if other != at:
-                factor = matrix[other][at]
-                matrix[other] = [
-                    value - factor * own
-                    for value, own in zip(matrix[other], matrix[at], strict=True)
-                ]
-    return [matrix[n][size] / scale[used[n]] for n in range(size)]
-
-
-def _product(rows: Sequence[tuple[tuple[float, ...], float]], a: int, b: int) -> float:
-    return sum(row[a] * row[b] for row, _ in rows)
+    more_s, any_s, start_s, squeezed_s, hole_s = found
+    return Costs(any_s + more_s, any_s, start_s, squeezed_s, hole_s)
 
 
 def _deviation(errors: Sequence[float]) -> float:
