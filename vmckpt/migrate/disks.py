@@ -1,7 +1,6 @@
 """Local disks, copied while the guest writes to them, and alike on both sides at the switchover."""
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
