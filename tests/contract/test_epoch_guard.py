@@ -117,5 +117,19 @@ def test_a_teller_that_is_done_in_time_is_left_alone(tmp_path: Path) -> None:
         assert qemu.removed(1) == ["held"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+def test_whoever_begins_it_may_come_last_but_it_takes_its_turns(tmp_path: Path) -> None:
+    started = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    try:
+        with guarded(tmp_path) as (_, process):
+            given_up_s = time.monotonic() + PATIENCE_S
+            while os.sched_getscheduler(process.pid) != os.SCHED_OTHER:
+                assert time.monotonic() < given_up_s
+                time.sleep(0.005)
+    finally:
+        os.sched_setscheduler(0, started, os.sched_param(0))
+
+
 def _boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -59,7 +59,7 @@ from tests.contract.test_scheduling import session_niceness
 from vmckpt.hosts.scheduling import session_comes_last, session_has_waited, session_prompt
 
 def niceness():
-    print(session_niceness(), len(os.sched_getaffinity(0)))
+    print(session_niceness(), len(os.sched_getaffinity(0)), os.sched_getscheduler(0))
 
 session_comes_last()
 niceness()
@@ -145,6 +145,7 @@ def test_nobody_stays_so_whose_teller_was_killed(other: tuple[int, list[int]]) -
     assert policies(threads) == [os.SCHED_OTHER] * 4
 
 
+NO_WAY_BACK = ["setpriv", "--inh-caps=-sys_nice", "--bounding-set=-sys_nice"]
 UNPRIVILEGED = """
 import os, sys
 from vmckpt.hosts.scheduling import in_real_time
@@ -157,10 +158,9 @@ with in_real_time(int(sys.argv[1])):
 @AS_ROOT
 def test_who_may_not_have_it_goes_on_as_before(other: tuple[int, list[int]]) -> None:
     pid, threads = other
-    few = ["setpriv", "--inh-caps=-sys_nice", "--bounding-set=-sys_nice"]
     said = subprocess.run(
-        [*few, sys.executable, "-c", UNPRIVILEGED, str(pid)], capture_output=True, text=True,
-        check=True, timeout=60,
+        [*NO_WAY_BACK, sys.executable, "-c", UNPRIVILEGED, str(pid)],
+        capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
     assert said.split() == ["0", "0"]
     assert policies(threads) == OF_ALL
@@ -174,24 +174,90 @@ def test_a_process_that_has_ended_is_none() -> None:
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
+USUAL, IDLE = str(os.SCHED_OTHER), str(os.SCHED_IDLE)
+
+
 @pytest.mark.skipif(not SESSION.exists(), reason="this kernel has no groups by session")
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_session_comes_last_if_it_is_its_own(leads: bool) -> None:
-    usual, first = session_niceness(), "-10" if os.geteuid() == 0 else "0"
+    is_root = os.geteuid() == 0
+    usual, first = session_niceness(), "-10" if is_root else "0"
+    every = len(os.sched_getaffinity(0))
+    alone = ["10", str(every), IDLE] if is_root else ["10", str(max(every - 1, 1)), USUAL]
+    last = alone if leads else [usual, str(every), USUAL]
+    usually = ["0" if leads else usual, str(every), USUAL]
+    now = [first if leads else usual, str(every), USUAL]
+    assert _said(PROGRAM, leads=leads) == [last, now, last, usually, usually]
+    assert session_niceness() == usual
+
+
+def _said(program: str, *first: str, leads: bool = True) -> list[list[str]]:
+    done = subprocess.run(
+        [*first, sys.executable, "-c", program], start_new_session=leads, capture_output=True,
+        text=True, check=True, timeout=60,
+    )  # fmt: skip
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@AS_ROOT
+def test_whoever_could_not_be_a_usual_one_again_never_is_an_idle_one() -> None:
+    """A guest would stand still for a service that gets what nobody else wants."""
+    said = _said("import resource\nresource.setrlimit(resource.RLIMIT_NICE, (0, 0))" + PROGRAM,
+                 *NO_WAY_BACK)  # fmt: skip
+    assert [policy for *_, policy in said] == [USUAL] * 5
     every = len(os.sched_getaffinity(0))
     few = max(every - 1, 1)
-    last = ["10", str(few)] if leads else [usual, str(every)]
-    usually = ["0" if leads else usual, str(every)]
-    now = [first if leads else usual, str(every)]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], start_new_session=leads, capture_output=True, text=True,
-        check=True, timeout=60,
-    )  # fmt: skip
-    assert [line.split() for line in done.stdout.splitlines()] == [
-        last,
-        now,
-        last,
-        usually,
-        usually,
-    ]
-    assert session_niceness() == usual
+    assert [int(processors) for *_, processors, _ in said] == [few, every, few, every, every]
+
+
+POLICIES = """
+import os, threading
+from vmckpt.hosts.scheduling import session_comes_last, session_has_waited, take_turns
+
+def policy(thread=0):
+    print(os.sched_getscheduler(thread))
+
+if chosen:
+    os.sched_setscheduler(0, chosen, os.sched_param(0))
+session_comes_last()
+other = threading.Thread(target=threading.Event().wait, daemon=True)
+other.start()
+policy(), policy(other.native_id)
+session_has_waited()
+policy(), policy(other.native_id)
+take_turns()
+policy()
+"""
+
+
+@AS_ROOT
+def test_after_its_time_all_its_threads_take_their_turns() -> None:
+    said = _said(f"chosen = None{POLICIES}")
+    assert said == [[IDLE], [IDLE], [USUAL], [USUAL], [USUAL]]
+
+
+@AS_ROOT
+def test_who_was_an_idle_one_before_stays_one_until_somebody_needs_it() -> None:
+    said = _said(f"chosen = os.SCHED_IDLE{POLICIES}".replace("chosen", "import os; chosen", 1))
+    assert said == [[IDLE], [IDLE], [IDLE], [IDLE], [USUAL]]
+
+
+RECOVERY = """
+import os
+from pathlib import Path
+from vmckpt.checkpoint import service
+from vmckpt.cli.checkpointing import checkpointing
+
+async def recover_from(directory):
+    print(os.sched_getscheduler(0))
+
+service.recover_from = recover_from
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+checkpointing(Path("nowhere"), recover=True, last=False)
+"""
+
+
+@AS_ROOT
+def test_what_follows_a_services_death_takes_its_turns() -> None:
+    """A guest may stand still, or be silent, until it is done."""
+    assert _said(RECOVERY) == [[USUAL]]

@@ -16,11 +16,12 @@ def checkpointing(
     """Checkpoint, restore or fork as was written down there; people have no use for it."""
     from vmckpt.checkpoint import service
     from vmckpt.hosts.inventory import local_host
-    from vmckpt.hosts.scheduling import session_comes_last
+    from vmckpt.hosts.scheduling import session_comes_last, take_turns
 
     if last:
         session_comes_last()  # as a rule it has since its first moment: see cli/entry.py
     if recover:
+        take_turns()  # it was begun by a service that may have come last
         run(service.recover_from(directory))
     else:
         run(service.serve(directory, run(local_host().own_command())))

@@ -117,7 +117,8 @@ class Capture:
                     with in_real_time(self._pid):  # with the thread that migrates, which is new
                         migrated = await migration.state()
                 finally:
-                    await to_the_end(self.resume())
+                    with in_real_time(self._pid):
+                        await to_the_end(self.resume())
                 paused_s = time.perf_counter() - began_s
         await self._devices.learn(migrated, save)
         return paused_s

@@ -7,6 +7,7 @@ their own) niceness counts among the threads of one session alone, and among ses
 """
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,12 +45,13 @@ def come_last() -> None:
 
 
 class _Session:
-    """This process's: whether it comes last now, or has for long enough, and which processors it
-    had before.
+    """This process's: whether it comes last now, or has for long enough, which processors it had
+    before, and whether its threads are idle ones while it comes last.
     """
 
     def __init__(self) -> None:
         self.is_last, self.has_waited, self.processors = False, False, set[int]()
+        self.idles = False
 
 
 _session = _Session()
@@ -59,18 +61,23 @@ def session_comes_last() -> None:
     """From here on all of this process's session gets little where others want the time.
 
     Not that of somebody who has started it: of a process that leads its own. Where sessions are no
-    groups it has its usual share. One processor is left to others in any case, by all who come last
-    the same one: who wakes up there waits for nobody.
+    groups it has its usual share. Its threads are idle ones (SCHED_IDLE) where they may be usual
+    ones again: a processor that has nobody else counts as free then, for all who wake up or wait.
+    Where they may not, one processor is left to others, by all who come last the same one.
     """
     if os.getsid(0) != os.getpid():
         return
     if _session.has_waited:
         _have(_SESSION_USUAL)
         return
+    if not _session.processors:
+        _session.idles = os.sched_getscheduler(0) == os.SCHED_OTHER and _may_idle_for_a_while()
     _session.is_last = True
     _session.processors |= os.sched_getaffinity(0)
     _have(_SESSION_LAST)
-    if len(_session.processors) > 1:  # of this thread, and of those that it will start
+    if _session.idles:
+        _change(os.SCHED_OTHER, os.SCHED_IDLE)
+    elif len(_session.processors) > 1:  # of this thread, and of those that it will start
         os.sched_setaffinity(0, _session.processors - {min(_session.processors)})
 
 
@@ -91,6 +98,33 @@ def session_has_waited() -> None:
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):  # one that has ended
             os.sched_setaffinity(int(thread), _session.processors)
+            if _session.idles and os.sched_getscheduler(int(thread)) == os.SCHED_IDLE:
+                _share_again(int(thread), os.SCHED_OTHER)
+
+
+def take_turns() -> None:
+    """This thread is a usual one, though whoever has started its process comes last."""
+    with suppress(PermissionError):
+        _change(os.SCHED_IDLE, os.SCHED_OTHER)
+
+
+def _may_idle_for_a_while() -> bool:
+    """To be a usual one afterwards is what not everybody may: it takes CAP_SYS_NICE, or a limit.
+
+    Tried out by a thread that ends then.
+    """
+    returned = list[bool]()
+
+    def idle() -> None:
+        with suppress(OSError):
+            _change(os.SCHED_OTHER, os.SCHED_IDLE)
+            _change(os.SCHED_IDLE, os.SCHED_OTHER)
+            returned.append(True)
+
+    thread = threading.Thread(target=idle)
+    thread.start()
+    thread.join()
+    return bool(returned)
 
 
 def _have(niceness: int) -> None:
@@ -108,6 +142,8 @@ def session_prompt() -> Iterator[None]:
         yield
         return
     _session.is_last = False
+    if _session.idles:
+        _change(os.SCHED_IDLE, os.SCHED_OTHER)
     _session_comes_first()
     os.sched_setaffinity(0, _session.processors)
     try:
