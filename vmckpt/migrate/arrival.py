@@ -12,9 +12,9 @@ from vmckpt.qemu.agent import GuestAgent
 
 RESUME_TIMEOUT_S = 5.0
 # What a guest does when it wakes up is new to its QEMU: under TCG it is translated anew, and takes
-# 25 ms until its first packet. What this command has to do then can wait for so long, and made it
+# 20 ms until its first packet. What this command has to do then can wait for so long; it made that
 # half as long again on a machine with two processors.
-WAKING_S = 0.03
+WAKING_S = 0.02
 PROGRESS_TIMEOUT_S = 5.0
 POLL_S = 0.003
 

@@ -32,7 +32,7 @@ from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.prepare import prepare_target, write_down
-from vmckpt.migrate.settings import leave_plain, set_alike
+from vmckpt.migrate.settings import leave_plain, set_target
 from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED
@@ -227,15 +227,21 @@ class Migration:
             raise await self._with_targets_words(exc) from exc
 
     async def prepare(self) -> None:
-        """The target's QEMU, waiting, the same machine to the guest as the source's."""
+        """The target's QEMU, waiting, the same machine to the guest as the source's.
+
+        The source is set for the migration while it starts.
+        """
         await write_down(self._vm, self._pair)
         await create_files(self._target_host, self._run, self._copies)
-        self._target_qemu = await prepare_target(self._vm, self._pair, self._journey.absent_ids)
+        self._target_qemu = await prepare_target(
+            self._vm, self._pair, self._agreement, self._journey.absent_ids
+        )
 
     async def undo_prepare(self) -> None:
         """Nothing of the migration stays, on either host."""
         from vmckpt.migrate.recover import undo_target
 
+        await leave_plain(self._pair.source, lambda text: self._note("settings", text))
         await undo_target(self._pair)
         await remove_files(self._target_host, self._run, self._journal.disks)
         # What an earlier undo has left is for the next command on the VM, which needs the journal.
@@ -246,13 +252,13 @@ class Migration:
         """Both sides set alike; every answer is read, since a refused call leaves old settings."""
         source, target = self._pair.source, self._pair.target
         _, self._credentials = await both(
-            set_alike(self._pair, self._agreement), arm(source, target, self._encryption, self._run)
+            set_target(self._pair, self._agreement),
+            arm(source, target, self._encryption, self._run),
         )
 
     async def undo_agree(self) -> None:
-        """The source has no credentials nor settings any more; the target's go with its QEMU."""
+        """The source has no credentials any more; the target's go with its QEMU."""
         await disarm_if_possible(self._pair.source, lambda text: self._note("tls", text))
-        await leave_plain(self._pair.source, lambda text: self._note("settings", text))
 
     async def mirror(self) -> None:
         """Local disks: copied, and from then on every write goes to both sides."""

@@ -6,6 +6,8 @@ from vmckpt.devices.aside import set_aside
 from vmckpt.errors import RefusedError
 from vmckpt.migrate import later
 from vmckpt.migrate.ends import Pair
+from vmckpt.migrate.settings import set_source
+from vmckpt.qemu.abilities import Agreement
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.sequence.steps import both
 from vmckpt.vm.inventory import Vm
@@ -22,12 +24,13 @@ async def write_down(vm: Vm, pair: Pair) -> None:
         await pair.target.host.write_text(theirs.point, point)
 
 
-async def prepare_target(vm: Vm, pair: Pair, absent: Collection[str]) -> Qemu:
-    """Start it, and compare both; `absent` are ids of devices that are unplugged for the way.
+async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:
+    """Start it, set the source, and compare both.
 
-    Raises RefusedError: it would be another machine.
+    `absent` are ids of devices that are unplugged for the way. Raises RefusedError: it would be
+    another machine; OperationFailedError: the source keeps other settings.
     """
-    qemu, ours = await both(_start(vm, pair), _meanwhile(pair, absent))
+    qemu, ours = await both(_start(vm, pair), _meanwhile(pair, agreement, absent))
     await set_aside(vm, pair.target)
     await both(plug_taps(pair.target.host, vm.spec, pair.target.files), _compare(pair, ours))
     return qemu
@@ -42,9 +45,10 @@ async def _start(vm: Vm, pair: Pair) -> Qemu:
     return qemu
 
 
-async def _meanwhile(pair: Pair, absent: Collection[str]) -> Machine:
-    """What can be done while the target's QEMU starts, which takes longer: the source is asked."""
+async def _meanwhile(pair: Pair, agreement: Agreement, absent: Collection[str]) -> Machine:
+    """What can be done while the target's QEMU starts, which takes longer."""
     ours = await _source_machine(pair, absent)
+    await set_source(pair, agreement)
     later.load()
     return ours
 

@@ -18,16 +18,17 @@ from vmckpt.qemu.plain import switch_off_capabilities
 from vmckpt.sequence.steps import both
 
 
-async def set_alike(pair: Pair, agreement: Agreement) -> None:
-    """Capabilities and parameters are set on both ends, and were read back.
+async def set_source(pair: Pair, agreement: Agreement) -> None:
+    """Capabilities and parameters are set, and were read back.
 
-    Raises OperationFailedError for an end that keeps another value.
+    Raises OperationFailedError when it keeps another value.
     """
-    capabilities = agreement.capabilities
-    await both(
-        _set(pair.source, capabilities, agreement.source_parameters),
-        _set(pair.target, capabilities, agreement.target_parameters),
-    )
+    await _set(pair.source, agreement.capabilities, agreement.source_parameters)
+
+
+async def set_target(pair: Pair, agreement: Agreement) -> None:
+    """The same on the other end."""
+    await _set(pair.target, agreement.capabilities, agreement.target_parameters)
 
 
 async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[str, Any]) -> None:
