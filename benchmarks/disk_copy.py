@@ -24,7 +24,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.qemu import block
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.vm.start import wait_for_monitor
+from vmckpt.vm.start import greeted
 
 GUEST = LabGuest("mover", 1, image(), disk="512M", disk_format="raw")
 DATA_BYTES = 512 << 20
@@ -104,7 +104,8 @@ async def start(host: Host, path: Path) -> Monitor:
     node = {"driver": "raw", "node-name": "disk", "discard": "unmap", "file": file}
     argv = [host.qemu, "-machine", "none", "-nodefaults", "-display", "none"]
     argv += ["-blockdev", json.dumps(node), "-qmp", f"unix:{sock},server=on,wait=off"]
-    return await wait_for_monitor(host, await host.spawn(argv, log), sock, log)
+    _, monitor = await greeted(host, argv, sock, log)
+    return monitor
 
 
 async def throughput(made: World, pairs: int) -> list[dict[str, float]]:
