@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
@@ -14,7 +13,7 @@ _KINDS: dict[str, type[Event]] = {
 
 def to_line(event: Event) -> str:
     """One line, its end included."""
-    return json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n"
+    return json.dumps({"event": type(event).__name__, **event._asdict()}) + "\n"
 
 
 def from_line(line: str) -> Event:
