@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.ssh.address import Address
+from vmckpt.hosts.ssh.entry import SshEntry
 
 SSHD = "/usr/sbin/sshd"
 START_TIMEOUT_S = 30.0

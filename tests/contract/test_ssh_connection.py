@@ -14,9 +14,9 @@ import pytest
 
 from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError
-from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.inventory import reach
 from vmckpt.hosts.ssh.address import Address
+from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.hosts.ssh.login import log_in
 
 pytestmark = pytest.mark.contract

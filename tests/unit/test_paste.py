@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.address import Address
+from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.migrate import host_remedies as remedies
 
 CONFIG = Path("/home/the operator/config")

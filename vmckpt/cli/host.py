@@ -11,9 +11,9 @@ from vmckpt.cli.host_checks import host_facts
 from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
-    from vmckpt.hosts.entries import SshEntry
     from vmckpt.hosts.local import LocalHost
     from vmckpt.hosts.ssh.address import Address
+    from vmckpt.hosts.ssh.entry import SshEntry
     from vmckpt.migrate.calibrate import Calibration
     from vmckpt.plan.link import Link
 
@@ -72,9 +72,9 @@ def add(
     json: Json = False,
 ) -> None:
     """Add a host that is reached over SSH. It has to answer now: what is wrong is told at once."""
-    from vmckpt.hosts.entries import SshEntry
     from vmckpt.hosts.inventory import add_host, greet, require_new_name
     from vmckpt.hosts.ssh.address import Address
+    from vmckpt.hosts.ssh.entry import SshEntry
 
     require_new_name(name)
     where = Address.parse(address, ssh_config.absolute() if ssh_config else None)
@@ -149,9 +149,9 @@ def set_(
 def _moved(entry: "LocalHost | SshEntry", text: str) -> "Address":
     """Another address, at which the host answers. Raises UsageError, HostDownError."""
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.entries import SshEntry
     from vmckpt.hosts.inventory import greet
     from vmckpt.hosts.ssh.address import Address
+    from vmckpt.hosts.ssh.entry import SshEntry
 
     if not isinstance(entry, SshEntry):
         raise UsageError(

@@ -1,42 +1,27 @@
 """Inventory entries as JSON: what describes a host, both ways."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.ssh.address import Address
+
+if TYPE_CHECKING:
+    from vmckpt.hosts.ssh.entry import SshEntry
 
 LOCAL, SSH = "local", "ssh"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshEntry(Entry):
-    """A host reached over SSH; `vmckpt` is the command there."""
-
-    address: Address
-    vmckpt: str = "vmckpt"
-
-    def to_json(self) -> dict[str, Any]:
-        """For its file."""
-        config = self.address.config
-        return {
-            "kind": SSH,
-            "address": str(self.address),
-            "ssh_config": str(config) if config else None,
-            "vmckpt": self.vmckpt,
-            **fields_to_json(self),
-        }
-
-
-def parse_entry(name: str, data: Mapping[str, Any]) -> LocalHost | SshEntry:
+def parse_entry(name: str, data: Mapping[str, Any]) -> "LocalHost | SshEntry":
     """The entry of a host. Raises ValueError, TypeError or KeyError on a malformed one."""
     match data.get("kind", LOCAL):
         case "local":
             return LocalHost(name, **parse_fields(data), enter=_argv(data.get("enter", [])))
         case "ssh":
+            from vmckpt.hosts.ssh.address import Address
+            from vmckpt.hosts.ssh.entry import SshEntry
+
             config = _absolute(data["ssh_config"]) if data.get("ssh_config") else None
             return SshEntry(
                 name,
@@ -48,11 +33,11 @@ def parse_entry(name: str, data: Mapping[str, Any]) -> LocalHost | SshEntry:
             raise ValueError(f"{other!r} is no kind of host: '{LOCAL}' and '{SSH}' are")
 
 
-def entry_to_json(entry: LocalHost | SshEntry) -> dict[str, Any]:
+def entry_to_json(entry: "LocalHost | SshEntry") -> dict[str, Any]:
     """For its file; `parse_entry` is the inverse."""
-    if isinstance(entry, SshEntry):
-        return entry.to_json()
-    return {"kind": LOCAL, "enter": list(entry.enter), **fields_to_json(entry)}
+    if isinstance(entry, LocalHost):
+        return {"kind": LOCAL, "enter": list(entry.enter), **fields_to_json(entry)}
+    return entry.to_json()
 
 
 def fields_to_json(entry: Entry | Host) -> dict[str, Any]:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.durable import write_durably
-from vmckpt.hosts.entries import LOCAL, SshEntry, entry_to_json, parse_entry
+from vmckpt.hosts.entries import LOCAL, entry_to_json, parse_entry
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.ssh.address import Address
 
 if TYPE_CHECKING:
     from vmckpt.hosts.remote.host import RemoteHost
     from vmckpt.hosts.remote.session import Greeting, Session
+    from vmckpt.hosts.ssh.address import Address
+    from vmckpt.hosts.ssh.entry import SshEntry
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -44,7 +45,7 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def all_entries() -> list[LocalHost | SshEntry]:
+def all_entries() -> "list[LocalHost | SshEntry]":
     """What the inventory says of every host, `local` first, then by name.
 
     Raises UsageError on a malformed file.
@@ -68,7 +69,7 @@ def find_host(name: str) -> Host:
     return _host_of(find_entry(name))
 
 
-def find_entry(name: str) -> LocalHost | SshEntry:
+def find_entry(name: str) -> "LocalHost | SshEntry":
     """What the inventory says of the host of that name. Raises NotFoundError, as `find_host`."""
     entries = {entry.name: entry for entry in all_entries()}
     if name not in entries:
@@ -96,13 +97,13 @@ def require_new_name(name: str) -> None:
         )
 
 
-def add_host(entry: SshEntry) -> None:
+def add_host(entry: "SshEntry") -> None:
     """Write a host into the inventory. Raises RefusedError, UsageError, StorageError."""
     require_new_name(entry.name)
     change_host(entry)
 
 
-def change_host(entry: LocalHost | SshEntry) -> None:
+def change_host(entry: "LocalHost | SshEntry") -> None:
     """Write what the inventory says of a host anew. Raises UsageError, StorageError."""
     path, data = _entry_path(entry.name), entry_to_json(entry)
     try:
@@ -133,7 +134,7 @@ async def close_connections() -> None:
         await host.close()
 
 
-def reach(entry: SshEntry) -> "RemoteHost":
+def reach(entry: "SshEntry") -> "RemoteHost":
     """The host of an entry; nothing is connected before it is asked."""
     from vmckpt.hosts.remote import host
 
@@ -142,7 +143,7 @@ def reach(entry: SshEntry) -> "RemoteHost":
     return host.RemoteHost(**shared, session=session)
 
 
-async def greet(name: str, address: Address, vmckpt: str, state_dir: Path | None) -> "Greeting":
+async def greet(name: str, address: "Address", vmckpt: str, state_dir: Path | None) -> "Greeting":
     """What a host says of itself that is to be added. Raises HostDownError."""
     session = _session(name, address, vmckpt, state_dir)
     try:
@@ -151,7 +152,7 @@ async def greet(name: str, address: Address, vmckpt: str, state_dir: Path | None
         await session.close()
 
 
-def _session(name: str, address: Address, vmckpt: str, state_dir: Path | None) -> "Session":
+def _session(name: str, address: "Address", vmckpt: str, state_dir: Path | None) -> "Session":
     from vmckpt.hosts.remote import session
 
     async def open_wire() -> session.Wire:
@@ -167,7 +168,7 @@ def _session(name: str, address: Address, vmckpt: str, state_dir: Path | None) -
 _elsewhere: "dict[str, tuple[SshEntry, RemoteHost]]" = {}
 
 
-def _read(path: Path) -> LocalHost | SshEntry:
+def _read(path: Path) -> "LocalHost | SshEntry":
     try:
         data = json.loads(path.read_text())
         if not isinstance(data, dict):
@@ -181,7 +182,7 @@ def _read(path: Path) -> LocalHost | SshEntry:
         ) from exc
 
 
-def _host_of(entry: LocalHost | SshEntry) -> Host:
+def _host_of(entry: "LocalHost | SshEntry") -> Host:
     if isinstance(entry, LocalHost):
         return entry
     made_from, host = _elsewhere.get(entry.name, (None, None))

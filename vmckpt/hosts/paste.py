@@ -4,8 +4,8 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.ssh.entry import SshEntry
 
 # What a shell reads as more than one word each.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@% ")

@@ -7,12 +7,12 @@ from ipaddress import ip_address
 from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
-from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.kernel import PageTracking
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
+from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.migrate import host_remedies as remedies
 from vmckpt.migrate.domains import host_checks as domain_checks
 from vmckpt.units import format_size

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vmckpt.hosts.entries import SshEntry
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.authority import authority_key, has_authority
 from vmckpt.hosts.pki.identity import pki_dir
+from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS
 
 SYSCTL = "/etc/sysctl.d/61-vmckpt-userfaultfd.conf"
