@@ -119,25 +119,3 @@ def test_a_promise_that_is_broken_is_told_once_and_ends_nothing() -> None:
         Order.SAY_LATE,
         "not done within 5.00 s, against the forecast: it goes on",
     )
-
-
-def test_postcopy_waits_for_a_target_that_is_behind_but_not_for_ever() -> None:
-    figures = Figures(3, 50, 1000, 1e6, 1e6)
-    steering = Steering(Options(method=Method.POSTCOPY))
-    assert steering.steer(figures, 1.0, target_is_behind=True) is None
-    assert steering.steer(figures, 5.9, target_is_behind=True) is None
-    order = steering.steer(figures, 6.1, target_is_behind=True)
-    assert order is not None
-    assert order[0] is Order.START_POSTCOPY
-    caught_up = Steering(Options(method=Method.POSTCOPY))
-    assert caught_up.steer(figures, 1.0, target_is_behind=True) is None
-    order = caught_up.steer(figures, 1.1)
-    assert order is not None
-    assert order[0] is Order.START_POSTCOPY
-
-
-def test_whose_time_is_up_waits_for_no_target() -> None:
-    options = Options(method=Method.PRECOPY, timeout_s=2.0, on_timeout=OnTimeout.POSTCOPY)
-    order = Steering(options).steer(Figures(3, 50, 1, 1e6, 1e6), 2.1, target_is_behind=True)
-    assert order is not None
-    assert order[0] is Order.START_POSTCOPY

@@ -96,7 +96,7 @@ def refusals(vm: Vm, target: LocalHost, options: Options | None = None) -> set[s
         (Options(auto_converge=True), HELD._replace(auto_converge=True)),
         (Options(method=Method.HYBRID), HELD._replace(postcopy=True)),
         (Options(method=Method.STOP), Wish()),
-        (Options(method=Method.POSTCOPY), HELD._replace(postcopy=True, max_downtime_ms=1)),
+        (Options(method=Method.POSTCOPY), Wish(postcopy=True, max_downtime_ms=1)),
         (
             Options(timeout_s=9, on_timeout=OnTimeout.POSTCOPY),
             HELD._replace(postcopy=True),

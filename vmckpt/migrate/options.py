@@ -182,5 +182,5 @@ class Options:
             max_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s - (share if copies_disks else 0),
             postcopy_bandwidth_bytes_per_s=self.postcopy_bandwidth_bytes_per_s,
             pause_before_switchover=copies_disks,
-            hold_switchover=self.method is not Method.STOP,
+            hold_switchover=self.method not in (Method.STOP, Method.POSTCOPY),
         )

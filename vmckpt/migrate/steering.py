@@ -14,9 +14,6 @@ from vmckpt.units import format_duration, format_rate, format_size
 SILENCE_S = 15.0
 # Before the second round QEMU has not sent all pages once, and post-copy would have to send all.
 FIRST_POSTCOPY_ROUND = 2
-# A target that is behind with reading what was sent would keep its guest waiting for the rest.
-# So long post-copy waits for it, and no longer: it may be behind for good.
-CATCHING_UP_S = 5.0
 
 
 class Figures(NamedTuple):
@@ -45,7 +42,6 @@ class Steering:
         self._rounds, self._passes = Rounds(), Passes()
         self._time_is_up = self._asked_postcopy = self._is_late = False
         self._silent_since_s, self._last_sent = 0.0, -1
-        self._behind_since_s: float | None = None
 
     @property
     def rounds(self) -> int:
@@ -57,17 +53,12 @@ class Steering:
         self._rounds.see(figures.round, figures.remaining_bytes, held=held)
 
     def steer(
-        self,
-        figures: Figures,
-        elapsed_s: float,
-        *,
-        fitting_bytes: float = 0.0,
-        target_is_behind: bool = False,
+        self, figures: Figures, elapsed_s: float, *, fitting_bytes: float = 0.0
     ) -> tuple[Order, str] | None:
         """What to do now, and why. Raises TimedOutError when the time is up and nothing else asked.
 
         To be asked while the guest runs on the source. With `fitting_bytes` or less left
-        pre-copy is about to end. `target_is_behind`: it has not read yet what was sent.
+        pre-copy is about to end.
         """
         options = self._options
         self._passes.see(figures.round, elapsed_s)
@@ -87,15 +78,8 @@ class Steering:
         ends = options.method is Method.HYBRID and figures.remaining_bytes <= fitting_bytes
         if reason is None or (ends and not self._time_is_up):
             return None
-        if target_is_behind and not self._time_is_up and self._may_catch_up(elapsed_s):
-            return None
         self._asked_postcopy = True
         return Order.START_POSTCOPY, f"switching to post-copy: {reason}"
-
-    def _may_catch_up(self, elapsed_s: float) -> bool:
-        if self._behind_since_s is None:
-            self._behind_since_s = elapsed_s
-        return elapsed_s - self._behind_since_s < CATCHING_UP_S
 
     def _over(self, elapsed_s: float) -> str:
         """The time that was given and is over, in words."""

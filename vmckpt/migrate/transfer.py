@@ -234,12 +234,7 @@ class Transfer:
             await self._obey(self._pilot.see(look))
         fitting_bytes = self._switchover.fitting_bytes if self._switchover else 0.0
         elapsed_s = time.monotonic() - self._began_s
-        order = self._steering.steer(
-            _figures(status),
-            elapsed_s,
-            fitting_bytes=fitting_bytes,
-            target_is_behind=self._is_held,
-        )
+        order = self._steering.steer(_figures(status), elapsed_s, fitting_bytes=fitting_bytes)
         if order is None:
             return
         what, why = order
