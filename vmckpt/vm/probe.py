@@ -131,7 +131,9 @@ async def _bare_qemu(host: Host, machine: str, accel: str) -> AsyncIterator[Moni
                 remedy=exc.remedy,
             ) from exc
         finally:
-            await monitor.close()
-            await asyncio.shield(host.kill(process))
+            try:
+                await monitor.close()
+            finally:
+                await asyncio.shield(host.kill(process))
     finally:
         await host.remove(directory)
