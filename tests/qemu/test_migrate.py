@@ -1,13 +1,17 @@
 """A running guest moves and loses nothing: every method, both QEMUs."""
 
 import asyncio
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kinds import EVERY_KIND, Kind, hosts
 from tests.qemu.world import World, image, loaded, qemu, world
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.migrate.arrival import WAKING_S
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED, USUAL_SPEED
 from vmckpt.qemu.monitor import Monitor
@@ -84,12 +88,22 @@ def test_a_loaded_guest_moves_there_and_back(pair: tuple[World, LabGuest], way: 
                 assert 0 < moved["guest_downtime_ms"] < moved["total_time_s"] * 1e3 + 500
                 assert made.files(source) == []
                 assert len(made.qemus("mover")) == 1
+                # Its guest had the processors to itself as it woke up.
+                phases = began_s(moved)
+                after = [at_s for at_s in phases.values() if at_s > phases["switchover"]]
+                assert min(after) - phases["switchover"] >= WAKING_S
                 await control.ping()
                 # QEMU 10.0 dies of a savevm that finds one on.
                 assert not any((await made.migration_settings(target, "mover"))[0].values())
 
     asyncio.run(there_and_back())
     assert made.ok("vm", "show", "mover")["state"] == "running"
+
+
+def began_s(moved: dict[str, Any]) -> dict[str, float]:
+    """When each phase of a move began, by its record."""
+    events = json.loads(Path(moved["run_record"]).read_text())["events"]
+    return {one["phase"]: one["at_s"] for one in events if one["event"] == "PhaseBegan"}
 
 
 def _channels(made: World, way: str) -> int:
