@@ -289,15 +289,15 @@ class Taking:
             self._tell("reading memory")
             new_pages = await self._everything(capture, ram)
             waiting = await self._passes_until_it_fits(capture, ram, new_pages)
+            if self._member is not None:
+
+                async def keep_up() -> None:
+                    nonlocal waiting
+                    waiting += await self._passes_until_it_fits(capture, ram, ())
+                    waiting = await self._spilled(waiting, ram)
+
+                await self._member.all_prepared(keep_up)  # still last: guests run as they did
             with prompt():
-                if self._member is not None:
-
-                    async def keep_up() -> None:
-                        nonlocal waiting
-                        waiting += await self._passes_until_it_fits(capture, ram, ())
-                        waiting = await self._spilled(waiting, ram)
-
-                    await self._member.all_prepared(keep_up)
                 self._tell("the moment")
                 if is_saved := capture.saves_devices():
                     await self._disks.add_filters()
