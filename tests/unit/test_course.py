@@ -1,12 +1,13 @@
 """What a guest dirtied when, and what follows for moves that begin at different moments."""
 
 import math
+from itertools import accumulate
 
 import pytest
 
 from vmckpt.memory.dirty_pages import PageSet
 from vmckpt.memory.windows import Windows
-from vmckpt.plan.course import STARTS, Course, From
+from vmckpt.plan.course import BEGINS_S, STARTS, Course, From
 from vmckpt.plan.dirtying import DirtyCurve
 
 pytestmark = pytest.mark.unit
@@ -60,3 +61,56 @@ def test_a_course_that_is_not_asked_for_is_one_span() -> None:
         windows.add(0, 0.5, PageSet(bits))
     assert windows.course().ends_s == (1.5,)
     assert windows.course().pages == ((2,),)
+
+
+def _course(rates: list[int], span_s: float = 0.25) -> Course:
+    """Each span dirties so many pages that no other does."""
+    rows = tuple(tuple(accumulate(rates[first:])) for first in range(len(rates)))
+    ends_s = tuple(span_s * n for n in range(1, len(rates) + 1))
+    return Course.seen(ends_s, rows, CURVE)
+
+
+# Three seconds of rest, one of work.
+BURSTS = [*[10] * 12, *[500] * 4] * 2
+
+
+def test_a_rhythm_is_found_and_goes_on() -> None:
+    course = _course(BURSTS)
+    assert course.rhythm_s == pytest.approx(4.0, abs=0.1)
+    exact = course._replace(rhythm_s=4.0)
+    assert exact.between(8.0, 11.0) == 120
+    assert exact.between(10.5, 11.5) == 20 + 1000
+    # Across more than one period, and where it is longer than all that was seen.
+    assert exact.between(16.5, 17.5) == 40
+    assert exact.between(10.0, 20.0) == exact.between(2.0, 12.0)
+
+
+def test_a_move_begins_now_where_the_rhythm_is_then() -> None:
+    now_s = _course(BURSTS).now_s()
+    assert now_s == pytest.approx(BEGINS_S, abs=0.2)
+    later = _course([*BURSTS[6:], *BURSTS[:6]]).now_s()
+    assert later == pytest.approx(BEGINS_S, abs=0.2)
+    # What comes after that is what came after it a period before: the end of the rest, and work.
+    course = _course([*BURSTS[10:], *BURSTS[:10]])
+    assert (start_s := course.now_s()) is not None
+    assert From(course, start_s).between(0.0, 1.2) > 1000
+    assert From(_course(BURSTS), 0.4).between(0.0, 1.2) < 100
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [100] * 32,
+        [100 + 10 * (n % 3) for n in range(32)],
+        [20 * n for n in range(32)],
+        [500] + [0] * 31,
+        [int(1000 * abs(math.sin(n * n))) for n in range(32)],
+        [100],
+        [],
+    ],
+    ids=["steady", "hardly varies", "rises", "once", "by chance", "one span", "nothing"],
+)
+def test_what_has_no_rhythm_has_none(rates: list[int]) -> None:
+    course = _course(rates)
+    assert course.rhythm_s == 0.0
+    assert course.now_s() is None

@@ -1,7 +1,7 @@
 """The steps of one migration, what each does, and its undo.
 
-What only later steps need is imported there, and was loaded by `later` while the target's QEMU
-started: a migration begins the later the more is imported here.
+What only later steps need is imported there, and was loaded by `later` while QEMU was at work: a
+migration begins the later the more is imported here.
 """
 
 import asyncio

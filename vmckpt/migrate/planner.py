@@ -271,7 +271,7 @@ def guest_of(measured: DirtyRate, disk_bytes: int = 0) -> Guest:
         disk_bytes=disk_bytes,
         busy=measured.busy,
         layout=_stretches(measured),
-        course=Course(*measured.course, measured.curve) if measured.course.ends_s else None,
+        course=Course.seen(*measured.course, measured.curve) if measured.course.ends_s else None,
     )
 
 

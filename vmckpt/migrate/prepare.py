@@ -49,7 +49,7 @@ async def _meanwhile(pair: Pair, agreement: Agreement, absent: Collection[str]) 
     """What can be done while the target's QEMU starts, which takes longer."""
     ours = await _source_machine(pair, absent)
     await set_source(pair, agreement)
-    later.load()
+    later.load_to_send()
     return ours
 
 

@@ -6,23 +6,47 @@ of what was seen, and their outcomes are the forecast.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from statistics import fmean
+from typing import NamedTuple, Protocol, Self
 
 from vmckpt.plan.dirtying import DirtyCurve
 
 # From so many moments, at most, a migration is played.
 STARTS = 12
+# One that is asked for now begins to send so much later.
+BEGINS_S = 0.4
+# A guest has a rhythm that is as it was a period before, and was not in between: by so much of what
+# its moments differ from their mean, and they by so much of that.
+LIKE, UNLIKE, VARIES = 0.55, 1.0, 0.2
+# So many periods are tried, up to this part of what was seen: most of it was to be seen twice.
+RHYTHMS, LONGEST = 60, 0.6
 
 
 class Course(NamedTuple):
     """Spans one after the other, by their ends; `pages[i][n]`: distinct pages in spans i to i + n.
 
-    `curve` is the guest on average, for what lies beyond the last span or within one.
+    `curve` is the guest on average, for what lies beyond the last span or within one. One with a
+    rhythm does again and again what it did in its first `rhythm_s`; 0: it has none.
     """
 
     ends_s: Sequence[float]
     pages: Sequence[Sequence[int]]
     curve: DirtyCurve
+    rhythm_s: float = 0.0
+
+    @classmethod
+    def seen(
+        cls, ends_s: Sequence[float], pages: Sequence[Sequence[int]], curve: DirtyCurve
+    ) -> Self:
+        """With the rhythm that it shows."""
+        course = cls(ends_s, pages, curve)
+        return course._replace(rhythm_s=_rhythm_s(course))
+
+    def now_s(self) -> float | None:
+        """The moment like that in which a migration would begin now; of one without rhythm None."""
+        if not self.rhythm_s:
+            return None
+        return (self.ends_s[-1] + BEGINS_S) % self.rhythm_s
 
     def starts_s(self) -> list[float]:
         """Moments of the first half of what was seen; enough of them follows each."""
@@ -36,6 +60,8 @@ class Course(NamedTuple):
         if to_s <= from_s:
             return 0.0
         end_s = self.ends_s[-1] if self.ends_s else 0.0
+        if self.rhythm_s:
+            return self._in_rhythm(from_s % self.rhythm_s, to_s - from_s)
         mean = self.curve.within(to_s - from_s)
         if from_s >= end_s:
             return mean
@@ -43,6 +69,17 @@ class Course(NamedTuple):
             return self._seen(from_s, to_s)
         seen = self._seen(from_s, end_s)
         return seen + max(mean - self.curve.within(end_s - from_s), 0.0)
+
+    def _in_rhythm(self, from_s: float, length_s: float) -> float:
+        """From a moment of the first period, of which more is known than of later ones."""
+        left_s = self.rhythm_s - from_s
+        if length_s <= left_s:
+            return self._seen(from_s, from_s + length_s)
+        if length_s >= self.rhythm_s:
+            return self._seen(0.0, min(length_s, self.ends_s[-1]))
+        # What is dirtied both before and after the turn counts twice, but no more than all.
+        parts = self._seen(from_s, self.rhythm_s) + self._seen(0.0, length_s - left_s)
+        return min(parts, self._seen(0.0, self.rhythm_s))
 
     def _seen(self, from_s: float, to_s: float) -> float:
         first, last = self._span(from_s), self._span(to_s)
@@ -66,6 +103,36 @@ class Course(NamedTuple):
 
     def _span(self, at_s: float) -> int:
         return min(bisect_left(self.ends_s, at_s), len(self.ends_s) - 1)
+
+
+def _rhythm_s(course: Course) -> float:
+    """The shortest period that fits about as well as any; 0 where none does."""
+    spans = list(zip((0.0, *course.ends_s), course.ends_s, strict=False))
+    rates = [
+        row[0] / (end_s - begin_s)
+        for row, (begin_s, end_s) in zip(course.pages, spans, strict=True)
+    ]
+    if _varies(rates) <= VARIES * fmean(rates or [0.0]):
+        return 0.0
+    was_unlike, fit = False, dict[float, float]()
+    for step in range(1, RHYTHMS + 1):
+        period_s = step / RHYTHMS * LONGEST * spans[-1][1]
+        later = [(n, *span) for n, span in enumerate(spans) if span[0] >= period_s]
+        differs = fmean(
+            abs(rates[n] - course.between(begin_s - period_s, end_s - period_s) / (end_s - begin_s))
+            for n, begin_s, end_s in later
+        )
+        was_unlike = was_unlike or differs > UNLIKE * _varies(rates)
+        if was_unlike and differs < LIKE * _varies([rates[n] for n, _, _ in later]):
+            fit[period_s] = differs
+    best = min(fit.values(), default=0.0)
+    return next((period_s for period_s, differs in fit.items() if differs <= 1.1 * best), 0.0)
+
+
+def _varies(rates: Sequence[float]) -> float:
+    """How far they are from their mean, on average."""
+    mean = fmean(rates or [0.0])
+    return fmean([abs(rate - mean) for rate in rates] or [0.0])
 
 
 class Load(Protocol):

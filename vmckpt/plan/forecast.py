@@ -143,6 +143,8 @@ def forecast(way: Way, guest: Guest, link: Link, limits: Limits) -> Forecast:
         key=lambda one: one[0].total_s,
     )
     middle, load = tries[len(tries) // 2]
+    if (now := guest.load_now) is not None:
+        middle, load = _play(case, now, _Luck()), now
     # Each unknown by itself, good and bad: they have nothing to do with one another.
     pairs = [
         tuple(_play(case, load, _Luck(*(luck * (n == at) for n in _UNKNOWNS))) for luck in (-1, 1))

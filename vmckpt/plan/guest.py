@@ -49,6 +49,13 @@ class Guest:
         return [From(self.course, start_s) for start_s in self.course.starts_s()]
 
     @property
+    def load_now(self) -> Load | None:
+        """What it will dirty if it moves at once; None of one that has no rhythm."""
+        if self.course is None or (now_s := self.course.now_s()) is None:
+            return None
+        return From(self.course, now_s)
+
+    @property
     def zero_pages(self) -> float:
         """Pages of zeroes at the beginning."""
         return self.total_pages * self.zero_share
