@@ -114,3 +114,8 @@ def test_what_has_no_rhythm_has_none(rates: list[int]) -> None:
     course = _course(rates)
     assert course.rhythm_s == 0.0
     assert course.now_s() is None
+
+
+def test_a_long_last_span_has_no_rhythm_of_its_own() -> None:
+    rows = ((500, 510, 1010), (10, 510), (500,))
+    assert Course.seen((0.25, 0.5, 8.0), rows, CURVE).rhythm_s == 0.0

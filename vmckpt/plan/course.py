@@ -118,6 +118,8 @@ def _rhythm_s(course: Course) -> float:
     for step in range(1, RHYTHMS + 1):
         period_s = step / RHYTHMS * LONGEST * spans[-1][1]
         later = [(n, *span) for n, span in enumerate(spans) if span[0] >= period_s]
+        if not later:  # the last span is a long one
+            break
         differs = fmean(
             abs(rates[n] - course.between(begin_s - period_s, end_s - period_s) / (end_s - begin_s))
             for n, begin_s, end_s in later
