@@ -82,6 +82,18 @@ def test_where_moves_crowd_one_another_less_is_gained() -> None:
     assert crowded >= 4 * 4.0
 
 
+def test_what_drains_have_gone_by_is_left_for_a_clear_gain_only() -> None:
+    little, much = four(fixed_s=0.2), four(fixed_s=1.0)
+    assert timetable(little, crowding=0.9).at_once == 2
+    assert timetable(little, crowding=0.9, usual=1).at_once == 1
+    assert timetable(much, crowding=0.3, usual=1).at_once == 2
+    # It is not done where it is not allowed any more.
+    assert timetable(little, 2, crowding=0.9, usual=4).at_once == 2
+    assert learn([past(0.4, 3), past(0.4, 2)], 0.0).at_once == 2
+    assert learn([past(0.4, 3), Past(past(0.4, 1).moves[:1], 1, 4.0)], 0.0).at_once == 3
+    assert learn([], 0.0).at_once is None
+
+
 def past(crowding: float, at_once: int, *, slower: float = 1.0) -> Past:
     """Four moves that took what they cost, in such a crowd; sending `slower` than was expected."""
     order = four(2.0, 1.0, 1.0)

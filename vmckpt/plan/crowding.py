@@ -37,13 +37,14 @@ class Learned(NamedTuple):
 
     `crowding` is as `timetable.play` takes it; `spread` what is left unexplained, of 1. `around_s`:
     what a move takes before and after it sends, alone; None: no drain has told. `work`: so many
-    times as long as expected it sends.
+    times as long as expected it sends. `at_once`: so many went the last time that there was a choice.
     """
 
     crowding: float
     spread: float
     around_s: tuple[float, float] | None = None
     work: float = 1.0
+    at_once: int | None = None
 
 
 class _Crowd(NamedTuple):
@@ -73,7 +74,8 @@ def learn(past: Sequence[Past], unknown: float) -> Learned:
     parts = [_parts(one) for one in latest]
     best = min(_TRIED, key=lambda crowding: _off(parts, crowding, unknown))
     fixed_s, end_s, work = _alone(parts, best)
-    learned = Learned(best, 0.0, (fixed_s, end_s), work)
+    chosen = [one.at_once for one in latest if len(one.moves) > 1]
+    learned = Learned(best, 0.0, (fixed_s, end_s), work, chosen[-1] if chosen else None)
     errors = [math.log(one.took_s / forecast_s(one, learned)) for one in latest]
     left = math.hypot(*errors) / math.sqrt(len(errors))
     return learned._replace(spread=max(left, COMMON_SPREAD * (1 + 1 / len(latest))))

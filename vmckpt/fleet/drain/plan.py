@@ -175,7 +175,7 @@ class Planner:
     ) -> DrainPlan:
         crowding = self.costs.taught
         most = self.asked.max_parallel or AT_ONCE[-1]
-        table = timetable(placed.moves, most, crowding.crowding)
+        table = timetable(placed.moves, most, crowding.crowding, crowding.at_once)
         used = {move.vm: found[move.vm][move.target] for move in placed.moves}
         unknown = any(one.cost is None for one in used.values())
         closed = {one.host.name: one.closed for one in hosts if one.closed}
