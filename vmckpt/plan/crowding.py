@@ -37,7 +37,7 @@ class Learned(NamedTuple):
 
     `crowding` is as `timetable.play` takes it; `spread` what is left unexplained, of 1. `around_s`:
     what a move takes before and after it sends, alone; None: no drain has told. `work`: so many
-    times as long as expected it sends. `at_once`: so many went the last time that there was a choice.
+    times as long as expected it sends. `at_once`: so many went the last time, of several.
     """
 
     crowding: float

@@ -18,8 +18,8 @@ from vmckpt.plan.fleet import Move, Mover
 AT_ONCE = (1, 2, 3, 4, 6, 8)
 # Fewer at once are taken where they are as fast within this part: they ask less of the guests.
 ALIKE = 0.01
-# Another number than drains have gone by is taken where it is faster by more than forecasts are off:
-# how moves crowd one another was seen with that one.
+# Another number than the last drains went by is taken where it is faster by more than forecasts are
+# off: how moves crowd one another was seen with that one.
 SURPRISE = 0.06
 # So often those that were last in an order are put first in the next.
 BOOSTS = 6
