@@ -23,16 +23,20 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     planned.scatter(vms, [row["planned_s"] for row in fleets], s=14)
     planned.axhline(aims["planned_within_s"], color=_LIMIT, linestyle="--")
     planned.set(title="Planning (s)", xlabel="VMs that move, of 1,000", ylim=(0, None))
-    rows = [row for sitting in result["sittings"] for row in sitting["rows"]]
-    for number, row in enumerate(rows):
+    rows = [
+        (row, "tab:blue" if sitting.get("bandwidth") else "tab:green")
+        for sitting in result["sittings"]
+        for row in sitting["rows"]
+    ]
+    for number, (row, judged) in enumerate(rows):
         low, middle, high = row["forecast_s"]
-        colour = "0.6" if row["teaches"] else "tab:green"
+        colour = "0.6" if row["teaches"] else judged
         real.plot([number, number], [low, high], color=colour, linewidth=6, alpha=0.5)
         real.plot(number, middle, "_", color=colour, markersize=14)
         real.plot(number, row["took_s"], "k.")
     real.set(
         title="8 real guests: forecast (p10-p90) and time (s)",
-        xlabel="drains and undrains; grey ones teach",
+        xlabel="drains and undrains; grey ones teach, blue ones had links of a set speed",
         ylim=(0, None),
     )
     figure.savefig(path, dpi=110)
