@@ -277,10 +277,7 @@ def content(path: Path) -> str:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("step", "bandwidth"),
-    [("mirror", "2MB"), pytest.param("transfer", "30MB", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("step", "bandwidth"), [("mirror", "2MB"), ("transfer", "30MB")])
 def test_a_target_that_falls_silent_is_given_up(made: World, step: str, bandwidth: str) -> None:
     journal = made.state("lab-a") / "vms/mover/migration.json"
 

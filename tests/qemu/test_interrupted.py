@@ -43,9 +43,7 @@ def is_in_one_place(made: World) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "method", ["precopy", "postcopy", pytest.param("stop", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("method", ["precopy", "postcopy", "stop"])
 def test_kill_9_at_random_moments(made: World, method: str) -> None:
     moments = random.Random(f"{SEED} {method}")
 

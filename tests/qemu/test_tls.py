@@ -283,8 +283,6 @@ async def listens_at(port: int) -> None:
         assert await listen(await target.monitor(), target.host) == port
 
 
-# What encrypts them goes every time, by two others.
-MADE_OF_OTHERS = ("compressed", "one-time key in parallel")
 MOVES = {
     "precopy": ["--method", "precopy"],
     "parallel": ["--method", "precopy", "--parallel", "3"],
@@ -297,14 +295,7 @@ MOVES = {
 
 @pytest.mark.parametrize(
     ("pair", "way"),
-    [
-        *(
-            pytest.param(NEW, way, marks=[pytest.mark.long] if way in MADE_OF_OTHERS else [])
-            for way in MOVES
-        ),
-        (OLD, "precopy"),
-        (OLD, "postcopy"),
-    ],
+    [*((NEW, way) for way in MOVES), (OLD, "precopy"), (OLD, "postcopy")],
     indirect=["pair"],
 )
 def test_nothing_of_the_guest_is_seen_on_the_wire(certified: World, way: str) -> None:

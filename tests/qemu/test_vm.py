@@ -114,9 +114,6 @@ def test_a_vm_that_cannot_have_snapshots_is_refused_before_it_pauses(kind: str) 
         assert "running 0" not in next(log).read_text()
 
 
-@pytest.mark.parametrize(
-    "made", ["10.0", pytest.param("7.2", marks=pytest.mark.long)], indirect=True
-)
 def test_a_snapshot_takes_as_long_as_it_takes(made: World) -> None:
     """QEMU answers nothing meanwhile: longer than any other command would be waited for."""
 
