@@ -93,7 +93,7 @@ def forecasts(row: Mapping[str, Any], records: Sequence[RunRecord]) -> list[Fore
     measured = DirtyRate.from_json({"busy": row["processor_share"]} | plan["dirty_rate"])
     links = learned(records, plan["source"], plan["target"], plan["vm"])
     limits = Limits(Options().max_downtime_ms / 1e3, bandwidth_bytes_per_s(row))
-    guest = guest_of(measured)
+    guest = guest_of(measured, moves_now=True)
     return [forecast(way, guest, _link(links, way), limits) for way in RUN]
 
 

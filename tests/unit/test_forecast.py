@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from vmckpt.cli.arguments import intent, seconds_until
 from vmckpt.errors import UsageError
 from vmckpt.plan.calm import is_calm
 from vmckpt.plan.choose import Intent, choose, judge
+from vmckpt.plan.course import Course
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.plan.first_pass import WINDOW_S, Stretch
 from vmckpt.plan.forecast import MODEL_SPREAD, Band, Forecast, Limits, Way, forecast, from_json
@@ -236,3 +238,25 @@ def test_a_time_of_day_is_the_next_one() -> None:
     assert seconds_until("02:00", now) == 1800
     assert seconds_until("01:30", now) == 86400
     assert seconds_until("01:00", now) == 86400 - 1800
+
+
+def bursty(turned: int, *, moves_now: bool = True) -> Guest:
+    """It works for one second of four; so many quarters of a second earlier than at the end."""
+    spans = [*[100] * 12, *[15000] * 4] * 2
+    rates = [*spans[turned:], *spans[:turned]]
+    rows = tuple(tuple(accumulate(rates[first:])) for first in range(len(rates)))
+    ends_s = tuple(0.25 * n for n in range(1, len(rates) + 1))
+    plain = guest(15_000.0, 60_000.0)
+    return replace(plain, course=Course.seen(ends_s, rows, plain.curve), moves_now=moves_now)
+
+
+def test_a_guest_with_a_rhythm_is_forecast_from_the_moment_at_which_it_moves() -> None:
+    limits = Limits(0.05, 1e9)
+    # At the beginning of its rest, and just before it works.
+    calm, before_work = (forecast(Way.PRECOPY, bursty(n), LINK, limits) for n in (0, 9))
+    assert calm.total_s.p50 < 0.9 * before_work.total_s.p50
+    # One that moves some time later is met at any moment, which the band knew in any case.
+    later = [forecast(Way.PRECOPY, bursty(n, moves_now=False), LINK, limits) for n in (0, 9)]
+    assert calm.total_s.p50 <= min(one.total_s.p50 for one in later)
+    assert before_work.total_s.p50 > max(one.total_s.p50 for one in later)
+    assert calm.total_s.p90 >= later[0].total_s.p50

@@ -217,7 +217,7 @@ def _offer(
     devices: DevicePhases | None,
 ) -> tuple[Offer, Options]:
     """With the shortest standstill that keeps the intent; else with the longest allowed."""
-    guest = guest_of(measured, road.disk_bytes)
+    guest = guest_of(measured, road.disk_bytes, moves_now=True)
     if devices:
         guest = with_device_memory(guest, devices.device_bytes)
     promised_ms = road.downtimes_ms[-1] if intent.max_pause_s is not None else None
@@ -258,7 +258,7 @@ def _downtimes_ms(options: Options, intent: Intent, link: Link) -> tuple[int, ..
     return tuple(sorted({min(most_ms, options.max_downtime_ms), most_ms}))
 
 
-def guest_of(measured: DirtyRate, disk_bytes: int = 0) -> Guest:
+def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = False) -> Guest:
     """The measured guest for the model; what was not measured is taken as the costliest."""
     ram, dirtied = measured.ram, measured.dirtied
     return Guest(
@@ -272,6 +272,7 @@ def guest_of(measured: DirtyRate, disk_bytes: int = 0) -> Guest:
         busy=measured.busy,
         layout=_stretches(measured),
         course=Course.seen(*measured.course, measured.curve) if measured.course.ends_s else None,
+        moves_now=moves_now,
     )
 
 

@@ -18,6 +18,7 @@ class Guest:
     `dirtied_*` are of the pages that it dirties. `disk_bytes` have to be copied. `busy`: of its
     processors' time, how much it uses: throttling slows it only beyond the rest. `layout` is its
     memory in order, `course` when it dirtied what; without them memory and time are all alike.
+    `moves_now`: as soon as that was seen.
     """
 
     total_pages: int
@@ -30,6 +31,7 @@ class Guest:
     busy: float = 1.0
     layout: tuple[Stretch, ...] = ()
     course: Course | None = None
+    moves_now: bool = False
 
     def speed(self, throttle: float) -> float:
         """How fast it gets on, of 1, when it is kept from running for that part of the time."""
@@ -50,8 +52,8 @@ class Guest:
 
     @property
     def load_now(self) -> Load | None:
-        """What it will dirty if it moves at once; None of one that has no rhythm."""
-        if self.course is None or (now_s := self.course.now_s()) is None:
+        """What it will dirty as it moves now; None of one that moves later, or has no rhythm."""
+        if not self.moves_now or self.course is None or (now_s := self.course.now_s()) is None:
             return None
         return From(self.course, now_s)
 
