@@ -1,6 +1,6 @@
 """What a migration needs from its transfer on: nothing before that should wait for loading it."""
 
-import asyncio
+from collections.abc import Iterable
 from importlib import import_module
 
 _TO_SEND = ("vmckpt.migrate.listen", "vmckpt.migrate.transfer")
@@ -17,12 +17,14 @@ _TO_ARRIVE = (
 
 def load_to_send() -> None:
     """While the target's QEMU starts, which takes longer."""
-    for name in _TO_SEND:
-        import_module(name)
+    _load(_TO_SEND)
 
 
-async def load_to_arrive() -> None:
-    """While memory goes over, which as a rule takes longer: by pieces of some milliseconds."""
-    for name in _TO_ARRIVE:
+def load_to_arrive() -> None:
+    """While memory goes over, and can still be called back should something be missing here."""
+    _load(_TO_ARRIVE)
+
+
+def _load(names: Iterable[str]) -> None:
+    for name in names:
         import_module(name)
-        await asyncio.sleep(0)

@@ -1,6 +1,5 @@
 """Sending RAM: start, watch, switch method when asked to, and say how it ended."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -72,7 +71,6 @@ class Transfer:
         self._postcopy_began = False
         self._handed_over = False
         self._unwelcome = (IO_ERROR,) if options.abort_on_error else ()
-        self._loading: asyncio.Task[None] | None = None
         self.last = MigrationStatus("none")
 
     @property
@@ -91,7 +89,7 @@ class Transfer:
                 self._tell_what_is_left_out()
                 await self._require_sound_disks()
                 await commands.migrate(self._source, uri)
-                self._loading = asyncio.create_task(later.load_to_arrive())
+                later.load_to_arrive()
                 return await self._watch(events, until_postcopy=True)
         finally:
             if self._switchover:
