@@ -36,7 +36,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         real.plot(number, row["took_s"], "k.")
     real.set(
         title="8 real guests: forecast (p10-p90) and time (s)",
-        xlabel="drains (grey ones teach; blue: links of 60 MB/s)",
+        xlabel="drains (grey ones teach; blue: links held back)",
         ylim=(0, None),
     )
     figure.savefig(path, dpi=110)
