@@ -3,7 +3,8 @@
 # Tests start commands by the hundred: each would compile all of vmckpt anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTHON ?= python3
+# The one that the Debian packages below belong to; another in PATH may be built for debugging, and slow.
+PYTHON ?= /usr/bin/python3
 QEMU ?= 10.0
 BENCH ?= overhead
 BIN := .venv/bin

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,7 +214,7 @@ def test_there_are_never_two_holders(tmp_path: Path) -> None:
 
 
 def test_who_waits_hears_how_to_end_what_does_not_end_by_itself(tmp_path: Path) -> None:
-    by = replace(ME, action="replicate to b", ended_by="vmckpt replicate stop web")
+    by = ME._replace(action="replicate to b", ended_by="vmckpt replicate stop web")
     with held(tmp_path / "web", by), pytest.raises(BusyError) as busy, held(tmp_path / "web", ME):
         pass
     assert "replicate to b" in busy.value.why

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def test_it_goes_back_to_where_it_came_from(tmp_path: Path) -> None:
     vm = a_vm(tmp_path)
     assert came_from(vm) == "a"
     with pytest.raises(NotFoundError) as unknown:
-        came_from(replace(vm, qemu=replace(vm.qemu, replaces=None)))
+        came_from(vm._replace(qemu=vm.qemu._replace(replaces=None)))
     assert "failback web HOST" in unknown.value.remedy
 
 

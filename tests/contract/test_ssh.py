@@ -54,7 +54,7 @@ def refusal(entry: SshEntry) -> HostDownError:
 
 
 def at(entry: SshEntry, **changed: object) -> SshEntry:
-    return replace(entry, address=replace(entry.address, **changed))  # type: ignore[arg-type]
+    return replace(entry, address=entry.address._replace(**changed))  # type: ignore[arg-type]
 
 
 def test_an_unknown_key_is_refused_and_the_remedy_lets_it_in(server: Sshd, tmp_path: Path) -> None:

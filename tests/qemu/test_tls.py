@@ -235,16 +235,24 @@ async def armed(end: End) -> dict[str, str]:
     return found | dict.fromkeys(objects, "object")
 
 
+async def disarmed(*ends: End) -> None:
+    for end in ends:
+        await disarm(end)
+        assert await armed(end) == {}
+        assert not (end.files.path / "tls").exists()
+
+
 @BOTH
 def test_what_an_earlier_migration_left_is_swept_away(certified: World) -> None:
     async def twice() -> None:
         async with waiting() as (source, target):
             await arm(source, target, X509, "r1")
+            await disarmed(source, target)
             await arm(source, target, Encryption(Scheme.ONE_TIME_KEY, ""), "r2")
             assert await armed(source) == {"tls-creds": "vmckpt-tls-r2", "vmckpt-tls-r2": "object"}
+            await disarmed(source, target)
             await arm(source, target, Encryption(Scheme.CLEAR, ""), "r3")
             assert await armed(source) == await armed(target) == {}
-            assert not (source.files.path / "tls").exists()
 
     asyncio.run(twice())
 
@@ -334,8 +342,20 @@ async def left_on(host: str) -> dict[str, str]:
         await end.close()
 
 
+async def leave_credentials(host: str) -> None:
+    """Have the VM's QEMU as a move does whose command and dead-man's switch were both killed."""
+    vm = await read_vm(find_host(host), "mover")
+    assert vm is not None
+    end = End(vm.host, vm.qemu.files)
+    monitor = await end.monitor()
+    values = {"dir": str(pki_dir(vm.host)), "endpoint": "client", "verify-peer": True}
+    await commands.object_add(monitor, "tls-creds-x509", "vmckpt-tls-old", values)
+    await commands.migrate_set_parameters(monitor, {"tls-creds": "vmckpt-tls-old"})
+    await end.close()
+
+
 def test_without_encryption_the_guest_is_seen_on_the_wire(certified: World) -> None:
-    """The capture sees what there is to see; and an encrypted move before leaves nothing behind."""
+    """The capture sees what there is; and credentials that were left behind encrypt nothing."""
     guest = LabGuest("mover", 1, image())
     link = certified.lab.host("lab-a")
 
@@ -343,6 +363,7 @@ def test_without_encryption_the_guest_is_seen_on_the_wire(certified: World) -> N
         async with loaded(certified, guest) as control:
             await control.load_memory("rate=20M set=48M content=text")
             await asyncio.to_thread(certified.ok, "migrate", "mover", "lab-b", "--method", "stop")
+            await leave_credentials("lab-b")
             with captured(link, *WORDS) as wire:
                 words = ["migrate", "mover", "lab-a", "--tls", "off", "--method", "stop"]
                 moved = await asyncio.to_thread(certified.ok, *words)

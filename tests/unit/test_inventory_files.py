@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +214,7 @@ def test_a_damaged_journal_is_named(state: Path, text: str) -> None:
 def test_of_two_journals_the_one_that_got_further_counts(state: Path) -> None:
     """Written on one host, and then the disk of the other was full."""
     a, b = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
-    early, late = replace(JOURNAL, step="transfer"), replace(JOURNAL, step="verify")
+    early, late = JOURNAL._replace(step="transfer"), JOURNAL._replace(step="verify")
     for first, second in ((early, late), (late, early)):
         asyncio.run(first.write((a,)))
         asyncio.run(second.write((b,)))
@@ -226,7 +225,7 @@ def test_of_two_journals_the_one_that_got_further_counts(state: Path) -> None:
 
 def test_a_journal_with_a_step_that_nobody_knows_is_damaged(state: Path) -> None:
     host = LocalHost("a", state / "a", "127.0.0.1")
-    asyncio.run(replace(JOURNAL, step="teleport").write((host,)))
+    asyncio.run(JOURNAL._replace(step="teleport").write((host,)))
     with pytest.raises(UsageError, match="damaged"):
         asyncio.run(Journal.read(host, "web"))
 
@@ -237,7 +236,7 @@ def test_a_vm_is_read_again_by_the_holder_of_its_lock(state: Path) -> None:
     vm = asyncio.run(read_vm(host, "web"))
     assert vm is not None
     assert asyncio.run(read_again(vm)) == vm
-    asyncio.run(replace(JOURNAL, vm="web").write((host,)))
+    asyncio.run(JOURNAL._replace(vm="web").write((host,)))
     with pytest.raises(BusyError, match="cut off"):
         asyncio.run(read_again(vm))
     asyncio.run(JOURNAL.remove((host,)))

@@ -420,9 +420,9 @@ def test_user_mode_nat_is_warned_about(tmp_path: Path) -> None:
 def test_memory_that_the_target_has_no_room_for(tmp_path: Path) -> None:
     source, target = host(tmp_path, "a", NEW), host(tmp_path, "b", NEW)
     vm = stopped_vm(source)
-    huge = dataclasses.replace(vm, spec=vm.spec._replace(memory_bytes=1 << 60))
+    huge = vm._replace(spec=vm.spec._replace(memory_bytes=1 << 60))
     assert refusals(huge, target) == {"memory"}
-    nowhere = dataclasses.replace(vm, spec=vm.spec._replace(ram_dir=Path("/gone")))
+    nowhere = vm._replace(spec=vm.spec._replace(ram_dir=Path("/gone")))
     assert refusals(nowhere, target) == {"memory"}
 
 
@@ -503,7 +503,7 @@ def test_kvm_sees_the_writes_to_every_back_end(tmp_path: Path) -> None:
     vm = stopped_vm(host(tmp_path, "a", NEW), more=NUMA)
     assert loss(vm, QemuVersion(10, 0, 2))
     platform = vm.qemu.platform._replace(accel="kvm")
-    kvm = dataclasses.replace(vm, qemu=dataclasses.replace(vm.qemu, platform=platform))
+    kvm = vm._replace(qemu=vm.qemu._replace(platform=platform))
     assert loss(kvm, QemuVersion(10, 0, 2)) is None
 
 

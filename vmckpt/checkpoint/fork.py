@@ -223,7 +223,7 @@ class _Forking:
             await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
             if self._wish.plugged:
                 await plug_taps(host, spec, files)
-            await plug_in(replace(vm, qemu=qemu), monitor)
+            await plug_in(vm._replace(qemu=qemu), monitor)
             await host.write_text(vm.directory.spec, spec.text)
             await host.write_text(vm.directory.point, self._history.text)
             await host.write_text(vm.directory.current, qemu.to_json())

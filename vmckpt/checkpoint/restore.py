@@ -213,7 +213,7 @@ class _Restoring:
                 load = self._load(monitor, state)
                 await both(helper.alive_during(load) if helper else load, self._plug_now())
                 if self._old is None:
-                    await plug_in(replace(vm, qemu=qemu), monitor)
+                    await plug_in(vm._replace(qemu=qemu), monitor)
                 if self._member is not None:
                     await self._member.all_ready()
                 await self._commit(qemu, monitor, helper)
@@ -433,7 +433,7 @@ class _Restoring:
                 await commands.announce_self(monitor)
         return [
             *unsaid,
-            *await bring_back(replace(vm, qemu=qemu), monitor, self._source.checkpoint),
+            *await bring_back(vm._replace(qemu=qemu), monitor, self._source.checkpoint),
         ]
 
     async def _undo(self, kind: Any, error: Any, trace: Any) -> None:

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vmckpt.devices.contract import LIMITS_S, Answer, Phase, read_answer, request
 from vmckpt.errors import HostDownError, OperationFailedError
@@ -28,8 +27,7 @@ class HookFailedError(OperationFailedError):
     """A phase did not do what it promises."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestHook:
+class GuestHook(NamedTuple):
     """The hook of one device, in the guest of one QEMU; `run` is the operation that asks."""
 
     host: Host

@@ -15,8 +15,7 @@ COMMAND_TIMEOUT_S = 30.0
 MOST_READ_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(NamedTuple):
     """How a command on a host ended."""
 
     returncode: int

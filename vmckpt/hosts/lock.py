@@ -10,8 +10,8 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import BusyError
 
@@ -19,8 +19,7 @@ from vmckpt.errors import BusyError
 JUST_BEGUN = "an operation that has just begun"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """Who holds a lock: the run's id, what it does, and since when (Unix seconds).
 
     `ended_by`: the command that ends it, where it does not end by itself.
@@ -53,7 +52,7 @@ def held(path: Path, owner: Owner) -> Iterator[None]:
         os.close(fd)
     try:
         os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(asdict(owner)).encode(), 0)
+        os.pwrite(fd, json.dumps(owner._asdict()).encode(), 0)
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 KILL_TIMEOUT_S = 5.0
@@ -159,14 +160,15 @@ def _fields(stat: str) -> list[str]:
 
 def find_by_argument(text: str) -> list[ProcessId]:
     """Processes with `text` somewhere in their command line, this one left out."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    found, wanted = [], text.encode()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            command_line = (entry / "cmdline").read_bytes()
+            with FileIO(f"/proc/{name}/cmdline") as file:
+                command_line = file.readall()
         except OSError:
             continue
-        if text.encode() in command_line and (process := identify(int(entry.name))):
+        if wanted in command_line and (process := identify(int(name))):
             found.append(process)
     return found

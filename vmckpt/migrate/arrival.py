@@ -16,7 +16,7 @@ RESUME_TIMEOUT_S = 5.0
 # half as long again on a machine with two processors.
 WAKING_S = 0.02
 PROGRESS_TIMEOUT_S = 5.0
-POLL_S = 0.003
+POLL_S = 0.001
 
 
 async def resume(target: End) -> None:

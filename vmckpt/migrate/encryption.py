@@ -115,11 +115,10 @@ async def choose(
 async def arm(source: End, target: End, encryption: Encryption, run: str) -> Credentials | None:
     """Both QEMUs encrypt what migrates next between them, or (Scheme.CLEAR, None) do not.
 
-    Nothing of an earlier migration's stays. After an error call `disarm` on whichever end goes on.
+    Neither has credentials yet: see `disarm`, to be called after an error on whichever end goes on.
     Raises OperationFailedError (a QEMU refused, or has not taken it over), HostDownError,
     StorageError, OutcomeUnknownError.
     """
-    await both(disarm(source), disarm(target))
     if encryption.scheme is Scheme.CLEAR:
         return None
     name = PREFIX + run
@@ -162,8 +161,10 @@ async def disarm(end: End) -> None:
         if await end.alive():
             raise
         return
-    await _use(monitor, dict.fromkeys(_PARAMETERS))
-    for name in await commands.query_objects(monitor):
+    _, objects = await both(
+        _use(monitor, dict.fromkeys(_PARAMETERS)), commands.query_objects(monitor)
+    )
+    for name in objects:
         if name.startswith((PREFIX, AUTHZ_PREFIX)):
             await commands.object_del(monitor, name)
     await end.host.remove(end.files.path / PSK_DIR)
@@ -204,8 +205,10 @@ async def _load_key(source: End, target: End, name: str) -> None:
 
 async def _use(monitor: Monitor, wanted: dict[str, str | None]) -> None:
     values = {name: value or "" for name, value in wanted.items()}
-    await commands.migrate_set_parameters(monitor, values)
-    found: dict[str, Any] = await commands.query_migrate_parameters(monitor)
+    found: dict[str, Any]
+    _, found = await both(
+        commands.migrate_set_parameters(monitor, values), commands.query_migrate_parameters(monitor)
+    )
     different = [name for name, value in values.items() if found.get(name, "") != value]
     if different:
         raise OperationFailedError(

@@ -1,8 +1,8 @@
 """The two QEMUs of a migration: looking at both, and acting until one place has the guest."""
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.hosts.host import Host
@@ -121,8 +121,7 @@ class End:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """Source and target of one migration. `ram_dir` is where the target's RAM file stands."""
 
     source: End

@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
@@ -124,7 +123,7 @@ def taps(paste: Paste) -> str:
     """Only root makes them."""
     if not isinstance(paste.entry, SshEntry):
         return "# run vmckpt as root, or let the VMs use user-mode NAT"
-    as_root = str(replace(paste.entry.address, user="root"))
+    as_root = str(paste.entry.address._replace(user="root"))
     return f"{paste.set('--address', as_root)}  # or let its VMs use user-mode NAT"
 
 

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
 from vmckpt.errors import HostDownError, UsageError
@@ -22,8 +22,7 @@ AFTER_COMMIT = ("drain", "verify", BRING_BACK, "handover", "release")
 STEPS = BEFORE_COMMIT + AFTER_COMMIT
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
+class Journal(NamedTuple):
     """One migration of one VM.
 
     What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
@@ -51,7 +50,8 @@ class Journal:
     async def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
         for host in hosts:
-            text = json.dumps({"format": FORMAT, **asdict(self)})
+            disks = [asdict(disk) for disk in self.disks]
+            text = json.dumps({"format": FORMAT, **self._asdict(), "disks": disks})
             directory = vm_dir(host.state_dir, self.vm)
             await host.make_dir(directory.path)
             await host.write_text(directory.journal, text)

@@ -7,6 +7,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.uri import in_uri
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.sequence.steps import both
 
 SETUP_TIMEOUT_S = 5.0
 
@@ -19,7 +20,9 @@ async def listen(target: Monitor, host: Host) -> int:
     first, last = host.migration_ports or (0, 0)
     try:
         # QEMU itself tries one port after the other up to "to".
-        await commands.migrate_incoming(target, f"{uri(host, first)},to={last}")
+        _, port = await both(
+            commands.migrate_incoming(target, f"{uri(host, first)},to={last}"), _port(target)
+        )
     except CommandRefusedError as exc:
         if not first:
             why, remedy = exc.description, "check that its migration address is one of its own"
@@ -31,7 +34,7 @@ async def listen(target: Monitor, host: Host) -> int:
             why=why,
             remedy=remedy,
         ) from exc
-    return await _port(target)
+    return port
 
 
 def uri(host: Host, port: int) -> str:

@@ -7,7 +7,6 @@ migration begins the later the more is imported here.
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.devices.journey import BRING_BACK, Journey
@@ -135,8 +134,8 @@ class Migration:
         )
         monitor = await self._pair.source.monitor()
         was_running = (await commands.query_status(monitor)).running
-        self._pair = replace(self._pair, was_running=was_running)
-        self._journal = replace(self._journal, was_running=was_running)
+        self._pair = self._pair._replace(was_running=was_running)
+        self._journal = self._journal._replace(was_running=was_running)
         try:
             await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
         except VmckptError as exc:
@@ -206,7 +205,7 @@ class Migration:
         self._emit(PhaseBegan(self._elapsed_s(), step.name))
 
     async def _write_journal(self, step: Step) -> None:
-        self._journal = replace(self._journal, step=step.name)
+        self._journal = self._journal._replace(step=step.name)
         try:
             await self._journal.write((self._vm.host, self._target_host))
         except StorageError as exc:
@@ -359,7 +358,7 @@ class Migration:
 
     async def switchover(self) -> None:
         """The target runs. The one act that commits: QEMU has said that the source cannot go on."""
-        from vmckpt.migrate.arrival import let_wake, resume
+        from vmckpt.migrate.arrival import resume
 
         if self._pair.was_running:
             try:
@@ -369,11 +368,21 @@ class Migration:
                     raise await self._with_targets_words(exc) from exc
         self._committed = True
         self._transfer_ended_s = time.monotonic()
-        if self._pair.was_running:
-            await let_wake()
 
     async def drain(self) -> None:
-        """Post-copy: until the target has every page and needs the source no more."""
+        """Until the target needs the source no more: in post-copy, until it has every page.
+
+        Meanwhile the guest has woken up.
+        """
+        from vmckpt.migrate.arrival import let_wake
+
+        if self._pair.was_running:
+            await both(self._drain(), let_wake())
+        else:
+            await self._drain()
+        await self._link.leave()
+
+    async def _drain(self) -> None:
         from vmckpt.migrate.drain import drain
 
         if self._transfer and self._in_postcopy:
@@ -387,7 +396,6 @@ class Migration:
                 await self._transfer.account()
             except HostDownError as exc:
                 self._note("figures", f"the last figures are missing: {exc.what}")
-        await self._link.leave()
 
     @property
     def _arrived(self) -> Qemu:

@@ -6,7 +6,6 @@ they can have the VM. Of memory it has next to none, and no cards: it takes no r
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, VmLostError
 from vmckpt.hosts.host import Host
@@ -48,7 +47,7 @@ async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
     try:
         qemu, monitor = await start_qemu(vm.host, spec, vm.qemu.platform, files, incoming=False)
         await monitor.close()
-        yield replace(vm, spec=spec, qemu=qemu)
+        yield vm._replace(spec=spec, qemu=qemu)
     except VmLostError as exc:
         raise OperationFailedError(
             f"the move of '{vm.name}' was undone",

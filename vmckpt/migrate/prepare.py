@@ -5,6 +5,7 @@ from collections.abc import Collection
 from vmckpt.devices.aside import set_aside
 from vmckpt.errors import RefusedError
 from vmckpt.migrate import later
+from vmckpt.migrate.encryption import disarm
 from vmckpt.migrate.ends import Pair
 from vmckpt.migrate.settings import set_source
 from vmckpt.qemu.abilities import Agreement
@@ -25,7 +26,7 @@ async def write_down(vm: Vm, pair: Pair) -> None:
 
 
 async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:
-    """Start it, set the source, and compare both.
+    """Start it, set the source, which keeps no credentials of an earlier move's, and compare both.
 
     `absent` are ids of devices that are unplugged for the way. Raises RefusedError: it would be
     another machine; OperationFailedError: the source keeps other settings.
@@ -47,15 +48,20 @@ async def _start(vm: Vm, pair: Pair) -> Qemu:
 
 async def _meanwhile(pair: Pair, agreement: Agreement, absent: Collection[str]) -> Machine:
     """What can be done while the target's QEMU starts, which takes longer."""
-    ours = await _source_machine(pair, absent)
-    await set_source(pair, agreement)
+    ours, _ = await both(
+        _source_machine(pair, absent), both(pair.source.rescue(), _set_source(pair, agreement))
+    )
     later.load_to_send()
     return ours
 
 
+async def _set_source(pair: Pair, agreement: Agreement) -> None:
+    await disarm(pair.source)
+    await set_source(pair, agreement)
+
+
 async def _source_machine(pair: Pair, absent: Collection[str]) -> Machine:
-    monitor, _ = await both(pair.source.monitor(), pair.source.rescue())
-    found = await describe(monitor)
+    found = await describe(await pair.source.monitor())
     # Those that are unplugged for the way come back later.
     stay = {name: kind for name, kind in found.devices.items() if name not in absent}
     return found._replace(devices=stay)

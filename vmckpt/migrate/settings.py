@@ -1,6 +1,6 @@
 """What both QEMUs are told before memory moves, and what of it the one that has the VM keeps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
@@ -15,7 +15,7 @@ from vmckpt.qemu.abilities import (
 )
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.plain import switch_off_capabilities
-from vmckpt.sequence.steps import both
+from vmckpt.sequence.steps import all_of, both
 
 
 async def set_source(pair: Pair, agreement: Agreement) -> None:
@@ -33,18 +33,22 @@ async def set_target(pair: Pair, agreement: Agreement) -> None:
 
 async def _set(end: End, capabilities: Mapping[str, bool], parameters: Mapping[str, Any]) -> None:
     monitor = await end.monitor()
+    settings: list[Coroutine[Any, Any, Any]] = [
+        commands.migrate_set_capabilities(monitor, capabilities),
+        commands.migrate_set_parameters(monitor, parameters),
+    ]
     if capabilities.get(ZERO_COPY):
         # Refused while what an earlier migration left compresses; otherwise it has to go first.
-        await commands.migrate_set_parameters(monitor, parameters)
-        await commands.migrate_set_capabilities(monitor, capabilities)
-    else:
-        await commands.migrate_set_capabilities(monitor, capabilities)
-        if parameters:
-            await commands.migrate_set_parameters(monitor, parameters)
+        settings.reverse()
     # Other channel counts hang both QEMUs for ever, and without a return path a target that
-    # fails leaves the source "completed": neither would ever say so.
-    has, is_set_to = await both(
-        commands.query_migrate_capabilities(monitor), commands.query_migrate_parameters(monitor)
+    # fails leaves the source "completed": neither would ever say so. All is sent at once; QEMU
+    # does one after the other.
+    *_, has, is_set_to = await all_of(
+        (
+            *settings,
+            commands.query_migrate_capabilities(monitor),
+            commands.query_migrate_parameters(monitor),
+        )
     )
     found: dict[str, Any] = {**has, **is_set_to}
     wanted = {**capabilities, **parameters}

@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import os
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +48,7 @@ class Warm:
             await plug_taps(host, spec, files)
             await commands.migrate_set_capabilities(monitor, SETTINGS)
             # Written beforehand: when it takes over, the disk may be full.
-            home = replace(qemu, replaces=replaces)
+            home = qemu._replace(replaces=replaces)
             await host.write_text(_ready(directory), home.to_json())
             writer = await _incoming(monitor)
         except BaseException:

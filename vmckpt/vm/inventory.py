@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.every import Answers, ask_every
@@ -21,8 +21,7 @@ LOOK_TIMEOUT_S = 2.0
 RECOVERY = "migrate --recover"
 
 
-@dataclass(frozen=True, slots=True)
-class Vm:
+class Vm(NamedTuple):
     """A VM at home on a host. `qemu` names its last QEMU, which may have ended."""
 
     spec: Spec
@@ -58,8 +57,7 @@ class Vm:
         return await self.host.is_alive(self.qemu.process)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """A VM as an onlooker sees it. `state` is QEMU's run state, or "stopped", or "unreachable".
 
     `migrating` is true while a migration journal stands here; `owner` holds the VM's lock.

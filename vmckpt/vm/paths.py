@@ -1,14 +1,13 @@
 """Where a VM's files stand on its host."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 QEMU_PREFIX = "qemu-"
 IN_MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True, slots=True)
-class VmDir:
+class VmDir(NamedTuple):
     """state_dir/vms/NAME: what lasts as long as the VM is on this host."""
 
     path: Path
@@ -66,8 +65,7 @@ class VmDir:
         return QemuDir(self.path / f"{QEMU_PREFIX}{qemu_id}", self.path.name, qemu_id)
 
 
-@dataclass(frozen=True, slots=True)
-class QemuDir:
+class QemuDir(NamedTuple):
     """vms/NAME/qemu-ID: what belongs to one QEMU process and goes with it.
 
     A monitor serves one client at a time, so there are three: for the operation that holds the

@@ -82,6 +82,8 @@ async def plug(
     OutcomeUnknownError.
     """
     devices = list(devices)
+    if not devices:
+        return []
     await reserve(host, files, devices)
     given, there = await read_given(host, files), await hotplug.plugged(monitor)
     added = []

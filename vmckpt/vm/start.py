@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -32,8 +32,7 @@ class Replaced(NamedTuple):
     qemu_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Qemu:
+class Qemu(NamedTuple):
     """A QEMU process: its files, which process it is, what it runs as.
 
     Of one that somebody else started (`is_foreign`) `nodes` are the names of its disks' nodes; in

@@ -1,17 +1,15 @@
 """TOML tables read key by key; every error names the line and the key."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.inventory import check_name
 from vmckpt.units import parse_size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where the keys stand, for errors; relative paths count from `base`."""
 
     text: str

@@ -1,8 +1,7 @@
 """A VM of vmckpt's own, whose QEMU it started or adopted."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
 from vmckpt.events.types import Emit
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from vmckpt.vm.inventory import Look, Vm
 
 
-@dataclass(frozen=True, slots=True)
-class DirectVm:
+class DirectVm(NamedTuple):
     """One VM."""
 
     vm: "Vm"

@@ -1,9 +1,8 @@
 """Where a host is, in the words of ssh(1)."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.uri import in_uri
@@ -14,8 +13,7 @@ _URL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where a host is: `host` is a name, an address, or an alias of the SSH configuration.
 
     `user` and `port` None: what the configuration says. `config` replaces ~/.ssh/config.
