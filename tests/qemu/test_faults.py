@@ -32,6 +32,7 @@ WORDS = {
     "hybrid": ["--method", "hybrid"],
     "stop": ["--method", "stop"],
     "copy": ["--method", "precopy", "--disks", "copy"],  # a local disk moves too
+    "encrypted": ["--method", "precopy", "--tls", "psk"],
 }
 # Hybrid comes to post-copy only when the guest dirties more than the link takes.
 LOADS = {"hybrid": "rate=100M set=96M pattern=uniform content=random"}
@@ -40,6 +41,7 @@ STEPS = ("prepare", "agree", "mirror", "transfer", "switchover", "drain", "verif
          "release")  # fmt: skip
 # What only some methods do.
 ONLY = {
+    "agree": ("encrypted",),
     "mirror": ("copy",),
     "drain": ("postcopy", "hybrid"),
     "stop": ("stop",),

@@ -17,7 +17,7 @@ from vmckpt.lab.labguest import LabGuest
 
 pytestmark = pytest.mark.qemu
 NAME, IMAGE = "off", "images/off.raw"
-STEPS = ("prepare", "agree", "mirror", "transfer", "handover", "release")
+STEPS = ("prepare", "mirror", "transfer", "handover", "release")
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ def test_a_target_that_stops_for_good(made: World, moment: str) -> None:
             # More is left at the stop than sockets hold.
             await control.load_memory("rate=100M set=96M pattern=uniform content=random")
             (before,), stops = made.qemus("mover"), source_stops(made)
-            words = ("--bandwidth", "300MB", "--max-downtime", "2s")
+            words = ["--bandwidth", "300MB", "--max-downtime", "2s"]
+            words += ["--tls", "psk"] if moment == "agree" else []
             command = made.begin("migrate", "mover", "lab-b", *words)
             try:
                 while not reached(stops):

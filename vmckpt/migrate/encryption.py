@@ -112,15 +112,13 @@ async def choose(
     raise _refused([Obstacle(reason, f"vmckpt pki issue {' '.join(without)}")])
 
 
-async def arm(source: End, target: End, encryption: Encryption, run: str) -> Credentials | None:
-    """Both QEMUs encrypt what migrates next between them, or (Scheme.CLEAR, None) do not.
+async def arm(source: End, target: End, encryption: Encryption, run: str) -> Credentials:
+    """Both QEMUs encrypt what migrates next between them, in a way that is not Scheme.CLEAR.
 
     Neither has credentials yet: see `disarm`, to be called after an error on whichever end goes on.
     Raises OperationFailedError (a QEMU refused, or has not taken it over), HostDownError,
     StorageError, OutcomeUnknownError.
     """
-    if encryption.scheme is Scheme.CLEAR:
-        return None
     name = PREFIX + run
     by_certificate = encryption.scheme is Scheme.CERTIFICATES
     credentials = Credentials(

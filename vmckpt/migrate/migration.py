@@ -24,14 +24,14 @@ from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
 from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
+from vmckpt.migrate.encryption import Credentials, Scheme, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.prepare import prepare_target, write_down
-from vmckpt.migrate.settings import leave_plain, set_target
+from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED
@@ -120,7 +120,7 @@ class Migration:
         """All steps; see `run.migrate`."""
         steps = (
             Step("prepare", lambda: self._undoable(self.prepare()), self.undo_prepare),
-            Step("agree", lambda: self._undoable(self.agree()), self.undo_agree),
+            *([self._agreeing()] if self._encryption.scheme is not Scheme.CLEAR else ()),
             *([Step("turn", self._link.my_turn)] if self._options.in_turn else ()),
             *([Step("mirror", self.mirror, self._mirrors.drop)] if self._copies else ()),
             *self._journey.steps_out(self._pair.source),
@@ -228,7 +228,7 @@ class Migration:
     async def prepare(self) -> None:
         """The target's QEMU, waiting, the same machine to the guest as the source's.
 
-        The source is set for the migration while it starts.
+        Both are set alike; every answer is read, since a refused call leaves old settings.
         """
         await write_down(self._vm, self._pair)
         await create_files(self._target_host, self._run, self._copies)
@@ -247,12 +247,13 @@ class Migration:
         if not self._undo_failed_once:
             await self._journal.remove((self._vm.host, self._target_host))
 
+    def _agreeing(self) -> Step:
+        return Step("agree", lambda: self._undoable(self.agree()), self.undo_agree)
+
     async def agree(self) -> None:
-        """Both sides set alike; every answer is read, since a refused call leaves old settings."""
-        source, target = self._pair.source, self._pair.target
-        _, self._credentials = await both(
-            set_target(self._pair, self._agreement),
-            arm(source, target, self._encryption, self._run),
+        """Both ends have credentials, and use them."""
+        self._credentials = await arm(
+            self._pair.source, self._pair.target, self._encryption, self._run
         )
 
     async def undo_agree(self) -> None:

@@ -211,18 +211,19 @@ async def _look_at_source(vm: Vm, options: Options) -> _Source:
         checks = (Check("running", REFUSE, reason, remedy),)
         return _Source(checks, installed or await abilities(vm.host))
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        run = await commands.query_status(monitor)
+        # The VM may run under a QEMU that has been replaced on disk since it was started.
+        (run, migration), (images, version) = await both(
+            both(commands.query_status(monitor), commands.query_migrate(monitor)),
+            both(query_disk_images(monitor), commands.query_version(monitor)),
+        )
         away = await detached_addresses(vm)
         blockers = [
             blocker
-            for blocker in (await commands.query_migrate(monitor)).blockers
+            for blocker in migration.blockers
             if not any(address in blocker for address in away)
         ]
         pci_ids = await commands.query_pci_ids(monitor) if blockers else {}
-        images = await query_disk_images(monitor)
         changed = await _changed(vm, monitor) if vm.qemu.is_foreign else None
-        # The VM may run under a QEMU that has been replaced on disk since it was started.
-        version = await commands.query_version(monitor)
         ours = installed if installed and installed.version == version else await learn(monitor)
     if run.status not in ("running", "paused", "prelaunch"):
         reason = f"its state is '{run.status}'"

@@ -7,7 +7,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.migrate import later
 from vmckpt.migrate.encryption import disarm
 from vmckpt.migrate.ends import Pair
-from vmckpt.migrate.settings import set_source
+from vmckpt.migrate.settings import set_source, set_target
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.sequence.steps import both
@@ -26,14 +26,17 @@ async def write_down(vm: Vm, pair: Pair) -> None:
 
 
 async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:
-    """Start it, set the source, which keeps no credentials of an earlier move's, and compare both.
+    """Start it, set both, the source without an earlier move's credentials, and compare them.
 
     `absent` are ids of devices that are unplugged for the way. Raises RefusedError: it would be
-    another machine; OperationFailedError: the source keeps other settings.
+    another machine; OperationFailedError: one keeps other settings.
     """
     qemu, ours = await both(_start(vm, pair), _meanwhile(pair, agreement, absent))
     await set_aside(vm, pair.target)
-    await both(plug_taps(pair.target.host, vm.spec, pair.target.files), _compare(pair, ours))
+    await both(
+        plug_taps(pair.target.host, vm.spec, pair.target.files),
+        both(_compare(pair, ours), set_target(pair, agreement)),
+    )
     return qemu
 
 
