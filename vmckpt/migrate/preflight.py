@@ -74,7 +74,13 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
         reason = f"the VM is on {target.name} already"
         return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
-    source, network = await both(_look_at_source(vm, options), target_checks.network(vm, target))
+    found, network = await both(_checked(vm, target, options), target_checks.network(vm, target))
+    return found._replace(checks=(*found.checks, *network))
+
+
+async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
+    """All but the target's network, which takes as long as the rest."""
+    source = await _look_at_source(vm, options)
     rights = await target_checks.permissions(vm, target)
     if rights.verdict == REFUSE:
         return Preflight((rights, *source.checks), options)
@@ -97,7 +103,6 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
         *_pace(ours, disks.copies),
         *[check async for check in target_checks.files(vm, target, disks.shared)],
         *(await _variables(vm, target) if options.offline else ()),
-        *network,
         *await target_checks.forwards(vm, target),
         *await target_checks.ports(target, needed=2 if disks.copies else 1),
         await target_checks.clock(vm.host, target),
