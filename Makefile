@@ -60,7 +60,7 @@ long: setup build/image build/qemu-10.0 build/qemu-7.2 build/hosts-11.3 build/et
 test-kernel: setup build/image build/qemu-10.0 ## Checkpoints and replication on Debian 12's own kernel, in a guest
 	$(TEST_ENV) $(BIN)/pytest -s -q -m kernel tests/kernel
 
-test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (10 minutes)
+test-vfio: setup build/image build/qemu-10.0 ## Detach and attach real VFIO devices, in a guest with an IOMMU (a quarter of an hour and more)
 	$(TEST_ENV) $(BIN)/pytest -s -q -m vfio tests/vfio
 
 check: setup build/etcd-3.4 ## Style, types, layers and the tests that need no QEMU
