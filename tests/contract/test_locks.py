@@ -1,18 +1,22 @@
 """Locks: one holder, named, and none once it is dead; with real processes."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from vmckpt.errors import BusyError
+from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner, held, read_owner
+from vmckpt.migrate.locks import locked
+from vmckpt.vm.paths import lock_path
 
 ME = Owner("20250101-120000-abcd", "migrate to b", os.getpid(), 1e9)
 OTHER = Owner("-", "snapshot save", 1, 2e9)
@@ -219,3 +223,36 @@ def test_who_waits_hears_how_to_end_what_does_not_end_by_itself(tmp_path: Path) 
         pass
     assert "replicate to b" in busy.value.why
     assert busy.value.remedy == "end it first: vmckpt replicate stop web"
+
+
+class Slow(LocalHost):
+    """A host that takes its time to give a lock back, as one does over a slow link."""
+
+    @asynccontextmanager
+    async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
+        async with super().lock(path, owner):
+            try:
+                yield
+            finally:
+                await asyncio.sleep(0.1)
+
+
+def test_a_cancellation_while_locks_are_given_back_does_not_take_back_what_is_done(
+    tmp_path: Path,
+) -> None:
+    host = Slow("a", tmp_path, "127.0.0.1")
+
+    async def moved(held: asyncio.Event) -> str:
+        async with locked("web", (host,), "migrate", "r1"):
+            held.set()
+        return "it has moved"
+
+    async def interrupted() -> str:
+        held = asyncio.Event()
+        task = asyncio.create_task(moved(held))
+        await held.wait()
+        task.cancel()
+        return await task
+
+    assert asyncio.run(interrupted()) == "it has moved"
+    assert not lock_path(tmp_path, "web").exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import Owner
 from vmckpt.migrate.shared_link import (
     Share,
     SharedLink,
@@ -72,6 +73,7 @@ PRESENT = """
 import asyncio, sys
 from pathlib import Path
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.lock import Owner
 from vmckpt.migrate.shared_link import on_the_link
 
 async def be_there():
@@ -101,3 +103,24 @@ async def be_killed(tmp_path: Path) -> None:
         await other.wait()
         assert await link.look() == Share(0, 60)
     assert not list(tmp_path.glob("*/links/*/*"))
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_who_looks_for_killed_ones_is_waited_for(tmp_path: Path, *, in_turn: bool) -> None:
+    """It has a file in hand for a moment, which may be one that has just come to be."""
+    a, b = host(tmp_path, "a"), host(tmp_path, "b")
+    path = b.state_dir / "links" / "in" / "r1.60"
+
+    async def meanwhile() -> None:
+        link = SharedLink(a, b, "r1", 60, lambda *_: None)
+        async with b.lock(path, Owner("", "tidy up", os.getpid(), 0.0)):
+            coming = asyncio.create_task(link.my_turn() if in_turn else link.come())
+            await asyncio.sleep(0.2)
+            assert not coming.done()
+        await coming
+        assert await others_on_the_link(a, b) == 1
+        await link.leave()
+        assert await others_on_the_link(a, b) == 0
+
+    asyncio.run(meanwhile())

@@ -1,6 +1,7 @@
 """A VM's life on one host, and its internal snapshots."""
 
 import asyncio
+import json
 import os
 import signal
 import stat
@@ -48,6 +49,15 @@ def test_run_show_stop_start_rm(made: World) -> None:
     assert made.ok("vm", "show", "one")["state"] == "stopped"
     assert made.qemus() == []
     assert made.vmckpt("migrate", "one", "lab-a").code == 4
+    entry = made.state_dir / "hosts" / "lab-a.json"
+    before, files = entry.read_text(), made.files("lab-a")
+    entry.write_text(json.dumps(json.loads(before) | {"bridge": None}))
+    # Its QEMU is there when that is noticed; the VM is what it was.
+    refused = made.vmckpt("vm", "start", "one")
+    assert (refused.code, "has no bridge" in refused.error["what"]) == (4, True)
+    assert made.ok("vm", "show", "one")["state"] == "stopped"
+    assert (made.files("lab-a"), made.qemus()) == (files, [])
+    entry.write_text(before)
     made.ok("vm", "start", "one")
     assert made.ok("vm", "list")["vms"][0]["state"] == "running"
     made.ok("vm", "stop", "one", "--force")

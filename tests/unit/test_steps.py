@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmLostError
-from vmckpt.sequence.steps import Step, UndoFailure, both, finish, run_steps, to_the_end
+from vmckpt.sequence.steps import Step, UndoFailure, all_of, both, finish, run_steps, to_the_end
 
 T = TypeVar("T")
 NAMES = ("a", "b", "commit", "d", "e")
@@ -309,3 +309,56 @@ def test_when_one_fails_the_other_has_ended_first() -> None:
     with pytest.raises(ValueError, match="first"):
         asyncio.run(both(linger(), fail()))
     assert ended == ["lingered", "lingered"]
+
+
+def test_what_one_does_about_a_cancellation_is_not_cut_short() -> None:
+    """By another one, however deep it is and however often the caller is cancelled."""
+    ended = []
+
+    async def tidy_up(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns(5)
+            ended.append(name)
+
+    async def fail() -> None:
+        await turns(2)
+        raise failed()
+
+    async def nested(times: int) -> None:
+        work = both(both(tidy_up("a"), tidy_up("b")), fail() if not times else tidy_up("c"))
+        task = asyncio.create_task(work)
+        await turns(4)
+        for _ in range(times):
+            task.cancel()
+            await turns(2)
+        await task
+
+    with pytest.raises(OperationFailedError):
+        asyncio.run(nested(0))
+    assert ended == ["a", "b"]
+    for times in (1, 2, 3):
+        ended.clear()
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(nested(times))
+        assert sorted(ended) == ["a", "b", "c"]
+
+
+def test_all_of_nothing_is_nothing() -> None:
+    assert asyncio.run(all_of([])) == []
+
+
+def test_a_time_out_after_a_cancellation_that_came_too_late_is_one() -> None:
+    async def play() -> None:
+        work = Work()
+
+        async def caller() -> None:
+            await to_the_end(work.work())
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+
+        with pytest.raises(TimeoutError):
+            await interrupted(work, asyncio.create_task(caller()), 2)
+
+    asyncio.run(play())

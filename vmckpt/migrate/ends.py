@@ -47,6 +47,7 @@ class End:
     async def monitor(self) -> Monitor:
         """The open session. Raises HostDownError when QEMU cannot be reached."""
         if self._monitor is None or not self._monitor.is_open:
+            await self._drop_monitor()
             sock = await self.host.connect(self.files.operator)
             self._monitor = await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
         return self._monitor
@@ -58,6 +59,9 @@ class End:
     async def close(self) -> None:
         """Drop the sessions; the guest does not notice."""
         await self._drop_monitor()
+        await self._drop_rescue()
+
+    async def _drop_rescue(self) -> None:
         if self._rescue is not None:
             rescue, self._rescue = self._rescue, None
             await rescue.close()
@@ -97,6 +101,7 @@ class End:
         HostDownError.
         """
         if self._rescue is None or not self._rescue.is_open:
+            await self._drop_rescue()
             try:
                 sock = await self.host.connect(self.files.rescue)
             except HostDownError:

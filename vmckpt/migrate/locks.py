@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from vmckpt.errors import BusyError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
+from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.inventory import RECOVERY
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path
@@ -17,12 +18,18 @@ WAIT_S = 10.0
 
 @asynccontextmanager
 async def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> AsyncIterator[None]:
-    """Hold the VM's lock on every host for the block. Raises BusyError, naming the holder."""
-    async with AsyncExitStack() as stack:
+    """Hold the VM's lock on every host for the block. Raises BusyError, naming the holder.
+
+    A cancellation that comes while they are given back comes too late: what the block did is done.
+    """
+    stack = AsyncExitStack()
+    try:
         for host in sorted(hosts, key=lambda host: host.name):
             lock = host.lock(lock_path(host.state_dir, name), owner(action, run))
             await stack.enter_async_context(lock)
         yield
+    finally:
+        await to_the_end(stack.aclose())
 
 
 async def wait_for_locks(vm: str, run: str, hosts: tuple[Host, Host]) -> AsyncExitStack:

@@ -132,11 +132,10 @@ class Migration:
             Step("handover", self.handover),
             Step("release", self.release),
         )
-        monitor = await self._pair.source.monitor()
-        was_running = (await commands.query_status(monitor)).running
-        self._pair = self._pair._replace(was_running=was_running)
-        self._journal = self._journal._replace(was_running=was_running)
         try:
+            status = await commands.query_status(await self._pair.source.monitor())
+            self._pair = self._pair._replace(was_running=status.running)
+            self._journal = self._journal._replace(was_running=status.running)
             await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
         except VmckptError as exc:
             if self._hearing:
@@ -156,6 +155,8 @@ class Migration:
         except (StorageError, HostDownError) as exc:
             self._note("journal", str(exc))
         if self._job_held:
+            if self._hearing:
+                self._hearing.cancel()
             raise self._job_held
         return await self._report()
 

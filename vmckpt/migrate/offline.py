@@ -11,7 +11,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, VmL
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.preflight import Preflight, busy, preflight
-from vmckpt.sequence.steps import finish
+from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held
@@ -55,7 +55,8 @@ async def standing_in(vm: Vm) -> AsyncIterator[Vm]:
             remedy=f"it is off on {vm.host.name}, as before; move it again",
         ) from exc
     finally:
-        await finish(_end(vm, spec, files.qemu_id))
+        # A cancellation comes too late here: what the block did is done.
+        await to_the_end(_end(vm, spec, files.qemu_id))
 
 
 async def _end(vm: Vm, spec: Spec, qemu_id: str) -> None:

@@ -71,7 +71,8 @@ async def _source_machine(pair: Pair, absent: Collection[str]) -> Machine:
 
 
 async def _compare(pair: Pair, ours: Machine) -> None:
-    _, theirs = await both(pair.target.rescue(), describe(await pair.target.monitor()))
+    monitor = await pair.target.monitor()
+    _, theirs = await both(pair.target.rescue(), describe(monitor))
     if found := differences(ours, theirs):
         raise RefusedError(
             f"the QEMU on {pair.target.host.name} would be another machine to the guest",

@@ -11,7 +11,7 @@ while it holds `links/turn/out` there, or `links/turn/in`; only then does it cou
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -71,25 +71,28 @@ class SharedLink:
 
     async def come(self) -> None:
         """From here on it counts on both hosts."""
-        async with AsyncExitStack() as stack:
-            for host, way in ((self._source, OUT), (self._target, IN)):
-                lock = host.lock(_directory(host, way) / f"{self._run}.{self._limit}", self._owner)
-                await stack.enter_async_context(lock)
-            self._there.push_async_exit(stack.pop_all())
+        name = f"{self._run}.{self._limit}"
+        # Who looks for killed ones' files may have one in hand that is not locked yet.
+        await self._hold([(self._source, OUT, name), (self._target, IN, name)])
 
     async def my_turn(self) -> None:
         """Return, counted, when no other that goes in turn sends from the source or to the target.
 
         Raises HostDownError, StorageError.
         """
+        await self._hold([(self._source, TURN, OUT), (self._target, TURN, IN)])
+        await self.come()
+
+    async def _hold(self, files: Sequence[tuple[Host, str, str]]) -> None:
+        """Lock all of these, waiting for as long as somebody else has one, until it leaves."""
         while True:
             async with AsyncExitStack() as stack:
                 with suppress(BusyError):
-                    for host, way in ((self._source, OUT), (self._target, IN)):
-                        lock = host.lock(_directory(host, TURN) / way, self._owner)
-                        await stack.enter_async_context(lock)
+                    for host, directory, name in files:
+                        path = _directory(host, directory) / name
+                        await stack.enter_async_context(host.lock(path, self._owner))
                     self._there.push_async_exit(stack.pop_all())
-                    return await self.come()
+                    return
             await asyncio.sleep(TURN_POLL_S)
 
     async def leave(self) -> None:

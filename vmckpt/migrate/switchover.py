@@ -157,7 +157,7 @@ class Switchover:
         """Nobody looks any more."""
         if self._asking is not None:
             self._asking.cancel()
-            await asyncio.wait({self._asking})
+            await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _queued(self) -> int | None:
         """What waits in the sockets; None while a host takes long over its answer, or gives none.

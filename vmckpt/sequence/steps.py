@@ -88,7 +88,7 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     late = await _outlast(task)
     result = task.result()
     if late:
-        raise late
+        raise late[-1]
     return result
 
 
@@ -109,28 +109,44 @@ async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def _together(tasks: Sequence["asyncio.Future[Any]"]) -> list[Any]:
+    if not tasks:
+        return []
+    stopped: asyncio.CancelledError | None = None
     try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        raise
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    except asyncio.CancelledError as exc:
+        stopped = exc
+    # Each is cancelled once: what it does about that must not be cut short, and is waited for.
+    pending = [task for task in tasks if not task.done()]
+    for task in pending:
+        task.cancel()
+    for task in pending:
+        await _outlast(task)
+    errors = [task.exception() for task in tasks if not task.cancelled()]
+    if stopped:
+        raise stopped
+    if failed := next(filter(None, errors), None):
+        raise failed
+    return [task.result() for task in tasks]
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end; cancellations that come meanwhile come too late and are dropped."""
     task = asyncio.ensure_future(work)
-    await _outlast(task)
+    late, caller = await _outlast(task), asyncio.current_task()
+    for _ in late:
+        # Else a later time-out in the caller would be taken for the cancellation (Python 3.11).
+        if caller is not None:
+            caller.uncancel()
     return task.result()
 
 
-async def _outlast(task: asyncio.Future[T]) -> asyncio.CancelledError | None:
-    """Wait for `task` whatever happens; the last cancellation that came meanwhile."""
-    late: asyncio.CancelledError | None = None
+async def _outlast(task: "asyncio.Future[Any]") -> list[asyncio.CancelledError]:
+    """Wait for `task` whatever happens; the cancellations that came meanwhile."""
+    late: list[asyncio.CancelledError] = []
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as exc:
-            late = exc
+            late.append(exc)
     return late

@@ -21,7 +21,7 @@ from vmckpt.qemu.monitor import session
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, homes, read_vm
-from vmckpt.vm.paths import lock_path, vm_dir
+from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.plug import plug
 from vmckpt.vm.power_off import power_off
 from vmckpt.vm.probe import abilities, choose_accel
@@ -222,6 +222,7 @@ def owner(action: str, run: str = "-", ended_by: str = "") -> Owner:
 async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
     directory = vm_dir(host.state_dir, spec.name)
     files = directory.qemu(new_qemu_id())
+    before = await host.read_text(directory.current)
     qemu, monitor = await start_qemu(host, spec, platform, files, incoming=False)
     try:
         await plug_taps(host, spec, files)
@@ -229,13 +230,23 @@ async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
         await host.write_text(directory.current, qemu.to_json())
         await commands.cont(monitor)
     except BaseException:
-        await host.remove(directory.current)
-        await finish(end_qemu(host, spec.ram_dir, files))
+        await finish(_take_back(spec, host, files, directory.current, before))
         raise
     finally:
         # A cancellation after `cont` comes too late: the guest runs.
         await to_the_end(monitor.close())
     return Vm(spec, host, directory, qemu)
+
+
+async def _take_back(
+    spec: Spec, host: Host, files: QemuDir, current: Path, before: str | None
+) -> None:
+    """Nothing of a start stays; a VM that was at home here is so, and stopped, as before."""
+    if before is None:
+        await host.remove(current)
+    else:
+        await host.write_text(current, before)
+    await end_qemu(host, spec.ram_dir, files)
 
 
 async def _platform(spec: Spec, host: Host) -> Platform:
