@@ -133,11 +133,28 @@ async def _copies_and_forks(made: World) -> None:
     memory = {path for name in names[1:] for path in in_memory(made, name)}
     # A copy's, and one for all forks, by a name of each: the one it was made under is gone.
     assert sorted(path.stat().st_nlink for path in memory) == [1, 3, 3, 3], memory
+    await _again_where_some_run(made)
+    memory |= in_memory(made, "f-1")
     for name in names[1:]:
         await all_there(made, name)
         await asyncio.to_thread(made.ok, "vm", "stop", name, "--force")
         await asyncio.to_thread(made.ok, "vm", "rm", name)
     assert not [path for path in memory if path.exists()]
+
+
+async def _again_where_some_run(made: World) -> None:
+    """Those that are there are left alone, also when all is taken back."""
+    await asyncio.to_thread(made.ok, "vm", "stop", "f-1", "--force")
+    gone = await asyncio.to_thread(made.ok, "vm", "rm", "f-1")
+    for disk in gone["disks"]:
+        made.here("lab-a", Path(disk)).unlink()
+    run_on = made.pids("f-2"), made.pids("f-3")
+    words = ["fork", "point-0", "--count", "3", "--name", "f"]
+    again = await asyncio.to_thread(made.vmckpt, *words)
+    errors = [one["error"] for one in again.result["forks"]]
+    assert (again.code, errors[0]) == (7, "")
+    assert all("already" in error for error in errors[1:]), errors
+    assert (made.pids("f-2"), made.pids("f-3")) == run_on
 
 
 @pytest.mark.timeout(300)

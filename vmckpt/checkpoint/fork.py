@@ -9,6 +9,7 @@ goes with its last fork. Disks are qcow2 overlays over one image each, which sta
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
-from vmckpt.hosts.inventory import check_name
+from vmckpt.hosts.inventory import check_name, local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.qemu import commands
@@ -33,6 +34,7 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.store.store import Checkpoint
+from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IMAGES, lock_path
 from vmckpt.vm.start import end_qemu, plug_taps, start_qemu, sweep
@@ -117,10 +119,10 @@ class _Forking:
                     for plan in planned:
                         ready.append(await self._one(plan, state, locks))  # noqa: PERF401 - undone
                 except BaseException:
-                    for one in ready:
-                        await finish(self._undo(one.planned, one.made))
+                    await finish(self._undo_all(ready))
                     raise
-                forks = [await self._run(one) for one in ready]
+                # One that waits to run would wait for good.
+                forks = await to_the_end(self._run_all(ready))
             # When all run: whoever waits for an agent keeps no other from running.
             return await all_of(map(self._told, forks, planned))
         finally:
@@ -169,8 +171,7 @@ class _Forking:
         made: list[Path] = []
         monitor, error = None, ""
         try:
-            lock = lock_path(self._host.state_dir, planned.vm.name)
-            await locks.enter_async_context(self._host.lock(lock, owner("fork")))
+            await self._entitle(planned.vm.name, locks)
             await sweep(self._host, planned.spec, planned.vm.directory, None)
             try:
                 monitor = await self._start(planned, state, made)
@@ -181,6 +182,22 @@ class _Forking:
         except (VmckptError, OSError) as exc:
             error = str(exc)
         return _Ready(planned, made, monitor, error, time.monotonic() - began_s)
+
+    async def _entitle(self, name: str, locks: AsyncExitStack) -> None:
+        """Nobody else gives the name away, or has it here. Raises BusyError, RefusedError."""
+        name_lock = local_host().lock(state_dir() / "names" / name, owner("fork"))
+        await locks.enter_async_context(name_lock)
+        lock = lock_path(self._host.state_dir, name)
+        await locks.enter_async_context(self._host.lock(lock, owner("fork")))
+        if await homes(name, [self._host]):
+            raise RefusedError(
+                f"there is a VM '{name}' already",
+                why=f"on host {self._host.name}",
+                remedy="choose another name for the forks (--name), or remove it",
+            )
+
+    async def _run_all(self, ready: Sequence["_Ready"]) -> list[Forked]:
+        return [await self._run(one) for one in ready]
 
     async def _run(self, one: "_Ready") -> Forked:
         began_s, name, error = time.monotonic(), one.planned.vm.name, one.error
@@ -231,6 +248,12 @@ class _Forking:
             await finish(monitor.close())
             raise
         return monitor
+
+    async def _undo_all(self, ready: Sequence["_Ready"]) -> None:
+        for one in ready:
+            # What there is of a name that has no fork here is somebody else's.
+            if one.monitor is not None:
+                await self._undo(one.planned, one.made)
 
     async def _undo(self, planned: Planned, made: list[Path]) -> None:
         await end_qemu(self._host, planned.spec.ram_dir, planned.vm.qemu.files)

@@ -74,14 +74,15 @@ class Protection:
                     ending = await self._protect(background)
             except StandbyLostError as exc:
                 self._why = "" if self._asked else self._how_lost(exc)
-                ending = await self._go_on_alone()
+                # Whoever asks for its end now would leave a guest behind whose output is held.
+                ending = await to_the_end(self._go_on_alone())
             except BaseException as exc:
                 # Asked to end, or a bug of ours: no guest stays behind whose output is held.
                 self._why = f"the service ended: {str(exc) or type(exc).__name__}"
                 ending = await to_the_end(self._go_on_alone())
                 await to_the_end(self._conclude(ending))
                 raise
-        await self._conclude(ending)
+        await to_the_end(self._conclude(ending))
 
     def _how_lost(self, exc: StandbyLostError) -> str:
         is_silent = bool(self._stream.why) or self._keeper.is_silent()

@@ -181,6 +181,10 @@ class Standby:
         else:
             self._ended = "ended"
             await self._warm.end()
+            if self._lease.held is not None:
+                # It was to go on here and never did: the primary, if it is there, may have it back.
+                with suppress(VmckptError):
+                    await self._lease.give_up()
             if self._was_dismissed:
                 discard(self._copies, self._request.vm)
             elif self._replica and self._replica.complete:
