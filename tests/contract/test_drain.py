@@ -78,6 +78,8 @@ class World:
     moving: asyncio.Event = field(default_factory=asyncio.Event)
     held: bool = False
     recovering: int = 0
+    # Hosts whose VMs cannot be read, and which answer all else.
+    unread: set[str] = field(default_factory=set)
 
     def host(self, name: str) -> LocalHost:
         return Scripted(name, self.state / name, "127.0.0.1")
@@ -91,8 +93,10 @@ class World:
                  **self.words.get(name, {}))  # type: ignore[arg-type]
             for name, host in self.where.items()
         ]  # fmt: skip
-        silent = [error(HostDownError, f"{name} is down") for name in sorted(self.down)]
-        return Answers([vm for vm in seen if vm.host not in self.down], silent)
+        unheard = sorted(self.down | self.unread)
+        silent = [error(HostDownError, f"{name} is down") for name in unheard]
+        given = [vm for vm in seen if vm.host not in unheard]
+        return Answers(given, silent, tuple(unheard))
 
     async def find(self, name: str) -> "Guest":
         if self.recovering:
@@ -426,3 +430,14 @@ def test_words_and_limits_of_options_and_specs_are_kept(world: World) -> None:
     # The one that b has, one more there, two on c.
     assert (len(at(world, "b")), len(at(world, "c"))) == (2, 2)
     assert all("as many VMs as allowed" in why for why in stays(full).values())
+
+
+def test_a_host_whose_vms_nobody_can_name_is_not_said_to_be_empty(world: World) -> None:
+    """One damaged file of one VM is enough for that; its other questions are answered."""
+    world.unread.add("a")
+    with pytest.raises(HostDownError, match="what runs on a is not known"):
+        world.drain()
+    assert len(at(world, "a")) == 5
+    world.unread.clear()
+    assert world.drain().exit_code == 0
+    assert at(world, "a") == []

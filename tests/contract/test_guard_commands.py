@@ -4,6 +4,7 @@ import asyncio
 import http.server
 import json
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,16 +50,32 @@ class _Page(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class _Chatter(socketserver.StreamRequestHandler):
+    """Something that is there and no web server."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"* OK ready when you are\r\n")
+
+
 @contextmanager
-def pages() -> Iterator[int]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+def talking(
+    kind: type[socketserver.BaseRequestHandler],
+) -> Iterator[socketserver.ThreadingTCPServer]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield server.server_address[1]
+            yield server
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def pages() -> Iterator[int]:
+    with talking(_Page) as server:
+        yield server.server_address[1]
 
 
 def ailments(monkeypatch: pytest.MonkeyPatch, state: str, *texts: str) -> list[str]:
@@ -82,7 +99,7 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         closed = nobody.getsockname()[1]
-        with pages() as port:
+        with pages() as port, talking(_Chatter) as chatter:
             url = f"http://127.0.0.1:{port}"
             well = (f"{url}/well", f"tcp:127.0.0.1:{port}", "true")
             assert ailments(monkeypatch, "running", *well, "sh -c 'test $VMCKPT_VM = web'") == []
@@ -90,14 +107,16 @@ def test_each_check_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch,
                 "running",
                 f"{url}/ill",
+                f"http://127.0.0.1:{chatter.server_address[1]}",
                 f"tcp:127.0.0.1:{closed}",
                 "sh -c 'echo no >&2; exit 4'",
                 "no-such-program",
             )
     assert "HTTP 503" in found[0]
-    assert "refused" in found[1].lower()
-    assert found[2].endswith("exit status 4: no")
-    assert "No such file" in found[3]
+    assert "BadStatusLine" in found[1]
+    assert "refused" in found[2].lower()
+    assert found[3].endswith("exit status 4: no")
+    assert "No such file" in found[4]
 
 
 class _Spec:

@@ -248,3 +248,20 @@ def test_answers_to_those_before_are_left_out() -> None:
             await session.close()
 
     asyncio.run(asyncio.wait_for(act(), 10))
+
+
+def test_a_program_that_said_much_has_ended_all_the_same() -> None:
+    """How it ended is told once, in one line with all that it said."""
+    said = b"unpacking ...\n" * 200_000
+
+    async def act() -> None:
+        agent = Agent({"exited": True, "exitcode": 0, "out-data": base64.b64encode(said).decode()})
+        session = await GuestAgent.connect(await agent.connect(Path()))
+        try:
+            ended = await session.ended(await session.start(["/x"]))
+            assert ended is not None
+            assert (ended.returncode, ended.out) == (0, said)
+        finally:
+            await session.close()
+
+    asyncio.run(asyncio.wait_for(act(), 10))

@@ -129,7 +129,7 @@ async def _look() -> "Answers[Seen]":
     from vmckpt.hosts.every import Answers
 
     found = await look_at_all()
-    return Answers([_seen(row) for row in found.given], found.silent)
+    return Answers([_seen(row) for row in found.given], found.silent, found.unheard)
 
 
 def _seen(row: "Row") -> "Seen":

@@ -186,7 +186,10 @@ def _tools(*, as_json: bool) -> "Tools":
         if as_json or not sys.stdin.isatty():
             return None
         warn(f"it failed: {why}")
-        answer = await in_thread(lambda: input("roll back? [y/n/later] "))
+        try:
+            answer = await in_thread(lambda: input("roll back? [y/n/later] "))
+        except (EOFError, OSError):  # Ctrl-D, or the terminal has gone
+            return None
         return {"y": True, "n": False}.get(answer.strip().lower()[:1])
 
     return Tools(

@@ -14,10 +14,11 @@ _ITS_OWN = (HostDownError, UsageError, StorageError)
 
 
 class Answers(NamedTuple, Generic[T]):
-    """What the hosts said, in their order, and why the others said nothing."""
+    """What the hosts said, in their order, why the others said nothing, and which these are."""
 
     given: list[T]
     silent: list[VmckptError]
+    unheard: tuple[str, ...] = ()
 
 
 async def ask_every(hosts: Iterable[Host], question: Callable[[Host], Awaitable[T]]) -> Answers[T]:
@@ -29,6 +30,14 @@ async def ask_every(hosts: Iterable[Host], question: Callable[[Host], Awaitable[
         except _ITS_OWN as exc:
             return exc
 
-    found = await asyncio.gather(*(ask(host) for host in hosts))
-    silent = [one for one in found if isinstance(one, VmckptError)]
-    return Answers([one for one in found if not isinstance(one, VmckptError)], silent)
+    asked = list(hosts)
+    found = await asyncio.gather(*map(ask, asked))
+    return Answers(
+        [one for one in found if not isinstance(one, VmckptError)],
+        [one for one in found if isinstance(one, VmckptError)],
+        tuple(
+            host.name
+            for host, one in zip(asked, found, strict=True)
+            if isinstance(one, VmckptError)
+        ),
+    )

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Self
 from vmckpt.errors import HostDownError, OperationFailedError
 
 SYNC_TIMEOUT_S = 2.0
+# Of a program it keeps 16 MiB of each stream (qga/commands.c), and tells both in one line, base64.
+MOST_ANSWER_BYTES = 48 << 20
 # Between two questions whether a program has ended: each costs the guest time. Longer each time.
 POLL_S, MOST_POLL_S = 0.02, 0.2
 
@@ -44,7 +46,7 @@ class GuestAgent:
 
         Raises AgentSilentError when nobody answers within `timeout_s`.
         """
-        agent = cls(*await asyncio.open_unix_connection(sock=sock))
+        agent = cls(*await asyncio.open_unix_connection(sock=sock, limit=MOST_ANSWER_BYTES))
         try:
             await agent._sync(timeout_s)
         except BaseException:

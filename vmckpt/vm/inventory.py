@@ -147,7 +147,8 @@ async def look_all(hosts: Iterable[Host]) -> Answers[Look]:
         return await asyncio.gather(*(look(vm) for vm in vms if vm is not None))
 
     answers = await ask_every(hosts, look_at)
-    return Answers([look for looks in answers.given for look in looks], answers.silent)
+    given = [look for looks in answers.given for look in looks]
+    return Answers(given, answers.silent, answers.unheard)
 
 
 async def is_worked_on(name: str) -> bool:

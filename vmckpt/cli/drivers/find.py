@@ -164,15 +164,15 @@ async def look_at_all() -> "Answers[Row]":
     from vmckpt.vm.inventory import look_all
 
     looks = await look_all(all_hosts())
-    rows, silent = [direct_row(look) for look in looks.given], list(looks.silent)
+    rows, silent, unheard = [direct_row(look) for look in looks.given], looks.silent, looks.unheard
     if hosts := _with_libvirt(all_hosts()):
         from vmckpt.cli.drivers.domain import row as domain_row
         from vmckpt.vm.domains.inventory import all_domains
 
         found = await all_domains(hosts)
         rows += [await domain_row(domain) for domain in found.given]
-        silent += found.silent
-    return Answers(sorted(rows, key=lambda row: (row.name, row.host)), silent)
+        silent, unheard = silent + found.silent, unheard + found.unheard
+    return Answers(sorted(rows, key=lambda row: (row.name, row.host)), silent, unheard)
 
 
 def _with_libvirt(hosts: "list[Host]") -> "list[Host]":

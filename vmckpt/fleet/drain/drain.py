@@ -16,6 +16,7 @@ from typing import Any
 from vmckpt.errors import (
     BusyError,
     CancelledByUserError,
+    HostDownError,
     NotFoundError,
     OutcomeUnknownError,
     RefusedError,
@@ -223,6 +224,13 @@ class _Work:
         self._silent = answers.silent
         for error in answers.silent:
             self._show(Said(f"not asked: {error}"))
+        if self._action == DRAIN and self._host.name in answers.unheard:
+            name = self._host.name
+            raise HostDownError(
+                f"what runs on {name} is not known",
+                why="; ".join(f"{error.what}: {error.why}" for error in answers.silent),
+                remedy=f"mend that, then go on: vmckpt drain {name}",
+            )
         return answers.given
 
     def _leaving(self, seen: Sequence[Seen]) -> tuple[list[Seen], tuple[str, ...]]:

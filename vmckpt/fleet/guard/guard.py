@@ -222,8 +222,9 @@ class _Guarding:
         except asyncio.CancelledError:
             await finish(self._failed("it was cancelled"))
             raise
-        except (VmckptError, OSError) as exc:
-            failure = str(exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the VM has its way back
+            known = isinstance(exc, (VmckptError, OSError))
+            failure = str(exc) if known else f"{type(exc).__name__}: {exc}"
         if failure:
             return await finish(self._failed(failure))
         self._keep()

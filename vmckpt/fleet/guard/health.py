@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from http.client import HTTPException
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError, UsageError, VmckptError
@@ -154,8 +155,8 @@ def _http(url: str) -> str:
     except urllib.error.HTTPError as exc:
         exc.close()
         return f"HTTP {exc.code} {exc.reason}"
-    except (OSError, ValueError) as exc:
-        return str(exc)
+    except (OSError, ValueError, HTTPException) as exc:
+        return f"{type(exc).__name__}: {exc}" if isinstance(exc, HTTPException) else str(exc)
 
 
 def variables(vm: str, host: str) -> Mapping[str, str]:

@@ -66,7 +66,8 @@ async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
             return [as_domain(host, seen) for seen in await session.domains()]
 
     answers = await ask_every((host for host in hosts if host.libvirt is not None), ask)
-    return Answers([domain for found in answers.given for domain in found], answers.silent)
+    given = [domain for found in answers.given for domain in found]
+    return Answers(given, answers.silent, answers.unheard)
 
 
 def as_domain(host: Host, seen: Seen) -> Domain:
