@@ -34,7 +34,6 @@ from vmckpt.migrate.prepare import prepare_target, write_down
 from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
@@ -311,19 +310,11 @@ class Migration:
             raise
 
     def _switchover(self, source: Monitor, port: int) -> "Switchover | None":
-        from vmckpt.migrate.switchover import Socketed, Switchover
+        from vmckpt.migrate.switchover import Socketed, switchover
 
-        if not self._agreement.source_parameters.get(SWITCHOVER_SPEED):
-            return None
-        return Switchover(
-            source,
-            source=Socketed(self._vm.host, self._vm.qemu.process),
-            target=Socketed(self._target_host, self._arrived.process),
-            port=port,
-            max_downtime_s=self._options.max_downtime_ms / 1e3,
-            limit_bytes_per_s=self._agreement.source_parameters[SENDING_SPEED],
-            quick_rounds=self._options.wished_channels is not None,
-        )
+        here = Socketed(self._vm.host, self._vm.qemu.process)
+        there = Socketed(self._target_host, self._arrived.process)
+        return switchover(source, (here, there), port, self._options, self._agreement)
 
     async def _explained(self, exc: BaseException) -> BaseException:
         """The error with what the target said, where that can be the reason."""

@@ -19,9 +19,10 @@ from typing import NamedTuple
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.options import Options
 from vmckpt.plan.switchover import Look, behind_s, switchover_bytes_per_s
 from vmckpt.qemu import commands
-from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SENDING_SPEED, SWITCHOVER_SPEED
+from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SENDING_SPEED, SWITCHOVER_SPEED, Agreement
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus
 from vmckpt.sequence.steps import both
@@ -48,6 +49,26 @@ class Socketed(NamedTuple):
 
     host: Host
     process: ProcessId
+
+
+def switchover(
+    monitor: Monitor, ends: tuple[Socketed, Socketed], port: int, asked: Options, set_to: Agreement
+) -> "Switchover | None":
+    """What holds a source back that was set so; None for one that goes by its own measure.
+
+    `ends` are the source, whose `monitor` it is, and the target.
+    """
+    if not set_to.source_parameters.get(SWITCHOVER_SPEED):
+        return None
+    return Switchover(
+        monitor,
+        source=ends[0],
+        target=ends[1],
+        port=port,
+        max_downtime_s=asked.max_downtime_ms / 1e3,
+        limit_bytes_per_s=set_to.source_parameters[SENDING_SPEED],
+        quick_rounds=asked.wished_channels is not None,
+    )
 
 
 class Switchover:

@@ -242,11 +242,12 @@ async def _take_back(
     spec: Spec, host: Host, files: QemuDir, current: Path, before: str | None
 ) -> None:
     """Nothing of a start stays; a VM that was at home here is so, and stopped, as before."""
+    # First of all: where the disk is full nothing else may work.
+    await end_qemu(host, spec.ram_dir, files)
     if before is None:
         await host.remove(current)
-    else:
+    elif await host.read_text(current) != before:
         await host.write_text(current, before)
-    await end_qemu(host, spec.ram_dir, files)
 
 
 async def _platform(spec: Spec, host: Host) -> Platform:

@@ -1,0 +1,50 @@
+"""A start that fails when QEMU is up already: nothing of it stays, and the VM is as it was."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.errors import StorageError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.vm import lifecycle
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.spec import Spec
+
+
+class Full(LocalHost):
+    """A host whose disk has no room for anything."""
+
+    async def write_text(self, path: Path, text: str) -> None:
+        raise StorageError(f"cannot write {path}", why="no space left", remedy="free some")
+
+
+@pytest.mark.parametrize("before", [None, "the old one"])
+def test_where_the_disk_is_full_qemu_is_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    current, ended = vm_dir(tmp_path, "web").current, list[QemuDir]()
+    current.parent.mkdir(parents=True)
+    if before is not None:
+        current.write_text(before)
+
+    async def close() -> None:
+        pass
+
+    async def start_qemu(*_: object, **__: object) -> tuple[Any, Any]:
+        return SimpleNamespace(to_json=lambda: "the new one"), SimpleNamespace(close=close)
+
+    async def end_qemu(host: LocalHost, ram_dir: Path, files: QemuDir) -> None:
+        ended.append(files)
+
+    monkeypatch.setattr(lifecycle, "start_qemu", start_qemu)
+    monkeypatch.setattr(lifecycle, "end_qemu", end_qemu)
+    spec = cast("Spec", SimpleNamespace(name="web", nics=(), passthrough=(), ram_dir=tmp_path))
+    platform = cast("Platform", None)
+    with pytest.raises(StorageError):
+        asyncio.run(lifecycle._boot(spec, Full("a", tmp_path, "127.0.0.1"), platform))
+    assert len(ended) == 1
+    assert (current.read_text() if current.exists() else None) == before
