@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import RefusedError
+from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.vm.probe import choose_accel, kvm_obstacle
+from vmckpt.vm.probe import abilities, choose_accel, kvm_obstacle
 
 
 class WithKvm(LocalHost):
@@ -45,3 +45,12 @@ def test_auto_falls_back_to_tcg_and_says_why(host: LocalHost) -> None:
     assert "Device busy" in why
     with pytest.raises(RefusedError, match="KVM is not usable on a"):
         asyncio.run(choose_accel(host, "kvm"))
+
+
+def test_a_host_that_cannot_be_entered_is_down_not_its_qemu_at_fault(tmp_path: Path) -> None:
+    entry = tmp_path / "enter"
+    entry.write_text("#!/bin/sh\necho 'cannot open /proc/1/ns/net' >&2\nexit 1\n")
+    entry.chmod(0o755)
+    host = LocalHost("a", tmp_path, "127.0.0.1", qemu="true", enter=(str(entry),))
+    with pytest.raises(HostDownError, match="host a is down: cannot open /proc/1/ns/net"):
+        asyncio.run(abilities(host))

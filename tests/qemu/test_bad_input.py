@@ -98,7 +98,7 @@ def test_a_host_that_is_down(made: World) -> None:
     eventually(lambda: identify(holder) is None, 5, "the host is down")
     for words in (["migrate", "one", "lab-b"], ["host", "check", "lab-b"]):
         done = made.vmckpt(*words)
-        assert (done.code, done.error["kind"]) == (6, "unreachable")
+        assert (done.code, done.error["kind"]) == (6, "unreachable"), done.error
     unchanged(made)
 
 

@@ -212,7 +212,7 @@ async def greeted(
     """A QEMU that was started, and a session on its monitor `path`: all of its devices are there.
 
     Raises OperationFailedError with QEMU's own words when it ends instead, HostDownError when it
-    hangs; it is dead then.
+    hangs or the host is down; it is dead then.
     """
     try:
         return await _greeted(host, argv, path, stderr)
@@ -243,6 +243,7 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
             )
         except HostDownError as exc:
             if not await host.is_alive(process):
+                await host.require_up()  # else the words are of what should have entered it
                 what = f"QEMU did not start on {host.name}"
                 if words := await last_words(host, stderr):
                     remedy = "mend what it names; nothing was left behind"
