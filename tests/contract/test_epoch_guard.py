@@ -1,7 +1,10 @@
 """The guard that stands beside who takes epochs, against a QMP server that follows a script."""
 
 import json
+import math
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -35,7 +38,7 @@ class Qemu:
         self._sock, _ = self._listener.accept()
         self._sock.settimeout(PATIENCE_S)
         self._lines = self._sock.makefile("rb")
-        self._say(GREETING)
+        self.say(GREETING)
         assert self.answer()["execute"] == "qmp_capabilities"
 
     def answer(self) -> dict[str, Any]:
@@ -44,14 +47,18 @@ class Qemu:
         if not line:
             return {}
         command: dict[str, Any] = json.loads(line)
-        if command["execute"] == "cont":
-            self.runs = True
-        if command["execute"] == "object-del" and command["arguments"]["id"] == "gone":
-            self._say({"error": {"class": "GenericError", "desc": "no such object"}})
-            return command
+        if command["execute"] in ("cont", "stop"):
+            self.runs = command["execute"] == "cont"
         status = {"running": self.runs, "status": "running" if self.runs else "paused"}
-        self._say({"return": status if command["execute"] == "query-status" else {}})
+        answer: dict[str, Any] = {"return": status if command["execute"] == "query-status" else {}}
+        if command["execute"] == "object-del" and command["arguments"]["id"] == "gone":
+            answer = {"error": {"class": "GenericError", "desc": "no such object"}}
+        self.say(answer | ({"id": command["id"]} if "id" in command else {}))
         return command
+
+    def waits(self, s: float) -> bool:
+        """Whether the guard asks nothing for so long."""
+        return not select.select([self._sock], [], [], s)[0]
 
     def removed(self, count: int) -> list[str]:
         """The next objects that are removed; the guest runs by then."""
@@ -68,15 +75,18 @@ class Qemu:
         self._lines.close()
         self._sock.close()
 
-    def _say(self, words: object) -> None:
+    def say(self, words: object) -> None:
+        """Tell the guard that."""
         self._sock.sendall(json.dumps(words).encode() + b"\n")
 
 
 @contextmanager
-def guarded(folder: Path, *holds: str) -> Iterator[tuple[Qemu, "subprocess.Popen[bytes]"]]:
+def guarded(
+    folder: Path, *holds: str, pid: int | None = None
+) -> Iterator[tuple[Qemu, "subprocess.Popen[bytes]"]]:
     qemu = Qemu(folder / "rescue.sock")
     command = [sys.executable, "-I", "-S", str(guard.__file__), str(folder / "rescue.sock")]
-    process = subprocess.Popen([*command, str(os.getpid()), *holds], stdin=subprocess.PIPE)
+    process = subprocess.Popen([*command, str(pid or os.getpid()), *holds], stdin=subprocess.PIPE)
     try:
         qemu.accept()
         yield qemu, process
@@ -129,6 +139,100 @@ def test_whoever_begins_it_may_come_last_but_it_takes_its_turns(tmp_path: Path) 
                 time.sleep(0.005)
     finally:
         os.sched_setscheduler(0, started, os.sched_param(0))
+
+
+@contextmanager
+def silent(folder: Path) -> Iterator[tuple[Qemu, "subprocess.Popen[bytes]", int]]:
+    """A QEMU that says nothing more, its guard, and the pid of what stands for its process."""
+    with subprocess.Popen(["sleep", "100"]) as itself:
+        try:
+            with guarded(folder, pid=itself.pid) as (qemu, process):
+                qemu.runs = True
+                yield qemu, process, itself.pid
+        finally:
+            itself.kill()
+
+
+def tell(process: "subprocess.Popen[bytes]", until_s: float) -> None:
+    assert process.stdin
+    process.stdin.write(b"%f\n" % until_s)
+    process.stdin.flush()
+
+
+def becomes(pid: int, states: str) -> bool:
+    """Whether the process is soon in one of these states (proc(5))."""
+    given_up_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < given_up_s:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in states:
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def test_a_guest_whose_time_is_over_is_stopped_as_often_as_it_is_let_run(tmp_path: Path) -> None:
+    with guarded(tmp_path) as (qemu, process):
+        for _ in range(2):
+            qemu.runs = True
+            tell(process, _boottime_s())
+            while qemu.answer()["execute"] != "stop":
+                pass
+        tell(process, math.inf)
+        while not qemu.waits(1.0):
+            qemu.answer()
+        assert process.poll() is None
+
+
+def test_a_qemu_that_does_not_answer_is_held_until_its_guest_may_run(tmp_path: Path) -> None:
+    with silent(tmp_path) as (qemu, process, pid):
+        began_s = time.monotonic()
+        tell(process, _boottime_s())
+        assert becomes(pid, "T")
+        assert time.monotonic() - began_s >= guard.ANSWER_S
+        tell(process, math.inf)
+        assert becomes(pid, "S")
+        # What was asked of it before is answered now: it is not taken for an answer to this.
+        qemu.runs = False
+        qemu.answer()
+        tell(process, _boottime_s())
+        qemu.runs = True
+        while qemu.answer()["execute"] != "stop":
+            pass
+        assert becomes(pid, "S")
+
+
+def test_a_qemu_that_is_held_and_that_nobody_can_let_go_is_killed(tmp_path: Path) -> None:
+    with silent(tmp_path) as (_, process, pid):
+        tell(process, _boottime_s())
+        assert becomes(pid, "T")
+        assert process.stdin
+        process.stdin.close()
+        assert becomes(pid, "Z")
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_qemu_that_stopped_its_guest_and_writes_out_what_it_left_is_not_held(
+    tmp_path: Path,
+) -> None:
+    with silent(tmp_path) as (qemu, process, pid):
+        for event in ("STOP", "RESUME", "STOP"):
+            qemu.say({"timestamp": {}, "event": event})
+        tell(process, _boottime_s())
+        assert not qemu.waits(PATIENCE_S)
+        time.sleep(3 * guard.ANSWER_S)
+        assert becomes(pid, "S")
+        assert process.poll() is None
+
+
+def test_what_was_told_in_time_counts_though_it_is_heard_late(tmp_path: Path) -> None:
+    with guarded(tmp_path) as (qemu, process):
+        qemu.runs = True
+        tell(process, _boottime_s() + 0.5)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        tell(process, math.inf)
+        process.send_signal(signal.SIGCONT)
+        assert qemu.waits(0.5)
 
 
 def _boottime_s() -> float:

@@ -39,12 +39,13 @@ class Monitor:
             lines.write(json.dumps({"QMP": {}}) + "\n")
             lines.flush()
             while line := lines.readline():
-                command = json.loads(line)["execute"]
+                asked = json.loads(line)
+                command = asked["execute"]
                 self.told.append(command)
                 if not self.answers and command == "stop":
                     continue
                 lines.write(json.dumps({"event": "RESUME"}) + "\n")
-                lines.write(json.dumps(self._answer(command)) + "\n")
+                lines.write(json.dumps(self._answer(command) | {"id": asked["id"]}) + "\n")
                 lines.flush()
                 if command == "qmp_capabilities":
                     self.greeted.set()
@@ -185,12 +186,16 @@ def test_what_qemu_tells_everybody_is_taken_and_never_stands_before_an_answer(
         until(monitor, "paused")
 
 
-def test_a_qemu_that_does_not_stop_is_killed(
+def test_a_qemu_that_does_not_stop_is_held_and_killed_when_its_keeper_dies(
     tmp_path: Path, qemu: "subprocess.Popen[bytes]"
 ) -> None:
     with guarded(tmp_path, qemu, "running") as (child, monitor):
         monitor.answers = False
         tell(child, f"{boottime_s() + 0.1}")
+        _, status = os.waitpid(qemu.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert monitor.told[-1] == "stop"
+        die(child)
         assert qemu.wait(5) == -9
 
 

@@ -10,8 +10,9 @@ acts in three cases, by a monitor of its own that it holds open:
   `finish-migrate`, `postmigrate`) is let run on, if it still may. What it sends stays held, but by
   the objects HOLD, which are removed.
 - The time of `free` is past: the same, the teller is stuck.
-- The time is past, the teller dead or stuck: the guest is stopped, and QEMU killed should it not
-  answer. The teller, if it goes on, lets it run again when it may.
+- The time is past, the teller dead or stuck: the guest is stopped. The teller, if it goes on, lets
+  it run again when it may. A QEMU that neither answers nor has said that its guest stands still is
+  itself held (SIGSTOP) until the guest may run, and killed when nobody is left who could say so.
 """
 
 import json
@@ -26,7 +27,8 @@ from contextlib import suppress
 from typing import Any
 
 STOPPED_FOR_AN_EPOCH = ("paused", "finish-migrate", "postmigrate")
-ANSWER_S, POLL_S = 1.0, 0.005
+# In what QEMU has to see to it that its guest stands still; the teller's margin is longer.
+ANSWER_S, POLL_S = 0.2, 0.005
 # How often the events are taken that QEMU tells everybody, and how much at once.
 PASS_OVER_S, READ_BYTES = 0.5, 1 << 16
 # How often it is seen to that a guest that may not run does not.
@@ -45,38 +47,51 @@ class Guard:
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.settimeout(RESUME_S)
         self._sock.connect(path)
-        self._told = b""
-        self._line()  # the greeting
-        self._ask("qmp_capabilities")
+        self._told, self._asked = b"", 0
+        self._line(time.monotonic() + RESUME_S)  # the greeting
+        self._ask("qmp_capabilities", time.monotonic() + RESUME_S)
+        self._heard, self._teller_lives = b"", True
+        self._stands_still = self._is_held = False
         self._until_s = self._free_by_s = float("inf")
 
     def watch(self) -> None:
         """Until the teller has died and all that was to be done is done, or QEMU has ended."""
         _take_turns()
-        told, teller_lives, stopped = b"", True, False
-        while teller_lives or not stopped:
+        stopped = False
+        while True:
+            # Before anything is decided: what was told already, by a teller that may have died.
+            died = self._teller_lives and not self._hear()
             if self._ended():
                 return
-            if stopped and _now_s() < self._until_s:
-                stopped = False
-            left_s = self._until_s - _now_s()
-            # Whoever was in the middle of an epoch may have let it run again.
-            if left_s <= 0 and (not stopped or self._runs()):
+            may_run = _now_s() < self._until_s
+            if may_run:
+                self._let_go()
+            else:  # again and again: whoever was in the middle of an epoch may let it run
                 self._stop()
-                stopped = True
-            if self._free_by_s <= _now_s():
+            stopped = not may_run
+            if died or self._free_by_s <= _now_s():
                 self._free_by_s = float("inf")
                 self._free()
-            watched = [self._pidfd, 0] if teller_lives else [self._pidfd]
-            patience_s = min(AGAIN_S if stopped else left_s, PASS_OVER_S)
-            patience_s = min(patience_s, self._free_by_s - _now_s())
-            ready, _, _ = select.select(watched, [], [], max(patience_s, 0.0))
-            self._pass_over()
-            if 0 not in ready:
-                continue
+            if not self._teller_lives and stopped:
+                self._end_held()
+                return
+            if not self._teller_lives and self._until_s == float("inf"):
+                return  # or its monitor would be nobody else's as long as QEMU lives
+            self._wait(AGAIN_S if stopped else self._until_s - _now_s())
+
+    def _wait(self, most_s: float) -> None:
+        """Until something is told, or to be done."""
+        watched = [self._pidfd, 0] if self._teller_lives else [self._pidfd]
+        patience_s = min(most_s, PASS_OVER_S, self._free_by_s - _now_s())
+        select.select(watched, [], [], max(patience_s, 0.0))
+        self._pass_over()
+
+    def _hear(self) -> bool:
+        """Take what the teller has told; False once it has died."""
+        while select.select([0], [], [], 0)[0]:
             said = os.read(0, 4096)
-            told += said
-            *whole, told = told.split(b"\n")
+            self._heard += said
+            *whole, self._heard = self._heard.split(b"\n")
             for line in whole:
                 word, _, time_s = line.partition(b" ")
                 if time_s:
@@ -84,35 +99,52 @@ class Guard:
                 else:
                     self._until_s = float(word)
             if not said:
-                teller_lives = False
-                self._free()
-                if self._until_s == float("inf"):
-                    return  # or its monitor would be nobody else's as long as QEMU lives
+                self._teller_lives = False
+                break
+        return self._teller_lives
 
     def _ended(self) -> bool:
         return bool(select.select([self._pidfd], [], [], 0)[0])
 
     def _stop(self) -> None:
-        self._sock.settimeout(ANSWER_S)
+        """See to it that the guest does not run."""
+        if self._is_held:
+            return
+        by_s = time.monotonic() + ANSWER_S
         try:
-            self._ask("stop")
-            self._say("the guest was stopped: it may not run now")
+            if self._ask("query-status", by_s)["return"]["running"]:
+                self._ask("stop", by_s)
+                self._say("the guest was stopped: it may not run now")
         except OSError as exc:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            self._say(f"QEMU was killed: it may not run, and does not answer ({exc})")
+            if isinstance(exc, TimeoutError) and self._stands_still:
+                return  # it writes out what its guest has left
+            self._is_held = True
+            self._signal(signal.SIGSTOP)
+            self._say(f"QEMU is held: its guest may not run, and it does not answer ({exc})")
 
-    def _runs(self) -> bool:
-        """Whether the guest runs; of a QEMU that does not answer nobody knows, so it may."""
-        try:
-            return bool(self._ask("query-status")["return"]["running"])
-        except OSError:
-            return True
+    def _let_go(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._signal(signal.SIGCONT)
+            self._say("QEMU is held no longer: its guest may run")
+
+    def _end_held(self) -> None:
+        if self._is_held:
+            self._signal(signal.SIGKILL)
+            self._say("QEMU was killed: it did not answer, and nobody is left who would let it go")
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def _free(self) -> None:
         self._share_processors()
-        self._resume()
-        for name in self._holds:
-            self._ask("object-del", id=name)
+        try:
+            self._resume()
+            for name in self._holds:
+                self._ask("object-del", time.monotonic() + RESUME_S, id=name)
+        except OSError as exc:
+            self._say(f"its keeper has died or is stuck; QEMU does not answer ({exc})")
 
     def _share_processors(self) -> None:
         """QEMU had real-time threads for the epoch (vmckpt.hosts.scheduling): no longer."""
@@ -123,34 +155,49 @@ class Guard:
 
     def _resume(self) -> None:
         """Let it run on, whose epoch was cut off; one that stands for another reason is left."""
-        self._sock.settimeout(RESUME_S)
-        given_up_s = time.monotonic() + RESUME_S
-        while _now_s() < self._until_s and time.monotonic() < given_up_s:
-            status = self._ask("query-status")["return"]
+        by_s = time.monotonic() + min(RESUME_S, self._until_s - _now_s())
+        while time.monotonic() < by_s:
+            status = self._ask("query-status", by_s)["return"]
             if status["running"] or status["status"] not in STOPPED_FOR_AN_EPOCH:
                 self._say(f"its keeper has died or is stuck; the guest is {status['status']}")
                 return
-            self._ask("cont")
+            self._ask("cont", by_s)
             time.sleep(POLL_S)
 
-    def _ask(self, command: str, **arguments: str) -> dict[str, Any]:
-        """The answer to a command; events are passed over. Raises OSError."""
-        words = {"execute": command, "arguments": arguments}
+    def _ask(self, command: str, by_s: float, **arguments: str) -> dict[str, Any]:
+        """The answer to a command; events, and answers that came too late, are passed over.
+
+        Raises OSError, which TimeoutError is.
+        """
+        self._asked += 1
+        words = {"execute": command, "arguments": arguments, "id": self._asked}
+        self._be_patient(by_s)
         self._sock.sendall(json.dumps(words).encode() + b"\n")
         while True:
-            said: dict[str, Any] = json.loads(self._line())
-            if "return" in said or "error" in said:
+            said: dict[str, Any] = json.loads(self._line(by_s))
+            if said.get("id") == self._asked:
                 return said
 
-    def _line(self) -> bytes:
+    def _be_patient(self, by_s: float) -> None:
+        self._sock.settimeout(max(by_s - time.monotonic(), 0.001))
+
+    def _line(self, by_s: float) -> bytes:
         """The next line that QEMU tells. Raises OSError."""
         while b"\n" not in self._told:
+            self._be_patient(by_s)
             data = self._sock.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the monitor was closed")
             self._told += data
         line, _, self._told = self._told.partition(b"\n")
+        self._note(line)
         return line
+
+    def _note(self, lines: bytes) -> None:
+        """Whether the guest stands still, by the last event about it."""
+        stops, goes_on = (lines.rfind(b'"event": "%s"' % name) for name in (b"STOP", b"RESUME"))
+        if stops != goes_on:
+            self._stands_still = stops > goes_on
 
     def _pass_over(self) -> None:
         """Take the events that wait: QEMU would keep them, and they would stand before an answer.
@@ -164,7 +211,8 @@ class Guard:
                 return  # the next question says so
             if not data:
                 return
-            self._told = (self._told + data).rpartition(b"\n")[2]
+            whole, _, self._told = (self._told + data).rpartition(b"\n")
+            self._note(whole)
 
     def _say(self, text: str) -> None:
         sys.stdout.write(f"{text}\n")
