@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.errors import NotFoundError, OperationFailedError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
-from vmckpt.lease.store import NONE_YET
-from vmckpt.replicate import begin, sides
+from vmckpt.lease.store import NONE_YET, Versioned
+from vmckpt.replicate import begin, recovery, sides
 from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare, read_mark
 from vmckpt.replicate.leftover_copies import Fate, settle_here
 from vmckpt.replicate.operate import require_decided, settle, stop
@@ -169,6 +169,40 @@ def test_a_home_is_kept_of_a_guest_that_the_standby_could_not_go_on_with(
     assert json.loads(files.status.read_text())["why"].startswith("off")
     assert stands(tmp_path).holder.startswith("a/")
     assert asyncio.run(read_vm(hosts[0], "web")) is not None
+
+
+class LosesAnAnswer(FileStore):
+    """Of one change nobody is told whether it was made."""
+
+    def __init__(self, place: Path, number: int, *, made: bool) -> None:
+        super().__init__(place)
+        self._left, self._made = number, made
+
+    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        self._left -= 1
+        if self._left:
+            return await super().replace(vm, record, over=over)
+        if self._made:
+            await super().replace(vm, record, over=over)
+        raise OutcomeUnknownError("no answer", why="it was lost", remedy="-")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("made", [True, False])
+def test_a_dead_standbys_term_is_given_up_whatever_answer_is_lost(
+    hosts: tuple[LocalHost, LocalHost],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    *,
+    made: bool,
+) -> None:
+    requested(hosts, tmp_path)
+    record(tmp_path, "b/1", None)
+    store = LosesAnAnswer(tmp_path / "leases", number, made=made)
+    monkeypatch.setattr(recovery, "open_arbiter", lambda _: store)
+    asyncio.run(abandon(Files.of(hosts[1], "web").path))
+    assert (stands(tmp_path).holder[:3], stands(tmp_path).released) == ("b/1", True)
 
 
 @pytest.mark.parametrize(("holder", "in_sync"), [("a/1", "b/1"), ("b/1", None)])

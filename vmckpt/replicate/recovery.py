@@ -83,14 +83,19 @@ async def abandon(directory: Path) -> None:
 
 async def _give_up_term(request: Request) -> None:
     store, dead = open_arbiter(request.options), f"{request.standby.name}/{request.run}"
-    claimant = Claimant(f"{dead}/abandon", succeeds=dead)
+    span = Span(request.options.lease_s)
     while True:
-        with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
+        with suppress(ArbiterDownError, OutcomeUnknownError, StorageError, RefusedError):
             found = await store.read(request.vm)
-            if found is None or found.record.holder != dead or found.record.released:
+            if found is None or found.record.released:
                 return
-            lease = Lease(store, request.vm, claimant, Span(request.options.lease_s))
-            await lease.take(Holding(found.record.term, dead))
+            term, holder = found.record.term, found.record.holder
+            # The dead one's, or ours: what was asked and not answered may have been done.
+            if not request.is_standbys(holder):
+                return
+            claimant = Claimant(f"{dead}/abandon/{term}", succeeds=holder)
+            lease = Lease(store, request.vm, claimant, span)
+            await lease.take(Holding(term, holder))
             await lease.give_up()
             return
         await asyncio.sleep(POLL_S)
