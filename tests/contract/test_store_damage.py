@@ -167,6 +167,32 @@ def test_nothing_new_rests_on_a_damaged_pack(small: Small) -> None:
         require_same(store, saved, ram)
 
 
+def lose_packs(place: Path) -> None:
+    for pack in (place / "packs").iterdir():
+        pack.unlink()
+
+
+def test_nothing_new_starts_from_a_checkpoint_whose_packs_are_lost(small: Small) -> None:
+    manifest, ram = small.states[1]
+    lose_packs(small.place)
+    with open_store(str(small.place), small.key) as store:
+        with pytest.raises(DamagedError, match="packs are missing or damaged"):
+            store.begin("vm", manifest.id)
+        require_same(store, save(store, ram), ram)
+
+
+def test_a_copy_rests_on_nothing_that_its_target_has_lost(small: Small, tmp_path: Path) -> None:
+    (one, _), (other, ram) = small.states
+    with (
+        open_store(str(small.place), small.key) as store,
+        create_store(str(tmp_path / "target")) as target,
+    ):
+        copy_checkpoints(store, target, [one])
+        lose_packs(tmp_path / "target")
+        copy_checkpoints(store, target, [other])
+        require_same(target, target.manifest(other.id), ram)
+
+
 def test_flipped_bits_of_an_exported_file_are_found(small: Small) -> None:
     path = small.place.parent / "exported"
     with open_store(str(small.place), small.key) as store:

@@ -2,8 +2,9 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,15 @@ from vmckpt.errors import (
     NotFoundError,
     OperationFailedError,
     RefusedError,
+    StorageError,
     UsageError,
 )
-from vmckpt.store.backends.s3 import S3Backend
+from vmckpt.store.backends.local import LocalBackend
+from vmckpt.store.backends.s3 import S3Backend, S3Held
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import from_environment, make_key_file
 from vmckpt.store.store import Store
@@ -339,6 +342,23 @@ def test_copies_are_the_same_and_read_no_more_than_they_must(store: Store, place
         assert check(target).whole
 
 
+def test_a_copy_that_another_was_faster_with_is_left_to_it(store: Store, places: Places) -> None:
+    ram = memory(PAGES, 1)
+    one = save(store, ram)
+    two = save(store, ram, name="two")
+    with (
+        create_store(places("copies"), from_environment()) as copies,
+        open_store(copies.place) as other,
+    ):
+
+        def copied(manifest: Manifest) -> None:
+            assert manifest.id == one.id
+            copy_checkpoints(store, other, [two])
+
+        assert [m.id for m in copy_checkpoints(store, copies, [one, two], copied)] == [one.id]
+        require_same(copies, copies.manifest(two.id), ram)
+
+
 def test_what_is_wrong_with_a_request_is_said(store: Store) -> None:
     with pytest.raises(RefusedError, match="store already"):
         create_store(store.place)
@@ -388,6 +408,54 @@ def test_the_lock_of_a_dead_writer_in_object_storage_is_had_after_a_while(
             with pytest.raises(BusyError), dead.hold("x", shared=True, wait_s=4):
                 pass
             held.require()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_lock_that_may_have_been_anothers_is_lost_for_good(*, fails: bool) -> None:
+    began_s, calls = time.monotonic(), 0
+
+    def refresh() -> None:
+        nonlocal calls
+        calls += 1
+        if time.monotonic() - began_s < 1.0:  # the storage is away, or takes its time
+            if fails:
+                raise StorageError("away", why="-", remedy="-")
+            time.sleep(1.0)
+
+    held = S3Held(refresh, 0.05, 1.0)
+    time.sleep(1.5)
+    had = calls
+    for _ in range(3):
+        with pytest.raises(OperationFailedError, match="was lost"):
+            held.require()
+        time.sleep(0.1)
+    assert calls == had
+    held.stop()
+
+
+def test_a_file_that_goes_while_its_folder_is_listed_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend(tmp_path)
+    for name in ("one", "gone", "other"):
+        (tmp_path / name).write_text("x")
+    listed = os.scandir
+
+    @contextmanager
+    def goes(path: Path) -> Iterator[Iterator["os.DirEntry[str]"]]:
+        def entries() -> Iterator["os.DirEntry[str]"]:
+            for entry in found:
+                if entry.name == "gone":
+                    Path(entry.path).unlink()
+                yield entry
+
+        with listed(path) as found:
+            yield entries()
+
+    monkeypatch.setattr(os, "scandir", goes)
+    assert backend.names("") == {"one": 1, "other": 1}
+    monkeypatch.undo()
+    assert backend.names("nowhere") == {}
 
 
 def test_object_storage_without_tls_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

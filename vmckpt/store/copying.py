@@ -1,13 +1,15 @@
 """Checkpoints from one store into another: copy, export and import are the same."""
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
 from vmckpt.store.area import Area
+from vmckpt.store.errors import DamagedError, ThereAlreadyError
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.store import Store
-from vmckpt.store.transaction import AreaWriter, Origin
+from vmckpt.store.transaction import AreaWriter, Origin, Transaction
 
 _BATCH_BYTES = 4 << 20
 
@@ -33,9 +35,10 @@ def copy_checkpoints(
     """
     done = []
     for manifest in missing(source, target, manifests):
-        new = _copy(source, target, manifest)
-        copied(new)
-        done.append(new)
+        with suppress(ThereAlreadyError):  # another copy of it was faster
+            new = _copy(source, target, manifest)
+            copied(new)
+            done.append(new)
     return done
 
 
@@ -44,12 +47,11 @@ def _copy(source: Store, target: Store, manifest: Manifest) -> Manifest:
     parent = manifest.parent if manifest.parent in source.ids() else None
     if parent not in there:
         parent = None
-    differing = source.diff(parent, manifest.id) if parent else {}
-    origin = Origin(manifest.id, manifest.vm, manifest.parent, manifest.created_unix_s)
-    with (
-        source.read(manifest.id) as point,
-        target.begin(manifest.vm, parent, origin=origin) as new,
-    ):
+    with ExitStack() as stack:
+        point = stack.enter_context(source.read(manifest.id))
+        begun, parent = _begin(target, manifest, parent)
+        new = stack.enter_context(begun)
+        differing = source.diff(parent, manifest.id) if parent else {}
         for facts in manifest.areas:
             area = point.area(facts.name)
             sizes = {"size_bytes": facts.size_bytes, "chunk_bytes": facts.chunk_bytes}
@@ -62,6 +64,17 @@ def _copy(source: Store, target: Store, manifest: Manifest) -> Manifest:
         for blob in manifest.blobs:
             new.blob(blob.name, point.blob(blob.name))
         return new.commit(manifest.facts)
+
+
+def _begin(target: Store, manifest: Manifest, parent: str | None) -> tuple[Transaction, str | None]:
+    """It in the target, and what it starts from: nothing, where that is damaged there."""
+    origin = Origin(manifest.id, manifest.vm, manifest.parent, manifest.created_unix_s)
+    try:
+        return target.begin(manifest.vm, parent, origin=origin), parent
+    except DamagedError:
+        if parent is None:
+            raise
+        return target.begin(manifest.vm, origin=origin), None
 
 
 def _put(

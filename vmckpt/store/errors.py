@@ -1,12 +1,16 @@
 """What can be wrong with a store itself."""
 
-from vmckpt.errors import StorageError
+from vmckpt.errors import RefusedError, StorageError
 
 
 class DamagedError(StorageError):
     """Bytes in the store are not those that were written, or are missing."""
 
     kind = "damaged"
+
+
+class ThereAlreadyError(RefusedError):
+    """The checkpoint that was to be made is in the store: somebody else was faster."""
 
 
 def damaged(what: str, why: str) -> DamagedError:

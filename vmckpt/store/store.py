@@ -12,7 +12,7 @@ from vmckpt.store.area import Area, FrameCache
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.checkpoint_file import CHECKPOINTS, Maps
 from vmckpt.store.config import Config
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.maps import Refs, packs_of, resized, slots_of
@@ -112,7 +112,8 @@ class Store:
         """Begin a checkpoint of `vm`: for the store a name, under which one writes at a time.
 
         It starts from what `parent` holds, of whatever VM. Raises BusyError, NotFoundError,
-        DamagedError, StorageError.
+        DamagedError (all of the parent has to be there), ThereAlreadyError (that of `origin`),
+        StorageError.
         """
         with ExitStack() as locks:
             hold = self.opened.backend.hold
@@ -125,10 +126,18 @@ class Store:
                 for lock in held:
                     lock.require()
 
-            start = self.maps(parent) if parent else Maps()
+            if origin and origin.id in self.ids():
+                raise ThereAlreadyError(
+                    f"checkpoint {origin.id} is in the store {self.place} already",
+                    why="another command has put it there meanwhile",
+                    remedy="nothing is to be done: see `vmckpt checkpoint show`",
+                )
+            start, index = self.maps(parent) if parent else Maps(), self._indexed()
+            if parent:
+                self._require_whole(parent, index)
             return Transaction(
                 self.opened,
-                self._indexed(),
+                index,
                 origin or new_origin(vm, parent),
                 start,
                 (locks.pop_all(), require),
@@ -178,6 +187,14 @@ class Store:
                     raise self._not_found(checkpoint_id)
             for checkpoint_id in ids:
                 self.opened.backend.remove(f"{CHECKPOINTS}/{checkpoint_id}")
+
+    def _require_whole(self, checkpoint_id: str, index: Index) -> None:
+        packs = {bytes.fromhex(pack) for pack in self.manifest(checkpoint_id).packs}
+        if lost := packs - index.generations.keys():
+            raise damaged(
+                f"checkpoint {checkpoint_id} is not whole",
+                f"{len(lost)} of its {len(packs)} packs are missing or damaged",
+            )
 
     def _differences(self, maps: tuple[Maps, Maps], name: str) -> Numbers:
         areas = [one.areas[name] for one in maps if name in one.areas]

@@ -64,7 +64,12 @@ class Transaction:
         self._sinks: dict[int, ChunkSink] = {}
         self._areas: dict[str, AreaWriter] = {}
         self._file = opened.files.new_checkpoint(origin.id)
-        self._over = False
+        self._over = self._committed = False
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the checkpoint is in the store."""
+        return self._committed
 
     def area(self, name: str, *, size_bytes: int, chunk_bytes: int) -> "AreaWriter":
         """An area of the checkpoint: the parent's of that name as it stands, else zeroes.
@@ -104,7 +109,7 @@ class Transaction:
         except BaseException:
             self._end(published)
             raise
-        self._over = True
+        self._over = self._committed = True
         self._locks.close()
         return manifest
 

@@ -37,13 +37,17 @@ class LocalBackend:
 
     def names(self, folder: str) -> dict[str, int]:
         """The files in a folder."""
+        found = dict[str, int]()
         try:
-            with os.scandir(self.root / folder) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-        except FileNotFoundError:
-            return {}
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.root / folder) as entries:
+                for entry in entries:
+                    # One that is removed meanwhile is not there; all others are.
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.is_file():
+                            found[entry.name] = entry.stat().st_size
         except OSError as exc:
             raise self.error(exc, folder) from exc
+        return found
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of a file."""

@@ -220,21 +220,24 @@ class S3Writer:
 
 
 class S3Held:
-    """A lock that is written anew until `stop`."""
+    """A lock that is written anew until `stop`, or until it may have been another's.
+
+    From then on it is lost for good: who took it for a dead one's has done what it kept from.
+    """
 
     def __init__(self, refresh: Callable[[], None], every_s: float, expiry_s: float) -> None:
         self._refresh, self._every_s, self._expiry_s = refresh, every_s, expiry_s
-        self._fresh_s = time.monotonic()
+        self._fresh_s, self._lost = boottime_s(), False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store lock", daemon=True)
         self._thread.start()
 
     def require(self) -> None:
         """Raises OperationFailedError when others may take it for a dead one's soon."""
-        if time.monotonic() - self._fresh_s > self._expiry_s / 2:
+        if self._is_lost():
             raise OperationFailedError(
                 "a lock in the store was lost",
-                why="the object storage could not be reached for too long",
+                why="the object storage could not be reached for too long, or this host slept",
                 remedy="run this again",
             )
 
@@ -244,11 +247,22 @@ class S3Held:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(self._every_s):
-            began_s = time.monotonic()
+        while not (self._is_lost() or self._over.wait(self._every_s) or self._is_lost()):
+            began_s = boottime_s()
             with contextlib.suppress(StorageError):
                 self._refresh()
-                self._fresh_s = began_s
+                if not self._is_lost():
+                    self._fresh_s = began_s
+
+    def _is_lost(self) -> bool:
+        """Whether others may have taken it for a dead one's, or may soon."""
+        self._lost |= boottime_s() - self._fresh_s > self._expiry_s / 2
+        return self._lost
+
+
+def boottime_s() -> float:
+    """Seconds since this host began, its sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _first_line(exc: BaseException) -> str:
