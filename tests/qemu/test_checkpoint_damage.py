@@ -129,6 +129,28 @@ async def _as_it_was(made: World, checkpoint_id: str) -> None:
     await all_there(made, "guest")
 
 
+@pytest.mark.timeout(120)
+def test_the_next_checkpoint_rests_on_nothing_that_the_store_has_lost() -> None:
+    with world(qemu("10.0")) as made:
+        made.run_guest(guest(), "lab-a")
+        asyncio.run(_taken_after_a_loss(made))
+
+
+async def _taken_after_a_loss(made: World) -> None:
+    control = await guest().control(made.lab)
+    await load(control)
+    await asyncio.sleep(1.0)
+    first = await take(made)
+    for pack in (Path(own_place(made.state("lab-a"))) / "packs").iterdir():
+        pack.unlink()
+    second = await take(made)
+    assert second["parent"] == first["id"]
+    assert "packs are missing or damaged" in second["damaged"]
+    assert (await take(made))["damaged"] is None
+    await control.close()
+    await _as_it_was(made, second["id"])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_full_disk_at_any_moment_is_the_checkpoints_end_and_not_the_guests() -> None:

@@ -13,6 +13,7 @@ from tests.qemu.world import eventually, qemu
 from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.qemu.nbd import NbdExport
+from vmckpt.vm.paths import QemuDir
 
 BLOCK = 65536
 NODE = "disk"
@@ -61,7 +62,7 @@ async def write(monitor: Monitor, block: int, content: int) -> None:
 async def moment(
     monitor: Monitor, directory: Path, name: str, since: str | None, *, saved: bool = True
 ) -> DisksAtOnce:
-    disks = DisksAtOnce(monitor, directory)
+    disks = DisksAtOnce(monitor, QemuDir(directory, "vm", "0"))
     await disks.prepare([NODE], name, since)
     if saved:
         await disks.add_filters()

@@ -1,13 +1,12 @@
 """Many running VMs from one checkpoint: their memory and disks are shared until they write.
 
-The checkpoint's memory is put into one file in memory, and each fork's QEMU maps it privately,
-under a name of its own (a hard link): pages are copied by the kernel where a fork writes. The file
-goes with its last fork. Disks are qcow2 overlays over one image each, which stays in the host's
-`images/`. Forks are cut off from every network unless asked otherwise.
+The checkpoint's memory is put into one file in memory, and each fork's QEMU maps it privately:
+pages are copied by the kernel where a fork writes. The file has no other names than the forks'
+(hard links), and goes with its last fork. Disks are qcow2 overlays over one image each, which stays
+in the host's `images/`. Forks are cut off from every network unless asked otherwise.
 """
 
 import os
-import secrets
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, known_facts, machine_from_json
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.identity import tell_guest
+from vmckpt.checkpoint.making import Making, settle, write_down
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
@@ -27,7 +27,7 @@ from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.inventory import check_name, local_host, state_dir
 from vmckpt.hosts.local import LocalHost
-from vmckpt.memory.ram_file import PAGE_BYTES
+from vmckpt.memory.ram_file import PAGE_BYTES, give_name, unnamed
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor
@@ -48,6 +48,11 @@ class Wish(NamedTuple):
     number: int
     plugged: bool
 
+    @property
+    def names(self) -> list[str]:
+        """Of the forks."""
+        return [f"{self.name}-{number + 1}" for number in range(self.number)]
+
 
 @dataclass(frozen=True, slots=True)
 class Forked:
@@ -64,16 +69,23 @@ class Forked:
 
 
 async def fork(
-    host: LocalHost, place: str, wish: Wish, secret: bytes | None = None
+    host: LocalHost, place: str, wish: Wish, secret: bytes | None = None, *, run: str
 ) -> list[Forked]:
     """Make them, one after the other; one that fails leaves nothing, and the others run.
 
-    They all begin to run when the last one is ready: until then none takes the others' time.
+    They all begin to run when the last one is ready: until then none takes the others' time. `run`
+    is this run's own name.
 
     Raises RefusedError, NotFoundError, StorageError when none can be.
     """
     async with reading(place, wish.checkpoint, secret) as point:
-        return await _Forking(host, point, wish, place).run()
+        return await _Forking(host, point, wish, place, run).run()
+
+
+def remove_parts(host: LocalHost, run: str) -> None:
+    """After the death of a run: the disk image that it was making. Blocking."""
+    for part in (host.state_dir / IMAGES).glob(f".*.{run}"):
+        part.unlink(missing_ok=True)
 
 
 class _Ready(NamedTuple):
@@ -89,11 +101,13 @@ class _Ready(NamedTuple):
 class _Forking:
     """All forks of one request."""
 
-    def __init__(self, host: LocalHost, point: Checkpoint, wish: Wish, place: str) -> None:
-        self._host, self._point, self._wish = host, point, wish
+    def __init__(
+        self, host: LocalHost, point: Checkpoint, wish: Wish, place: str, run: str
+    ) -> None:
+        self._host, self._point, self._wish, self._run_name = host, point, wish, run
         self._history = History().then(point.manifest.id, host, place)
         self._facts = known_facts(point.manifest.facts)
-        self._ram: Path | None = None
+        self._ram = -1
         self._disks: dict[int, Path] = {}
 
     async def run(self) -> list[Forked]:
@@ -103,10 +117,7 @@ class _Forking:
                 why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
                 remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
             )
-        names = [
-            check_name(f"{self._wish.name}-{number + 1}", "VM")
-            for number in range(self._wish.number)
-        ]
+        names = [check_name(name, "VM") for name in self._wish.names]
         planned = [plan_copy(self._facts, self._host, name, keep_macs=False) for name in names]
         found = await checks(planned[0], in_place=False, lazy=False, plugged=self._wish.plugged)
         require(found, names[0], self._host.name)
@@ -126,8 +137,8 @@ class _Forking:
             # When all run: whoever waits for an agent keeps no other from running.
             return await all_of(map(self._told, forks, planned))
         finally:
-            if self._ram is not None:
-                await self._host.remove(self._ram)
+            if self._ram >= 0:
+                os.close(self._ram)
 
     async def _told(self, fork: Forked, planned: Planned) -> Forked:
         """After the guest was told what it can be."""
@@ -138,8 +149,8 @@ class _Forking:
         return replace(fork, warnings=(*fork.warnings, *unsaid))
 
     async def _make_base(self, planned: Planned) -> None:
-        self._ram = planned.spec.ram_dir / f"vmckpt-fork-{secrets.token_hex(4)}.base"
-        await in_thread(partial(self._fill, self._ram))
+        self._ram = unnamed(planned.spec.ram_dir)
+        await finish(in_thread(self._fill))
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
             name = f"{self._point.manifest.id}-{disk.number}.{facts.format}"
@@ -147,23 +158,19 @@ class _Forking:
             await self._host.make_dir(path.parent)
             self._disks[disk.number] = path
             if facts.area and not path.exists():
-                part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+                part = path.with_name(f".{path.name}.{self._run_name}")
                 chunks = self._point.area(facts.area).stream()
                 write = partial(write_image, part, facts.format, facts.size_bytes, chunks)
                 await in_thread(write)
                 part.rename(path)
 
-    def _fill(self, path: Path) -> None:
+    def _fill(self) -> None:
         """The checkpoint's memory as a file with holes. Blocking."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.truncate(fd, self._facts.memory_bytes)
-            for numbers, contents in self._point.area(RAM).stream():
-                for place, number in enumerate(numbers.tolist()):
-                    page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
-                    os.pwrite(fd, page, number * PAGE_BYTES)
-        finally:
-            os.close(fd)
+        os.truncate(self._ram, self._facts.memory_bytes)
+        for numbers, contents in self._point.area(RAM).stream():
+            for place, number in enumerate(numbers.tolist()):
+                page = contents[place * PAGE_BYTES : (place + 1) * PAGE_BYTES]
+                os.pwrite(self._ram, page, number * PAGE_BYTES)
 
     async def _one(self, planned: Planned, state: bytes, locks: AsyncExitStack) -> "_Ready":
         """One that waits to run, and whose lock is held; or why there is none."""
@@ -172,6 +179,7 @@ class _Forking:
         monitor, error = None, ""
         try:
             await self._entitle(planned.vm.name, locks)
+            await settle(self._host, planned.vm.name)
             await sweep(self._host, planned.spec, planned.vm.directory, None)
             try:
                 monitor = await self._start(planned, state, made)
@@ -205,6 +213,7 @@ class _Forking:
         if one.monitor is not None:
             try:
                 await to_the_end(commands.cont(one.monitor))
+                await settle(self._host, name)
                 held = await bring_back(one.planned.vm, one.monitor, name)
             except VmckptError as exc:
                 await finish(self._undo(one.planned, one.made))
@@ -216,14 +225,14 @@ class _Forking:
         vm, host = planned.vm, self._host
         files, spec = vm.qemu.files, vm.spec
         await host.make_dir(files.path)
-        if variables := await in_thread(partial(copy_variables, planned)):
-            made.append(variables)
+        made += [planned.own_variables] if planned.own_variables else []
+        made += [disk.path for disk in planned.disks]
+        await write_down(vm, Making(files.qemu_id, spec.text, [str(path) for path in made]))
+        await in_thread(partial(copy_variables, planned))
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
             write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
-            made.append(disk.path)
-        if self._ram is not None:
-            files.ram(spec.ram_dir).hardlink_to(self._ram)
+        give_name(self._ram, files.ram(spec.ram_dir))
         qemu, monitor = await start_qemu(
             host, spec, vm.qemu.platform, files, incoming=True, private_ram=True
         )

@@ -47,6 +47,12 @@ class Planned:
         """What it is."""
         return self.vm.spec
 
+    @property
+    def own_variables(self) -> Path | None:
+        """Where a copy's variable store will stand."""
+        firmware = self.spec.firmware
+        return firmware.vars if firmware is not None and self.variables is not None else None
+
 
 def plan_itself(facts: Facts, host: Host) -> Planned:
     """The VM itself, as it was: its name, its disks' paths, its MACs. Its generation is another."""
@@ -130,14 +136,12 @@ def _planned(spec: Spec, facts: Facts, host: Host, disks: Sequence[NewDisk]) -> 
     return Planned(Vm(spec, host, directory, qemu), facts, tuple(disks))
 
 
-def copy_variables(planned: Planned) -> Path | None:
-    """Make a copy's UEFI variable store; where it is. Blocking. Raises OSError."""
-    firmware = planned.spec.firmware
-    if planned.variables is None or firmware is None:
-        return None
-    firmware.vars.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    shutil.copyfile(planned.variables, firmware.vars)
-    return firmware.vars
+def copy_variables(planned: Planned) -> None:
+    """Make a copy's UEFI variable store, if it has one. Blocking. Raises OSError."""
+    own = planned.own_variables
+    if planned.variables is not None and own is not None:
+        own.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shutil.copyfile(planned.variables, own)
 
 
 def aside_path(path: Path) -> Path:

@@ -2,14 +2,13 @@
 
 Runs on the host where the VM is to be. Its memory comes while it runs already (`pager.py`), or
 before. Until the commit, the moment when `vm.json` names the new QEMU, everything is undone;
-afterwards only forward. In place the disks' new contents stand beside the old ones until then, and
-`restore.json` says what is to be renamed.
+afterwards only forward. In place the disks' new contents stand beside the old ones until then.
+`making.py` sees to it that this holds however the process ends.
 """
 
-import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +29,7 @@ from vmckpt.checkpoint.facts import (
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.identity import tell_guest
+from vmckpt.checkpoint.making import Making, settle, write_down
 from vmckpt.checkpoint.paging import Pager, see_to_pages
 from vmckpt.checkpoint.place import reading
 from vmckpt.checkpoint.planned import (
@@ -65,7 +65,7 @@ from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
-from vmckpt.vm.paths import IN_MEMORY, lock_path
+from vmckpt.vm.paths import lock_path
 from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
 
 
@@ -158,6 +158,7 @@ async def _entitled(planned: Planned, wish: Wish) -> AsyncIterator[Vm | None]:
                 why=f"on host {taken[0].host.name}",
                 remedy="restore it --in-place, or make a copy: --as NAME",
             )
+        await settle(host, vm.name)
         await sweep(host, vm.spec, vm.directory, None)
         yield None
 
@@ -182,8 +183,10 @@ class _Restoring:
         self._is_whole = planned.facts.kind == FILE
         self._wish, self._old = wish, old
         self._host, self._files = planned.vm.host, planned.vm.qemu.files
-        self._made: dict[int, Path] = {}
-        self._made_besides: list[Path] = []
+        self._made = {
+            disk.number: aside_path(disk.path) if wish.in_place else disk.path
+            for disk in planned.disks
+        }
         self._began_s = 0.0
         self._disks_ms = 0.0
 
@@ -269,6 +272,7 @@ class _Restoring:
 
         Raises OperationFailedError: it is another.
         """
+        await write_down(self._planned.vm, self._making())
         await finish(in_thread(self._make_disks))
         qemu, monitor = await self._start()
         try:
@@ -286,10 +290,17 @@ class _Restoring:
             raise
         return qemu, monitor
 
+    def _making(self) -> Making:
+        planned, in_place = self._planned, self._wish.in_place
+        renames = [(str(self._made[disk.number]), str(disk.path)) for disk in planned.disks]
+        own = [planned.own_variables] if planned.own_variables else []
+        made = [str(path) for path in (*own, *(() if in_place else self._made.values()))]
+        spec = planned.vm.spec.text
+        return Making(self._files.qemu_id, spec, made, renames if in_place else ())
+
     def _make_disks(self) -> None:
         """Images that have nothing but their beginning: it tells QEMU their geometry. Blocking."""
-        if path := copy_variables(self._planned):
-            self._made_besides.append(path)
+        copy_variables(self._planned)
         for disk in self._planned.disks:
             facts = self._planned.facts.disks[disk.number]
             if facts.area is None:
@@ -298,9 +309,8 @@ class _Restoring:
                     why="it could only be read when it was taken",
                     remedy="restore another checkpoint",
                 )
-            path = aside_path(disk.path) if self._wish.in_place else disk.path
+            path = self._made[disk.number]
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._made[disk.number] = path
             area, first = self._point.area(facts.area), np.array([0])
             chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
             write_image(path, facts.format, facts.size_bytes, chunks)
@@ -344,8 +354,8 @@ class _Restoring:
             await load_devices(monitor, state)
             return
         area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
-        directory = self._files.path if self._source.secret is None else IN_MEMORY
-        await load_whole(monitor, area, mapped=mapped, directory=directory)
+        file = self._files.saved_file(in_memory=self._source.secret is not None)
+        await load_whole(monitor, area, mapped=mapped, file=file)
 
     def _keep_key(self) -> Path | None:
         """What opens an encrypted store, left for the pager and its successors. Blocking."""
@@ -400,9 +410,6 @@ class _Restoring:
             await self._host.write_text(vm.directory.current, qemu.to_json())
             await self._run(monitor)
             return
-        renames = [[str(self._made[d.number]), str(d.path)] for d in self._planned.disks]
-        journal = {"qemu_id": self._files.qemu_id, "renames": renames, "spec": vm.spec.text}
-        await self._host.write_text(vm.directory.restoring, json.dumps(journal))
         try:
             await stand_still(old)
             await self._old_ones_still()
@@ -423,7 +430,7 @@ class _Restoring:
         await self._host.write_text(vm.directory.point, history.text)
         if self._old is not None:
             await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)
-            await finish_in_place(vm)
+        await settle(self._host, vm.name)
         # Left on, the next migration would leave its memory behind.
         await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
         plugged, facts = self._wish.plugged, self._planned.facts
@@ -444,33 +451,13 @@ class _Restoring:
     async def _remove(self) -> None:
         vm = self._planned.vm
         await end_qemu(self._host, vm.spec.ram_dir, self._files)
-        for path in (*self._made.values(), *self._made_besides):
+        own = [self._planned.own_variables] if self._planned.own_variables else []
+        for path in (*self._made.values(), *own):
             await self._host.remove(path)
         if self._old is None:
             await self._host.remove(vm.directory.path)
         else:
             await self._host.remove(vm.directory.restoring)
-
-
-async def finish_in_place(vm: Vm) -> None:
-    """The disks of a VM that was restored in place get their names, if it came to that.
-
-    For the lock's holder.
-    """
-    text = await vm.host.read_text(vm.directory.restoring)
-    if text is None:
-        return
-    journal: Mapping[str, Any] = json.loads(text)
-    now = await read_vm(vm.host, vm.name)
-    committed = now is not None and now.qemu.files.qemu_id == journal["qemu_id"]
-    for made, path in journal["renames"]:
-        if not committed:
-            await vm.host.remove(Path(made))
-        elif Path(made).exists():
-            Path(made).rename(path)
-    if committed:
-        await vm.host.write_text(vm.directory.spec, journal["spec"])
-    await vm.host.remove(vm.directory.restoring)
 
 
 async def stand_still(vm: Vm) -> None:

@@ -130,6 +130,8 @@ async def serve(directory: Path, own_command: list[str]) -> None:
         recovery = [*own_command, "checkpointing", str(directory), "--recover"]
         stack.enter_context(armed(recovery, files.recovery_log))
         await service.work()
+        with suppress(VmckptError):  # then it is for the next command on the VM
+            await _end_what_is_cut_off(asked)
 
 
 def forget_old(directory: Path, now_unix_s: float) -> None:
@@ -142,14 +144,31 @@ def forget_old(directory: Path, now_unix_s: float) -> None:
 
 
 async def recover_from(directory: Path) -> None:
-    """After the death of a service: pages that are still to come do come, its secret goes."""
+    """After the death of a service: pages that are still to come do come, its secret goes.
+
+    What it was making of a VM is finished, or nothing of it stays (`making.py`).
+    """
     asked = _read(Files(directory))
     _forget_key(asked)
-    vm = await read_vm(_host(asked), asked["vm"])
+    host = _host(asked)
+    vm = await read_vm(host, asked["vm"])
     if vm is not None and asked["held_s"]:
         await recover.let_output_go(vm)
-    if vm is not None and await restore_is_cut_off(vm):
-        await recover.recover(vm)
+    if asked["verb"] == FORK:
+        fork.remove_parts(host, directory.name)
+    await _end_what_is_cut_off(asked)
+
+
+async def _end_what_is_cut_off(asked: Mapping[str, Any]) -> None:
+    host, names = _host(asked), [asked["vm"]]
+    if asked["verb"] == FORK:
+        names = fork.Wish(**asked["wish"]).names
+    for name in names:
+        vm = await read_vm(host, name)
+        if vm is None:
+            await recover.undo(host, name)
+        elif await restore_is_cut_off(vm):
+            await recover.recover(vm)
 
 
 class _Service:
@@ -212,7 +231,8 @@ class _Service:
             await restore.restore(self._host, point, given, running, member=member)
             self._say(DONE, **self._told)
         else:
-            forks = await fork.fork(self._host, place, fork.Wish(**wish), secret)
+            run = self._files.path.name
+            forks = await fork.fork(self._host, place, fork.Wish(**wish), secret, run=run)
             self._say(DONE, result={"forks": [one.to_json() for one in forks]})
 
     def _step(self, text: str) -> None:

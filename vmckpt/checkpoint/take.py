@@ -5,19 +5,18 @@ in passes, until the rest fits the pause (`epoch.capture`). Nothing has to be ke
 two checkpoints: pages that did not change are known by their content.
 """
 
-import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vmckpt.checkpoint.aside import Aside, aside_calls
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
@@ -32,24 +31,24 @@ from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import attended
-from vmckpt.hosts.scheduling import come_last, session_prompt
+from vmckpt.hosts.scheduling import session_prompt
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
-from vmckpt.sequence.steps import finish
-from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
+from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
-from vmckpt.store.transaction import AreaWriter, Origin, Transaction
+from vmckpt.store.transaction import AreaWriter, Origin, Transaction, new_origin
 from vmckpt.vm import capture_checks
 from vmckpt.vm.argv import default_mac
 from vmckpt.vm.check import REFUSE, Check
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
 
-T = TypeVar("T")
 COPY_BYTES = 8 << 20
 # Copied and not yet stored, at most: beyond it the passes wait for the store.
 MOST_WAITING_BYTES = 512 << 20
@@ -86,10 +85,13 @@ class Taken:
     parent: str | None
     # Its last checkpoint is in another store: nothing of this one was there already.
     apart: bool
+    # Why nothing of this one rests on its parent, whose store has lost some of it.
+    damaged: str | None
 
     def to_json(self) -> dict[str, Any]:
         """For the one who asked."""
-        told = {"stored": self.stored_bytes, "parent": self.parent, "apart": self.apart}
+        told = {"stored": self.stored_bytes, "parent": self.parent}
+        told |= {"apart": self.apart, "damaged": self.damaged}
         return {"id": self.id, **told, **asdict(self.facts)}
 
 
@@ -158,29 +160,12 @@ def _require_no_devices(vm: Vm) -> None:
 class Moment(NamedTuple):
     """How the guest was stopped for it: for so long each time, the moment's own pause last."""
 
+    unix_s: float
     pauses_s: Sequence[float]
     passes: int
     changed_pages: int
     kind: str
     saved_as: str
-
-
-class Aside:
-    """The store's calls, which block, in one thread of their own, in order."""
-
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
-
-    async def __call__(self, call: Callable[[], T]) -> T:
-        """What `call` gives."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-
-@asynccontextmanager
-async def aside_calls(*, last: bool = False) -> AsyncIterator[Aside]:
-    """The thread, for the block; `last`: all others come first on a busy processor."""
-    with ThreadPoolExecutor(1, "store", initializer=come_last if last else None) as pool:
-        yield Aside(pool)
 
 
 class Taking:
@@ -192,7 +177,7 @@ class Taking:
         self._vm, self._monitor, self._wish, self._aside = vm, monitor, wish, aside
         self._tell = tell
         self._began_s = time.monotonic()
-        self._disks = DisksAtOnce(monitor, vm.qemu.files.path)
+        self._disks = DisksAtOnce(monitor, vm.qemu.files)
         self._pauses_s: list[float] = []
         self._passes = 0
         self._member: Member | None = None
@@ -213,24 +198,30 @@ class Taking:
     async def _take(self, store: Store) -> Taken:
         history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
         parent = await self._parent(store, history)
-        origin = await self._origin(store, parent)
-        new = await self._aside(partial(store.begin, self._vm.name, parent=parent, origin=origin))
-        keeps = False
+        new, damaged = await self._begin(store, await self._origin(store, parent))
         try:
-            await self._disks.prepare(self._written_disks(), new.id, parent)
+            start = None if damaged else parent
+            await self._disks.prepare(self._written_disks(), new.id, start)
             moment = await self._moment(new)
             await self._store_disks(new)
             facts = await self._facts(moment)
             if self._member is not None:
                 facts = replace(facts, group=await self._member.all_stored(new.id))
-            manifest = await self._aside(partial(new.commit, facts.to_json()))
-            keeps = True
-            history_now = history.then(manifest.id, self._vm.host, store.place)
-            await self._vm.host.write_text(self._vm.directory.point, history_now.text)
+            manifest = await to_the_end(self._commit(new, facts, history, store.place))
             apart = history.last is not None and parent is None
-            return Taken(manifest.id, facts, manifest.added_bytes, parent, apart)
+            return Taken(manifest.id, facts, manifest.added_bytes, parent, apart, damaged)
         finally:
-            await finish(self._end(new, keeps=keeps))
+            await finish(self._end(new))
+
+    async def _commit(
+        self, new: Transaction, facts: Facts, history: History, place: str
+    ) -> Manifest:
+        """It is there, and the VM's history says so: the next one is to rest on it."""
+        when = {"created_unix_s": facts.taken_unix_s}
+        manifest = await self._aside(partial(new.commit, facts.to_json(), **when))
+        now = history.then(manifest.id, self._vm.host, place)
+        await self._vm.host.write_text(self._vm.directory.point, now.text)
+        return manifest
 
     async def _parent(self, store: Store, history: History) -> str | None:
         """What it was last taken or restored as, else the VM's newest checkpoint."""
@@ -239,14 +230,24 @@ class Taking:
         mine = await self._aside(partial(store.manifests, self._vm.name))
         return mine[-1].id if mine else None
 
-    async def _origin(self, store: Store, parent: str | None) -> Origin | None:
-        """Of the id that was asked for. Raises RefusedError: that is there.
+    async def _begin(self, store: Store, origin: Origin) -> tuple[Transaction, str | None]:
+        """A new one, and why it does not start from its parent: nothing rests on a damaged one."""
+        begin = partial(store.begin, self._vm.name, origin=origin)
+        try:
+            return await self._aside(partial(begin, origin.parent)), None
+        except DamagedError as exc:
+            if origin.parent is None:
+                raise
+            return await self._aside(begin), f"{exc.what}: {exc.why}"
+
+    async def _origin(self, store: Store, parent: str | None) -> Origin:
+        """Of a new id, or of that which was asked for. Raises RefusedError: that is there.
 
         The VM's lock is held: whoever else was to take it has done so, or finds it here.
         """
         wanted = self._wish.id
         if not wanted:
-            return None
+            return new_origin(self._vm.name, parent)
         if wanted in await self._aside(store.ids):
             raise RefusedError(
                 f"checkpoint {wanted} is there already",
@@ -255,11 +256,11 @@ class Taking:
             )
         return Origin(wanted, self._vm.name, parent, None)
 
-    async def _end(self, new: Transaction, *, keeps: bool) -> None:
+    async def _end(self, new: Transaction) -> None:
         try:
             await self._aside(new.abort)
         finally:
-            await self._disks.end(keep_bitmap=keeps)
+            await self._disks.end(keep_bitmap=new.is_committed)
 
     def _written_disks(self) -> list[str]:
         disks = self._vm.spec.disks
@@ -267,13 +268,16 @@ class Taking:
 
     async def _moment(self, new: Transaction) -> Moment:
         """Memory and devices into the new checkpoint, the disks held to the same moment."""
-        epoch = await self._memory(new)
+        epoch, unix_s = await self._memory(new)
         devices = epoch.device_base + epoch.device_state
         await self._aside(partial(new.blob, DEVICES, devices))
-        return Moment(self._pauses_s, self._passes, epoch.pages.count, EPOCH, "")
+        return Moment(unix_s, self._pauses_s, self._passes, epoch.pages.count, EPOCH, "")
 
-    async def _memory(self, new: Transaction) -> Epoch:
-        """All of the guest's memory into the new checkpoint, as of the epoch that this gives."""
+    async def _memory(self, new: Transaction) -> tuple[Epoch, float]:
+        """All of the guest's memory into the new checkpoint, as of the epoch that this gives.
+
+        And when that was.
+        """
         ram = await self._aside(self._area(new, RAM, self._vm.spec.memory_bytes, PAGE_CHUNK_BYTES))
         ram_file = self._vm.qemu.files.ram(self._vm.spec.ram_dir)
         output = HeldOutput(self._monitor, [])
@@ -301,13 +305,13 @@ class Taking:
                 self._tell("the moment")
                 if is_saved := capture.saves_devices():
                     await self._disks.add_filters()
-                epoch = await self._epoch(capture)
+                epoch, unix_s = await self._epoch(capture), time.time()
                 if is_saved and not capture.saves_devices():
                     raise self._was_reset()
             self._pauses_s.append(epoch.pause.total_s)
         self._tell("storing")
         await self._put_newest([*waiting, epoch.pages], ram)
-        return epoch
+        return epoch, unix_s
 
     async def _epoch(self, capture: Capture) -> Epoch:
         take = partial(capture.epoch, 0, also=self._disks.in_pause)
@@ -365,9 +369,9 @@ class Taking:
             if pause_s is not None:
                 self._pauses_s.append(pause_s)
             self._passes += 1
-            waiting += capture.copies([*spans, *written], COPY_BYTES)
+            for copied in capture.copies([*spans, *written], COPY_BYTES):
+                waiting = await self._spilled([*waiting, copied], ram)
             spans = ()
-            waiting = await self._spilled(waiting, ram)
         return waiting
 
     async def _spilled(self, waiting: list[Pages], ram: AreaWriter) -> list[Pages]:
@@ -430,7 +434,7 @@ class Taking:
         return Facts(
             name=self._wish.name,
             host=vm.host.name,
-            taken_unix_s=time.time(),
+            taken_unix_s=moment.unix_s,
             trigger=self._wish.trigger,
             tags=dict(self._wish.tags),
             spec=spec.text,

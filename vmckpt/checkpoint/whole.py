@@ -12,19 +12,19 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vmckpt.checkpoint.aside import aside_calls
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
-from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish, aside_calls
+from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish
 from vmckpt.devices.checks import saved_whole_checks
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
-from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
+from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.memory.ram_file import Span, extents, open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
@@ -46,7 +46,6 @@ FINISH_S, LOOK_S, POLL_S = 30.0, 1.0, 0.005
 # While it saves QEMU goes on answering, and at its end little is left.
 LIMITS = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
 _FD_NAME = "vmckpt-saved"
-_FILE = "saved-state"
 
 
 async def require_savable(vm: Vm) -> None:
@@ -80,8 +79,7 @@ async def take_whole(
     async with held(vm, "checkpoint create") as now:
         await require_savable(now)
         # What is encrypted in the store does not stand on a disk in the clear before.
-        directory = now.qemu.files.path if secret is None else IN_MEMORY
-        file = directory / (_FILE if secret is None else f"vmckpt-{vm.name}-{_FILE}")
+        file = now.qemu.files.saved_file(in_memory=secret is not None)
         connected = await now.host.connect(now.qemu.files.operator)
         async with session(connected, now.name) as monitor, aside_calls() as aside:
             taking = _TakingWhole(now, monitor, wish, aside, tell)
@@ -95,19 +93,20 @@ async def take_whole(
 async def let_go(vm: Vm) -> None:
     """After the death of whoever saved it: nothing goes on being saved, and the guest runs.
 
-    For the lock's holder.
+    For the lock's holder. Raises HostDownError, OutcomeUnknownError: its QEMU does not answer, and
+    all is left for another time.
     """
-    if not await vm.host.exists(vm.directory.saving):
-        return
-    with suppress(VmckptError):  # it has died, or been stopped for good
-        async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
-            await _give_up(monitor)
-            await resume(monitor)
-            if (await commands.query_migrate_capabilities(monitor)).get(MAPPED_RAM):
-                await commands.migrate_set_capabilities(monitor, {MAPPED_RAM: False})
-    for file in (IN_MEMORY / f"vmckpt-{vm.name}-{_FILE}", vm.qemu.files.path / _FILE):
-        await vm.host.remove(file)
-    await vm.host.remove(vm.directory.saving)
+    files = vm.qemu.files
+    if await vm.host.exists(vm.directory.saving):
+        if await vm.is_alive():
+            async with session(await vm.host.connect(files.operator), vm.name) as monitor:
+                await _give_up(monitor)
+                await resume(monitor)
+                if (await commands.query_migrate_capabilities(monitor)).get(MAPPED_RAM):
+                    await commands.migrate_set_capabilities(monitor, {MAPPED_RAM: False})
+        await vm.host.remove(vm.directory.saving)
+    for in_memory in (False, True):
+        await vm.host.remove(files.saved_file(in_memory=in_memory))
 
 
 class _TakingWhole(Taking):
@@ -124,9 +123,10 @@ class _TakingWhole(Taking):
         wanted = {"events": True} | ({MAPPED_RAM: True} if mapped else {})
         async with saving(self._monitor, wanted, LIMITS):
             pause_s = await self._save(mapped=mapped)
+            unix_s = time.time()
         self._tell("storing")
         await self._aside(partial(self._store, new))
-        return Moment([pause_s], 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
+        return Moment(unix_s, [pause_s], 0, 0, FILE, MAPPED_RAM if mapped else STREAM)
 
     async def _require_room(self, size_bytes: int) -> None:
         free = await self._vm.host.free_bytes(self.file.parent)
@@ -196,8 +196,10 @@ class _TakingWhole(Taking):
         )
 
     async def _undone(self) -> None:
-        await _give_up(self._monitor)
-        await resume(self._monitor)
+        try:
+            await _give_up(self._monitor)
+        finally:  # whatever QEMU says to that, should it say anything
+            await resume(self._monitor)
         await self._vm.host.remove(self._vm.directory.saving)
 
     def _store(self, new: Transaction) -> None:

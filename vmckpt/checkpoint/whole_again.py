@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import secrets
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
@@ -25,14 +24,14 @@ _BATCH_CHUNKS = 1024
 _FD_NAME = "vmckpt-saved"
 
 
-async def load_whole(monitor: Monitor, area: Area, *, mapped: bool, directory: Path) -> None:
-    """The guest then stands still there, ready to run. What is `mapped` takes a file below
-    `directory` meanwhile.
+async def load_whole(monitor: Monitor, area: Area, *, mapped: bool, file: Path) -> None:
+    """The guest then stands still there, ready to run. What is `mapped` takes `file` meanwhile.
 
-    Raises RefusedError (no room), OperationFailedError; then this QEMU is of no use any more.
+    Raises RefusedError (no room), OperationFailedError, DamagedError, StorageError; then this QEMU
+    is of no use any more.
     """
     if mapped:
-        await _from_file(monitor, area, directory / f"vmckpt-saved-{secrets.token_hex(4)}")
+        await _from_file(monitor, area, file)
     else:
         await _from_pipe(monitor, area)
 
@@ -61,7 +60,11 @@ async def _from_pipe(monitor: Monitor, area: Area) -> None:
     with open_fd(reader):
         await monitor.give_fd(_FD_NAME, reader)
     await commands.migrate_set_capabilities(monitor, {"events": True})
-    await _loaded(monitor, commands.migrate_incoming(monitor, f"fd:{_FD_NAME}"))
+    try:
+        await _loaded(monitor, commands.migrate_incoming(monitor, f"fd:{_FD_NAME}"))
+    except OperationFailedError:
+        await feeding  # should it have been cut short by what it read: that is why
+        raise
     await feeding
 
 

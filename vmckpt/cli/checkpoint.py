@@ -97,6 +97,8 @@ def create(
     )
     if result["apart"]:
         text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {one})"
+    if result["damaged"]:
+        text += f"\nall of it is stored anew: {result['damaged']} (vmckpt store check)"
     show({"vm": one, **result}, text, as_json=json)
 
 

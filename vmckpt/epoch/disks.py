@@ -25,6 +25,7 @@ from vmckpt.qemu.block import Drive
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.nbd import ALLOCATION, NbdExport, bitmap_context
 from vmckpt.sequence.steps import finish
+from vmckpt.vm.paths import QemuDir
 
 _OLD, _FILTER, _SNAPSHOT = "vmckpt-old-", "vmckpt-cbw-", "vmckpt-instant-"
 BITMAP = "vmckpt-"
@@ -50,8 +51,8 @@ class _Disk:
 class DisksAtOnce:
     """The writable disks of one VM around one epoch. Node names are as in the VM's QEMU."""
 
-    def __init__(self, monitor: Monitor, directory: Path) -> None:
-        self._monitor, self._directory = monitor, directory
+    def __init__(self, monitor: Monitor, files: QemuDir) -> None:
+        self._monitor, self._files = monitor, files
         self._disks: list[_Disk] = []
         self._bitmap = ""
         self._may_be_inactive = False
@@ -111,15 +112,13 @@ class DisksAtOnce:
             await self._add_filter(number, disk)
         self._has_filters = True
 
-    def _file(self, number: int) -> Path:
-        return self._directory / f"old-blocks-{number}"
-
     def _make_file(self, number: int, disk: _Disk) -> None:
-        with self._file(number).open("wb") as file:
+        with self._files.old_blocks(number).open("wb") as file:
             os.truncate(file.fileno(), disk.size_bytes)
 
     async def _add_target(self, number: int) -> None:
-        inner = {"driver": "file", "filename": str(self._file(number)), "discard": "unmap"}
+        path = str(self._files.old_blocks(number))
+        inner = {"driver": "file", "filename": path, "discard": "unmap"}
         options = {"driver": "raw", "node-name": f"{_OLD}{number}", "discard": "unmap"}
         await block.blockdev_add(self._monitor, {**options, "file": inner})
 
@@ -159,7 +158,7 @@ class DisksAtOnce:
             # What is shown to others does not change any more.
             actions = [block.bitmap_disable(node, since) for node, since in ended]
             await block.transaction(self._monitor, actions)
-        path = self._directory / "disks.sock"
+        path = self._files.path / "disks.sock"
         path.unlink(missing_ok=True)
         await block.nbd_server_start_unix(self._monitor, path)
         try:
@@ -226,8 +225,7 @@ class DisksAtOnce:
         if self._monitor.is_open:
             await remove_leftovers(self._monitor)
             await forget_bitmaps(self._monitor, self._bitmap if keep_bitmap else None)
-        for path in self._directory.glob("old-blocks-*"):
-            path.unlink(missing_ok=True)
+        forget_files(self._files)
 
     def _disk(self, node: str) -> _Disk:
         return next(disk for disk in self._disks if disk.drive.node == node)
@@ -247,6 +245,12 @@ def filled(export: NbdExport, start: int, end: int, block_bytes: int) -> Iterato
         last = min(end, -(-(extent.start + extent.length) // block_bytes) * block_bytes)
     if first < last:
         yield first, last
+
+
+def forget_files(files: QemuDir) -> None:
+    """Remove what filters kept; of the disk 0 last, which says that there are some."""
+    for path in sorted(files.path.glob(f"{files.old_blocks(0).name[:-1]}*"), reverse=True):
+        path.unlink(missing_ok=True)
 
 
 async def remove_leftovers(monitor: Monitor) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from vmckpt.errors import StorageError
+
 PAGE_BYTES = 4096
 # Bytes of a file from the first up to the second, whole pages.
 Span = tuple[int, int]
@@ -67,6 +69,28 @@ class RamFile:
         self._view.release()
         if isinstance(mapped, mmap.mmap):
             mapped.close()
+
+
+def unnamed(directory: Path) -> int:
+    """A new file in `directory` that has no name yet: it goes with whoever has it open.
+
+    Raises StorageError where the file system has none of these.
+    """
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise StorageError(
+            f"no file without a name can be made in {directory}",
+            why=exc.strerror or str(exc),
+            remedy="name a directory on tmpfs, ext4, xfs or btrfs as the VM's ram_dir",
+        ) from exc
+
+
+def give_name(fd: int, path: Path) -> None:
+    """One more name for an open file. Raises OSError."""
+    with open_fd(os.open("/proc/self/fd", os.O_DIRECTORY | os.O_CLOEXEC)) as all_open:
+        # Seen from a directory the link is followed (linkat(2)), which it is not otherwise.
+        os.link(str(fd), path, src_dir_fd=all_open)
 
 
 @contextmanager

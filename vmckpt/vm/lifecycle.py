@@ -186,9 +186,10 @@ async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
 
 
 async def restore_is_cut_off(vm: Vm) -> bool:
-    """Whether a restore or a saving of the VM has begun and nobody works on it any more."""
-    mine = vm.directory
-    marks = (mine.restoring, vm.qemu.files.missing, mine.saving, mine.away)
+    """Whether a restore, a fork or a checkpoint has begun and nobody works on it any more."""
+    mine, files = vm.directory, vm.qemu.files
+    marks = [mine.restoring, files.missing, mine.saving, mine.away, files.old_blocks(0)]
+    marks += [files.saved_file(in_memory=in_memory) for in_memory in (False, True)]
     begun = any(await all_of(vm.host.exists(mark) for mark in marks))
     return begun and await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name)) is None
 

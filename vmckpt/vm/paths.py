@@ -37,7 +37,7 @@ class VmDir(NamedTuple):
 
     @property
     def restoring(self) -> Path:
-        """A restore in place that is under way, or was cut off (JSON)."""
+        """What is being made of a checkpoint, or was when that was cut off (JSON)."""
         return self.path / "restore.json"
 
     @property
@@ -147,6 +147,16 @@ class QemuDir(NamedTuple):
     def key(self) -> Path:
         """What opens the encrypted store that pages are still to come from; in memory, as they."""
         return IN_MEMORY / f"vmckpt-{self.vm_name}-{self.qemu_id}.key"
+
+    def saved_file(self, *, in_memory: bool) -> Path:
+        """What a guest is as a whole, on its way into a store or out of it."""
+        if in_memory:
+            return IN_MEMORY / f"vmckpt-{self.vm_name}-{self.qemu_id}.saved"
+        return self.path / "saved-state"
+
+    def old_blocks(self, number: int) -> Path:
+        """What stood in the blocks of a disk, while it is put into a checkpoint."""
+        return self.path / f"old-blocks-{number}"
 
     def ram(self, ram_dir: Path) -> Path:
         """The file that is the guest's RAM."""

@@ -191,7 +191,8 @@ async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
 
     One that stood in for a VM that was off had it in memory, wherever the VM's own stands.
     """
-    for path in dict.fromkeys((files.ram(ram_dir), files.ram(IN_MEMORY), files.key, files.path)):
+    in_memory = (files.ram(IN_MEMORY), files.key, files.saved_file(in_memory=True))
+    for path in dict.fromkeys((files.ram(ram_dir), *in_memory, files.path)):
         await host.remove(path)
 
 
