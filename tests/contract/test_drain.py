@@ -343,6 +343,27 @@ def test_cancelled_it_begins_no_more_and_the_same_again_goes_on(world: World) ->
     assert world.drain().exit_code == 0
 
 
+@pytest.mark.parametrize("kind", [OutcomeUnknownError, VmLostError])
+def test_cancelled_it_tells_of_one_that_is_lost_first(
+    world: World, kind: type[VmckptError]
+) -> None:
+    world.faults = {("vm0", host): [lambda: error(kind)] for host in "bc"}
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(world.drained(max_parallel=1))
+        while not any(isinstance(one, Ended) and one.why for one in world.told):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        world.held = True
+        world.moving.clear()
+        await world.moving.wait()
+        task.cancel()
+        with pytest.raises(kind, match="cancelled: ") as raised:
+            await task
+        assert raised.value.why.startswith("vm0: ")
+
+    asyncio.run(cancelled())
+
+
 def test_what_was_cut_off_is_looked_at_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three moves that a killed drain had begun one had ended, one is undone, one VM is gone."""
     world.where["vm1"] = "c"

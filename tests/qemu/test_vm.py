@@ -28,6 +28,13 @@ def made(request: pytest.FixtureRequest) -> Iterator[World]:
         yield one
 
 
+async def stop_it(made: World) -> None:
+    vm = await read_vm(made.asked("lab-a"), "one")
+    assert vm is not None
+    async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
+        await commands.stop(monitor)
+
+
 def test_run_show_stop_start_rm(made: World) -> None:
     async def wait() -> None:
         control = await guest().control(made.lab)
@@ -39,6 +46,12 @@ def test_run_show_stop_start_rm(made: World) -> None:
     assert seen.items() >= shown.items()
     assert (seen["operation"], seen["replication"], seen["checkpoints"]) == (None, None, None)
     assert (shown["state"], shown["vcpus"], shown["accel"]) == ("running", 2, "tcg")
+    # Whoever stopped it: it can go on as it is, and once.
+    asyncio.run(stop_it(made))
+    assert made.ok("vm", "show", "one")["state"] == "paused"
+    made.ok("vm", "start", "one")
+    assert made.ok("vm", "show", "one")["state"] == "running"
+    assert made.vmckpt("vm", "start", "one").code == 4
     root = made.lab.host("lab-a").state_dir
     for path in (root / "vms").rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -97,7 +97,7 @@ def console(name: Name) -> None:
 
 @app.command()
 def start(name: Name, json: Json = False) -> None:
-    """Start a stopped VM where it is."""
+    """Start a stopped VM where it is, or let one run that is paused."""
     from vmckpt.cli.drivers.find import find
 
     vm = run(find(name))

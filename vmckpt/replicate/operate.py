@@ -4,7 +4,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, TimedOutError
+from vmckpt.errors import (
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    TimedOutError,
+)
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.control import ask
@@ -180,7 +186,14 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
             why=str(status["why"]) or "its service has ended without a word",
             remedy="see `vmckpt replicate status` and `vmckpt vm list`",
         )
-    return status | {"warnings": await _left(name, status, hosts)}
+    warnings = await _left(name, status, hosts)
+    if status["took_over_ms"] is None:
+        raise OutcomeUnknownError(
+            f"{standby.host.name} has '{name}', which does not run there",
+            why="; ".join([str(status["why"]), *warnings]),
+            remedy=f"vmckpt vm start {name}",
+        )
+    return status | {"warnings": warnings}
 
 
 async def _left(name: str, status: dict[str, Any], hosts: Iterable[Host]) -> list[str]:

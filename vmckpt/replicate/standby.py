@@ -258,7 +258,11 @@ class Standby:
         mark_as_disks(self._copies, self._request.vm)  # no copies any more, that could be dropped
         self._warm.settle_here()
         self._may_have_run = True  # from here on this QEMU is never ended
-        await self._warm.run()
+        try:
+            await self._warm.run()
+        except OperationFailedError as exc:
+            self._why = f"{exc.what}: {exc.why}; {exc.remedy}"
+            return
         self._took_over_s = time.perf_counter() - began_s
         await self._warm.announce()
         with suppress(HostDownError):  # a primary that hands the guest over hears it

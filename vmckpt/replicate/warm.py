@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import Monitor, MonitorLostError
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.argv import Platform
@@ -24,6 +25,8 @@ from vmckpt.vm.start import Qemu, Replaced, end_qemu, new_qemu_id, plug_taps, st
 PIPE_BYTES = 1 << 20
 # How often it is looked at, and when it is given up.
 LOOK_S, SILENT_S = 0.5, 5.0
+# For how long it is tried again to let the guest run.
+RUN_S, RUN_POLL_S = 5.0, 0.01
 _FD_NAME = "vmckpt-state"
 
 
@@ -93,8 +96,23 @@ class Warm:
         _ready(self.directory).rename(self.directory.current)
 
     async def run(self) -> None:
-        """Let the guest run."""
-        await commands.cont(self._monitor)
+        """Let the guest run, as soon as it may: what held its disks may still be ending.
+
+        Raises OperationFailedError: it is whole, and stands still.
+        """
+        given_up_s = time.monotonic() + RUN_S
+        while True:
+            try:
+                await commands.cont(self._monitor)
+                return
+            except CommandRefusedError as exc:
+                if time.monotonic() > given_up_s:
+                    raise OperationFailedError(
+                        f"'{self._spec.name}' is on {self._host.name} and stands still",
+                        why=exc.description,
+                        remedy=f"mend that, then: vmckpt vm start {self._spec.name}",
+                    ) from exc
+            await asyncio.sleep(RUN_POLL_S)
 
     async def announce(self) -> None:
         """Tell the network that it is here, and make this QEMU one like any other."""

@@ -38,6 +38,8 @@ from vmckpt.vm.start import (
 # Runs everywhere TCG does and is the same in every QEMU, unlike "max".
 TCG_CPU = "qemu64"
 KVM_CPU = "host"
+# A guest that somebody stopped, or QEMU over an error of its disk: it can go on as it is.
+STANDING_STILL = ("paused", "io-error")
 
 
 def read_spec(path: Path) -> Spec:
@@ -88,7 +90,10 @@ async def _remove_all(host: Host, paths: Iterable[Path]) -> None:
 
 
 async def start_vm(vm: Vm) -> Vm:
-    """Start a stopped VM where it is at home. Raises RefusedError when it runs."""
+    """Start a stopped VM where it is at home, or let a paused one run.
+
+    Raises RefusedError when it runs.
+    """
     async with held(vm, "vm start") as now:
         if await now.is_alive():
             return await _go_on(now)
@@ -195,16 +200,19 @@ async def restore_is_cut_off(vm: Vm) -> bool:
 
 
 async def _go_on(vm: Vm) -> Vm:
-    """Finish a start that was cut off. Raises RefusedError when the VM runs already."""
-    if vm.qemu.is_foreign:
-        raise _runs_already(vm)
+    """Finish a start that was cut off, or let a guest that stands still run.
+
+    Raises RefusedError when the VM runs already, CommandRefusedError when QEMU cannot let it run.
+    """
     async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
-        if (await commands.query_status(monitor)).status == "prelaunch":
+        status = (await commands.query_status(monitor)).status
+        if status == "prelaunch" and not vm.qemu.is_foreign:
             await plug_taps(vm.host, vm.spec, vm.qemu.files)
             await plug(vm.host, vm.qemu.files, monitor, vm.spec.passthrough)
-            await commands.cont(monitor)
-            return vm
-    raise _runs_already(vm)
+        elif status not in STANDING_STILL:
+            raise _runs_already(vm)
+        await commands.cont(monitor)
+        return vm
 
 
 def _runs_already(vm: Vm) -> RefusedError:

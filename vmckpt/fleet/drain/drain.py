@@ -283,13 +283,15 @@ class _Work:
                 self._tools, self._asked.options, hosts, self._begins, self._ends, self._tell
             )
             began_s = time.monotonic()
-            await carrier.carry(plan.table)
+            try:
+                await carrier.carry(plan.table)
+            finally:
+                self._stay |= {move.vm: _stay(move.vm, exc) for move, exc in carrier.failures}
             if first and len(carrier.took) == len(plan.table.moves):
                 self._keep_past(plan, carrier.took, time.monotonic() - began_s, hosts)
             first = False
             again = list[str]()
             for move, error in carrier.failures:
-                self._stay[move.vm] = _stay(move.vm, error)
                 if isinstance(error, BusyError):
                     self._tries[move.vm] = self._tries.get(move.vm, 0) + 1
                     if self._tries[move.vm] < BUSY_TRIES:
@@ -365,11 +367,19 @@ class _Work:
         stay = tuple(sorted(self._stay.values()))
         return Result(self._host.name, self._action, plan, self._moved, stay, took_s)
 
-    def _cancelled(self, wanted: int) -> CancelledByUserError:
+    def _cancelled(self, wanted: int) -> VmckptError:
+        """That it was, or what is worse: a VM that is lost, or of which nobody knows."""
+        what = f"cancelled: {len(self._moved)} of {wanted} VMs have moved"
+        for kind in (VmLostError, OutcomeUnknownError):
+            grave = [one for one in sorted(self._stay.values()) if one.code == kind.exit_code]
+            if grave:
+                why = "; ".join(f"{one.vm}: {one.why}" for one in grave)
+                remedy = "; ".join(dict.fromkeys(one.remedy for one in grave))
+                return kind(what, why=why, remedy=remedy)
         back = f"vmckpt undrain {self._host.name}"
         other = f"; {back} takes it back" if self._action == DRAIN else ""
         return CancelledByUserError(
-            f"cancelled: {len(self._moved)} of {wanted} VMs have moved",
+            what,
             why="asked to stop; what was under way went back, unless it was too late for that",
             remedy=f"the same command again goes on{other}",
         )
