@@ -1,14 +1,20 @@
 """The process that runs a guard's command: how that ended, and that nothing of it goes on."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from vmckpt.fleet.guard.command import end_worker
+from vmckpt.fleet.guard.record import Worker
+from vmckpt.hosts.local import LocalHost
 
 pytestmark = pytest.mark.contract
 
@@ -55,6 +61,29 @@ def test_told_to_end_it_ends_all_that_was_begun(tmp_path: Path) -> None:
     for pid in map(int, pids.read_text().split()):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_it_is_ended_by_who_knows_no_more_than_its_directory(tmp_path: Path) -> None:
+    host, directory = LocalHost("a", tmp_path, "127.0.0.1"), tmp_path / "guarded" / "1"
+    directory.mkdir(parents=True)
+    asyncio.run(end_worker(host, Worker("a", str(directory))))  # it was never begun
+    assert not directory.exists()
+    directory.mkdir()
+    other = begin(tmp_path / "result", "sleep", "60")
+    begun = begin(directory / "result", "sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60")
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert begun.poll() is None
+        time.sleep(0.01)
+    with ThreadPoolExecutor(1) as waiting:
+        ended = waiting.submit(begun.wait, 30)  # its parent takes note, as init would
+        asyncio.run(end_worker(host, Worker("a", str(directory))))
+        assert ended.result() == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert not directory.exists()
+    assert other.poll() is None
+    other.terminate()
+    assert other.wait(30) == 0
 
 
 def test_a_ctrl_c_is_the_commands_own_affair(tmp_path: Path) -> None:

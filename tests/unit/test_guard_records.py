@@ -22,7 +22,6 @@ from vmckpt.fleet.guard.record import (
     of_vm,
     save,
 )
-from vmckpt.hosts.process import ProcessId
 
 pytestmark = pytest.mark.unit
 
@@ -61,7 +60,7 @@ def test_it_is_read_as_it_was_written() -> None:
         record("r1", Phase.PREPARING),
         phase=Phase.COMMAND,
         checkpoint="c1",
-        worker=Worker("local", ProcessId(7, 8), "/r"),
+        worker=Worker("local", "/r"),
     )
     assert load("r1") == written
     assert [path.name for path in guards_dir().iterdir()] == ["r1.json"]

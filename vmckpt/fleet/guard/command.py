@@ -13,7 +13,7 @@ from vmckpt.fleet.guard.health import variables
 from vmckpt.fleet.guard.record import Record, Where, Worker
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
-from vmckpt.hosts.process import identify
+from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm
@@ -22,9 +22,9 @@ POLL_S = 0.1
 GUEST_POLL_S = 0.5
 # A guest that reboots has no agent for a while; one that never comes back is no success.
 AGENT_SILENT_S = 120.0
-WORK_DIRECTORY = "guarded"
+WORK_DIRECTORY, WORKER_MODULE = "guarded", "vmckpt.fleet.guard.worker"
 
-# Has the worker written down before it is waited for.
+# Has the worker written down before there is one.
 Begun = Callable[[Worker], Awaitable[None]]
 Print = Callable[[str], None]
 
@@ -53,21 +53,25 @@ async def run_command(vm: Vm, record: Record, begun: Begun, say: Print, output: 
 
 def _worker_command(own: list[str], result: Path, command: tuple[str, ...]) -> list[str]:
     # By its module: the whole command line takes 80 ms more.
-    return [own[0], "-m", "vmckpt.fleet.guard.worker", str(result), *command]
+    return [own[0], "-m", WORKER_MODULE, str(result), *command]
+
+
+def _result_in(directory: Path) -> Path:
+    return directory / "result"
 
 
 async def _here(vm: Vm, record: Record, begun: Begun, output: int) -> str:
     host = local_host()
     own = await host.own_command()
-    result = await _directory(host, record) / "result"
+    directory = await _directory(host, record)
+    result = _result_in(directory)
+    await begun(Worker(host.name, str(directory)))
     child = await asyncio.create_subprocess_exec(
         *_worker_command(own, result, record.request.command),
         stdout=output,
         env=environment(record, vm.host.name),
     )
     try:
-        if process := identify(child.pid):
-            await begun(Worker(host.name, process, str(result.parent)))
         await child.wait()
         return _verdict(await host.read_text(result))
     except BaseException:
@@ -76,20 +80,20 @@ async def _here(vm: Vm, record: Record, begun: Begun, output: int) -> str:
         await finish(child.wait())
         raise
     finally:
-        await finish(host.remove(result.parent))
+        await finish(host.remove(directory))
 
 
 async def _on_host(host: Host, record: Record, begun: Begun, say: Print) -> str:
     directory = await _directory(host, record)
-    result, log = directory / "result", directory / "output"
+    result, log = _result_in(directory), directory / "output"
     own = await host.own_command()
     command = _worker_command(own, result, record.request.command)
-    worker = Worker(host.name, await host.spawn(command, log), str(directory))
-    told_bytes = 0
+    worker, told_bytes = Worker(host.name, str(directory)), 0
     try:
         await begun(worker)
+        process = await host.spawn(command, log)
         while True:
-            alive = await host.is_alive(worker.process)
+            alive = await host.is_alive(process)
             while more := await host.read_from(log, told_bytes):
                 told_bytes += len(more)
                 say(more.decode(errors="replace"))
@@ -110,21 +114,26 @@ async def _directory(host: Host, record: Record) -> Path:
 
 
 async def end_worker(host: Host, worker: Worker) -> None:
-    """End a guard's command with all that it started, and remove its files.
+    """End a guard's command, if it was begun, with all that it started, and remove its files.
 
     Raises HostDownError when it does not end.
     """
-    await host.interrupt(worker.process)
+    directory = Path(worker.directory)
+    mark = "\0".join([WORKER_MODULE, str(_result_in(directory)), ""])
+    told = set[ProcessId]()
     given_up_s = time.monotonic() + 30
-    while await host.is_alive(worker.process):
+    while found := set(await host.find_processes(mark)):
+        for process in found - told:
+            await host.interrupt(process)
+        told |= found
         if time.monotonic() > given_up_s:
             raise HostDownError(
                 "a guard's command does not end",
-                why=f"its process {worker.process.pid} on {host.name} was told to",
+                why=f"its process {next(iter(found)).pid} on {host.name} was told to",
                 remedy="end it by hand, then: vmckpt guard rollback or commit",
             )
         await asyncio.sleep(POLL_S)
-    await host.remove(Path(worker.directory))
+    await host.remove(directory)
 
 
 def _verdict(text: str | None) -> str:

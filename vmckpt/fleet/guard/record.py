@@ -15,7 +15,6 @@ from typing import Any, Self
 from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.hosts.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
-from vmckpt.hosts.process import ProcessId
 
 
 class Phase(StrEnum):
@@ -84,10 +83,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The process that runs a guard's command, and the directory of its own."""
+    """Where the process that runs a guard's command is, and its directory, which it is known by."""
 
     host: str
-    process: ProcessId
     directory: str
 
 
@@ -130,7 +128,7 @@ class Record:
         more = {
             "request": Request(**asked),
             "phase": Phase[data["phase"].upper()],
-            "worker": worker and Worker(**worker | {"process": ProcessId(**worker["process"])}),
+            "worker": worker and Worker(worker["host"], worker["directory"]),
         }
         return cls(**{name: value for name, value in data.items() if name != "vm"} | more)
 
