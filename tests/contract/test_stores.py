@@ -1,6 +1,7 @@
 """One suite for every place that a store may be in."""
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -379,6 +380,17 @@ def test_what_is_wrong_with_a_request_is_said(store: Store) -> None:
             area.put(np.array([2]), bytes(4096))
         with pytest.raises(ValueError, match="chunks"):
             area.put(np.array([0]), bytes(4095))
+
+
+def test_a_large_checkpoint_may_have_its_files_open(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        with create_store(str(tmp_path / "one")):
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            assert soft == min(hard, 65536)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_there_is_no_store_before_one_is_made(places: Places) -> None:

@@ -5,6 +5,7 @@ end that somebody has opened already.
 """
 
 import os
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from vmckpt.store.sealing.seal import Sealer
 from vmckpt.store.store import Store
 
 S3_SCHEME = "s3://"
+# Enough for 8 TiB of new content.
+MOST_FILES = 65536
 
 
 def create_store(place: str | Backend, key: KeySource | None = None) -> Store:
@@ -98,6 +101,14 @@ def new_archive(path: Path, like: Store) -> Iterator[Store]:
         archive.close()
 
 
+def _allow_many_files() -> None:
+    """A checkpoint has a file open for every 128 MiB of new content until it is committed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _backend(place: str) -> Backend:
     if place.startswith(S3_SCHEME):
         try:
@@ -114,6 +125,7 @@ def _backend(place: str) -> Backend:
 
 
 def _open(backend: Backend, config: Config, secret: bytes) -> Store:
+    _allow_many_files()
     store_id = bytes.fromhex(config.id)
     sealer = Sealer(secret, encrypted=config.key["kind"] != "clear")
     header = Header(Kind.PACK, sealer.encrypted, store_id)
