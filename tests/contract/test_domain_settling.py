@@ -174,16 +174,16 @@ def test_what_a_silent_source_keeps_is_left_to_the_next_command(
     (image := tmp_path / "web.qcow2").write_text("records")
     journal = replace(MOVED, disks=(CopiedDisk(str(image), "/elsewhere/web.qcow2"),))
 
-    async def main() -> tuple[list[str], DomainJournal | None]:
+    async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
         silent = Answers(job=IDLE)
         await leave_on_target(journal, ends, told.append, session=silent, patience_s=0.0)
-        return told, await DomainJournal.read("web")
+        return told, await DomainJournal.all_left("web")
 
     told, kept = asyncio.run(main())
     assert not image.exists()
     # The next command ends what is left on the source; what is called so by then is no old image.
-    assert kept == replace(MOVED, moved=True)
+    assert kept == [replace(MOVED, moved=True)]
     assert "migrate --recover web" in told[0]
 
 
@@ -198,14 +198,14 @@ def test_what_a_source_keeps_locked_is_left_to_the_next_command(
         async def undefine(self, uuid: str) -> None:
             raise LOCKED
 
-    async def main() -> tuple[list[str], DomainJournal | None]:
+    async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
         locked = Locked(State.SHUTOFF, job=IDLE)
         await leave_on_target(MOVED, ends, told.append, session=locked, patience_s=0.0)
-        return told, await DomainJournal.read("web")
+        return told, await DomainJournal.all_left("web")
 
     told, kept = asyncio.run(main())
-    assert kept == replace(MOVED, moved=True)
+    assert kept == [replace(MOVED, moved=True)]
     assert "migrate --recover web" in told[0]
     assert LOCKED.why in told[0]
 
@@ -245,14 +245,14 @@ def test_what_a_silent_target_keeps_is_left_to_the_next_command(
     copy.hardlink_to(proof)
     journal = replace(MOVED, disks=(CopiedDisk("/elsewhere/web.qcow2", str(copy)),))
 
-    async def main() -> tuple[list[str], DomainJournal | None]:
+    async def main() -> tuple[list[str], list[DomainJournal]]:
         told: list[str] = []
         await leave_on_source(journal, silent, told.append, patience_s=0.0)
-        return told, await DomainJournal.read("web")
+        return told, await DomainJournal.all_left("web")
 
     told, kept = asyncio.run(main())
     assert (copy.exists(), proof.exists()) == (True, True)  # its QEMU may still write there
-    assert kept == replace(journal, stayed=True)
+    assert kept == [replace(journal, stayed=True)]
     assert "migrate --recover web" in told[0]
 
 

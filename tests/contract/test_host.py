@@ -326,6 +326,13 @@ def test_a_host_knows_its_room(host: Host, ask: Ask, tmp_path: Path) -> None:
     assert ask(host.free_bytes(tmp_path)) > 0
     assert 0 < ask(host.available_memory_bytes()) < 1 << 50
     assert ask(host.cpu_flags())
+    assert not ask(host.is_block_device(tmp_path))
+    assert not ask(host.is_block_device(Path("/dev/null")))
+    assert not ask(host.is_block_device(tmp_path / "gone"))
+    # Most machines have one.
+    for device in [path for path in Path("/dev").iterdir() if path.is_block_device()][:1]:
+        (tmp_path / "disk").symlink_to(device)
+        assert ask(host.is_block_device(tmp_path / "disk"))
     assert ask(host.readable(tmp_path))
     assert not ask(host.readable(tmp_path / "gone"))
 

@@ -1,6 +1,7 @@
 """Locks: one holder, named, and none once it is dead; with real processes."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -142,6 +143,38 @@ def test_a_holder_that_has_not_written_its_name_yet_is_a_holder(tmp_path: Path) 
         assert "just begun" in owner.action
         with pytest.raises(BusyError, match="another operation"), held(path, OTHER):
             pass
+
+
+def test_on_a_full_disk_a_lock_is_held_by_somebody_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "web"
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with held(path, ME):
+        owner = read_owner(path)
+        assert owner is not None
+        assert "just begun" in owner.action
+        with pytest.raises(BusyError, match="another operation"), held(path, OTHER):
+            pass
+    assert not path.exists()
+
+
+def test_a_name_that_cannot_be_written_for_another_reason_gives_the_lock_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "web"
+
+    def broken(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    with pytest.raises(OSError, match="Input/output"), held(path, ME):
+        pass
+    assert read_owner(path) is None
 
 
 def test_looking_never_makes_an_operation_fail(tmp_path: Path) -> None:

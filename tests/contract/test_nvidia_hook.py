@@ -174,6 +174,8 @@ class Guest:
         return 0
 
     def _modprobe(self, *words: str) -> None:
+        if f"modprobe {words[-1]}" in self.fails:
+            self._fail(f"modprobe failed: {words[-1]}")
         if words[0] == "-r":
             (self.root / "sys/module" / words[1]).rmdir()
         else:
@@ -339,6 +341,19 @@ def test_nothing_is_unloaded_under_a_user(plain: Told) -> None:
     answer = plain.hook("release")
     assert not answer["ok"]
     assert "103 (nvtop: nvidiactl)" in answer["why"]
+    assert plain.guest.drivers == ["nvidia", "nvidia_uvm"]
+
+
+def test_a_release_that_was_cut_off_remembers_what_it_had_unloaded(plain: Told) -> None:
+    plain.guest.process(100, "python3", *CUDA)
+    plain.all("preflight", "quiesce", "lock", "checkpoint")
+    plain.guest.fails.add("modprobe nvidia")
+    assert not plain.hook("release")["ok"]
+    assert plain.guest.drivers == ["nvidia"]
+    plain.guest.fails.clear()
+    plain.all("release")
+    assert plain.guest.drivers == []
+    plain.all(*BACK)
     assert plain.guest.drivers == ["nvidia", "nvidia_uvm"]
 
 

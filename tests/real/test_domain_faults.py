@@ -230,7 +230,7 @@ def settled(made: Machines, case: Case, ends: tuple[str, str], code: int, said: 
 
 def journals(made: Machines) -> list[Path]:
     """Of migrations that are not tidied up after."""
-    return list((made.state_dir / "domains").iterdir())
+    return list((made.state_dir / "domains").rglob("*.json"))
 
 
 def may_lose(case: Case) -> bool:

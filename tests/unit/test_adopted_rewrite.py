@@ -212,6 +212,17 @@ def test_an_image_of_the_hosts_own_stays_its_own() -> None:
     assert [disk.path for disk in made.disks] == [Path("images/a.qcow2")]
 
 
+@pytest.mark.parametrize("more", ["", ",format=qcow2"])
+def test_an_image_that_is_named_as_a_part_of_its_drive_has_a_node(more: str) -> None:
+    line = f"-drive if=virtio,file.driver=file,file.filename=/img/a.qcow2{more}"
+    made = rewrite("web", facts(line, drive("/img/a.qcow2", "virtio0")))
+    assert [disk.node for disk in made.disks] == ["vmckpt-disk0"]
+    (found,) = [text for text in written(made) if text.startswith("-drive")]
+    assert "file.filename=<vmckpt:disk0>" in found
+    assert "node-name=vmckpt-disk0" in found
+    assert found.count("format=qcow2") == 1
+
+
 def test_what_was_plugged_later_comes_along_and_what_was_unplugged_does_not() -> None:
     line = (
         "-drive file=/a.qcow2,if=none,id=a -device virtio-blk-pci,drive=a,id=gone "

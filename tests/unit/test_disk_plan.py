@@ -58,6 +58,49 @@ def test_another_image_in_a_shared_folder_is_not_the_same_disk(
     assert [one.code for one in plan.obstacles] == ([] if is_shared else ["disk-target"])
 
 
+class WithDevice(LocalHost):
+    """A host that has a block device where others have an image."""
+
+    async def is_block_device(self, path: Path) -> bool:
+        return path == THERE
+
+
+@pytest.mark.parametrize("how", [Disks.AUTO, Disks.COPY])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        # A volume of LVM, and one that is not active: it is not there.
+        ("/dev/loop0", "/dev/loop0"),
+        ("/dev/pve/vm-100-disk-0", "/dev/pve/vm-100-disk-0"),
+        ("web.raw", "/dev/pve/vm-100-disk-0"),
+        ("/dev/pve/vm-100-disk-0", "web.raw"),
+        ("web.raw", str(THERE)),
+    ],
+)
+def test_a_device_is_neither_copied_nor_copied_to(
+    tmp_path: Path, source: str, target: str, how: Disks
+) -> None:
+    hosts = [WithDevice(name, tmp_path / name, "192.0.2.1") for name in ("a", "b")]
+    (tmp_path / "web.raw").touch()
+    disk = DISK._replace(path=tmp_path / source)
+    owned = Owned(hosts[0], "web", (disk,), NODES, {"disk0": tmp_path / target})
+    plan = asyncio.run(plan_disks(owned, hosts[1], how, IMAGES))
+    (obstacle,) = plan.obstacles
+    assert (obstacle.code, plan.copies) == ("disk-device", ())
+    assert "--disks shared" in obstacle.remedy
+    assert "copy" not in obstacle.remedy
+    shared = asyncio.run(plan_disks(owned, hosts[1], Disks.SHARED, IMAGES))
+    assert (shared.shared, shared.obstacles) == ((tmp_path / target,), ())
+
+
+def test_an_image_in_memory_is_no_device(tmp_path: Path) -> None:
+    hosts = [LocalHost(name, tmp_path / name, "192.0.2.1") for name in ("a", "b")]
+    disk = DISK._replace(path=Path("/dev/shm/vmckpt-no-such-image.raw"))
+    owned = Owned(hosts[0], "web", (disk,), NODES)
+    plan = asyncio.run(plan_disks(owned, hosts[1], Disks.COPY, IMAGES))
+    assert [copy.target for copy in plan.copies] == [disk.path]
+
+
 @pytest.mark.parametrize(
     ("found", "code", "words"),
     [
@@ -83,6 +126,14 @@ def test_snapshots_that_a_copy_would_lose_are_named() -> None:
 def test_a_stopped_vm_has_nothing_to_copy() -> None:
     plan = decide_disks([DISK], NODES, [place()], {})
     assert (plan.copies, plan.obstacles) == ((), ())
+
+
+def test_a_disk_that_a_running_qemu_does_not_know_by_its_node_does_not_drop_out() -> None:
+    others = {"#block124": DiskImage("#block124", 1 << 30, 5 << 20, ())}
+    plan = decide_disks([DISK], NODES, [place()], others)
+    (obstacle,) = plan.obstacles
+    assert (obstacle.code, plan.copies) == ("disk-node", ())
+    assert "'disk0'" in obstacle.reason
 
 
 def test_a_copy_that_moves_but_comes_no_nearer_is_told_once() -> None:

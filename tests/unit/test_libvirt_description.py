@@ -84,8 +84,9 @@ def test_of_one_domain_on_two_hosts_the_running_one_is_meant() -> None:
     assert choose([off, arriving]) is arriving
     assert choose([]) is None
     there = domain("b", State.SHUTOFF)
-    assert choose([off, there], left="a") is there  # it was on a, which has not forgotten it yet
-    assert choose([off], left="a") is off
+    assert choose([off, there], left={"a"}) is there  # it was on a, which has not forgotten it yet
+    assert choose([off], left={"a"}) is off
+    assert choose([arriving, there], left={"c"}) is there  # nor is one that was sent from c
     assert (off.state, runs.state, arriving.state) == ("stopped", "running", "migrating")
 
 

@@ -168,6 +168,9 @@ class Host(Protocol):
     async def resolve(self, path: Path) -> Path:
         """Where `path` really is, links followed; what is not there stays as it is."""
 
+    async def is_block_device(self, path: Path) -> bool:
+        """Whether `path` is a block device, links followed."""
+
     async def readable(self, path: Path) -> bool:
         """Whether this user may read `path`."""
 

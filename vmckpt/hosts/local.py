@@ -171,6 +171,10 @@ class LocalHost(Entry):
         """Where `path` really is, links followed; what is not there stays as it is."""
         return path.resolve()
 
+    async def is_block_device(self, path: Path) -> bool:
+        """Whether `path` is a block device, links followed."""
+        return path.is_block_device()
+
     async def readable(self, path: Path) -> bool:
         """Whether this user may read `path` on the host."""
         return os.access(path, os.R_OK)

@@ -4,6 +4,7 @@ Open file description locks (fcntl(2)): unlike with flock(2) an onlooker can ask
 without taking it, so looking never makes an operation fail.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import BusyError
 
-# What is said of a lock whose holder has not written its name yet.
+# What is said of a lock whose holder has not written its name yet, or found no space for it.
 JUST_BEGUN = "an operation that has just begun"
 
 
@@ -36,6 +37,7 @@ class Owner(NamedTuple):
 def held(path: Path, owner: Owner) -> Iterator[None]:
     """Hold the lock at `path` for the block. Raises BusyError, naming the holder, when it is taken.
 
+    One whose owner's name finds no space is held all the same, by somebody without a name.
     The file is removed at the end; whoever opened the removed one tries again, so two holders of
     two files under one name cannot be.
     """
@@ -51,12 +53,21 @@ def held(path: Path, owner: Owner) -> Iterator[None]:
             break
         os.close(fd)
     try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(owner._asdict()).encode(), 0)
+        _write(fd, owner)
         yield
     finally:
         path.unlink(missing_ok=True)
         os.close(fd)
+
+
+def _write(fd: int, owner: Owner) -> None:
+    os.ftruncate(fd, 0)
+    try:
+        os.pwrite(fd, json.dumps(owner._asdict()).encode(), 0)
+    except OSError as exc:
+        # On a full disk too a VM can be ended, and a migration that was cut off recovered.
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def read_owner(path: Path) -> Owner | None:

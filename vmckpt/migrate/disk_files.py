@@ -72,8 +72,9 @@ async def hand_over_files(
 
     `note` is told of a file that stays because it cannot be removed.
     """
+    disks = tuple(disks)
+    await keep_files(target, run, disks)
     for disk in disks:
-        await target.remove(_proof(Path(disk.target), run))
         if disk.keep:
             continue
         path = Path(disk.source)

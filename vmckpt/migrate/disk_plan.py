@@ -14,7 +14,7 @@ from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vms_dir
-from vmckpt.vm.shared_storage import is_shared
+from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec import Disk
 
 # The names of all jobs, nodes and exports of copies begin so.
@@ -22,6 +22,7 @@ COPY_PREFIX = "copy-"
 # PATH of a new file has a second name, PATH + this + the run's id, until it is the VM's.
 PROOF_SUFFIX = ".vmckpt-"
 EXPLICIT = "say which it is: --disks shared, or --disks copy"
+NODELESS = "if both hosts reach the same: --disks shared; else stop the VM, and copy it yourself"
 
 
 class Obstacle(NamedTuple):
@@ -62,7 +63,10 @@ class DiskPlan(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a disk is on both hosts. `shared` is None when that could not be found out: `why`."""
+    """Where a disk is on both hosts. `shared` is None when that could not be found out: `why`.
+
+    `device`: what is a device, here or there, of a disk that is not said to be shared.
+    """
 
     number: int
     source: Path
@@ -72,6 +76,7 @@ class Place(NamedTuple):
     target_taken: bool = False
     target_has_directory: bool = True
     keep: bool = False
+    device: Path | None = None
 
 
 class Owned(NamedTuple):
@@ -123,6 +128,9 @@ def decide_disks(
             shared += [place.target, *(Path(name) for name in backing if name.startswith("/"))]
         elif obstacle := _obstacle(place, image):
             obstacles.append(obstacle)
+        elif image is None and images:
+            reason = f"its QEMU has no block node '{node}', which {place.source} was known by"
+            obstacles.append(Obstacle("disk-node", reason, NODELESS))
         elif image:
             copies.append(
                 DiskCopy(
@@ -142,6 +150,9 @@ def decide_disks(
 
 
 def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
+    if place.device is not None:
+        reason = f"{place.device} is a device, and only image files are copied"
+        return Obstacle("disk-device", reason, "if both hosts reach the same: --disks shared")
     if place.shared is None:
         reason = f"nobody knows whether {place.source} is shared: {place.why}"
         return Obstacle("disk-shared", reason, EXPLICIT)
@@ -169,10 +180,13 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
     there = owned.elsewhere.get(disk.node) or disk.on(target.state_dir)
     if how is Disks.SHARED:
         return Place(number, here, there, shared=True)
-    (shared, why), (taken, has_directory) = await both(
-        _looked_for(how, source, target, (here, there)),
+    devices, (taken, has_directory) = await both(
+        both(is_device(source, here), is_device(target, there)),
         both(target.exists(there), target.exists(there.parent)),
     )
+    if any(devices):
+        return Place(number, here, there, None, device=here if devices[0] else there)
+    shared, why = await _looked_for(how, source, target, (here, there))
     if not shared and taken and disk.read_only:
         # An ISO that both hosts have need not go over; but a copy under way may yet be undone.
         names = await target.list_dir(there.parent)

@@ -77,7 +77,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
         created: list[Path] = []
         try:
             await host.write_text(directory.spec, spec.text)
-            created = await _create_disks(host, spec)
+            await _create_disks(host, spec, created)
             return await _boot(spec, host, await _platform(spec, host))
         except BaseException:
             await finish(_remove_all(host, (*created, directory.path)))
@@ -272,8 +272,8 @@ async def _platform(spec: Spec, host: Host) -> Platform:
     return Platform(offered[spec.machine], accel, cpu)
 
 
-async def _create_disks(host: Host, spec: Spec) -> list[Path]:
-    created: list[Path] = []
+async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
+    """Images for the disks that have none; each is in `created` before anything of it is there."""
     for disk in spec.disks:
         path = disk.on(host.state_dir)
         if await host.exists(path):
@@ -286,9 +286,8 @@ async def _create_disks(host: Host, spec: Spec) -> list[Path]:
             )
         if not disk.path.is_absolute():
             await host.make_dir(path.parent)
-        await create_image(host, path, disk.format, disk.size_bytes)
         created.append(path)
-    return created
+        await create_image(host, path, disk.format, disk.size_bytes)
 
 
 async def create_image(host: Host, path: Path, image_format: str, size_bytes: int) -> None:

@@ -1,4 +1,7 @@
-"""Whether two hosts see the same file: nobody's path is believed, a marker is written and read."""
+"""Whether two hosts see the same file: nobody's path is believed, a marker is written and read.
+
+Not beside a device, see `is_device`: what is written there is in the host's memory.
+"""
 
 import os
 from pathlib import Path
@@ -8,14 +11,18 @@ from vmckpt.hosts.host import Host
 from vmckpt.sequence.steps import both
 
 
+async def is_device(host: Host, path: Path) -> bool:
+    """Whether `path` is a device, or would be one if it were there: a volume that is not active."""
+    real, is_block = await both(host.resolve(path), host.is_block_device(path))
+    return is_block or (real.is_relative_to("/dev") and not real.is_relative_to("/dev/shm"))
+
+
 async def is_shared(source: Host, target: Host, here: Path, there: Path) -> tuple[bool | None, str]:
     """Whether what is written beside a disk through one host is read through the other.
 
     None when that could not be found out, and why.
     """
     real_here, real_there = await both(source.resolve(here), target.resolve(there))
-    if real_here.is_relative_to("/dev"):
-        return None, "it is a device, and nothing can be written beside it"
     marker, token = f".vmckpt-{os.urandom(8).hex()}", os.urandom(8).hex()
     written = real_here.parent / marker
     try:

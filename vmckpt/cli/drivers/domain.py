@@ -160,8 +160,8 @@ async def row(domain: "Domain") -> Row:
         lock_path(domain.host.state_dir, domain.name)
     )
     what, state = domain.description, domain.state
-    journal = await DomainJournal.read(domain.name)
-    cut_off = owner is None and journal is not None and journal.uuid == domain.uuid
+    journals = await DomainJournal.all_of(domain.name)
+    cut_off = owner is None and any(journal.uuid == domain.uuid for journal in journals)
     facts = {
         "name": domain.name,
         "host": domain.host.name,

@@ -128,13 +128,12 @@ async def _domain(name: str, hosts: "list[Host]") -> Driver | None:
     from vmckpt.vm.domains.inventory import find_domain
     from vmckpt.vm.inventory import is_worked_on
 
-    if await DomainJournal.read(name) is not None and not await is_worked_on(name):
+    if await DomainJournal.all_of(name) and not await is_worked_on(name):
         from vmckpt.migrate.domains.recover import recover
 
         _tell(await recover(name, warn))
     # What could not be removed yet where it was is not the domain.
-    journal = await DomainJournal.read(name)
-    left = journal.source if journal is not None and journal.moved else ""
+    left = {journal.untidy for journal in await DomainJournal.all_left(name)}
     found = await find_domain(name, hosts, left=left)
     return None if found is None else LibvirtDomain(found)
 

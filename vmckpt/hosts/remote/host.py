@@ -98,6 +98,10 @@ class RemoteHost(Entry):
         """Where `path` really is, links followed; what is not there stays as it is."""
         return await self._ask(Host.resolve, path)
 
+    async def is_block_device(self, path: Path) -> bool:
+        """Whether `path` is a block device, links followed."""
+        return await self._ask(Host.is_block_device, path)
+
     async def readable(self, path: Path) -> bool:
         """Whether this user may read `path`."""
         return await self._ask(Host.readable, path)

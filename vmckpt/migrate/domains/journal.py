@@ -1,14 +1,15 @@
 """What is under way with a domain: enough to tidy up after a command that died.
 
-It stands in the operator's state directory; the migration itself is libvirt's, and goes on.
+It stands in the operator's state directory; the migration itself is libvirt's, and goes on. What
+an end that was silent still has is kept apart, so that the next migration does not write over it.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import BusyError, UsageError
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.migrate.disk_files import CopiedDisk
 
@@ -20,9 +21,10 @@ class DomainJournal:
     """One migration of one domain. `disks` are files made on the target for it.
 
     `may_postcopy`: the guest may come to run there before its memory is. `known_to_target`: its
-    definition was there before. `moved`: it is the target's; only the source is not tidied yet.
-    `stayed`: it is the source's; only the target is not. `held_mib_per_s`: see hold.py; the guest
-    may stand still for `max_downtime_ms`. `offline`: the domain is off.
+    definition was there before. `moved`: it is the target's; only the source is not tidied yet, and
+    `disks` that were copied are still to be handed over. `stayed`: it is the source's; only the
+    target is not. `held_mib_per_s`: see hold.py; the guest may stand still for `max_downtime_ms`.
+    `offline`: the domain is off.
     """
 
     run: str
@@ -40,20 +42,72 @@ class DomainJournal:
     max_downtime_ms: int = 0
     offline: bool = False
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is clear who has the domain, and only the other end is to be tidied."""
+        return self.moved or self.stayed
+
+    @property
+    def owner(self) -> str:
+        """The host that has the domain since it has ended."""
+        return self.target if self.moved else self.source
+
+    @property
+    def untidy(self) -> str:
+        """The host that still has something of it since it has ended."""
+        return self.source if self.moved else self.target
+
+    @property
+    def path(self) -> Path:
+        """The file that it is kept in."""
+        if self.has_ended:
+            return _left_dir() / f"{_file_name(self.vm)}.{self.run}.json"
+        return _path(self.vm)
+
+    def held_by(self, host: str) -> Self:
+        """The same, of one that has ended, after the domain went on to another host."""
+        return replace(self, target=host) if self.moved else replace(self, source=host)
+
     async def write(self) -> None:
-        """Keep it. Raises StorageError."""
-        path = _path(self.vm)
-        await local_host().make_dir(path.parent)
-        await local_host().write_text(path, json.dumps({"format": FORMAT, **asdict(self)}))
+        """Keep it; one that has ended makes room for the next migration's. Raises StorageError."""
+        await local_host().make_dir(self.path.parent)
+        await local_host().write_text(self.path, json.dumps({"format": FORMAT, **asdict(self)}))
+        if self.has_ended:
+            await self._remove_begun()
 
     async def remove(self) -> None:
         """Forget it."""
-        await local_host().remove(_path(self.vm))
+        await local_host().remove(self.path)
+        await self._remove_begun()
+
+    async def _remove_begun(self) -> None:
+        """What was written of this run before it ended; another run's stays."""
+        begun = await self.read(self.vm)
+        if begun is not None and begun.run == self.run:
+            await local_host().remove(_path(self.vm))
 
     @classmethod
     async def read(cls, vm: str) -> Self | None:
         """The journal of the domain of that name; None when there is none. Raises UsageError."""
-        path = _path(vm)
+        return await cls._read(_path(vm))
+
+    @classmethod
+    async def all_of(cls, vm: str) -> list[Self]:
+        """The one of a migration under way or cut off, if any, and `all_left`."""
+        begun, left = await cls.read(vm), await cls.all_left(vm)
+        return left if begun is None or begun.has_ended else [begun, *left]
+
+    @classmethod
+    async def all_left(cls, vm: str) -> list[Self]:
+        """Those that have ended, oldest first. Raises UsageError."""
+        names = await local_host().list_dir(_left_dir())
+        paths = [_left_dir() / name for name in names if name.startswith(f"{_file_name(vm)}.")]
+        # An earlier vmckpt did not keep it apart.
+        found = [await cls._read(path) for path in (*paths, _path(vm))]
+        return [one for one in found if one is not None and one.vm == vm and one.has_ended]
+
+    @classmethod
+    async def _read(cls, path: Path) -> Self | None:
         text = await local_host().read_text(path)
         if text is None:
             return None
@@ -71,6 +125,35 @@ class DomainJournal:
             ) from exc
 
 
+async def make_room(vm: str) -> None:
+    """Under the domain's lock: the next migration's journal writes over no other.
+
+    Raises BusyError where another migration was cut off meanwhile, StorageError.
+    """
+    begun = await DomainJournal.read(vm)
+    if begun is None:
+        return
+    if not begun.has_ended:
+        raise BusyError(
+            f"a migration of '{vm}' was cut off",
+            why=f"run {begun.run}, from {begun.source} to {begun.target}, is not at its end",
+            remedy=f"vmckpt migrate --recover {vm}, then ask again",
+        )
+    await begun.write()  # an earlier vmckpt did not keep it apart
+
+
 def _path(vm: str) -> Path:
+    return _dir() / f"{_file_name(vm)}.json"
+
+
+def _left_dir() -> Path:
+    return _dir() / "left"
+
+
+def _dir() -> Path:
+    return state_dir() / "domains"
+
+
+def _file_name(vm: str) -> str:
     # A name that is no file name (libvirt forbids "/") has no journal.
-    return state_dir() / "domains" / f"{vm.replace('/', '_')}.json"
+    return vm.replace("/", "_")

@@ -16,7 +16,7 @@ from vmckpt.migrate.disk_files import CopiedDisk, create_files
 from vmckpt.migrate.domains.arrival import name_there
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.checks import DomainPreflight, preflight
-from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.domains.settle import lost, settle, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
@@ -47,6 +47,7 @@ async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) ->
         dead_mans_switch(domain.name, run.id),
         locked(domain.name, (source, target), action, run.id),
     ):
+        await make_room(domain.name)
         async with AsyncExitStack() as stack, libvirtds(source, target) as (here, there):
             domain = await seen_again(domain, here)
             # The second one is made while questions are answered, for the call that takes long.

@@ -16,7 +16,7 @@ from vmckpt.migrate.domains.arrival import (
 )
 from vmckpt.migrate.domains.checks import DomainPreflight, is_there_already, snapshot_checks
 from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
-from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.left_behind import left_behind
 from vmckpt.migrate.domains.link import find_link
 from vmckpt.migrate.domains.option_checks import off_checks
@@ -50,6 +50,7 @@ async def move_off(domain: Domain, target: Host, options: Options, emit: Emit) -
         locked(domain.name, ends, f"migrate to {target.name}", run.id),
         libvirtds(*ends) as (here, there),
     ):
+        await make_room(domain.name)
         domain = await seen_again(domain, here)
         checked = await preflight_off(domain, here, there, options)
         if checked.request is None or not checked.possible:

@@ -3,16 +3,23 @@
 import asyncio
 from collections.abc import Callable
 
-from vmckpt.errors import HostDownError
+from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host
 from vmckpt.migrate.disk_files import keep_files
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.hold import let_go
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.settle import look, lost, settle, settle_off, unknown
+from vmckpt.migrate.domains.settle import (
+    describe,
+    look,
+    lost,
+    settle,
+    settle_off,
+    unknown,
+)
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
-from vmckpt.migrate.domains.whereabouts import Move, Place, decide
+from vmckpt.migrate.domains.whereabouts import Move, decide_left
 from vmckpt.migrate.locks import wait_for_locks
 from vmckpt.migrate.recover import FINISHED, UNDONE, Recovery
 
@@ -22,18 +29,21 @@ LAST_STEP = "transfer"
 async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
     """Wait for the end of a migration that was cut off, and tidy up; None when there is none.
 
+    What earlier ones left on hosts that were silent is removed where these answer now.
     Raises BusyError while a command works on it, VmLostError, OutcomeUnknownError.
     """
     journal = await DomainJournal.read(name)
-    if journal is None:
-        return None
-    ends = find_host(journal.source), find_host(journal.target)
-    if journal.moved or journal.stayed:
-        await _tidy(journal, ends, note)
-        return None
+    if journal is not None and not journal.has_ended:
+        return await _end(journal, note)
+    for left in await DomainJournal.all_left(name):
+        await _tidy(left, note)
+    return None
+
+
+async def _end(journal: DomainJournal, note: Callable[[str], None]) -> Recovery | None:
+    ends = _ends(journal)
     async with await wait_for_locks(journal.vm, journal.run, ends):
-        journal = await DomainJournal.read(name)
-        if journal is None:
+        if await DomainJournal.read(journal.vm) != journal:
             return None
         note(f"run {journal.run} was cut off: asking both libvirtds")
         letting_go = asyncio.ensure_future(let_go(journal, ends[0]))
@@ -59,30 +69,52 @@ async def recover(name: str, note: Callable[[str], None]) -> Recovery | None:
     return Recovery(journal.run, journal.vm, where.name, LAST_STEP, outcome)
 
 
-async def _tidy(
-    journal: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
-) -> None:
+def _ends(journal: DomainJournal) -> tuple[Host, Host]:
+    """Both hosts. Raises OutcomeUnknownError where one has been forgotten."""
+    try:
+        return find_host(journal.source), find_host(journal.target)
+    except NotFoundError as exc:
+        raise OutcomeUnknownError(
+            f"nobody knows where '{journal.vm}' runs: {exc.what}",
+            why=f"run {journal.run}, from {journal.source} to {journal.target}, was cut off, and "
+            "both have to be asked",
+            remedy=f"add the host again (vmckpt host add), then: vmckpt migrate --recover "
+            f"{journal.vm}; if it is gone for good, see where the domain runs (virsh list), and "
+            f"remove {journal.path}",
+        ) from exc
+
+
+async def _tidy(left: DomainJournal, note: Callable[[str], None]) -> None:
     """What a migration whose end is known left on the other end, which was silent; asked once."""
     try:
-        async with await wait_for_locks(journal.vm, journal.run, ends):
-            if journal.moved:
-                await leave_on_target(journal, ends, note, patience_s=0.0)
-            else:
-                await _tidy_target(journal, ends, note)
-    except HostDownError as exc:
-        other = ends[0 if journal.moved else 1].name
-        note(f"{exc.what}: what is left of '{journal.vm}' on {other} is removed later")
+        ends = find_host(left.source), find_host(left.target)
+    except NotFoundError as exc:
+        note(f"{exc.what}: what run {left.run} left of '{left.vm}' on {left.untidy} stays there")
+        await left.remove()
+        return
+    try:
+        async with await wait_for_locks(left.vm, left.run, ends):
+            # Somebody may have tidied up meanwhile, or moved it on.
+            if left in await DomainJournal.all_left(left.vm):
+                await _tidy_held(left, ends, note)
+    except (HostDownError, RefusedError) as exc:
+        note(f"{exc.what}: what is left of '{left.vm}' on {left.untidy} is removed later")
 
 
-async def _tidy_target(
-    journal: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
+async def _tidy_held(
+    left: DomainJournal, ends: tuple[Host, Host], note: Callable[[str], None]
 ) -> None:
-    view = await look(journal.uuid, ends)
-    if view.source is Place.SILENT:
-        note(f"libvirtd on {ends[0].name} is silent: {ends[1].name} is tidied up later")
-    elif view.source is Place.ABSENT or decide(view) in (Move.TARGET_OWNS, Move.UNKNOWN):
-        # Somebody has moved it since: what the target has is theirs.
-        await keep_files(ends[1], journal.run, journal.disks)
-        await journal.remove()
+    view = await look(left.uuid, ends)
+    has_it = decide_left(view, moved=left.moved)
+    if has_it is Move.WAIT:
+        seen = describe(view, ends)
+        note(f"what is left of '{left.vm}' on {left.untidy} is removed later: {seen}")
+    elif has_it is Move.TARGET_OWNS and left.moved:
+        await leave_on_target(left, ends, note, patience_s=0.0)
+    elif has_it is Move.SOURCE_OWNS and left.stayed:
+        await leave_on_source(left, ends[1], note, patience_s=0.0)
     else:
-        await leave_on_source(journal, ends[1], note, patience_s=0.0)
+        # What is there is not a rest any more, but theirs who brought it there.
+        note(f"'{left.vm}' has left {left.owner} meanwhile: what {left.untidy} has of it stays")
+        await keep_files(ends[1], left.run, left.disks)
+        await left.remove()

@@ -15,7 +15,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_files import hand_over_files, remove_files
+from vmckpt.migrate.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.settle import POLL_S, SILENT_S, look_at
 from vmckpt.migrate.domains.whereabouts import Place
@@ -46,7 +46,7 @@ async def leave_on_source(
         await remove_files(target, journal.run, journal.disks)
     except (HostDownError, OutcomeUnknownError, StorageError) as exc:
         note(_left_to_the_next(journal, target, exc))
-        await replace(journal, stayed=True).write()
+        await _keep(replace(journal, stayed=True), note)
     else:
         await journal.remove()
 
@@ -74,22 +74,51 @@ async def leave_on_target(
     for longer than `patience_s` is left to the next command on the domain: the journal stays.
     """
     source, target = ends
+    if not journal.moved:
+        await _take_along(journal, target, note)
+        journal = replace(journal, moved=True)
+        if journal.disks:
+            await _keep(journal, note)
     try:
         await hand_over_files(source, target, journal.run, journal.disks, note)
         # They must never be removed again: the domain may come back to where they were.
-        journal = replace(journal, moved=True, disks=())
+        journal = replace(journal, disks=())
     except (HostDownError, StorageError) as exc:
         note(f"its old images may stay on {source.name}: {exc}")
     try:
         await _patiently(source, session, patience_s, lambda asked: forget(asked, journal))
     except (HostDownError, OutcomeUnknownError) as exc:
         note(_left_to_the_next(journal, source, exc))
-        await journal.write()
+        await _keep(journal, note)
         return
     except VmckptError as exc:
         note(f"its definition stays on {source.name}: {exc}")
     if not journal.disks:
         await journal.remove()
+
+
+async def _keep(journal: DomainJournal, note: Callable[[str], None]) -> None:
+    """Where it cannot be, what was written before counts: both libvirtds are asked again then."""
+    try:
+        await journal.write()
+    except StorageError as exc:
+        note(str(exc))
+
+
+async def _take_along(journal: DomainJournal, target: Host, note: Callable[[str], None]) -> None:
+    """What earlier migrations left on other hosts is removed as long as the target has it."""
+    for left in await DomainJournal.all_left(journal.vm):
+        if left.run == journal.run:
+            continue
+        try:
+            if left.untidy != target.name:
+                await left.held_by(target.name).write()
+                continue
+            if left.stayed:
+                await keep_files(target, left.run, left.disks)
+            await left.remove()
+        except (HostDownError, StorageError) as exc:
+            note(f"what run {left.run} left on {left.untidy} may stay there: {exc}")
 
 
 def _left_to_the_next(journal: DomainJournal, host: Host, exc: VmckptError) -> str:

@@ -105,6 +105,26 @@ def decide_off(view: View, *, known_to_target: bool) -> Move:
     return Move.SOURCE_OWNS if known_to_target else Move.TARGET_OWNS
 
 
+def decide_left(view: View, *, moved: bool) -> Move:
+    """Who has a domain whose migration has ended, `moved` or not, and left something behind. Pure.
+
+    Meanwhile somebody may have moved it, by virsh too. WAIT: it cannot be told now.
+    """
+    if Place.SILENT in view[:2]:
+        return Move.WAIT
+    if not moved:
+        theirs = decide(view) in (Move.TARGET_OWNS, Move.UNKNOWN)
+        return Move.TARGET_OWNS if theirs or view.source is Place.ABSENT else Move.SOURCE_OWNS
+    if view.target is Place.ABSENT:
+        return Move.SOURCE_OWNS
+    if view.job or view.source is Place.LOCKED:
+        return Move.WAIT
+    if view.source in _HAS_IT | IN_POSTCOPY:
+        # Unless it runs there too: libvirtd may not have seen yet that it has gone.
+        return Move.SOURCE_OWNS if view.target is Place.OFF else Move.WAIT
+    return Move.TARGET_OWNS
+
+
 def is_orphan(view: View) -> bool:
     """Whether the target waits for memory of a source that has ended. Pure.
 

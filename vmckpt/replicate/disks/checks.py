@@ -12,7 +12,7 @@ from vmckpt.replicate.request import COPY, SHARED
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.shared_storage import is_shared
+from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec import Disk
 
 OWN_STORAGE = 'put it on storage of each host\'s own, e.g. as image = "NAME" in the spec'
@@ -69,7 +69,7 @@ async def _refused(disk: Disk, image: DiskImage, vm: Vm, standby: Host, how: str
     if image.snapshots:
         reason = f"its disk {here} holds snapshots: they would not be on the standby"
         return Check("disk-snapshots", REFUSE, reason, "delete them: vmckpt snapshot delete")
-    if (await vm.host.resolve(here)).is_relative_to("/dev"):
+    if await is_device(vm.host, here):
         reason = f"its disk {here} is a device: what a copy of it is cannot be told"
         return Check("disk-device", REFUSE, reason, "use an image file")
     shared, why = await is_shared(vm.host, standby, here, there)

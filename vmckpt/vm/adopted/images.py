@@ -55,7 +55,7 @@ def short_drive(draft: Draft, option: Option) -> None:
 def drive(draft: Draft, option: Option) -> None:
     """-drive: kept, with a name for its node, and its format as it was found."""
     settings = parse_settings(option.value or "")
-    key = "file" if settings.get("file") else "file.filename"
+    key = _key(settings)
     file = settings.get(key)
     if file and (path := _local(draft, option, file)):
         draft.images.append(
@@ -70,6 +70,11 @@ def drive(draft: Draft, option: Option) -> None:
         )
         settings = settings.put(key, _image(len(draft.images) - 1))
     draft.add("drive", settings)
+
+
+def _key(settings: Settings) -> str:
+    """Where a -drive names its image."""
+    return "file" if settings.get("file") else "file.filename"
 
 
 def blockdev(draft: Draft, option: Option) -> None:
@@ -209,10 +214,11 @@ def _written(
             yield holes.substitute(argument, values)
             continue
         settings = parse_settings(next(arguments))
+        key = _key(settings)
         if settings.get("id") in draft.vanished:
             continue
         text = holes.substitute(str(settings), values)
-        hole = parse_settings(text).get("file") or ""
+        hole = parse_settings(text).get(key) or ""
         if disk := disks.get(hole):
             settings = parse_settings(text).put("node-name", disk.node)
             if not (settings.get("format") or settings.get("driver")):

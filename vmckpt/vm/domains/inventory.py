@@ -1,6 +1,6 @@
 """Which domains there are: those of every libvirtd that the inventory names."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -51,6 +51,11 @@ class Domain:
         return self.seen.state is State.PAUSED and self.seen.reason in _NOT_YET
 
     @property
+    def runs(self) -> bool:
+        """Whether it is its guest that has the QEMU, paused or not: of one domain one at most."""
+        return self.is_active and not self.is_arriving
+
+    @property
     def state(self) -> str:
         """In a word: stopped, running, paused, ..."""
         if self.is_arriving:
@@ -75,21 +80,24 @@ def as_domain(host: Host, seen: Seen) -> Domain:
     return Domain(host, seen, parse_domain(seen.xml))
 
 
-async def find_domain(name: str, hosts: Iterable[Host], *, left: str = "") -> Domain | None:
+async def find_domain(
+    name: str, hosts: Iterable[Host], *, left: Collection[str] = ()
+) -> Domain | None:
     """The domain of that name; None when no libvirtd that answers has it.
 
-    One that is defined on several hosts is where it runs; if it is off, not on the host called
+    One that is defined on several hosts is where it runs; if it is off, not on hosts called as in
     `left`, where it has been and is still to be removed. Raises UsageError when different domains
-    have the name, HostDownError when nobody who answers has it and somebody gives no answer.
+    have the name, HostDownError when nobody who answers has more of it than such a rest, and
+    somebody gives no answer.
     """
     found = await all_domains(hosts)
     chosen = choose([domain for domain in found.given if domain.name == name], left=left)
-    if chosen is None and found.silent:
+    if found.silent and (chosen is None or (chosen.host.name in left and not chosen.runs)):
         raise found.silent[0]
     return chosen
 
 
-def choose(same_name: Sequence[Domain], *, left: str = "") -> Domain | None:
+def choose(same_name: Sequence[Domain], *, left: Collection[str] = ()) -> Domain | None:
     """The one that is meant. Pure. Raises UsageError when that cannot be said."""
     if len({domain.uuid for domain in same_name}) > 1:
         places = ", ".join(f"{domain.uuid} on {domain.host.name}" for domain in same_name)
@@ -100,7 +108,7 @@ def choose(same_name: Sequence[Domain], *, left: str = "") -> Domain | None:
         )
     by_worth = sorted(
         same_name,
-        key=lambda domain: (not domain.is_active, domain.is_arriving, domain.host.name == left),
+        key=lambda domain: (not domain.runs, domain.host.name in left, not domain.is_active),
     )
     return by_worth[0] if by_worth else None
 

@@ -116,9 +116,11 @@ def release() -> dict[str, Any]:
     if left := users():
         who = ", ".join(f"{one.pid} ({one.comm}: {' '.join(one.devices)})" for one in left)
         raise HookError(f"the driver has users: {who}", "end them")
-    state["drivers"] = [name for name in DRIVERS if (system.MODULES / name).exists()]
+    loaded = [name for name in DRIVERS if (system.MODULES / name).exists()]
+    # Those too that it had unloaded before it was cut off.
+    state["drivers"] = [n for n in DRIVERS if n in loaded or n in state.get("drivers", ())]
     write_state(state)
-    for name in state["drivers"]:
+    for name in loaded:
         system.run("modprobe", "-r", name)
     stay = [name for name in state["drivers"] if (system.MODULES / name).exists()]
     if stay:
