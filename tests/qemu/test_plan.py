@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import time
 from math import inf
 from pathlib import Path
 
-from tests.qemu.world import image, qemu, world
+from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.units import parse_duration_s
 
 WAYS = {"precopy", "auto-converge", "multifd", "zstd", "hybrid", "postcopy", "stop"}
 
@@ -43,6 +45,10 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         impossible = made.vmckpt("plan", "one", "lab-b", "--for", "1s", "--finish-within", "1ms")
         assert impossible.code == 4
         assert impossible.result["change"].startswith("--finish-within ")
+        # Looking at the guest takes its part of the time.
+        _, needed, *_, way = impossible.result["change"].split()
+        (named,) = [one for one in impossible.result["ways"] if one["way"] == way]
+        assert parse_duration_s(needed) > named["total_s"][2] + 1
         refused = made.vmckpt("migrate", "one", "lab-b", "--finish-within", "1ms")
         assert (refused.code, refused.error["remedy"][:16]) == (4, "--finish-within ")
         for words in (("--max-pause", "200"), ("--max-slowdown", "20"), ("--finish-by", "25:00")):
@@ -66,6 +72,18 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert "<svg" in page.read_text()
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert made.vmckpt("report", moved["run"], "--png", "run.gif").code == 2
+        comes_back_in_time(made)
+
+
+def comes_back_in_time(made: World) -> None:
+    """After two plans there is no time for the five looks that tell a calm moment."""
+    wishes = ("--finish-within", "27s", "--wait-for-calm", "1h")
+    began_s = time.monotonic()
+    back = made.vmckpt("migrate", "one", "lab-a", *wishes)
+    assert time.monotonic() - began_s < 27
+    assert back.code == 0, back.stderr
+    assert "no calm came within" in back.stderr
+    assert "against the forecast" not in back.stderr
 
 
 POLICY = """\
