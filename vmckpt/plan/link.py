@@ -257,15 +257,15 @@ def _fit(moved: Sequence[Moved]) -> Costs | None:
 def _deviation(errors: Sequence[float]) -> float:
     """The standard deviation of errors, around 0 and not their mean.
 
-    One that is far off by itself, for reasons of its own, counts no more than twice what eight of
-    ten keep to.
+    One that is far off by itself, for reasons of its own, counts no more than six times what eight
+    of ten keep to: nearer ones are what a link that varies looks like.
     """
     sizes = sorted(abs(error) for error in errors)
     if not sizes:
         return 0.0
     place = 0.8 * (len(sizes) - 1)
     below, above = sizes[floor(place)], sizes[ceil(place)]
-    most = 2 * (below + (place - floor(place)) * (above - below))
+    most = 6 * (below + (place - floor(place)) * (above - below))
     return sqrt(fmean(min(size, most) ** 2 for size in sizes))
 
 
