@@ -80,7 +80,7 @@ def migrate(
     if wait_for_calm and not dry_run:
         run(_calm(vm, wait_for_calm))
     if max_pause or finish_within or finish_by or max_slowdown:
-        asked.require_forecast()
+        asked.require_forecast(promises_pause=max_pause is not None)
         risk = never_risk_postcopy
         wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)
         options, forecast = run(_planned(vm, target, options, wanted))
@@ -108,6 +108,8 @@ async def _planned(
     from vmckpt.cli import plan
 
     made = await plan.make(name, target, options, wanted)
+    for note in made.notes:
+        warn(f"plan: {note}")
     planned = made.require()
     warn(f"plan: {made.choice.reason}")
     return planned, made.record()
