@@ -33,7 +33,10 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         asyncio.run(load())
         plan = made.ok("plan", "one", "lab-b", "--for", "2s", "--never-risk-postcopy")
         assert {way["way"] for way in plan["ways"]} | set(plan["closed"]) == WAYS
-        assert set(plan["closed"]) == {"hybrid", "postcopy"}
+        assert plan["closed"] == {}
+        for way in plan["ways"]:
+            risks = way["way"] in {"hybrid", "postcopy"}
+            assert ("no --never-risk-postcopy" in way["misses"]) is risks
         assert plan["way"] in WAYS - {"hybrid", "postcopy", "stop"}
         for way in plan["ways"]:
             # null: it does not end.
@@ -47,6 +50,11 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert (refused.code, refused.error["remedy"][:16]) == (4, "--finish-within ")
         for words in (("--max-pause", "200"), ("--max-slowdown", "20"), ("--finish-by", "25:00")):
             assert made.vmckpt("plan", "one", "lab-b", *words).code == 2
+
+        held = ("--method", "hybrid", "--max-bandwidth", "200MB", "--max-pause", "5s", "--dry-run")
+        dry = made.vmckpt("migrate", "one", "lab-b", *held)
+        assert dry.code == 0
+        assert "plan: the bandwidth holds until post-copy begins" in dry.stderr
 
         moved = made.ok("migrate", "one", "lab-b", "--max-pause", "5s", "--finish-within", "5m")
         record = json.loads(Path(moved["run_record"]).read_text())
