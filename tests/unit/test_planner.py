@@ -166,6 +166,11 @@ def test_what_was_asked_for_stays_open_and_is_told_beforehand() -> None:
     ]
     plain = Options(bandwidth_bytes_per_s=100_000_000)
     assert list(bandwidth_notes(road(Way.PRECOPY, Intent(), plain), seen)) == []
+    # One channel holds all but the smallest.
+    tiny = Options(bandwidth_bytes_per_s=1_000_000)
+    assert list(bandwidth_notes(road(Way.PRECOPY, Intent(), tiny), seen)) == [
+        "QEMU will send 1.25 MiB/s, it holds 977 KiB/s no better here"
+    ]
     (note,) = bandwidth_notes(road(Way.HYBRID, Intent(), plain), seen)
     assert note.startswith("the bandwidth holds until post-copy begins")
     assert list(bandwidth_notes(road(Way.HYBRID, Intent()), seen)) == []
