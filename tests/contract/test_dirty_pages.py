@@ -6,7 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from vmckpt.memory import process_call
 from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.content import PIECES, pages_content, ram_content, ram_layout
 from vmckpt.memory.dirty_pages import DirtyPages, tracked
+from vmckpt.memory.observe import TICK_S, observe
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.vm.dirty_rate import DirtyRate
 from vmckpt.vm.observe_there import observe_there
@@ -186,3 +190,37 @@ def test_a_host_elsewhere_is_asked_to_look_and_gives_way_too(
             await observe_there(host, ["no", "such", "words"], 0.3)
 
     asyncio.run(look())
+
+
+def test_a_look_at_a_busy_process_gives_way_at_once(writer: Writer) -> None:
+    """Its windows are long by then: what it pays for being watched is kept small."""
+    asked_s: list[float] = []
+    stopped = threading.Event()
+
+    def write() -> None:
+        while not stopped.is_set():
+            writer.does("write", *range(PAGES))
+
+    async def go_on() -> bool:
+        asked_s.append(time.monotonic())
+        return len(asked_s) < 60
+
+    busy = threading.Thread(target=write)
+    busy.start()
+    try:
+        assert asyncio.run(observe(writer.pid, writer.path, 30.0, go_on)) is None
+    finally:
+        stopped.set()
+        busy.join()
+    waits_s = sorted(after - before for before, after in pairwise(asked_s))
+    # A busy machine may hold it up now and then.
+    assert waits_s[-4] < 3 * TICK_S
+
+
+def test_of_a_process_that_dirties_nothing_nobody_knows_what_it_dirties(writer: Writer) -> None:
+    async def go_on() -> bool:
+        return True
+
+    seen = asyncio.run(observe(writer.pid, writer.path, 0.3, go_on))
+    assert seen is not None
+    assert (seen.working_set_pages, seen.dirtied) == (0, None)

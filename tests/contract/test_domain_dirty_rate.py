@@ -82,3 +82,8 @@ def test_what_stands_still_or_is_at_work_is_not_measured(
     _, begun = measured(tmp_path, monkeypatch, State.RUNNING, Job(active=False), Job(active=True))
     assert isinstance(begun, BusyError)
     assert session.lengths_s == []
+    # One that begins while QEMU samples: what that comes to is not even asked for.
+    jobs = [Job(active=False), Job(active=False), Job(active=True)]
+    sampling, given_up = measured(tmp_path, monkeypatch, State.RUNNING, *jobs)
+    assert isinstance(given_up, BusyError)
+    assert (sampling.lengths_s, len(sampling.answers)) == ([1], 2)

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import time
 from math import inf
 from pathlib import Path
 
-from tests.qemu.world import image, qemu, world
+from tests.qemu.world import World, image, qemu, world
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.units import parse_duration_s
 
 WAYS = {"precopy", "auto-converge", "multifd", "zstd", "hybrid", "postcopy", "stop"}
 
@@ -34,9 +36,8 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         plan = made.ok("plan", "one", "lab-b", "--for", "2s", "--never-risk-postcopy")
         assert {way["way"] for way in plan["ways"]} | set(plan["closed"]) == WAYS
         assert plan["closed"] == {}
-        for way in plan["ways"]:
-            risks = way["way"] in {"hybrid", "postcopy"}
-            assert ("no --never-risk-postcopy" in way["misses"]) is risks
+        risky = {w["way"] for w in plan["ways"] if "no --never-risk-postcopy" in w["misses"]}
+        assert risky == {"hybrid", "postcopy"}
         assert plan["way"] in WAYS - {"hybrid", "postcopy", "stop"}
         for way in plan["ways"]:
             # null: it does not end.
@@ -46,16 +47,16 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         impossible = made.vmckpt("plan", "one", "lab-b", "--for", "1s", "--finish-within", "1ms")
         assert impossible.code == 4
         assert impossible.result["change"].startswith("--finish-within ")
+        # Looking at the guest takes its part of the time.
+        _, needed, *_, way = impossible.result["change"].split()
+        (named,) = [one for one in impossible.result["ways"] if one["way"] == way]
+        assert parse_duration_s(needed) > named["total_s"][2] + 1
         refused = made.vmckpt("migrate", "one", "lab-b", "--finish-within", "1ms")
         assert (refused.code, refused.error["remedy"][:16]) == (4, "--finish-within ")
         for words in (("--max-pause", "200"), ("--max-slowdown", "20"), ("--finish-by", "25:00")):
             assert made.vmckpt("plan", "one", "lab-b", *words).code == 2
 
-        held = ("--method", "hybrid", "--max-bandwidth", "200MB", "--max-pause", "5s", "--dry-run")
-        dry = made.vmckpt("migrate", "one", "lab-b", *held)
-        assert dry.code == 0
-        assert "plan: the bandwidth holds until post-copy begins" in dry.stderr
-
+        tells_beforehand_what_no_bandwidth_holds(made)
         moved = made.ok("migrate", "one", "lab-b", "--max-pause", "5s", "--finish-within", "5m")
         record = json.loads(Path(moved["run_record"]).read_text())
         forecast = record["forecast"]["forecast"]
@@ -74,6 +75,26 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert "<svg" in page.read_text()
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert made.vmckpt("report", moved["run"], "--png", "run.gif").code == 2
+        comes_back_in_time(made)
+
+
+def tells_beforehand_what_no_bandwidth_holds(made: World) -> None:
+    """Before it moves at all."""
+    words = ("--method", "hybrid", "--max-bandwidth", "200MB", "--max-pause", "5s", "--dry-run")
+    dry = made.vmckpt("migrate", "one", "lab-b", *words)
+    assert dry.code == 0
+    assert "plan: the bandwidth holds until post-copy begins" in dry.stderr
+
+
+def comes_back_in_time(made: World) -> None:
+    """After two plans there is no time for the five looks that tell a calm moment."""
+    wishes = ("--finish-within", "27s", "--wait-for-calm", "1h")
+    began_s = time.monotonic()
+    back = made.vmckpt("migrate", "one", "lab-a", *wishes)
+    assert time.monotonic() - began_s < 27
+    assert back.code == 0, back.stderr
+    assert "no calm came within" in back.stderr
+    assert "against the forecast" not in back.stderr
 
 
 POLICY = """\

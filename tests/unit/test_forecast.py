@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmckpt.cli.arguments import intent, seconds_until
@@ -50,7 +50,13 @@ GUESTS = st.builds(
     zero_share=st.floats(0, 1),
     dirtied_zero_share=st.floats(0, 1),
 )
-LIMITS = st.builds(Limits, st.floats(0.001, 10), st.one_of(st.just(0.0), st.floats(1e6, 1e10)))
+LIMITS = st.builds(
+    Limits,
+    st.floats(0.001, 10),
+    st.one_of(st.just(0.0), st.floats(1e6, 1e10)),
+    st.integers(1, 8),
+    st.floats(0.01, 0.99),
+)
 
 
 @given(GUESTS, LIMITS, st.sampled_from(Way))
@@ -117,6 +123,38 @@ def test_more_than_the_link_takes_never_ends_but_throttled_or_in_post_copy_it_do
     assert throttled.slowdown.p50 > 0.2
     assert hybrid.ends
     assert hybrid.slow_s > 0.1
+
+
+def test_auto_converge_does_not_end_where_it_may_slow_the_guest_too_little() -> None:
+    hot = guest(200_000, GIB_PAGES / 2)
+    free, little = (
+        forecast(Way.AUTO_CONVERGE, hot, LINK, Limits(0.05, most_throttle=most))
+        for most in (0.99, 0.1)
+    )
+    assert free.ends
+    assert free.slowdown.p50 > 0.1
+    assert not little.ends
+
+
+@given(GUESTS, LIMITS)
+def test_a_guest_loses_no_more_than_auto_converge_may_take(guest: Guest, limits: Limits) -> None:
+    found = forecast(Way.AUTO_CONVERGE, guest, LINK, limits)
+    assert found.slowdown.p50 <= limits.most_throttle + 1e-9
+
+
+SOME = st.sampled_from([0.0, 2e-6])
+COSTS = st.builds(Costs, st.just(1e-5), SOME, SOME, SOME, SOME, st.just(0.0))
+
+
+@settings(max_examples=40)
+@given(GUESTS, LIMITS, st.sampled_from(Way), COSTS, st.sampled_from([0.0, 0.5, 1.0]))
+def test_pages_that_seem_to_cost_nothing_take_some_time(
+    guest: Guest, limits: Limits, way: Way, costs: Costs, zero: float
+) -> None:
+    """As where all that a guest dirtied was zeroes, and these were found to cost nothing."""
+    still = replace(guest, dirtied_zero_share=zero, zero_share=zero)
+    found = forecast(way, still, replace(LINK, costs=costs), limits)
+    assert not found.ends or found.total_s.p50 > LINK.fixed_s
 
 
 def test_throttling_slows_a_guest_only_beyond_what_it_leaves_unused() -> None:
@@ -199,6 +237,20 @@ def test_an_intent_that_nothing_keeps_names_the_least_change() -> None:
     alone = [judge(FORECASTS[0], wanted)]
     assert "no way ends" in choose(alone, wanted).change
     assert choose([], wanted).way is None
+
+
+def test_what_is_gone_of_the_time_counts_and_so_does_the_change_that_helps() -> None:
+    auto, wanted = FORECASTS[1], Intent(finish_within_s=70)
+    assert judge(auto, wanted).keeps
+    assert judge(auto, replace(wanted, gone_s=4)).keeps
+    late = choose([judge(auto, replace(wanted, gone_s=9))], wanted)
+    assert late.way is None
+    # 66 s, and the 9 that are gone until it begins the next time.
+    assert late.change == "--finish-within 2m would do: auto-converge"
+    short = choose([judge(FORECASTS[3], Intent(finish_within_s=10, gone_s=10))], wanted)
+    assert short.change == "--finish-within 22.1s would do: postcopy"
+    assert Intent(finish_within_s=10, gone_s=12).left_s == -2
+    assert not Intent(gone_s=12).is_given
 
 
 def test_intents_are_read_and_nonsense_is_told() -> None:

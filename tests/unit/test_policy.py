@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vmckpt.errors import UsageError
 from vmckpt.migrate.method_checks import resolve_method
 from vmckpt.migrate.options import Method, Options
-from vmckpt.migrate.planner import within
+from vmckpt.migrate.planner import limits, within
 from vmckpt.migrate.policy_file import parse_policy
 from vmckpt.plan.policy import Act, Look, Pilot, Policy, Rule, replay, stalled_rounds
 
@@ -228,3 +228,10 @@ def test_steps_of_a_throttle_are_replayed() -> None:
         (Act.ABORT, 40),
         (Act.THROTTLE, 50),
     ]
+
+
+def test_a_forecast_goes_by_the_limits_that_qemu_is_given() -> None:
+    usual = Options(max_downtime_ms=200, bandwidth_bytes_per_s=10**8)
+    assert limits(usual) == (0.2, 1e8, 2, 0.99)
+    for percent, most in ((40, 0.4), (0, 0.01), (100, 0.99)):
+        assert limits(replace(usual, most_throttle_percent=percent)).most_throttle == most

@@ -1,5 +1,7 @@
 """What may be wished of a migration, and what cannot be meant: told in words that help."""
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -57,6 +59,39 @@ def test_a_time_of_day_is_the_next_one() -> None:
     assert seconds_until("23:45", now) == 900
     assert seconds_until("00:30", now) == 3600
     assert seconds_until("23:30", now) == 86400
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In 2026 its clocks are put forward on 8 March at 02:00, and back on 1 November at 02:00."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("new_york")
+@pytest.mark.parametrize(
+    ("clock", "now", "again", "hours"),
+    [
+        ("06:00", "2026-03-07 23:00", 0, 6),
+        ("06:00", "2026-10-31 23:00", 0, 8),
+        ("06:00", "2026-06-01 23:00", 0, 7),
+        # One that the clock leaves out is not later than it says.
+        ("02:30", "2026-03-08 00:30", 0, 1),
+        ("02:30", "2026-03-08 01:45", 0, 0.75),
+        # It says this twice: the next time counts.
+        ("01:30", "2026-11-01 01:00", 0, 0.5),
+        ("01:30", "2026-11-01 01:45", 0, 0.75),
+        ("01:30", "2026-11-01 01:45", 1, 23.75),
+    ],
+)
+def test_a_clock_that_is_put_forward_or_back_is_reckoned_with(
+    clock: str, now: str, again: int, hours: float
+) -> None:
+    moment = datetime.fromisoformat(now).replace(fold=again)
+    assert seconds_until(clock, moment) == 3600 * hours
 
 
 @pytest.mark.parametrize("text", ["2", "100ms", "2h", "-1s", ""])

@@ -54,7 +54,7 @@ def intent(
     *,
     never_risk_postcopy: bool,
 ) -> "Intent":
-    """What is wanted of a migration. Raises UsageError for what cannot be meant."""
+    """What is wanted of a migration; its time begins now. Raises UsageError for nonsense."""
     from datetime import datetime
 
     from vmckpt.errors import UsageError
@@ -69,7 +69,8 @@ def intent(
         )
     within_s = parse_duration_s(finish_within) if finish_within else None
     if finish_by:
-        within_s = seconds_until(finish_by, datetime.now().astimezone())
+        # With its offset of now a zone's clock would never be put forward or back.
+        within_s = seconds_until(finish_by, datetime.now())  # noqa: DTZ005
     pause_s = parse_duration_s(max_pause) if max_pause else None
     for option, value in (("--max-pause", pause_s), ("--finish-within", within_s)):
         if value is not None and value <= 0:
@@ -88,8 +89,12 @@ def intent(
 
 
 def seconds_until(clock: str, now: "datetime") -> float:
-    """Seconds from `now` until the clock next says HH:MM. Raises UsageError."""
-    from datetime import timedelta
+    """Seconds from `now` until the clock next says HH:MM. Raises UsageError.
+
+    The clock is that of its time zone; of a `now` without one, this machine's. It may be put
+    forward or back meanwhile. HH:MM that it leaves out is the earlier of what it may mean.
+    """
+    from datetime import UTC, timedelta
 
     from vmckpt.errors import UsageError
 
@@ -99,10 +104,19 @@ def seconds_until(clock: str, now: "datetime") -> float:
         raise UsageError(
             f"'{clock}' is no time of day", why="it has to be HH:MM", remedy="write e.g. 02:00"
         )
-    then = now.replace(hour=int(hours), minute=int(minutes), second=0, microsecond=0)
-    if then <= now:
-        then += timedelta(days=1)
-    return (then - now).total_seconds()
+    today = now.replace(hour=int(hours), minute=int(minutes), second=0, microsecond=0)
+    # Times of one zone are subtracted by the face of its clock: only in UTC they are apart by what
+    # passes. Put back, the clock says the same twice.
+    moments = [
+        (today + timedelta(days=days)).replace(fold=fold).astimezone(UTC)
+        for days in (0, 1)
+        for fold in (0, 1)
+    ]
+    return min(
+        left_s
+        for moment in moments
+        if (left_s := (moment - now.astimezone(UTC)).total_seconds()) > 0
+    )
 
 
 def _share(percent: str | None) -> float | None:

@@ -1,5 +1,6 @@
 """vmckpt migrate."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,16 +75,18 @@ def migrate(
     if recover:
         _recover(vm, host, as_json=json)
         return
-    typed = locals()
+    typed, began_s = locals(), time.monotonic()
     asked = Asked(**{name: typed[name] for name in Asked._fields})
     options, target, forecast = asked.options(), target_of(host), None
-    if wait_for_calm and not dry_run:
-        run(_calm(vm, wait_for_calm))
-    if max_pause or finish_within or finish_by or max_slowdown:
+    risk = never_risk_postcopy
+    wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)
+    planned = bool(max_pause or finish_within or finish_by or max_slowdown)
+    if planned:
         asked.require_forecast(promises_pause=max_pause is not None)
-        risk = never_risk_postcopy
-        wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)
-        options, forecast = run(_planned(vm, target, options, wanted))
+    if wait_for_calm and not dry_run:
+        run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
+    if planned:
+        options, forecast = run(_planned(vm, target, options, wanted, began_s))
     if dry_run:
         from vmckpt.cli import check
 
@@ -92,22 +95,30 @@ def migrate(
         move(vm, target, options, forecast, as_json=json)
 
 
-async def _calm(name: str, given: str) -> None:
+async def _calm(
+    name: str, target: "Host", options: "Options", wanted: "Intent", *, began_s: float, given: str
+) -> None:
+    """Wait for a calm moment, but no longer than leaves the time that the migration takes."""
+    from vmckpt.cli import plan
     from vmckpt.cli.drivers.find import find
     from vmckpt.migrate.calm import wait_for_calm
     from vmckpt.units import parse_duration_s
 
+    for_s = parse_duration_s(given)
+    if wanted.finish_within_s is not None:
+        made = await plan.make(name, target, options, wanted, began_s=began_s)
+        for_s = min(for_s, made.spare_s)
     vm = await find(name)
-    await wait_for_calm(vm.name, vm.measure, parse_duration_s(given), warn)
+    await wait_for_calm(vm.name, vm.measure, for_s, warn)
 
 
 async def _planned(
-    name: str, target: "Host", options: "Options", wanted: "Intent"
+    name: str, target: "Host", options: "Options", wanted: "Intent", began_s: float
 ) -> "tuple[Options, dict[str, Any]]":
     """The options of the way that keeps the intent, and the forecast for the record."""
     from vmckpt.cli import plan
 
-    made = await plan.make(name, target, options, wanted)
+    made = await plan.make(name, target, options, wanted, began_s=began_s)
     for note in made.notes:
         warn(f"plan: {note}")
     planned = made.require()

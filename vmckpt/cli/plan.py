@@ -1,5 +1,6 @@
 """vmckpt plan."""
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,6 +47,7 @@ def plan(
     from vmckpt.migrate.options import Options
     from vmckpt.units import parse_rate_bytes_per_s
 
+    began_s = time.monotonic()
     wanted = intent(
         max_pause,
         finish_within,
@@ -54,21 +56,29 @@ def plan(
         never_risk_postcopy=never_risk_postcopy,
     )
     options = Options(bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0)
-    made = run(make(vm, find_host(host), options, wanted, look_s(for_)))
+    target, for_s = find_host(host), look_s(for_)
+    made = run(make(vm, target, options, wanted, began_s=began_s, for_s=for_s))
     show(made.to_json(), text(made), as_json=json)
     if made.choice.way is None:
         raise typer.Exit(4)
 
 
 async def make(
-    name: str, target: "Host", options: "Options", wanted: "Intent", for_s: float | None = None
+    name: str,
+    target: "Host",
+    options: "Options",
+    wanted: "Intent",
+    *,
+    began_s: float,
+    for_s: float | None = None,
 ) -> "Plan":
     """The plan for a VM, once nothing of a migration that was cut off is left."""
     from vmckpt.cli.drivers.find import find_own
     from vmckpt.migrate.planner import LOOK_S, make_plan
 
     vm = await find_own(name)
-    return await make_plan(vm, target, options, wanted, LOOK_S if for_s is None else for_s)
+    look_s = LOOK_S if for_s is None else for_s
+    return await make_plan(vm, target, options, wanted, began_s=began_s, for_s=look_s)
 
 
 def text(made: "Plan") -> str:

@@ -29,7 +29,10 @@ class Window(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What was seen in `took_s` seconds. `faults`: how often the guest paid for being watched."""
+    """What was seen in `took_s` seconds. `faults`: how often the guest paid for being watched.
+
+    `dirtied` is None where nothing was.
+    """
 
     took_s: float
     samples: Mapping[int, list[Dirtied]]
@@ -37,7 +40,7 @@ class Observation(NamedTuple):
     working_set_pages: int
     faults: int
     ram: Content
-    dirtied: Content
+    dirtied: Content | None
     layout: tuple[Piece, ...]
     course: Course
 
@@ -62,7 +65,7 @@ async def observe(
         working_set_pages=windows.all.count,
         faults=sum(window.pages for window in listed),
         ram=ram_content(ram_file),
-        dirtied=pages_content(ram_file, windows.all),
+        dirtied=pages_content(ram_file, windows.all) if windows.all.count else None,
         layout=ram_layout(ram_file),
         course=windows.course(),
     )
@@ -77,8 +80,7 @@ async def _watch(
     began_s = opened_s = time.monotonic()
     while time.monotonic() - began_s < for_s:
         for half in range(level + 1):
-            await asyncio.sleep(max(0.0, opened_s + TICK_S * 2**half - time.monotonic()))
-            if not await go_on():
+            if not await _until(opened_s + TICK_S * 2**half, go_on):
                 return None
             if half < level:
                 counted = pages.count()
@@ -93,6 +95,17 @@ async def _watch(
         if costly and 2 * TICK_S * 2**level <= for_s / LEAST_WINDOWS:
             level += 1
     return windows, listed
+
+
+async def _until(at_s: float, go_on: Callable[[], Awaitable[bool]]) -> bool:
+    """Wait until then; False as soon as `go_on` says no, which is asked at each tick."""
+    while True:
+        left_s = max(at_s - time.monotonic(), 0.0)
+        await asyncio.sleep(min(left_s, TICK_S))
+        if not await go_on():
+            return False
+        if left_s <= TICK_S:
+            return True
 
 
 def _taken(pages: DirtyPages) -> PageSet:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from vmckpt.plan.calm import is_calm
 from vmckpt.units import format_duration, format_rate
 from vmckpt.vm.dirty_rate import DirtyRate
+from vmckpt.vm.last_measured import keep
 
 LOOK_S = 2.0
 
@@ -16,13 +17,15 @@ async def wait_for_calm(
     for_s: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Return when the guest `name` dirties little for its kind, or `for_s` are over.
+    """Return when the guest `name` dirties little for its kind, at the latest after `for_s`.
 
-    `tell` is told which it was. Raises what `measure`, for so many seconds, raises.
+    What was measured last is kept. `tell` is told which it was. Raises what `measure`, for so many
+    seconds, raises.
     """
     began_s, rates = time.monotonic(), list[float]()
-    while time.monotonic() - began_s < for_s:
+    while time.monotonic() - began_s + LOOK_S <= for_s:
         measured = await measure(LOOK_S)
+        keep(name, measured)
         rates.append(measured.working_set_bytes / measured.took_s)
         if is_calm(rates):
             most = format_rate(max(rates))

@@ -15,6 +15,7 @@ from vmckpt.plan.guest import Guest
 from vmckpt.plan.link import NOISE_S, Link
 from vmckpt.plan.rounds import (
     HELD_SPREAD_S,
+    MOST_THROTTLE,
     TIMESLICE_S,
     Played,
     Wire,
@@ -69,12 +70,14 @@ class Band(NamedTuple):
 class Limits(NamedTuple):
     """What a migration is given: how long the guest may stand still, bytes/s (0: no limit).
 
-    `channels` are those of the parallel ways.
+    `channels` are those of the parallel ways; auto-converge takes at most `most_throttle` of the
+    guest's processors.
     """
 
     downtime_s: float
     bandwidth_bytes_per_s: float = 0.0
     channels: int = 2
+    most_throttle: float = MOST_THROTTLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,7 @@ def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
         limits.downtime_s,
         load=load,
         luck=guest_luck,
-        throttles=way is Way.AUTO_CONVERGE,
+        most_throttle=limits.most_throttle if way is Way.AUTO_CONVERGE else 0.0,
         until_stalled=way is Way.HYBRID,
     )
     played = replace(played, took_s=played.took_s * slower)

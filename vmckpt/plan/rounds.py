@@ -30,6 +30,8 @@ SAME_WITHIN = 1e-3
 # Auto-converge: periods of at least 1 s; every second one in which more than half of what was sent
 # was dirtied raises the throttle.
 PERIOD_S, HIGH_PART, FIRST_THROTTLE, MORE_THROTTLE, MOST_THROTTLE = 1.0, 0.5, 0.2, 0.1, 0.99
+# What any page takes, whatever was learned: to be looked at once.
+LEAST_PAGE_S = 5e-8
 # How long a throttled processor may run between two sleeps.
 TIMESLICE_S = 0.01
 
@@ -106,8 +108,8 @@ def wire(
     sent_part, dirtied_part = parts
     return Wire(
         channels=channels,
-        page_s=(costs.page_s + costs.squeezed_s * (1 - sent_part)) / speed,
-        zero_page_s=costs.zero_page_s / speed,
+        page_s=max(costs.page_s + costs.squeezed_s * (1 - sent_part), LEAST_PAGE_S) / speed,
+        zero_page_s=max(costs.zero_page_s, LEAST_PAGE_S) / speed,
         hole_s=costs.hole_s / speed,
         look_s=costs.look_s / speed,
         start_s=costs.start_s / speed,
@@ -137,9 +139,9 @@ class Played:
 
 @dataclass(slots=True)
 class _Throttle:
-    """QEMU's auto-converge."""
+    """QEMU's auto-converge, up to `most`; 0: none."""
 
-    wanted: bool
+    most: float
     guest: Guest
     now: float = 0.0
     high_periods: int = 0
@@ -154,16 +156,21 @@ class _Throttle:
         self.period_s += took_s
         self.sent_pages += sent_pages
         self.dirtied_pages += dirtied_pages
-        if not self.wanted or self.period_s < PERIOD_S:
+        if not self.may_rise or self.period_s < PERIOD_S:
             return False
         self.high_periods += self.dirtied_pages > HIGH_PART * self.sent_pages
         self.period_s = self.sent_pages = self.dirtied_pages = 0.0
-        if self.high_periods < 2 or self.now >= MOST_THROTTLE:
+        if self.high_periods < 2:
             return False
         self.high_periods = 0
         more = self.now + MORE_THROTTLE if self.now else FIRST_THROTTLE
-        self.now = min(more, MOST_THROTTLE)
+        self.now = min(more, self.most)
         return True
+
+    @property
+    def may_rise(self) -> bool:
+        """Whether the guest can be slowed more than it is."""
+        return self.now < self.most
 
 
 @dataclass(slots=True)
@@ -193,22 +200,23 @@ def play_precopy(
     *,
     load: Load | None = None,
     luck: float = 0.0,
-    throttles: bool = False,
+    most_throttle: float = 0.0,
     until_stalled: bool = False,
     give_up_s: float = 7 * 86400.0,
 ) -> Played:
     """Play a pre-copy whose guest may stand still for `limit_s` and dirties by `load`.
 
     `luck`: 0.4 is the bad tenth of what the guest may dirty, -0.4 the good one; over many rounds
-    it evens out. With `until_stalled` it ends when its rounds gain nothing any more (the hybrid's
-    rule): what is left then is for post-copy.
+    it evens out. Auto-converge takes up to `most_throttle` of its processors; 0: there is none.
+    With `until_stalled` it ends when its rounds gain nothing any more (the hybrid's rule): what is
+    left then is for post-copy.
     """
     page_s, limited = dirtied_s(guest, way, 1.0), bool(way.bandwidth_bytes_per_s)
     threshold = limit_s / page_s
     if limited:
         threshold = min(threshold, limit_s * way.bandwidth_bytes_per_s / SENT_PAGE_BYTES)
     slack = (WINDOW_S if limited else LOOK_S) / page_s / 2
-    load, throttle = load or OnAverage(guest.curve), _Throttle(throttles, guest)
+    load, throttle = load or OnAverage(guest.curve), _Throttle(most_throttle, guest)
     took_s, sent = first_pass(guest, way)
     course = _Course(load.between(0.0, took_s, 0.5 + luck), took_s, took_s, sent)
     throttle.round_over(took_s, guest.total_pages, course.left)
@@ -257,8 +265,7 @@ def _next_round(course: _Course, load: Load, gone: float, round_s: float, luck: 
 
 
 def _goes_nowhere(course: _Course, throttle: _Throttle) -> bool:
-    may_throttle = throttle.wanted and throttle.now < MOST_THROTTLE
-    return course.unchanged > PATIENCE_ROUNDS and not may_throttle
+    return course.unchanged > PATIENCE_ROUNDS and not throttle.may_rise
 
 
 def _played(course: _Course, throttle: _Throttle, guest: Guest, way: Wire, *, ends: bool) -> Played:

@@ -32,6 +32,8 @@ SAMPLE_PAGES = 8192
 # QEMU's own limits.
 SHORTEST_SAMPLING_S, LONGEST_SAMPLING_S = 1, 60
 LEAST_BUSY = 0.01
+# While QEMU samples: how often it is asked whether an operation has begun; then for the result.
+FREE_POLL_S, POLL_S, PATIENCE = 0.5, 0.1, 100
 NOT_SEEN = Course((), ())
 _NOT_ALLOWED = {
     errno.EPERM: "this user may not trace QEMU",
@@ -252,6 +254,15 @@ async def sampled(
     )
 
 
+async def while_free(length_s: float, require_free: Callable[[], Awaitable[None]]) -> None:
+    """Wait for so long; raises what `require_free` raises, as soon as it does."""
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + length_s
+    while (left_s := until_s - clock()) > 0:
+        await asyncio.sleep(min(left_s, FREE_POLL_S))
+        await require_free()
+
+
 async def _sampled_rate(vm: Vm, length_s: int) -> float:
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
         try:
@@ -262,17 +273,18 @@ async def _sampled_rate(vm: Vm, length_s: int) -> float:
                 why=exc.why,
                 remedy="wait for the other measurement to end",
             ) from exc
-    for _ in range(100):
-        # The monitor is free meanwhile for other onlookers.
-        await asyncio.sleep(length_s if _ == 0 else 0.1)
-        await _require_free(vm)
+    # The monitor is free meanwhile for other onlookers.
+    require_free = partial(_require_free, vm)
+    await while_free(length_s, require_free)
+    for _ in range(PATIENCE):
         async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
             rate = await commands.query_dirty_rate(monitor)
         if rate is not None:
             return rate
+        await while_free(POLL_S, require_free)
     raise HostDownError(
         f"QEMU gives no dirty rate of '{vm.name}'",
-        why=f"it was asked for {length_s} s, and 10 s later there was none",
+        why=f"it was asked for {length_s} s, and {PATIENCE * POLL_S:g} s later there was none",
         remedy="look at the QEMU process",
     )
 

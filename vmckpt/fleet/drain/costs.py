@@ -11,11 +11,11 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.encryption import Scheme, choose
 from vmckpt.migrate.learned import learned, sending
 from vmckpt.migrate.options import Options
-from vmckpt.migrate.planner import guest_of
+from vmckpt.migrate.planner import guest_of, limits
 from vmckpt.plan.crowding import Learned
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.plan.fleet import Cost
-from vmckpt.plan.forecast import Limits, Way, forecast
+from vmckpt.plan.forecast import Way, forecast
 from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
 from vmckpt.vm.dirty_rate import DirtyRate
@@ -115,10 +115,7 @@ class Costs:
         return sorted(pairs, key=lambda pair: -(2 * (pair[0] == source) + (pair[1] == target)))
 
     def _forecast(self, guest: Guest, link: Link) -> Found:
-        limits = Limits(
-            self.options.max_downtime_ms / 1e3, float(self.options.bandwidth_bytes_per_s)
-        )
-        found = forecast(WAY, guest, link, limits)
+        found = forecast(WAY, guest, link, limits(self.options))
         if not found.ends:
             return Found(None, endless=True)
         total = found.total_s

@@ -1,11 +1,10 @@
 """How fast a domain dirties its memory, as its libvirtd has QEMU measure it."""
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 
 from vmckpt.errors import BusyError, HostDownError, RefusedError
-from vmckpt.vm.dirty_rate import DirtyRate, sampled
+from vmckpt.vm.dirty_rate import DirtyRate, sampled, while_free
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State
 from vmckpt.vm.domains.inventory import Domain
@@ -47,12 +46,12 @@ async def _rate(domain: Domain, session: Libvirtd, seconds: int) -> float:
             why=exc.why,
             remedy="if another measurement is under way, wait for its end",
         ) from exc
-    await asyncio.sleep(seconds)
+    require_free = partial(_require_free, domain, session)
+    await while_free(seconds, require_free)
     for _ in range(PATIENCE):
-        await _require_free(domain, session)
         if (rate := await session.dirty_rate(domain.uuid)) is not None:
             return rate
-        await asyncio.sleep(POLL_S)
+        await while_free(POLL_S, require_free)
     raise HostDownError(
         f"libvirt tells no dirty rate of '{domain.name}'",
         why=f"it was asked for {seconds} s, and {PATIENCE * POLL_S:g} s later there was none",

@@ -1,0 +1,70 @@
+"""Waiting for a calm moment: how long at most, and what is left of it."""
+
+import asyncio
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_forecast import FORECASTS
+from vmckpt.memory.observe import Window
+from vmckpt.migrate.calm import LOOK_S, wait_for_calm
+from vmckpt.migrate.options import Options
+from vmckpt.migrate.planner import Plan
+from vmckpt.plan.choose import Choice, Intent, judge
+from vmckpt.plan.dirtying import DirtyCurve, DirtyPoint
+from vmckpt.plan.forecast import Way
+from vmckpt.vm.dirty_rate import DirtyRate
+from vmckpt.vm.last_measured import all_kept
+
+pytestmark = pytest.mark.unit
+
+SEEN = DirtyRate(
+    source="page-tracking", why="", took_s=LOOK_S, ram_bytes=1 << 30,
+    curve=DirtyCurve((DirtyPoint(LOOK_S, 90.0, 100.0, 110.0),), 1 << 18),
+    windows=(Window(0.0, LOOK_S, 100),), faults=100, ram=None, dirtied=None,
+)  # fmt: skip
+
+
+def waited(for_s: float, pages: list[float]) -> tuple[int, list[str]]:
+    """How often it looked, at these many pages, and what was told."""
+    looks, told = list(pages), list[str]()
+
+    async def measure(look_s: float) -> DirtyRate:
+        point = DirtyPoint(look_s, 0.0, looks.pop(0), 1e6)
+        return replace(SEEN, took_s=look_s, curve=DirtyCurve((point,), 1 << 18))
+
+    asyncio.run(wait_for_calm("web", measure, for_s, told.append))
+    return len(pages) - len(looks), told
+
+
+def test_a_look_that_would_end_too_late_is_not_begun() -> None:
+    looks, told = waited(0.9 * LOOK_S, [100.0])
+    assert looks == 0
+    assert told == ["no calm came within 1.80 s: going on"]
+
+
+def test_what_was_measured_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    looks, (told,) = waited(600.0, [900.0, 800.0, 900.0, 900.0, 500.0, 900.0])
+    assert looks == 5
+    assert told.startswith("calm: 'web' dirties")
+    ((name, _, measured),) = all_kept()
+    assert (name, measured.working_set_bytes) == ("web", 500 * 4096)
+
+
+def spare_s(intent: Intent, way: Way | None) -> float:
+    offers = tuple(judge(one, intent) for one in FORECASTS)
+    choice = Choice(way, "")
+    return Plan("web", "a", "b", SEEN, offers, (), (), choice, intent, Options(), ()).spare_s
+
+
+def test_what_may_be_waited_leaves_the_time_to_plan_anew_and_to_move() -> None:
+    hybrid = FORECASTS[2].total_s.p90
+    wanted = Intent(finish_within_s=100.0, gone_s=9.0)
+    assert spare_s(wanted, Way.HYBRID) == pytest.approx(100 - 2 * 9 - hybrid)
+    # Where nothing keeps the wishes as it is, a calm moment may.
+    assert spare_s(wanted, None) == 100 - 2 * 9
+    assert spare_s(Intent(finish_within_s=20.0, gone_s=9.0), Way.HYBRID) == 0.0
+    assert spare_s(Intent(gone_s=9.0), Way.HYBRID) == inf
