@@ -131,6 +131,16 @@ def test_a_slowdown_is_at_most_all() -> None:
     assert offer.keeps
 
 
+def test_auto_converge_that_is_held_to_too_little_names_what_it_needs() -> None:
+    # More than the link takes: slowed by a tenth it does not end.
+    seen, wish = measured(200_000, 131_072), Intent(max_slowdown=0.1)
+    choice = choose([offered(Way.AUTO_CONVERGE, seen, wish)[0]], wish)
+    assert choice.change == "--max-slowdown 60% would do: auto-converge"
+    offer, meant = offered(Way.AUTO_CONVERGE, seen, Intent(max_slowdown=0.6))
+    assert offer.keeps
+    assert meant.most_throttle_percent == 60
+
+
 def test_post_copy_is_offered_as_a_change_of_mind() -> None:
     # More than the link takes: nothing else ends in time.
     seen = measured(200_000, 131_072)

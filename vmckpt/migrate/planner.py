@@ -17,7 +17,17 @@ from vmckpt.migrate.preflight import preflight
 from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.shared_link import others_on_the_link
 from vmckpt.migrate.ways import against, options_of, warnings, ways
-from vmckpt.plan.choose import MAX_PAUSE, Choice, Intent, Offer, change, choose, judge
+from vmckpt.plan.choose import (
+    MAX_PAUSE,
+    MAX_SLOWDOWN,
+    Choice,
+    Intent,
+    Offer,
+    change,
+    choose,
+    judge,
+    missed_slowdown,
+)
 from vmckpt.plan.course import Course
 from vmckpt.plan.device_phases import (
     DevicePhases,
@@ -50,6 +60,8 @@ LOOK_S = 8.0
 PAUSE_MARGIN = 0.2
 # Limits that are tried when longer ones break an intent.
 STEPS_MS = tuple(sorted((base * 10**n for n in range(6) for base in (1, 2, 5)), reverse=True))
+# Slowdowns that are tried where auto-converge, held to less, does not end.
+SLOWDOWNS = (0.2, 0.4, 0.6, 0.8, 1.0)
 # How a planned pre-copy that gains nothing is helped, see `within`.
 STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 
@@ -292,10 +304,28 @@ def offer_of(
 
     If none does, with the one that needs the least change. That change keeps it when it is asked
     for: a longer pause allows the same limits again, but for the longest, which grows with it.
+    Auto-converge goes otherwise when it may slow the guest more.
     """
     guest = guest_of(measured, road.disk_bytes, moves_now=True)
     if devices:
         guest = with_device_memory(guest, devices.device_bytes)
+    offer, meant = _by_limits(road, link, guest, intent=intent, devices=devices)
+    if offer.keeps or road.way is not Way.AUTO_CONVERGE or intent.max_slowdown is None:
+        return offer, meant
+    offers = [offer]
+    for slowdown in SLOWDOWNS:
+        if slowdown > intent.max_slowdown:
+            slower = replace(intent, max_slowdown=slowdown)
+            found, _ = _by_limits(road, link, guest, intent=slower, devices=devices)
+            if MAX_SLOWDOWN not in (miss.option for miss in found.misses):
+                misses = (*found.misses, missed_slowdown(intent.max_slowdown, slowdown))
+                offers.append(Offer(found.forecast, misses))
+    return min(offers, key=change), meant
+
+
+def _by_limits(
+    road: Road, link: Link, guest: Guest, *, intent: Intent, devices: DevicePhases | None
+) -> tuple[Offer, Options]:
     found = []
     for downtime_ms in road.downtimes_ms:
         meant = _promising(road, intent, downtime_ms)

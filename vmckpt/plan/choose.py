@@ -59,7 +59,7 @@ class Choice:
     change: str = ""
 
 
-MAX_PAUSE = "--max-pause"
+MAX_PAUSE, MAX_SLOWDOWN = "--max-pause", "--max-slowdown"
 # The longest pause that can be asked for: QEMU takes no more.
 MOST_PAUSE_S = 2000.0
 # Of ways alike within this part the one that asks less of the guest is taken.
@@ -126,9 +126,7 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
         needed = f"--finish-within {_rounded_up(over_s)}"
         yield Miss("--finish-within", needed, over_s / intent.finish_within_s)
     if intent.max_slowdown is not None and forecast.slowdown.p90 > intent.max_slowdown:
-        percent = math.ceil(100 * forecast.slowdown.p90)
-        times = forecast.slowdown.p90 / max(intent.max_slowdown, 1e-3)
-        yield Miss("--max-slowdown", f"--max-slowdown {percent}%", times)
+        yield missed_slowdown(intent.max_slowdown, forecast.slowdown.p90)
     if intent.never_risk_postcopy and forecast.way in POSTCOPIES:
         yield Miss("--never-risk-postcopy", "no --never-risk-postcopy", 2.0)
 
@@ -139,6 +137,12 @@ def change(offer: Offer) -> tuple[bool, int, float]:
     """
     endless = not math.isfinite(offer.forecast.total_s.p90)
     return endless, len(offer.misses), math.prod(miss.times for miss in offer.misses)
+
+
+def missed_slowdown(most: float, slowdown: float) -> Miss:
+    """That the guest has to be slowed more than it may be."""
+    percent = math.ceil(100 * slowdown)
+    return Miss(MAX_SLOWDOWN, f"{MAX_SLOWDOWN} {percent}%", slowdown / max(most, 1e-3))
 
 
 def _least_change(offers: Sequence[Offer]) -> str:
