@@ -108,14 +108,3 @@ def test_a_time_limit_may_count_in_what_sending_memory_once_takes() -> None:
         giving_up.steer(Figures(number, 50, 1, 1e6, 1e6), at_s)
     with pytest.raises(TimedOutError, match=r"3 times the 2\.00 s"):
         giving_up.steer(Figures(4, 50, 1, 1e6, 1e6), 6.1)
-
-
-def test_a_promise_that_is_broken_is_told_once_and_ends_nothing() -> None:
-    steering = Steering(Options(finish_within_s=5.0))
-    figures = Figures(3, 50, 10**6, 1e6, 1e6)
-    orders = [steering.steer(figures, at_s) for at_s in (4.9, 5.1, 9.0)]
-    assert [order is None for order in orders] == [True, False, True]
-    assert orders[1] == (
-        Order.SAY_LATE,
-        "not done within 5.00 s, against the forecast: it goes on",
-    )

@@ -7,6 +7,7 @@ import pytest
 from vmckpt.events.record import RunRecord
 from vmckpt.migrate.calibrate import _copied_mib
 from vmckpt.migrate.learned import learned, moved
+from vmckpt.migrate.score import in_company as in_company_of
 from vmckpt.migrate.score import score, scored, unforeseen
 from vmckpt.plan.forecast import Band, Forecast, Way
 from vmckpt.plan.rounds import HELD_S
@@ -225,3 +226,59 @@ def test_moves_in_turn_teach_such_moves_alone_and_waiting_for_others_does_not_co
     assert one.total_s - one.transfer_s == pytest.approx(0.3)
     assert learned([in_turn], "a", "b") == {}
     assert learned([*MOVES, in_turn], "a", "b", in_turn=True)["plain"].moves == 1
+
+
+def in_company(**facts: Any) -> RunRecord:
+    record = run(**facts)
+    record.events.append({"event": "Note", "at_s": 0.5, "code": "shared-link", "text": "another"})
+    return record
+
+
+def test_a_forecast_of_a_move_on_a_shared_link_is_not_judged_and_widens_no_other() -> None:
+    late = {"total_time_s": 9.0}
+    shared = in_company(forecast=planned(0.87, 0.025), result=late)
+    assert learned([*MOVES, shared], "a", "b")["plain"].spread == pytest.approx(0.12)
+    gave_up = in_company(forecast=planned(1.0, 1.0), result={"outcome": "timed-out"})
+    assert scored([shared]) == []
+    assert unforeseen([gave_up]) == []
+    assert in_company_of([run(), shared, gave_up]) == [shared.run, gave_up.run]
+
+
+def test_one_forecast_that_was_far_off_does_not_widen_all_later_ones() -> None:
+    good = [run(forecast=planned(0.87, 0.025)) for _ in range(9)]
+    bad = run(forecast=planned(0.87, 0.025), result={"total_time_s": 87.0})
+    with_bad = [*MOVES, *good, bad]
+    assert learned(with_bad, "a", "b")["plain"].spread < 0.1
+    # Until there are others it is all that is known.
+    assert learned([*MOVES, bad], "a", "b")["plain"].spread > 10
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"total_time_s": 0.1},
+        {"total_time_s": None},
+        {"transfer_time_s": float("nan")},
+        {"transferred_bytes": 0},
+    ],
+)
+def test_figures_that_cannot_be_teach_nothing(result: dict[str, Any]) -> None:
+    odd = run(result=result, forecast=planned(0.87, 0.025))
+    assert moved(odd) is None
+    assert learned([*MOVES, odd], "a", "b") == learned(MOVES, "a", "b")
+
+
+@pytest.mark.parametrize("code", ["link", "figures"])
+def test_a_move_whose_link_broke_or_whose_last_figures_are_missing_teaches_nothing(
+    code: str,
+) -> None:
+    record = run()
+    record.events.append({"event": "Note", "at_s": 0.5, "code": code, "text": "why"})
+    assert moved(record) is None
+
+
+def test_a_record_that_does_not_say_how_long_disks_were_copied_teaches_nothing() -> None:
+    record = run(request={"disk_bytes": 4 << 20})
+    del record.events[1:]
+    assert moved(record) is None
+    assert learned([*MOVES, record], "a", "b")["plain"].disk_bytes_per_s is None

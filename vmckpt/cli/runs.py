@@ -113,7 +113,7 @@ def score(json: Json = False) -> None:
     if not lines:
         raise NotFoundError(
             "no forecast has been put to the test yet",
-            why="no recorded migration was planned and came to its end",
+            why="no recorded migration was planned, had its link for itself and came to its end",
             remedy="migrate with what you want of it, e.g. --max-pause 200ms",
         )
     rows = [
@@ -132,5 +132,7 @@ def score(json: Json = False) -> None:
     text = table(header, rows)
     if wrong:
         text += f"\nended, or did not, against the forecast: {', '.join(wrong)}"
-    facts = {"ways": [line._asdict() for line in lines], "unforeseen": wrong}
+    if shared := scores.in_company(records):
+        text += f"\nnot judged, as others used the link too: {', '.join(shared)}"
+    facts = {"ways": [line._asdict() for line in lines], "unforeseen": wrong, "shared": shared}
     show(facts | {"moves": scores.facts(moves)}, text, as_json=json)

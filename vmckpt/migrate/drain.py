@@ -8,6 +8,7 @@ from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.migrate.ends import Pair
 from vmckpt.migrate.ownership import Move, decide
 from vmckpt.migrate.reconnect import reconnect
+from vmckpt.migrate.recorded import LINK_BROKE
 from vmckpt.migrate.transfer import Transfer
 
 # How long a link that brings nothing any more is tried to be mended, and how often.
@@ -31,7 +32,7 @@ async def drain(pair: Pair, transfer: Transfer, note: Callable[[str, str], None]
             can_rejoin = decide(await pair.view()) in (Move.RECONNECT, Move.WAIT)
             if not can_rejoin or time.monotonic() > given_up_s:
                 return False
-            note("link", f"{exc.what}; the guest waits for its pages: rejoining")
+            note(LINK_BROKE, f"{exc.what}; the guest waits for its pages: rejoining")
         if not await reconnect(pair):
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RECONNECT_LAST_S)

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import hypot
+from math import hypot, isfinite
 from typing import Any
 
 from vmckpt.events.record import RunRecord
+from vmckpt.migrate.recorded import FIGURES_MISSING, LINK_BROKE
 from vmckpt.migrate.shared_link import SHARED
 from vmckpt.plan.device_phases import DeviceMove
 from vmckpt.plan.forecast import Way
@@ -124,14 +125,14 @@ def _kinship(request: Mapping[str, Any], vm: str | None, *, agent: bool) -> int:
 def moved(record: RunRecord) -> Moved | None:
     """The migration as numbers; None where it teaches nothing: undone, or on a shared link."""
     result, samples = record.result or {}, record.samples
-    if result.get("outcome") != "completed":
+    if result.get("outcome") != "completed" or not _is_sound(result):
         return None
-    if any(event.get("code") == SHARED for event in record.events):
-        return None  # what the others took of the link nobody knows
+    if shared_the_link(record) or _was_disturbed(record):
+        return None  # what the others took of it nobody knows, or how long it was gone
     if _is_rare(record.request):
         return None  # no forecast is of that kind
     counted = [sample for sample in samples if sample.get("normal_pages")]
-    if not counted or not result.get("transfer_time_s"):
+    if not counted:
         return None
     last = counted[-1]
     # Whoever was last seen in the first pass may have had much or little left.
@@ -145,6 +146,9 @@ def moved(record: RunRecord) -> Moved | None:
         # A fast link sends most of it while the guest still runs, and little is left.
         last_pages = 0.0
     copied = int(record.request.get("disk_bytes") or 0)
+    copying_s = _phase_s(record.events, "mirror") if copied else 0.0
+    if copied and copying_s <= 0:
+        return None  # when the copy ended is lost, and all other times have it in them
     limit = int(record.request.get("bandwidth_bytes_per_s") or 0)
     limited = _mean_bytes_per_s(result) > USED * limit if limit else False
     return Moved(
@@ -158,13 +162,32 @@ def moved(record: RunRecord) -> Moved | None:
         felt=result.get("guest_downtime_ms") is not None,
         slow_s=_phase_s(record.events, "drain"),
         copied_bytes=copied,
-        copying_s=_phase_s(record.events, "mirror") if copied else 0.0,
+        copying_s=copying_s,
         limited=limited,
         squeezed=_squeezed(record, last["normal_pages"]),
         holes=min(record.request.get("hole_pages") or 0, last.get("zero_pages", 0)),
         pieces=() if limited or not _is_split(record.request) else _pieces(record, counted),
         waited_s=HELD_S if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
     )
+
+
+def shared_the_link(record: RunRecord) -> bool:
+    """Whether other migrations used its link too: forecasts are for one that has it for itself."""
+    return any(event.get("code") == SHARED for event in record.events)
+
+
+def _was_disturbed(record: RunRecord) -> bool:
+    """Whether it stood still for a reason of its own, or its last figures are missing."""
+    return any(event.get("code") in (LINK_BROKE, FIGURES_MISSING) for event in record.events)
+
+
+def _is_sound(result: Mapping[str, Any]) -> bool:
+    """Whether its figures can be: one that cannot would be learned for all later forecasts."""
+    for name in ("transfer_time_s", "total_time_s", "transferred_bytes"):
+        figure = result.get(name)
+        if not isinstance(figure, int | float) or not isfinite(figure) or figure <= 0:
+            return False
+    return bool(result["transfer_time_s"] <= result["total_time_s"])
 
 
 def _is_split(request: Mapping[str, Any]) -> bool:
@@ -264,12 +287,11 @@ def _sent_by(record: RunRecord) -> str:
 
 
 def _misses(records: Sequence[RunRecord], kind: str) -> list[float]:
-    """How far off the forecasts of the pair's total times were, of 1."""
+    """How far off the forecasts of the pair's total times were, of 1; of moves that teach."""
     misses = []
     for record in records[-LATEST_MOVES:]:
         result, forecast = record.result or {}, record.forecast
-        completed = result.get("outcome") == "completed"
-        if forecast and completed and _sent_by(record) == kind:
+        if forecast and moved(record) is not None and _sent_by(record) == kind:
             expected_s = forecast["forecast"]["total_s"][1]
             if expected_s:
                 misses.append(result["total_time_s"] / expected_s - 1)

@@ -31,6 +31,7 @@ from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.prepare import prepare_target, write_down
+from vmckpt.migrate.recorded import FIGURES_MISSING
 from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.qemu import commands
@@ -388,7 +389,7 @@ class Migration:
             try:
                 await self._transfer.account()
             except HostDownError as exc:
-                self._note("figures", f"the last figures are missing: {exc.what}")
+                self._note(FIGURES_MISSING, f"the last figures are missing: {exc.what}")
 
     @property
     def _arrived(self) -> Qemu:

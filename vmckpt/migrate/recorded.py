@@ -17,10 +17,14 @@ from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.migrate.options import Options
+from vmckpt.units import format_duration
 from vmckpt.vm.check import WARN, Check
 
 if TYPE_CHECKING:
     from vmckpt.migrate.report import Report
+
+# Notes of these codes say that what a run took tells nothing of others, see `learned`.
+LINK_BROKE, FIGURES_MISSING = "link", "figures"
 
 
 class Run:
@@ -99,9 +103,14 @@ async def recorded(
 ) -> AsyncIterator[Run]:
     """A run for the block, of that id if it has one; an error of the block ends its record.
 
-    A cancellation becomes CancelledByUserError: who lets one through has undone all.
+    What was promised is told of as soon as it is broken, whatever is done then. A cancellation
+    becomes CancelledByUserError: who lets one through has undone all.
     """
     run = Run(run_id or new_run(), request, asked, emit, forecast)
+    late = None
+    if (within_s := asked.finish_within_s) is not None:
+        text = f"not done within {format_duration(within_s)}, against the forecast: it goes on"
+        late = asyncio.get_running_loop().call_later(within_s, run.note, "late", text)
     try:
         yield run
     except asyncio.CancelledError as exc:
@@ -115,6 +124,9 @@ async def recorded(
     except VmckptError as exc:
         run.conclude({"outcome": exc.kind, "what": exc.what, "why": exc.why, "remedy": exc.remedy})
         raise
+    finally:
+        if late:
+            late.cancel()
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from vmckpt.events.record import RunRecord
-from vmckpt.migrate.learned import pause_ms
+from vmckpt.migrate.learned import pause_ms, shared_the_link
 from vmckpt.plan.forecast import Forecast, Way, from_json
 
 
@@ -43,11 +43,13 @@ class Score(NamedTuple):
 
 
 def scored(records: Iterable[RunRecord]) -> list[Scored]:
-    """Every completed migration that was forecast to end."""
+    """Every completed migration that was forecast to end, and had its link for itself."""
     found = []
     for record in records:
         result = record.result or {}
         if record.forecast is None or result.get("outcome") != "completed":
+            continue
+        if shared_the_link(record):
             continue
         one = from_json(record.forecast["forecast"])
         if not one.ends:
@@ -67,16 +69,24 @@ def scored(records: Iterable[RunRecord]) -> list[Scored]:
 
 
 def unforeseen(records: Iterable[RunRecord]) -> list[str]:
-    """The runs that were forecast to end and did not, and those that ended against the forecast."""
+    """The runs that were forecast to end and did not, and those that ended against the forecast.
+
+    Without those on a shared link.
+    """
     wrong = []
     for record in records:
-        if record.forecast is None or not record.result:
+        if record.forecast is None or not record.result or shared_the_link(record):
             continue
         ends = record.forecast["forecast"]["ends"]
         outcome = record.result.get("outcome")
         if (ends and outcome == "timed-out") or (not ends and outcome == "completed"):
             wrong.append(record.run)
     return wrong
+
+
+def in_company(records: Iterable[RunRecord]) -> list[str]:
+    """The runs with a forecast that is not judged: they did not have their link for themselves."""
+    return [one.run for one in records if one.forecast and one.result and shared_the_link(one)]
 
 
 def score(moves: Sequence[Scored]) -> list[Score]:

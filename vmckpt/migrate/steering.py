@@ -1,7 +1,6 @@
 """What a transfer's options ask for as it goes: post-copy, the end of patience, giving up."""
 
 from enum import Enum
-from math import inf
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, TimedOutError
@@ -31,7 +30,6 @@ class Order(Enum):
 
     START_POSTCOPY = "postcopy"
     STOP_GUEST = "time-up"
-    SAY_LATE = "late"
 
 
 class Steering:
@@ -40,7 +38,7 @@ class Steering:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._rounds, self._passes = Rounds(), Passes()
-        self._time_is_up = self._asked_postcopy = self._is_late = False
+        self._time_is_up = self._asked_postcopy = False
         self._silent_since_s, self._last_sent = 0.0, -1
 
     @property
@@ -68,10 +66,6 @@ class Steering:
                 raise _timed_out(given, figures, self.rounds)
             if options.on_timeout is OnTimeout.PAUSE:
                 return Order.STOP_GUEST, f"{given} are over: stopping the VM to send the rest"
-        if not self._is_late and elapsed_s > (options.finish_within_s or inf):
-            self._is_late = True
-            promised = format_duration(options.finish_within_s or 0)
-            return Order.SAY_LATE, f"not done within {promised}, against the forecast: it goes on"
         if self._asked_postcopy or figures.round < FIRST_POSTCOPY_ROUND:
             return None
         reason = self._why_postcopy()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, floor, sqrt
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
@@ -254,7 +255,18 @@ def _fit(moved: Sequence[Moved]) -> Costs | None:
 
 
 def _deviation(errors: Sequence[float]) -> float:
-    return fmean(error * error for error in errors) ** 0.5 if errors else 0.0
+    """The standard deviation of errors, around 0 and not their mean.
+
+    One that is far off by itself, for reasons of its own, counts no more than twice what eight of
+    ten keep to.
+    """
+    sizes = sorted(abs(error) for error in errors)
+    if not sizes:
+        return 0.0
+    place = 0.8 * (len(sizes) - 1)
+    below, above = sizes[floor(place)], sizes[ceil(place)]
+    most = 2 * (below + (place - floor(place)) * (above - below))
+    return sqrt(fmean(min(size, most) ** 2 for size in sizes))
 
 
 def _spread_s(stalls: Sequence[float]) -> float:
