@@ -12,6 +12,7 @@ from tests.kinds import EVERY_KIND, Kind, hosts
 from tests.qemu.world import World, image, loaded, qemu, world
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.migrate.arrival import WAKING_S
+from vmckpt.plan.forecast import Way
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SENDING_SPEED, SWITCHOVER_SPEED, USUAL_SPEED
 from vmckpt.qemu.monitor import Monitor
@@ -140,6 +141,12 @@ def test_a_7_2_source_that_loses_dirty_pages_is_named() -> None:
         assert refused.code == 4
         assert "tcg-dirty-log" in refused.error["why"]
         assert made.files("lab-b") == []
+        # What is wished besides opens no way that `auto` does not go here.
+        made.ok("host", "calibrate", "lab-a", "lab-b", "--size", "64M")
+        wished = made.ok("plan", "old", "lab-b", "--for", "1s", "--max-pause", "100s")
+        assert wished["way"] == "stop"
+        assert set(wished["closed"]) == set(Way) - {Way.STOP}
+        assert all("tcg-dirty-log" in reason for reason in wished["closed"].values())
         assert made.ok("migrate", "old", "lab-b")["method"] == "stop"
 
 

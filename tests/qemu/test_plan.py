@@ -34,8 +34,9 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
 
         asyncio.run(load())
         plan = made.ok("plan", "one", "lab-b", "--for", "2s", "--never-risk-postcopy")
-        assert {way["way"] for way in plan["ways"]} | set(plan["closed"]) == WAYS
-        assert set(plan["closed"]) == {"hybrid", "postcopy"}
+        assert {way["way"] for way in plan["ways"]} == WAYS
+        risky = {w["way"] for w in plan["ways"] if "no --never-risk-postcopy" in w["misses"]}
+        assert risky == {"hybrid", "postcopy"}
         assert plan["way"] in WAYS - {"hybrid", "postcopy", "stop"}
         for way in plan["ways"]:
             # null: it does not end.
@@ -54,6 +55,7 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         for words in (("--max-pause", "200"), ("--max-slowdown", "20"), ("--finish-by", "25:00")):
             assert made.vmckpt("plan", "one", "lab-b", *words).code == 2
 
+        tells_beforehand_what_no_bandwidth_holds(made)
         moved = made.ok("migrate", "one", "lab-b", "--max-pause", "5s", "--finish-within", "5m")
         record = json.loads(Path(moved["run_record"]).read_text())
         forecast = record["forecast"]["forecast"]
@@ -73,6 +75,14 @@ def test_a_guest_moves_by_plan_and_the_forecast_is_scored() -> None:
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert made.vmckpt("report", moved["run"], "--png", "run.gif").code == 2
         comes_back_in_time(made)
+
+
+def tells_beforehand_what_no_bandwidth_holds(made: World) -> None:
+    """Before it moves at all."""
+    words = ("--method", "hybrid", "--max-bandwidth", "200MB", "--max-pause", "5s", "--dry-run")
+    dry = made.vmckpt("migrate", "one", "lab-b", *words)
+    assert dry.code == 0
+    assert "plan: the bandwidth holds until post-copy begins" in dry.stderr
 
 
 def comes_back_in_time(made: World) -> None:

@@ -117,12 +117,42 @@ def test_what_virsh_has_besides_is_taken_too(tmp_path: Path) -> None:
         (NOTHING._replace(auto_converge_initial=30), "--auto-converge-initial"),
         (NOTHING._replace(zerocopy=True), "--zerocopy"),
         (NOTHING._replace(offline=True), "--offline"),
+        (NOTHING._replace(auto_converge=True, parallel=2), "--parallel beside --auto-converge"),
+        (
+            NOTHING._replace(compress=CompressWord.zstd, parallel=2, method=MethodWord.stop),
+            "--compress zstd beside --method stop",
+        ),
+        (
+            NOTHING._replace(auto_converge=True, method=MethodWord.hybrid),
+            "--auto-converge beside --method hybrid",
+        ),
     ],
 )
 def test_what_no_forecast_is_of_goes_with_no_wish(asked: Asked, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} does not go with"):
-        asked.require_forecast()
-    NOTHING._replace(compress=CompressWord.zstd, auto_converge=True).require_forecast()
+        asked.require_forecast(promises_pause=False)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        NOTHING._replace(compress=CompressWord.zstd, parallel=4),
+        NOTHING._replace(auto_converge=True, method=MethodWord.precopy),
+        NOTHING._replace(parallel=3, method=MethodWord.precopy),
+        NOTHING._replace(method=MethodWord.hybrid),
+    ],
+)
+def test_what_is_forecast_goes_with_wishes(asked: Asked) -> None:
+    asked.require_forecast(promises_pause=True)
+
+
+@pytest.mark.parametrize("then", [TimeoutWord.pause, TimeoutWord.postcopy])
+def test_a_promised_pause_is_not_broken_when_the_time_is_up(then: TimeoutWord) -> None:
+    asked = NOTHING._replace(timeout="5m", on_timeout=then)
+    asked.require_forecast(promises_pause=False)
+    with pytest.raises(UsageError, match=f"--on-timeout {then.value} does not go with --max-pause"):
+        asked.require_forecast(promises_pause=True)
+    NOTHING._replace(timeout="5m").require_forecast(promises_pause=True)
 
 
 def test_xml_that_is_no_domain_is_refused_at_once(tmp_path: Path) -> None:

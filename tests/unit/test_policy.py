@@ -183,9 +183,11 @@ def test_a_policy_keeps_what_was_promised() -> None:
     assert policy.within(400, 30).rules == (
         Rule(2, Act.RAISE_DOWNTIME, 100, 400),
         Rule(2, Act.THROTTLE, 20, most_percent=30),
-        postcopy,
     )
     assert policy.within(None, 0).rules == (RAISE, pause, postcopy)
+    # What is left out is not asked of the hosts either.
+    assert Options(policy=policy).may_postcopy
+    assert not Options(policy=policy, most_downtime_ms=400).may_postcopy
 
 
 def test_what_steers_a_migration_is_the_policy_within_its_promises() -> None:

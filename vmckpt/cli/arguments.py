@@ -28,7 +28,6 @@ Bandwidth = Annotated[
 NeverRiskPostcopy = Annotated[
     bool, typer.Option("--never-risk-postcopy", help="Refuse whatever could come to post-copy.")
 ]
-MAX_PAUSE_S = 2000.0
 SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 3600.0
 
 
@@ -59,7 +58,7 @@ def intent(
     from datetime import datetime
 
     from vmckpt.errors import UsageError
-    from vmckpt.plan.choose import Intent
+    from vmckpt.plan.choose import MOST_PAUSE_S, Intent
     from vmckpt.units import parse_duration_s
 
     if finish_within and finish_by:
@@ -80,10 +79,10 @@ def intent(
                 why="whatever moves takes some",
                 remedy=f"write e.g. {option} 300ms",
             )
-    if pause_s is not None and pause_s > MAX_PAUSE_S:
+    if pause_s is not None and pause_s > MOST_PAUSE_S:
         raise UsageError(
             f"--max-pause {max_pause} is too long",
-            why=f"QEMU takes at most {MAX_PAUSE_S:g} s",
+            why=f"QEMU takes at most {MOST_PAUSE_S:g} s",
             remedy="leave it out: then the guest may stand still for as long as it takes",
         )
     return Intent(pause_s, within_s, _share(max_slowdown), never_risk_postcopy)

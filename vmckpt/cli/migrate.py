@@ -82,7 +82,7 @@ def migrate(
     wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)
     planned = bool(max_pause or finish_within or finish_by or max_slowdown)
     if planned:
-        asked.require_forecast()
+        asked.require_forecast(promises_pause=max_pause is not None)
     if wait_for_calm and not dry_run:
         run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
     if planned:
@@ -119,6 +119,8 @@ async def _planned(
     from vmckpt.cli import plan
 
     made = await plan.make(name, target, options, wanted, began_s=began_s)
+    for note in made.notes:
+        warn(f"plan: {note}")
     planned = made.require()
     warn(f"plan: {made.choice.reason}")
     return planned, made.record()

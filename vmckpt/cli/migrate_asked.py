@@ -1,5 +1,7 @@
 """What is typed after `vmckpt migrate` becomes a migration's options, or an error."""
 
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -157,13 +159,28 @@ class Asked(NamedTuple):
         }
         return next((option for option, is_given in given.items() if is_given), None)
 
-    def require_forecast(self) -> None:
-        """Raises UsageError for an option that no forecast is of."""
+    def require_forecast(self, *, promises_pause: bool) -> None:
+        """Raises UsageError for what no forecast is of, and what could break a promised pause."""
         from vmckpt.errors import UsageError
 
-        rare = self.compress in (CompressWord.zlib, CompressWord.xbzrle)
+        if option := next(self._not_forecast(), None):
+            raise UsageError(
+                f"{option} does not go with what is wished of time and pause",
+                why="no forecast is made for it",
+                remedy=f"leave out {option}, or the wish",
+            )
+        if promises_pause and self.on_timeout is not TimeoutWord.abort:
+            raise UsageError(
+                f"--on-timeout {self.on_timeout.value} does not go with --max-pause",
+                why="nobody knows how long the guest stands still then, or waits for its pages",
+                remedy="leave one of them out",
+            )
+
+    def _not_forecast(self) -> Iterator[str]:
+        """What was given of which there is no forecast, or none of it beside something else."""
+        compress, method = f"--compress {self.compress.value}", f"--method {self.method.value}"
         given = {
-            f"--compress {self.compress.value}": rare,
+            compress: self.compress in (CompressWord.zlib, CompressWord.xbzrle),
             "--compress-level": self.compress_level is not None,
             "--auto-converge-initial": self.auto_converge_initial is not None,
             "--auto-converge-increment": self.auto_converge_increment is not None,
@@ -172,12 +189,18 @@ class Asked(NamedTuple):
             "--synchronous-writes": self.synchronous_writes,
             "--offline": self.offline,
         }
-        if options := [option for option, is_given in given.items() if is_given]:
-            raise UsageError(
-                f"{options[0]} does not go with what is wished of time and pause",
-                why="no forecast is made for it",
-                remedy=f"leave out {options[0]}, or the wish",
-            )
+        yield from (option for option, is_given in given.items() if is_given)
+        # Of each of these there is a forecast by itself; over channels, compressed or not, is one.
+        channels = compress if self.compress is not CompressWord.none else "--parallel"
+        apart = {
+            channels: self.parallel is not None or self.compress is not CompressWord.none,
+            "--auto-converge": self.auto_converge,
+            method: self.method not in (MethodWord.auto, MethodWord.precopy),
+        }
+        for one, other in combinations(
+            (option for option, is_given in apart.items() if is_given), 2
+        ):
+            yield f"{one} beside {other}"
 
     def _at_target(self) -> "AtTarget | None":
         from vmckpt.migrate.options import AtTarget

@@ -101,7 +101,7 @@ def text(made: "Plan") -> str:
     end = f"choice: {choice.way}: {choice.reason}"
     if choice.way is None:
         end = f"no way keeps what is asked for: {choice.reason}\n  do: {choice.change}"
-    notes = [*_devices(made), *(f"note: {note}" for note in made.notes)]
+    notes = [*_devices(made), *(f"note: {note}" for note in (*made.notes, *made.warned))]
     return "\n".join([head, "", table(header, rows), "", *notes, end])
 
 

@@ -13,6 +13,7 @@ from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.check import REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 
+CODE = "tcg-dirty-log"
 _BACK_END = "memory-backend-"
 _SOUND_FROM = 8
 
@@ -50,10 +51,10 @@ def checks(found: Loss, options: Options) -> Iterator[Check]:
     remedy = "use --method stop, which needs no dirty tracking, or run it under a newer QEMU"
     if found.always:
         remedy = "use --method stop, which needs no dirty tracking"
-        yield Check("tcg-dirty-log", REFUSE, f"{found.reason}: the guest is damaged", remedy)
+        yield Check(CODE, REFUSE, f"{found.reason}: the guest is damaged", remedy)
     elif options.may_postcopy:
         reason = f"{found.reason}: post-copy destroys the guest"
-        yield Check("tcg-dirty-log", REFUSE, reason, remedy)
+        yield Check(CODE, REFUSE, reason, remedy)
     else:
         told = "now and then: the guest may be damaged although QEMU says 'completed'"
-        yield Check("tcg-dirty-log", WARN, f"{found.reason} {told}", remedy)
+        yield Check(CODE, WARN, f"{found.reason} {told}", remedy)

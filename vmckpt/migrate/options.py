@@ -132,7 +132,8 @@ class Options:
     def may_postcopy(self) -> bool:
         """Whether the VM may come to run on the target before all of its RAM is there."""
         wants = self.method in (Method.POSTCOPY, Method.HYBRID)
-        wants |= self.policy is not None and self.policy.may_postcopy and not self.observe_only
+        policy = None if self.observe_only else self.steers
+        wants |= policy is not None and policy.may_postcopy
         return wants or (self.has_timeout and self.on_timeout is OnTimeout.POSTCOPY)
 
     @property

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,10 +13,21 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.encryption import Scheme
 from vmckpt.migrate.learned import device_moves, learned, sending
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
-from vmckpt.migrate.preflight import Preflight, preflight
+from vmckpt.migrate.preflight import preflight
 from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.shared_link import others_on_the_link
-from vmckpt.plan.choose import Choice, Intent, Offer, choose, judge
+from vmckpt.migrate.ways import against, options_of, warnings, ways
+from vmckpt.plan.choose import (
+    MAX_PAUSE,
+    MAX_SLOWDOWN,
+    Choice,
+    Intent,
+    Offer,
+    change,
+    choose,
+    judge,
+    missed_slowdown,
+)
 from vmckpt.plan.course import Course
 from vmckpt.plan.device_phases import (
     DevicePhases,
@@ -25,12 +36,20 @@ from vmckpt.plan.device_phases import (
     with_devices,
 )
 from vmckpt.plan.first_pass import Stretch
-from vmckpt.plan.forecast import Limits, Way, forecast
+from vmckpt.plan.forecast import (
+    PARALLEL,
+    POSTCOPIES,
+    Limits,
+    Way,
+    beyond_bytes_per_s,
+    forecast,
+)
 from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
 from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.qemu.abilities import auto_converge
-from vmckpt.vm.check import REFUSE
+from vmckpt.units import format_rate
+from vmckpt.vm.check import Check
 from vmckpt.vm.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.last_measured import keep
@@ -39,6 +58,10 @@ from vmckpt.vm.last_measured import keep
 LOOK_S = 8.0
 # Of a pause that is allowed so much is left to what comes in other than as reckoned.
 PAUSE_MARGIN = 0.2
+# Limits that are tried when longer ones break an intent.
+STEPS_MS = tuple(sorted((base * 10**n for n in range(6) for base in (1, 2, 5)), reverse=True))
+# Slowdowns that are tried where auto-converge, held to less, does not end.
+SLOWDOWNS = (0.2, 0.4, 0.6, 0.8, 1.0)
 # How a planned pre-copy that gains nothing is helped, see `within`.
 STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 
@@ -47,8 +70,9 @@ STALLS, THROTTLE_STEP_PERCENT, DOWNTIME_STEP_PERCENT = 3, 10, 50
 class Plan:
     """What was found out. `closed` are ways that cannot be gone, `unknown` those without figures.
 
-    Each of these with its reason. `options` are those of the way chosen. `devices`: what those that
-    are unplugged for the way take; the ways' totals have it in them.
+    Each of these with its reason. `options` are those of the way chosen. `notes` are about the
+    forecast, `warned` is what the migration itself would warn of. `devices`: what those that are
+    unplugged for the way take; the ways' totals have it in them.
     """
 
     vm: str
@@ -62,6 +86,7 @@ class Plan:
     intent: Intent
     options: Options
     notes: tuple[str, ...]
+    warned: tuple[str, ...] = ()
     devices: DevicePhases | None = None
 
     def require(self) -> Options:
@@ -107,16 +132,16 @@ class Plan:
             "ways": ways,
             "closed": {way.value: reason for way, reason in self.closed},
             "unknown": {way.value: reason for way, reason in self.unknown},
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self.warned],
             "devices": self.devices._asdict() if self.devices else None,
             "dirty_rate": self.measured.to_json(),
         }
 
 
-class _Road(NamedTuple):
+class Road(NamedTuple):
     """A way between two hosts: with what is known of it, or why it is closed or not known.
 
-    `downtimes_ms` are the limits to try, the shortest first.
+    `downtimes_ms` are the limits to try, in their order.
     """
 
     way: Way
@@ -124,6 +149,7 @@ class _Road(NamedTuple):
     link: Link | None = None
     disk_bytes: int = 0
     downtimes_ms: tuple[int, ...] = ()
+    checks: tuple[Check, ...] = ()
     closed: str = ""
     unknown: str = ""
 
@@ -144,19 +170,16 @@ async def make_plan(
             remedy="name another: vmckpt host list",
         )
     await require_measurable(vm)
+    never = intent.never_risk_postcopy or options.never_risk_postcopy
+    intent = replace(intent, never_risk_postcopy=never)
     records = load_all(runs_dir())
     links = learned(records, vm.host.name, target.name, vm.name, agent=vm.spec.guest_agent)
     if not links:
         raise _nothing_known(vm.host.name, target.name)
     roads = [
-        await _road(way, vm, target, options, intent=intent, links=links) for way in _ways(options)
+        await _road(way, vm, target, options, intent=intent, links=links) for way in ways(options)
     ]
-    if not any(road.link for road in roads):
-        raise RefusedError(
-            f"'{vm.name}' cannot move to {target.name}",
-            why=_against(roads),
-            remedy=f"see `vmckpt check {vm.name} {target.name}`",
-        )
+    _require_open(roads, vm.name, target.name)
     held = await held_bytes(vm)
     devices = None
     if held is not None:
@@ -164,14 +187,16 @@ async def make_plan(
     measured = await measure(vm, for_s)
     keep(vm.name, measured)
     intent = replace(intent, gone_s=time.monotonic() - began_s)
-    found = [
-        _offer(road, road.link, measured, intent=intent, devices=devices)
+    roads = [within_bandwidth(road, measured, options) for road in roads]
+    _require_open(roads, vm.name, target.name)
+    found = {
+        road.way: offer_of(road, road.link, measured, intent=intent, devices=devices)
         for road in roads
         if road.link
-    ]
-    offers = tuple(offer for offer, _ in found)
+    }
+    offers = tuple(offer for offer, _ in found.values())
     choice = choose(offers, intent)
-    chosen = {offer.forecast.way: meant for offer, meant in found}
+    chosen = next((road for road in roads if road.way is choice.way), None)
     others = await others_on_the_link(vm.host, target)
     return Plan(
         vm=vm.name,
@@ -183,13 +208,27 @@ async def make_plan(
         unknown=tuple((road.way, road.unknown) for road in roads if road.unknown),
         choice=choice,
         intent=intent,
-        options=chosen[choice.way] if choice.way else options,
-        notes=(*_notes(measured), *_neighbours(others)),
+        options=found[choice.way][1] if choice.way else options,
+        notes=(
+            *_notes(measured),
+            *(bandwidth_notes(chosen, measured) if chosen else ()),
+            *_neighbours(others),
+        ),
+        warned=warnings({road.way: road.checks for road in roads if road.link}),
         devices=devices,
     )
 
 
-def _against(roads: Sequence[_Road]) -> str:
+def _require_open(roads: Sequence[Road], vm: str, target: str) -> None:
+    if not any(road.link for road in roads):
+        raise RefusedError(
+            f"'{vm}' cannot move to {target}",
+            why=_against(roads),
+            remedy=f"see `vmckpt check {vm} {target}`",
+        )
+
+
+def _against(roads: Sequence[Road]) -> str:
     """Why each road cannot be gone; those with one reason together."""
     reasons: dict[str, list[str]] = {}
     for road in roads:
@@ -207,57 +246,123 @@ async def _road(
     *,
     intent: Intent,
     links: Mapping[str, Link],
-) -> _Road:
-    meant = _options(way, options, intent)
+) -> Road:
+    meant = options_of(way, options, intent)
     checked = await preflight(vm, target, meant)
-    if not checked.possible:
-        return _Road(way, meant, closed=_refusals(checked))
+    if closed := against(options, checked.checks):
+        return Road(way, meant, closed=closed)
     link = links.get(sending(way, encrypted=checked.encryption.scheme is not Scheme.CLEAR))
     if link is None:
         remedy = f"vmckpt host calibrate {vm.host.name} {target.name}"
-        return _Road(way, meant, unknown=f"nothing is known of it: {remedy}")
+        return Road(way, meant, unknown=f"nothing is known of it: {remedy}")
     copied = sum(copy.allocated_bytes for copy in checked.copies)
     if copied and link.disk_bytes_per_s is None:
         unknown = "no disk was copied between these hosts yet: the first such move teaches it"
-        return _Road(way, meant, unknown=unknown)
-    return _Road(way, meant, link, copied, _downtimes_ms(options, intent, link))
+        return Road(way, meant, unknown=unknown)
+    return Road(way, meant, link, copied, limits_ms(way, options, intent, link), checked.checks)
 
 
-def _offer(
-    road: _Road,
+def within_bandwidth(road: Road, measured: DirtyRate, asked: Options) -> Road:
+    """The road, closed where several channels would send more than may go.
+
+    Unless they were asked for, or compression, which goes over them.
+    """
+    if road.way not in PARALLEL or asked.channels or asked.compression or not road.link:
+        return road
+    beyond = _beyond_bytes_per_s(road, road.link, measured)
+    if not beyond:
+        return road
+    most = format_rate(asked.bandwidth_bytes_per_s)
+    closed = f"over several channels QEMU would send {format_rate(beyond)}, not {most}"
+    return road._replace(link=None, closed=closed)
+
+
+def bandwidth_notes(road: Road, measured: DirtyRate) -> Iterator[str]:
+    """How a way goes beyond the bandwidth that it is given."""
+    limit = road.options.bandwidth_bytes_per_s
+    if not limit or not road.link:
+        return
+    if beyond := _beyond_bytes_per_s(road, road.link, measured):
+        yield f"QEMU will send {format_rate(beyond)}, it holds {format_rate(limit)} no better here"
+    if road.way in POSTCOPIES:
+        yield "the bandwidth holds until post-copy begins: then pages go as fast as the link can"
+
+
+def _beyond_bytes_per_s(road: Road, link: Link, measured: DirtyRate) -> float:
+    return beyond_bytes_per_s(road.way, guest_of(measured), link, limits(road.options))
+
+
+def offer_of(
+    road: Road,
     link: Link,
     measured: DirtyRate,
     *,
     intent: Intent,
-    devices: DevicePhases | None,
+    devices: DevicePhases | None = None,
 ) -> tuple[Offer, Options]:
-    """With the shortest standstill that keeps the intent; else with the longest allowed."""
+    """With the first limit of the standstill that keeps the intent.
+
+    If none does, with the one that needs the least change. That change keeps it when it is asked
+    for: a longer pause allows the same limits again, but for the longest, which grows with it.
+    Auto-converge goes otherwise when it may slow the guest more.
+    """
     guest = guest_of(measured, road.disk_bytes, moves_now=True)
     if devices:
         guest = with_device_memory(guest, devices.device_bytes)
-    promised_ms = road.downtimes_ms[-1] if intent.max_pause_s is not None else None
-    slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
+    offer, meant = _by_limits(road, link, guest, intent=intent, devices=devices)
+    if offer.keeps or road.way is not Way.AUTO_CONVERGE or intent.max_slowdown is None:
+        return offer, meant
+    offers = [offer]
+    for slowdown in SLOWDOWNS:
+        if slowdown > intent.max_slowdown:
+            slower = replace(intent, max_slowdown=slowdown)
+            found, _ = _by_limits(road, link, guest, intent=slower, devices=devices)
+            if MAX_SLOWDOWN not in (miss.option for miss in found.misses):
+                misses = (*found.misses, missed_slowdown(intent.max_slowdown, slowdown))
+                offers.append(Offer(found.forecast, misses))
+    return min(offers, key=change), meant
+
+
+def _by_limits(
+    road: Road, link: Link, guest: Guest, *, intent: Intent, devices: DevicePhases | None
+) -> tuple[Offer, Options]:
+    found = []
     for downtime_ms in road.downtimes_ms:
-        meant = replace(
-            road.options,
-            max_downtime_ms=downtime_ms,
-            most_downtime_ms=promised_ms,
-            most_throttle_percent=slower,
-            finish_within_s=intent.left_s,
-            policy=road.options.policy or within(promised_ms, slower),
-        )
+        meant = _promising(road, intent, downtime_ms)
         expected = forecast(road.way, guest, link, limits(meant))
         offer = judge(with_devices(expected, devices) if devices else expected, intent)
         if offer.keeps:
-            break
-    return offer, meant
+            return offer, meant
+        fixed = downtime_ms in STEPS_MS or downtime_ms == road.options.max_downtime_ms
+        if fixed or MAX_PAUSE not in (miss.option for miss in offer.misses):
+            found.append((offer, meant))
+    return min(found, key=lambda one: change(one[0]))
+
+
+def _promising(road: Road, intent: Intent, downtime_ms: int) -> Options:
+    """The options of a way with that limit, and what is promised besides."""
+    most_ms = max(road.downtimes_ms) if intent.max_pause_s is not None else None
+    slower = round(100 * intent.max_slowdown) if intent.max_slowdown is not None else None
+    steered = None
+    if road.options.method is Method.PRECOPY:
+        # Auto-converge slows the guest by a rule of its own.
+        steered = within(most_ms, None if road.way is Way.AUTO_CONVERGE else slower)
+    return replace(
+        road.options,
+        max_downtime_ms=downtime_ms,
+        most_downtime_ms=most_ms,
+        most_throttle_percent=slower,
+        finish_within_s=intent.left_s,
+        policy=road.options.policy or steered,
+    )
 
 
 def limits(meant: Options) -> Limits:
     """What QEMU will be given."""
     throttle = auto_converge(meant.wish())["max-cpu-throttle"] / 100
     bandwidth = float(meant.bandwidth_bytes_per_s)
-    return Limits(meant.max_downtime_ms / 1e3, bandwidth, most_throttle=throttle)
+    channels = meant.wished_channels or DEFAULT_CHANNELS
+    return Limits(meant.max_downtime_ms / 1e3, bandwidth, channels, throttle)
 
 
 def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> Policy | None:
@@ -270,13 +375,17 @@ def within(most_downtime_ms: int | None, most_throttle_percent: int | None) -> P
     return allowed if allowed.rules else None
 
 
-def _downtimes_ms(options: Options, intent: Intent, link: Link) -> tuple[int, ...]:
-    """The limits that QEMU may be given: the usual one, and as much as the intent allows."""
-    if intent.max_pause_s is None:
+def limits_ms(way: Way, options: Options, intent: Intent, link: Link) -> tuple[int, ...]:
+    """The limits that QEMU may be given: the usual one, as much as the intent allows, shorter ones.
+
+    Those that are stopped before all else, or hardly at all, go by none.
+    """
+    if intent.max_pause_s is None or way in (Way.STOP, Way.POSTCOPY):
         return (options.max_downtime_ms,)
     for_pages_s = intent.max_pause_s * (1 - PAUSE_MARGIN) - link.switch_s
     most_ms = max(1, round(1e3 * for_pages_s))
-    return tuple(sorted({min(most_ms, options.max_downtime_ms), most_ms}))
+    shorter = (step_ms for step_ms in STEPS_MS if step_ms < most_ms)
+    return tuple(dict.fromkeys((min(most_ms, options.max_downtime_ms), most_ms, *shorter)))
 
 
 def guest_of(measured: DirtyRate, disk_bytes: int = 0, *, moves_now: bool = False) -> Guest:
@@ -303,47 +412,6 @@ def _stretches(measured: DirtyRate) -> tuple[Stretch, ...]:
     return tuple(
         Stretch(pages * (1 - piece.zero), pages * piece.zero, pages * piece.hole)
         for piece in measured.layout
-    )
-
-
-def _ways(options: Options) -> tuple[Way, ...]:
-    if options.method is Method.POSTCOPY:
-        return (Way.POSTCOPY,)
-    if options.method is Method.HYBRID:
-        return (Way.HYBRID,)
-    if options.method is Method.STOP:
-        return (Way.STOP,)
-    if options.compression:
-        return (Way.ZSTD,)
-    if options.channels:
-        return (Way.MULTIFD,)
-    if options.method is Method.PRECOPY:
-        return (Way.AUTO_CONVERGE if options.auto_converge else Way.PRECOPY,)
-    return tuple(Way)
-
-
-def _options(way: Way, options: Options, intent: Intent) -> Options:
-    """What `migrate` is asked for on this way."""
-    methods = {
-        Way.HYBRID: Method.HYBRID,
-        Way.POSTCOPY: Method.POSTCOPY,
-        Way.STOP: Method.STOP,
-    }
-    compressed = options.compression or ("zstd" if way is Way.ZSTD else None)
-    parallel = options.channels or (DEFAULT_CHANNELS if way is Way.MULTIFD else None)
-    return replace(
-        options,
-        method=methods.get(way, Method.PRECOPY),
-        auto_converge=way is Way.AUTO_CONVERGE,
-        compression=compressed,
-        channels=parallel,
-        never_risk_postcopy=options.never_risk_postcopy or intent.never_risk_postcopy,
-    )
-
-
-def _refusals(checked: Preflight) -> str:
-    return "; ".join(
-        f"[{check.code}] {check.reason}" for check in checked.checks if check.verdict == REFUSE
     )
 
 

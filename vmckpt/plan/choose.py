@@ -59,6 +59,9 @@ class Choice:
     change: str = ""
 
 
+MAX_PAUSE, MAX_SLOWDOWN = "--max-pause", "--max-slowdown"
+# The longest pause that can be asked for: QEMU takes no more.
+MOST_PAUSE_S = 2000.0
 # Of ways alike within this part the one that asks less of the guest is taken.
 ALIKE = 0.1
 # The less a way asks of the guest, the earlier it stands.
@@ -115,26 +118,38 @@ def _misses(forecast: Forecast, intent: Intent) -> Iterable[Miss]:
         yield Miss("method", "another method: one time in ten this one does not end", math.inf)
         return
     if intent.max_pause_s is not None and pause_s > intent.max_pause_s:
-        needed = f"--max-pause {_rounded_up(pause_s)}"
-        yield Miss("--max-pause", needed, pause_s / intent.max_pause_s)
+        can_be_asked = math.ceil(pause_s / 60) * 60 <= MOST_PAUSE_S
+        needed = f"--max-pause {_rounded_up(pause_s)}" if can_be_asked else "no --max-pause"
+        yield Miss(MAX_PAUSE, needed, pause_s / intent.max_pause_s)
     over_s = intent.gone_s + total_s
     if intent.finish_within_s is not None and over_s > intent.finish_within_s:
         needed = f"--finish-within {_rounded_up(over_s)}"
         yield Miss("--finish-within", needed, over_s / intent.finish_within_s)
     if intent.max_slowdown is not None and forecast.slowdown.p90 > intent.max_slowdown:
-        percent = math.ceil(100 * forecast.slowdown.p90)
-        times = forecast.slowdown.p90 / max(intent.max_slowdown, 1e-3)
-        yield Miss("--max-slowdown", f"--max-slowdown {percent}%", times)
+        yield missed_slowdown(intent.max_slowdown, forecast.slowdown.p90)
     if intent.never_risk_postcopy and forecast.way in POSTCOPIES:
         yield Miss("--never-risk-postcopy", "no --never-risk-postcopy", 2.0)
 
 
+def change(offer: Offer) -> tuple[bool, int, float]:
+    """How much of the intent has to be given up for it, to be compared: fewest wishes first, then
+    the one that has to give least; of what may not end, more than of anything that does.
+    """
+    endless = not math.isfinite(offer.forecast.total_s.p90)
+    return endless, len(offer.misses), math.prod(miss.times for miss in offer.misses)
+
+
+def missed_slowdown(most: float, slowdown: float) -> Miss:
+    """That the guest has to be slowed more than it may be."""
+    percent = math.ceil(100 * slowdown)
+    return Miss(MAX_SLOWDOWN, f"{MAX_SLOWDOWN} {percent}%", slowdown / max(most, 1e-3))
+
+
 def _least_change(offers: Sequence[Offer]) -> str:
-    """Fewest wishes first, then the one that has to give least."""
     able = [offer for offer in offers if math.isfinite(offer.forecast.total_s.p90)]
     if not able:
         return "let the guest do less, or allow more bandwidth: no way ends as it is"
-    least = min(able, key=lambda o: (len(o.misses), math.prod(miss.times for miss in o.misses)))
+    least = min(able, key=change)
     wishes = " and ".join(miss.needed for miss in least.misses)
     return f"{wishes} would do: {least.forecast.way}"
 

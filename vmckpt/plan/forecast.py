@@ -18,6 +18,7 @@ from vmckpt.plan.rounds import (
     MOST_THROTTLE,
     TIMESLICE_S,
     Played,
+    Wire,
     dirtied_bytes,
     dirtied_s,
     first_pass,
@@ -30,6 +31,8 @@ _TENTH = 1.28
 # What playing a migration through leaves out, as a part of the time it takes. Of the workloads that
 # teach benchmarks/forecast, each left out of the learning in turn, 79 % are then within p10 to p90.
 MODEL_SPREAD = 0.05
+# A bandwidth limit is kept by so much of it: QEMU writes many pages at once.
+HELD_WITHIN = 1.05
 
 
 class Way(StrEnum):
@@ -165,7 +168,8 @@ def forecast(way: Way, guest: Guest, link: Link, limits: Limits) -> Forecast:
         total_s=band(lambda one: one.total_s),
         downtime_s=band(lambda one: one.downtime_s),
         sent_bytes=band(lambda one: one.sent_bytes),
-        slowdown=band(lambda one: one.slowdown),
+        # There is nothing beyond standing still.
+        slowdown=Band(*(min(part, 1.0) for part in band(lambda one: one.slowdown))),
         rounds=middle.rounds,
         slow_s=middle.slow_s,
     )
@@ -180,18 +184,30 @@ def _band(middle: float, pairs: Sequence[tuple[float, ...]]) -> Band:
     return Band(max(middle - below, 0.0), middle, middle + above)
 
 
-def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
-    """One outcome."""
+def beyond_bytes_per_s(way: Way, guest: Guest, link: Link, limits: Limits) -> float:
+    """What goes a second while the guest runs at the source, where that is more than the bandwidth
+    limit; 0: it is kept.
+    """
+    held = _wire(_Case(way, guest, link, limits)).held_bytes_per_s
+    is_kept = held <= HELD_WITHIN * limits.bandwidth_bytes_per_s
+    return 0.0 if is_kept or not limits.bandwidth_bytes_per_s else held
+
+
+def _wire(case: _Case, speed: float = 1.0) -> Wire:
     way, guest, link, limits = case
-    speed = (1 + _TENTH * link.spread) ** -luck.link
-    parts = (guest.ratio, guest.dirtied_ratio) if way is Way.ZSTD else (1.0, 1.0)
-    path = wire(
+    return wire(
         link.costs,
         limits.bandwidth_bytes_per_s,
-        parts=parts,
+        parts=(guest.ratio, guest.dirtied_ratio) if way is Way.ZSTD else (1.0, 1.0),
         speed=speed,
         channels=limits.channels if way in PARALLEL else 0,
     )
+
+
+def _play(case: _Case, load: Load, luck: _Luck) -> _Outcome:
+    """One outcome."""
+    way, guest, link, limits = case
+    path = _wire(case, (1 + _TENTH * link.spread) ** -luck.link)
     switch_s = max(link.switch_s + luck.switch * _TENTH * link.switch_spread_s, 0.0)
     around_spread_s = math.hypot(link.fixed_spread_s, HELD_SPREAD_S, NOISE_S * link.spread)
     around_s = max(link.fixed_s + luck.around * _TENTH * around_spread_s, 0.0)

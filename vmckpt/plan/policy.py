@@ -66,7 +66,8 @@ class Policy:
     def within(self, most_ms: int | None, most_percent: int | None) -> Self:
         """The same policy, which keeps what was promised: pauses and slowdowns no longer than this.
 
-        None: nothing was promised. A rule that can do nothing more than it may is left out.
+        None: nothing was promised. A rule that can do nothing more than it may is left out; so are
+        those after which nobody knows how long the guest stands still, or waits for its pages.
         """
         rules = []
         for rule in self.rules:
@@ -76,7 +77,7 @@ class Policy:
             elif rule.act is Act.THROTTLE and most_percent is not None:
                 kept = replace(rule, most_percent=min(rule.most_percent, most_percent))
                 rules += [kept] if kept.most_percent else []
-            elif rule.act is not Act.PAUSE or most_ms is None:
+            elif rule.act not in (Act.PAUSE, Act.POSTCOPY) or most_ms is None:
                 rules.append(rule)
         return replace(self, rules=tuple(rules))
 
