@@ -13,6 +13,7 @@ from vmckpt.migrate import settle as settling
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.recover import unknown
+from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.vm.paths import VmDir
 
 
@@ -36,6 +37,22 @@ def pair_of(tmp_path: Path) -> Pair:
         for host in (LocalHost("a", tmp_path, "x"), Mute("b", tmp_path, "x"))
     )
     return Pair(source, target, was_running=True, ram_dir=tmp_path)
+
+
+def test_a_qemu_that_has_ended_is_told_from_a_host_that_is_down(tmp_path: Path) -> None:
+    source, target, *_ = pair_of(tmp_path)
+    source.files.path.mkdir(parents=True)
+    for path in (source.files.operator, source.files.rescue):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+    for ask in (source.monitor, source.rescue):
+        with pytest.raises(MonitorLostError, match=r"the QEMU of .* has ended"):
+            asyncio.run(ask())
+    for ask in (target.monitor, target.rescue):
+        with pytest.raises(HostDownError) as raised:
+            asyncio.run(ask())
+        assert not isinstance(raised.value, MonitorLostError)
 
 
 def test_a_look_at_a_silent_host_is_an_answer(tmp_path: Path) -> None:

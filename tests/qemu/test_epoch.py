@@ -129,9 +129,12 @@ async def _learned(version: str, directory: Path) -> None:
     words += ["-machine", "q35,memory-backend=ram0", "-qmp", f"unix:{path},server=on,wait=on"]
     child = await asyncio.create_subprocess_exec(qemu(version), *words)
     try:
-        await asyncio.to_thread(eventually, path.exists, 60, "QEMU listens")
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(str(path))
+
+        def is_heard() -> bool:  # the path is there before anybody listens
+            return sock.connect_ex(str(path)) == 0
+
+        await asyncio.to_thread(eventually, is_heard, 60, "QEMU listens")
         sock.setblocking(False)
         async with session(sock, "it") as monitor:
             output = HeldOutput(monitor, [])

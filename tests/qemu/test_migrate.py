@@ -41,6 +41,7 @@ METHODS = {
 
 
 ON_REAL_HOSTS_TOO = ("postcopy",)
+BESIDE_WAKING = ("drain",)
 WAYS = [
     pytest.param(way, marks=[pytest.mark.sample] if way in ON_REAL_HOSTS_TOO else [])
     for way in METHODS
@@ -91,8 +92,10 @@ def test_a_loaded_guest_moves_there_and_back(pair: tuple[World, LabGuest], way: 
                 assert len(made.qemus("mover")) == 1
                 # Its guest had the processors to itself as it woke up.
                 phases = began_s(moved)
-                after = [at_s for at_s in phases.values() if at_s > phases["switchover"]]
-                assert min(after) - phases["switchover"] >= WAKING_S
+                # What post-copy still has to send goes on beside that.
+                after = [at_s for name, at_s in phases.items() if name not in BESIDE_WAKING]
+                waking_s = min(at_s for at_s in after if at_s > phases["switchover"])
+                assert waking_s - phases["switchover"] >= WAKING_S
                 await control.ping()
                 # QEMU 10.0 dies of a savevm that finds one on.
                 assert not any((await made.migration_settings(target, "mover"))[0].values())

@@ -118,7 +118,7 @@ def test_a_policy_ends_what_would_not_and_can_be_tried_on_paper_first() -> None:
         asyncio.run(load())
         slow = ("--method", "precopy", "--bandwidth", "20MB", "--max-downtime", "5ms")
         words = ("migrate", "one", "lab-b", *slow, "--policy", str(policy))
-        observed = made.vmckpt(*words, "--observe-only", "--timeout", "15s")
+        observed = made.vmckpt(*words, "--observe-only", "--timeout", "20s")
         assert observed.code == 8
         assert "it would be going over to post-copy" in observed.stderr
         (watched,) = made.ok("runs", "list")["runs"]

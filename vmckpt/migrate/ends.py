@@ -9,7 +9,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_plan import COPY_PREFIX
 from vmckpt.migrate.ownership import Side, View
 from vmckpt.qemu import block, commands
-from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import end_qemu, processes
@@ -45,12 +45,25 @@ class End:
         )
 
     async def monitor(self) -> Monitor:
-        """The open session. Raises HostDownError when QEMU cannot be reached."""
+        """The open session.
+
+        Raises HostDownError when QEMU cannot be reached, as MonitorLostError when that has ended.
+        """
         if self._monitor is None or not self._monitor.is_open:
             await self._drop_monitor()
-            sock = await self.host.connect(self.files.operator)
-            self._monitor = await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
+            self._monitor = await self._session(self.files.operator)
         return self._monitor
+
+    async def _session(self, path: Path) -> Monitor:
+        try:
+            sock = await self.host.connect(path)
+        except HostDownError as exc:
+            if await self.host.exists(path) and not await self.alive():
+                raise MonitorLostError(
+                    f"the QEMU of {self.label} has ended", why=exc.why, remedy=exc.remedy
+                ) from exc
+            raise
+        return await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
 
     def adopt(self, monitor: Monitor) -> None:
         """Take over a session that is open already, instead of opening one."""
@@ -97,19 +110,18 @@ class End:
         """A session for out-of-band commands, which work while QEMU is stuck.
 
         It has to be open before QEMU is: greeting needs the main loop. An adopted QEMU may have no
-        monitor for it: then the operator's does, which takes such commands too. Raises
-        HostDownError.
+        monitor for it: then the operator's does, which takes such commands too. Raises as `monitor`
+        does.
         """
         if self._rescue is None or not self._rescue.is_open:
             await self._drop_rescue()
             try:
-                sock = await self.host.connect(self.files.rescue)
+                self._rescue = await self._session(self.files.rescue)
             except HostDownError:
                 if await self.host.exists(self.files.rescue):
                     raise
                 self._shares_monitor = True
                 return await self.monitor()
-            self._rescue = await Monitor.connect(sock, self.label, LOOK_TIMEOUT_S)
         return self._rescue
 
     async def yank(self) -> bool:
