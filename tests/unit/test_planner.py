@@ -93,7 +93,7 @@ WISHES = st.builds(
 LATE = replace(LINK, switch_spread_s=0.12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(WAYS, SEEN, WISHES, st.sampled_from([LINK, LATE]))
 def test_what_is_named_helps_when_it_is_asked_for(
     way: Way, seen: DirtyRate, wish: Intent, link: Link

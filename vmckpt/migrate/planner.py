@@ -60,8 +60,6 @@ LOOK_S = 8.0
 PAUSE_MARGIN = 0.2
 # Limits that are tried when longer ones break an intent.
 STEPS_MS = tuple(sorted((base * 10**n for n in range(6) for base in (1, 2, 5)), reverse=True))
-# A pause that is hardly shorter than with a longer limit does not come from that limit.
-NO_GAIN = 0.98
 # Slowdowns that are tried where auto-converge, held to less, does not end.
 SLOWDOWNS = (0.2, 0.4, 0.6, 0.8, 1.0)
 # How a planned pre-copy that gains nothing is helped, see `within`.
@@ -328,7 +326,7 @@ def offer_of(
 def _by_limits(
     road: Road, link: Link, guest: Guest, *, intent: Intent, devices: DevicePhases | None
 ) -> tuple[Offer, Options]:
-    found, shortest_s = [], math.inf
+    found = []
     for downtime_ms in road.downtimes_ms:
         meant = _promising(road, intent, downtime_ms)
         expected = forecast(road.way, guest, link, limits(meant))
@@ -336,15 +334,8 @@ def _by_limits(
         if offer.keeps:
             return offer, meant
         fixed = downtime_ms in STEPS_MS or downtime_ms == road.options.max_downtime_ms
-        pauses_too_long = MAX_PAUSE in (miss.option for miss in offer.misses)
-        if fixed or not pauses_too_long:
+        if fixed or MAX_PAUSE not in (miss.option for miss in offer.misses):
             found.append((offer, meant))
-        # Still shorter ones would only take longer, or end no more.
-        gains = expected.downtime_s.p90 < NO_GAIN * shortest_s
-        shortest_s = min(expected.downtime_s.p90, shortest_s)
-        may_help = pauses_too_long and gains and math.isfinite(expected.total_s.p90)
-        if downtime_ms < min(road.downtimes_ms[:2]) and not may_help:
-            break
     return min(found, key=lambda one: change(one[0]))
 
 
