@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.devices.checks import held_bytes
 from vmckpt.errors import RefusedError
-from vmckpt.events.record import load_all
+from vmckpt.events.record import RunRecord, load_all
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.encryption import Scheme
 from vmckpt.migrate.learned import device_moves, learned, sending
@@ -180,10 +180,7 @@ async def make_plan(
         await _road(way, vm, target, options, intent=intent, links=links) for way in ways(options)
     ]
     _require_open(roads, vm.name, target.name)
-    held = await held_bytes(vm)
-    devices = None
-    if held is not None:
-        devices = device_phases(held, device_moves(records, vm.host.name, target.name))
+    devices = await _devices(vm, target, records)
     measured = await measure(vm, for_s)
     keep(vm.name, measured)
     intent = replace(intent, gone_s=time.monotonic() - began_s)
@@ -217,6 +214,13 @@ async def make_plan(
         warned=warnings({road.way: road.checks for road in roads if road.link}),
         devices=devices,
     )
+
+
+async def _devices(vm: Vm, target: Host, records: Sequence[RunRecord]) -> DevicePhases | None:
+    held = await held_bytes(vm)
+    if held is None:
+        return None
+    return device_phases(held, device_moves(records, vm.host.name, target.name))
 
 
 def _require_open(roads: Sequence[Road], vm: str, target: str) -> None:
