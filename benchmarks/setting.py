@@ -100,7 +100,7 @@ def guest_spec(name: str, number: int, *, memory: str, load: str = "") -> str:
     `vk.mem=rate=20M,set=256M`.
     """
     cmdline = (
-        f"console=ttyS0 quiet panic=-1 vk.ip=10.77.0.{number}/24 vk.id={number} "
+        f"console=ttyS0 quiet panic=-1 cryptomgr.notests vk.ip=10.77.0.{number}/24 vk.id={number} "
         f"vk.heartbeat={CLIENT_ADDRESS}:{labs.HEARTBEAT_PORT} {load}"
     ).strip()
     return f"""\

@@ -27,7 +27,7 @@ memory = "128M"
 [boot]
 kernel = "{{image}}/vmlinuz"
 initrd = "{{image}}/initrd"
-cmdline = "console=ttyS0 quiet panic=-1 vk.mem=rate=1M,set=16M,content=random"
+cmdline = "console=ttyS0 quiet panic=-1 cryptomgr.notests vk.mem=rate=1M,set=16M,content=random"
 """
 TICK = re.compile(r"VK tick=(\d+) mem_errors=(\d+)")
 LOOKS, SIZE = 5, 256 << 20

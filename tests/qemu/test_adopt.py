@@ -50,8 +50,8 @@ BLOCKDEV = (
 
 def kernel() -> list[str]:
     words = (
-        f"console=ttyS0 quiet panic=-1 vk.id=1 vk.ip={HAND.address}/24 vk.heartbeat="
-        "10.77.0.254:7700"
+        "console=ttyS0 quiet panic=-1 cryptomgr.notests "
+        f"vk.id=1 vk.ip={HAND.address}/24 vk.heartbeat=10.77.0.254:7700"
     )
     return ["-kernel", f"{image()}/vmlinuz", "-initrd", f"{image()}/initrd", "-append", words]
 

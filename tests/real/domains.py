@@ -20,8 +20,8 @@ _DOMAIN = """\
 <domain type='qemu'><name>{name}</name><memory unit='MiB'>192</memory><vcpu>1</vcpu>
 <metadata><vmckpt:heartbeats xmlns:vmckpt='urn:vmckpt' id='{number}'/></metadata>
 <os><type arch='x86_64' machine='pc-q35-10.0'>hvm</type><kernel>{image}/vmlinuz</kernel>
-<initrd>{image}/initrd</initrd><cmdline>console=ttyS0 quiet panic=-1 vk.id={number} \
-vk.ip={address}/24 vk.heartbeat={heartbeats}</cmdline></os>
+<initrd>{image}/initrd</initrd><cmdline>console=ttyS0 quiet panic=-1 cryptomgr.notests \
+vk.id={number} vk.ip={address}/24 vk.heartbeat={heartbeats}</cmdline></os>
 <features><acpi/></features>
 <cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>
 <on_poweroff>destroy</on_poweroff>

@@ -63,8 +63,8 @@ def spare_s(intent: Intent, way: Way | None) -> float:
 def test_what_may_be_waited_leaves_the_time_to_plan_anew_and_to_move() -> None:
     hybrid = FORECASTS[2].total_s.p90
     wanted = Intent(finish_within_s=100.0, gone_s=9.0)
-    assert spare_s(wanted, Way.HYBRID) == pytest.approx(100 - 2 * 9 - hybrid)
+    assert spare_s(wanted, Way.HYBRID) == pytest.approx(91 - 1.25 * (9 + hybrid))
     # Where nothing keeps the wishes as it is, a calm moment may.
-    assert spare_s(wanted, None) == 100 - 2 * 9
+    assert spare_s(wanted, None) == 91 - 1.25 * 9
     assert spare_s(Intent(finish_within_s=20.0, gone_s=9.0), Way.HYBRID) == 0.0
     assert spare_s(Intent(gone_s=9.0), Way.HYBRID) == inf

@@ -27,7 +27,7 @@ guest_agent = true
 [boot]
 kernel = "{image}/vmlinuz"
 initrd = "{image}/initrd"
-cmdline = "console=ttyS0 quiet panic=-1"
+cmdline = "console=ttyS0 quiet panic=-1 cryptomgr.notests"
 
 [[passthrough]]
 id = "edu0"

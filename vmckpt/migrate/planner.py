@@ -54,6 +54,8 @@ from vmckpt.vm.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.last_measured import keep
 
+# What is left between a plan and the one made anew after a wait: both may take so much longer.
+ANEW = 1.25
 # What a plan measures when nothing else is said: two periods of most loads, and soon over.
 LOOK_S = 8.0
 # Of a pause that is allowed so much is left to what comes in other than as reckoned.
@@ -105,7 +107,7 @@ class Plan:
         if self.intent.left_s is None:
             return math.inf
         takes_s = [o.forecast.total_s.p90 for o in self.offers if o.forecast.way is self.choice.way]
-        return max(self.intent.left_s - self.intent.gone_s - sum(takes_s), 0.0)
+        return max(self.intent.left_s - ANEW * (self.intent.gone_s + sum(takes_s)), 0.0)
 
     def record(self) -> dict[str, Any]:
         """For the run record."""
