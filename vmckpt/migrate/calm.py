@@ -20,8 +20,8 @@ async def wait_for_calm(
 ) -> None:
     """Return when the guest dirties little for its kind, at the latest after `for_s`.
 
-    What was measured last is kept, for `name` on `host`. `tell` is told which it was. Raises what
-    `measure`, for so many seconds, raises.
+    What was measured last is kept, for `name` on `host`. `tell` is told which it was. Raises what `measure`, for so many
+    seconds, raises.
     """
     began_s, rates = time.monotonic(), list[float]()
     while time.monotonic() - began_s + LOOK_S <= for_s:
