@@ -1,7 +1,6 @@
 """Waiting for a calm moment: how long at most, and what is left of it."""
 
 import asyncio
-import time
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -17,7 +16,7 @@ from vmckpt.plan.choose import Choice, Intent, judge
 from vmckpt.plan.dirtying import DirtyCurve, DirtyPoint
 from vmckpt.plan.forecast import Way
 from vmckpt.vm.dirty_rate import DirtyRate
-from vmckpt.vm.last_measured import FRESH_S, all_kept, copying_s_now, keep
+from vmckpt.vm.last_measured import all_kept
 
 pytestmark = pytest.mark.unit
 
@@ -36,7 +35,7 @@ def waited(for_s: float, pages: list[float]) -> tuple[int, list[str]]:
         point = DirtyPoint(look_s, 0.0, looks.pop(0), 1e6)
         return replace(SEEN, took_s=look_s, curve=DirtyCurve((point,), 1 << 18))
 
-    asyncio.run(wait_for_calm("web", "a", measure, for_s, told.append))
+    asyncio.run(wait_for_calm("web", measure, for_s, told.append))
     return len(pages) - len(looks), told
 
 
@@ -53,22 +52,6 @@ def test_what_was_measured_last_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert told.startswith("calm: 'web' dirties")
     ((name, _, measured),) = all_kept()
     assert (name, measured.working_set_bytes) == ("web", 500 * 4096)
-
-
-def test_a_hosts_pace_is_what_was_measured_there_just_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
-    assert copying_s_now("web", "a") is None
-    keep("web", "a", replace(SEEN, copying_s=0.08))
-    assert copying_s_now("web", "a") == 0.08
-    assert copying_s_now("web", "b") is None
-    keep("web", "a", SEEN)
-    assert copying_s_now("web", "a") is None
-    keep("web", "a", replace(SEEN, copying_s=0.08))
-    long_after = time.time() + FRESH_S
-    monkeypatch.setattr(time, "time", lambda: long_after)
-    assert copying_s_now("web", "a") is None
 
 
 def spare_s(intent: Intent, way: Way | None) -> float:

@@ -45,7 +45,7 @@ def dirty_rate(
         run_until_interrupted(_watch(found))
         return
     measured = run(found.measure(for_s))
-    keep(found.name, found.host.name, measured)
+    keep(found.name, measured)
     if plot:
         from vmckpt.ui.charts import draw_dirty_rate
 
@@ -106,7 +106,7 @@ async def _watch(vm: "Driver") -> None:
         while True:
             try:
                 measured = await vm.measure(WATCHED_S)
-                keep(vm.name, vm.host.name, measured)
+                keep(vm.name, measured)
                 add(measured)
             except BusyError as exc:
                 warn(f"{exc.what}: {exc.why}")

@@ -109,7 +109,7 @@ async def _calm(
         made = await plan.make(name, target, options, wanted, began_s=began_s)
         for_s = min(for_s, made.spare_s)
     vm = await find(name)
-    await wait_for_calm(vm.name, vm.host.name, vm.measure, for_s, warn)
+    await wait_for_calm(vm.name, vm.measure, for_s, warn)
 
 
 async def _planned(

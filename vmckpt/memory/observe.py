@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from vmckpt.memory.content import Content, Piece, pages_content, ram_content, ram_layout
 from vmckpt.memory.dirty_pages import DirtyPages, PageSet, tracked
-from vmckpt.memory.pace import Pace
 from vmckpt.memory.windows import Course, Dirtied, Windows
 
 TICK_S = 0.05
@@ -32,7 +31,7 @@ class Window(NamedTuple):
 class Observation(NamedTuple):
     """What was seen in `took_s` seconds. `faults`: how often the guest paid for being watched.
 
-    `dirtied` is None where nothing was. `copying_s`: processor seconds that copying a GiB took.
+    `dirtied` is None where nothing was.
     """
 
     took_s: float
@@ -44,7 +43,6 @@ class Observation(NamedTuple):
     dirtied: Content | None
     layout: tuple[Piece, ...]
     course: Course
-    copying_s: float | None
 
 
 async def observe(
@@ -55,9 +53,8 @@ async def observe(
     None as soon as `go_on` says no, asked about 20 times a second. Raises OSError as `tracked`
     does, ProcessLookupError when the process ends meanwhile.
     """
-    pace = Pace()
     with tracked(pid, ram_file) as pages:
-        seen = await _watch(pages, for_s, go_on, pace)
+        seen = await _watch(pages, for_s, go_on)
     if seen is None:
         return None
     windows, listed = seen
@@ -71,12 +68,11 @@ async def observe(
         dirtied=pages_content(ram_file, windows.all) if windows.all.count else None,
         layout=ram_layout(ram_file),
         course=windows.course(),
-        copying_s=pace.copying_s,
     )
 
 
 async def _watch(
-    pages: DirtyPages, for_s: float, go_on: Callable[[], Awaitable[bool]], pace: Pace
+    pages: DirtyPages, for_s: float, go_on: Callable[[], Awaitable[bool]]
 ) -> tuple[Windows, list[Window]] | None:
     spans = min(COURSE_SPANS, max(COURSE_BYTES // pages.set_bytes, 1))
     windows, listed, level = Windows(for_s / spans), list[Window](), 0
@@ -95,7 +91,6 @@ async def _watch(
         windows.add(level, length_s, dirtied)
         listed.append(Window(opened_s - began_s, length_s, dirtied.count))
         opened_s = now_s
-        pace.look()
         costly = dirtied.count * FAULT_S / length_s > FAULT_SHARE
         if costly and 2 * TICK_S * 2**level <= for_s / LEAST_WINDOWS:
             level += 1

@@ -13,20 +13,19 @@ LOOK_S = 2.0
 
 async def wait_for_calm(
     name: str,
-    host: str,
     measure: Callable[[float], Awaitable[DirtyRate]],
     for_s: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Return when the guest dirties little for its kind, at the latest after `for_s`.
+    """Return when the guest `name` dirties little for its kind, at the latest after `for_s`.
 
-    What was measured last is kept, for `name` on `host`. `tell` is told which it was. Raises what `measure`, for so many
+    What was measured last is kept. `tell` is told which it was. Raises what `measure`, for so many
     seconds, raises.
     """
     began_s, rates = time.monotonic(), list[float]()
     while time.monotonic() - began_s + LOOK_S <= for_s:
         measured = await measure(LOOK_S)
-        keep(name, host, measured)
+        keep(name, measured)
         rates.append(measured.working_set_bytes / measured.took_s)
         if is_calm(rates):
             most = format_rate(max(rates))

@@ -184,7 +184,7 @@ async def make_plan(
     _require_open(roads, vm.name, target.name)
     devices = await _devices(vm, target, records)
     measured = await measure(vm, for_s)
-    keep(vm.name, vm.host.name, measured)
+    keep(vm.name, measured)
     intent = replace(intent, gone_s=time.monotonic() - began_s)
     roads = [within_bandwidth(road, measured, options) for road in roads]
     _require_open(roads, vm.name, target.name)

@@ -19,7 +19,6 @@ from vmckpt.hosts.inventory import state_dir
 from vmckpt.migrate.options import Options
 from vmckpt.units import format_duration
 from vmckpt.vm.check import WARN, Check
-from vmckpt.vm.last_measured import copying_s_now
 
 if TYPE_CHECKING:
     from vmckpt.migrate.report import Report
@@ -159,7 +158,6 @@ def request_of(vm: str, ends: tuple[Host, Host], asked: Options) -> dict[str, ob
     facts = asdict(asked)
     if asked.at_target is not None:
         facts["at_target"] = asked.at_target.told()
-    facts["copying_s_per_gib"] = copying_s_now(vm, ends[0].name)
     return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | facts
 
 

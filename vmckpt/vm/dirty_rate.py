@@ -53,7 +53,7 @@ class DirtyRate:
     `why` says why not the first. What page sampling does not tell is None. `faults` is how often
     the guest paid for being watched, `busy` how much of its processors' time it used, at most all.
     `layout` says where memory is zero, in equal pieces, `course` when pages were dirtied; both are
-    empty where only sampled. `copying_s`: processor seconds that copying a GiB took on the host.
+    empty where only sampled.
     """
 
     source: str
@@ -69,7 +69,6 @@ class DirtyRate:
     layout: tuple[Piece, ...] = ()
     course: Course = NOT_SEEN
     ended_unix_s: float = 0.0
-    copying_s: float | None = None
 
     @property
     def working_set_bytes(self) -> int:
@@ -97,7 +96,6 @@ class DirtyRate:
             "dirtied": self.dirtied._asdict() if self.dirtied else None,
             "busy": round(self.busy, 3),
             "ended_unix_s": round(self.ended_unix_s, 3),
-            "copying_s_per_gib": round(self.copying_s, 5) if self.copying_s else None,
             "layout": [[round(part, 4) for part in piece] for piece in self.layout],
             "course": {
                 "ends_s": [round(end_s, 4) for end_s in self.course.ends_s],
@@ -122,7 +120,6 @@ class DirtyRate:
             dirtied=dirtied,
             busy=data.get("busy", 1.0),
             ended_unix_s=data.get("ended_unix_s", 0.0),
-            copying_s=data.get("copying_s_per_gib"),
             layout=tuple(Piece(*piece) for piece in data.get("layout", ())),
             course=Course(tuple(course["ends_s"]), tuple(tuple(row) for row in course["pages"])),
         )
@@ -221,7 +218,6 @@ def _tracked(ram_bytes: int, seen: Observation) -> DirtyRate:
         dirtied=seen.dirtied,
         layout=seen.layout,
         course=seen.course,
-        copying_s=seen.copying_s,
     )
 
 
