@@ -7,7 +7,7 @@ import pytest
 
 from vmckpt.memory.dirty_pages import PageSet
 from vmckpt.memory.windows import Windows
-from vmckpt.plan.course import BEGINS_S, STARTS, Course, From
+from vmckpt.plan.course import BEGINS_S, STARTS, Course, From, OnAverage, Slowed
 from vmckpt.plan.dirtying import DirtyCurve
 
 pytestmark = pytest.mark.unit
@@ -37,6 +37,16 @@ def test_beyond_what_was_seen_it_goes_on_as_on_average() -> None:
 def test_a_load_counts_from_the_beginning_of_the_move() -> None:
     assert From(COURSE, 2.0).between(0.0, 1.0) == 0
     assert From(COURSE, 1.0).between(0.0, 3.0) == 200
+
+
+def test_a_slowed_guest_dirties_later_from_then_on() -> None:
+    half = Slowed(From(COURSE, 0.0), 2.0, 0.5)
+    assert half.between(0.0, 2.0) == From(COURSE, 0.0).between(0.0, 2.0)
+    assert half.between(2.0, 4.0) == From(COURSE, 0.0).between(2.0, 3.0)
+    assert half.between(1.0, 6.0) == From(COURSE, 0.0).between(1.0, 4.0)
+    quarter = Slowed(half, 4.0, 0.5)
+    assert quarter.between(4.0, 8.0) == From(COURSE, 0.0).between(3.0, 4.0)
+    assert Slowed(OnAverage(CURVE), 0.0, 0.5).between(0.0, 4.0) == CURVE.within(2.0)
 
 
 def test_moves_begin_at_moments_of_the_first_half() -> None:

@@ -73,13 +73,12 @@ def test_a_curve_survives_its_record(groups: list[list[tuple[float, float]]], to
     assert DirtyCurve.from_json(curve.to_json()) == curve
 
 
-def test_between_points_it_is_a_line_and_a_slowed_guest_dirties_later() -> None:
+def test_between_points_it_is_a_line() -> None:
     curve = DirtyCurve.measured([[(1.0, 100)] * 8, [(3.0, 200)] * 8], 1000)
     assert curve.within(0.5) == pytest.approx(100 * 0.5**0.6309, rel=0.01)
     assert curve.within(2.0) == 150
     assert curve.within(5.0) == 300
     assert curve.within(500.0) == 1000
-    assert curve.slowed(0.5).within(4.0) == 150
     assert DirtyCurve((), 1000).within(3.0) == 0
     assert curve.working_set_pages == 200
 

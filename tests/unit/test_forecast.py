@@ -19,7 +19,7 @@ from vmckpt.plan.first_pass import WINDOW_S, Stretch
 from vmckpt.plan.forecast import MODEL_SPREAD, Band, Forecast, Limits, Way, forecast, from_json
 from vmckpt.plan.guest import Guest
 from vmckpt.plan.link import Costs, Link
-from vmckpt.plan.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S
+from vmckpt.plan.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S, play_precopy, wire
 
 pytestmark = pytest.mark.unit
 
@@ -165,6 +165,23 @@ def test_throttling_slows_a_guest_only_beyond_what_it_leaves_unused() -> None:
         for one in (guest(200_000, GIB_PAGES / 2), lazy)
     )
     assert soft.total_s.p50 > 1.5 * hard.total_s.p50
+
+
+class Burst:
+    """10,000 pages a second for 9 s, and then nothing."""
+
+    def between(self, from_s: float, to_s: float, quantile: float = 0.5) -> float:
+        del quantile
+        return 1e4 * (min(to_s, 9.0) - min(from_s, 9.0))
+
+
+def test_throttling_that_a_guest_does_not_feel_changes_nothing_of_its_course() -> None:
+    lazy = guest(1e4, GIB_PAGES / 2, busy=0.1, zero_share=0.99)
+    slow = wire(LINK.costs, 30e6)
+    plain = play_precopy(lazy, slow, 0.05, load=Burst())
+    throttled = play_precopy(lazy, slow, 0.05, load=Burst(), most_throttle=0.8)
+    assert throttled.throttle > 0.1
+    assert (throttled.took_s, throttled.sent_bytes) == (plain.took_s, plain.sent_bytes)
 
 
 def test_a_hot_working_set_that_fits_the_downtime_is_no_reason_not_to_end() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.test_forecast import LINK, guest
 from vmckpt.plan.forecast import Limits, Way, forecast
-from vmckpt.plan.link import Costs, Moved, learn
+from vmckpt.plan.link import Moved, learn
 from vmckpt.plan.rounds import BATCH_BYTES, PACKET_BYTES, wire
 
 pytestmark = pytest.mark.unit
@@ -72,14 +72,10 @@ def test_what_compresses_costs_more_to_send() -> None:
     assert text == pytest.approx(1.4e-5, rel=1e-3)
 
 
-def test_costs_may_be_known_otherwise() -> None:
-    alike = [Moved(n, 2 * n, n * (1e-5 + 2 * 3e-6), 9.0, None) for n in (10**4, 10**5, 10**6)]
-    known = Costs(1e-5, 3e-6, 0.0, squeezed_s=7e-6, hole_s=2e-6)
-    link = learn(alike, costs=known)
-    assert link is not None
-    assert link.costs == known._replace(look_s=3e-6)
-    held = [one._replace(limited=True) for one in alike]
-    assert learn(held, costs=known) is None
+def test_moves_that_a_limit_held_tell_no_costs() -> None:
+    moves = [Moved(n, 2 * n, n * (1e-5 + 2 * 3e-6), 9.0, None) for n in (10**4, 10**5, 10**6)]
+    assert learn(moves) is not None
+    assert learn([one._replace(limited=True) for one in moves]) is None
 
 
 def test_a_hole_costs_more_than_a_page_of_zeroes() -> None:

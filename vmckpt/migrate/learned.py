@@ -12,15 +12,12 @@ from vmckpt.migrate.shared_link import SHARED
 from vmckpt.plan.device_phases import DeviceMove
 from vmckpt.plan.forecast import Way
 from vmckpt.plan.guest import SENT_PAGE_BYTES
-from vmckpt.plan.link import Costs, Link, Moved, Piece, learn
-from vmckpt.plan.pieces import costs_by_pieces
+from vmckpt.plan.link import Link, Moved, learn
 from vmckpt.plan.rounds import HELD_S
 
 # Older ones were on another day, with other neighbours. There and back count.
 LATEST_MOVES = 80
 IDLE_ROUNDS = 2
-# The first pass ends within the second look that QEMU counts; less than this tells nothing.
-FIRST_ROUNDS, LEAST_PIECE_S = 2, 0.04
 # How the names of calibration guests begin.
 CALIBRATION = "calibrate-"
 # How much a guest is like the one that is asked for; a calibration guest not at all.
@@ -86,10 +83,6 @@ def learned(
                 one._replace(kinship=kinship, weight=weight)
             )
     links, known = dict[str, Link](), {_sent_by(record) for record in ours}
-    split = dict[str, Costs]()
-    for encryption in ("", ENCRYPTED):
-        alike = (one + encryption for one in (MULTIFD, ZSTD))
-        split |= costs_by_pieces({one: moves[one][-LATEST_MOVES:] for one in alike if one in moves})
     # In order: what looking for zeroes costs a source shows where a target does not touch them:
     # over several channels (multifd-zero-page.c, multifd_recv_zero_page_process).
     for kind in sorted(known & moves.keys()):
@@ -99,7 +92,6 @@ def learned(
             moves[kind][-LATEST_MOVES:],
             _misses(ours, kind),
             rest[-LATEST_MOVES:],
-            split.get(kind),
             looks.costs.zero_page_s if looks else None,
         )
         if link is not None:
@@ -166,7 +158,6 @@ def moved(record: RunRecord) -> Moved | None:
         limited=limited,
         squeezed=_squeezed(record, last["normal_pages"]),
         holes=min(record.request.get("hole_pages") or 0, last.get("zero_pages", 0)),
-        pieces=() if limited or not _is_split(record.request) else _pieces(record, counted),
         waited_s=HELD_S if result.get("rounds", 0) > IDLE_ROUNDS else 0.0,
     )
 
@@ -188,35 +179,6 @@ def _is_sound(result: Mapping[str, Any]) -> bool:
         if not isinstance(figure, int | float) or not isfinite(figure) or figure <= 0:
             return False
     return bool(result["transfer_time_s"] <= result["total_time_s"])
-
-
-def _is_split(request: Mapping[str, Any]) -> bool:
-    """Whether it went over several channels, as compression does, too."""
-    return bool(request.get("channels") or request.get("compression"))
-
-
-def _pieces(record: RunRecord, counted: Sequence[Mapping[str, Any]]) -> tuple[Piece, ...]:
-    """What went between the looks of its first pass, where no limit held it back.
-
-    Holes are as common in each as in all.
-    """
-    zero_pages = counted[-1].get("zero_pages", 0)
-    holes = min((record.request.get("hole_pages") or 0) / zero_pages, 1.0) if zero_pages else 0.0
-    limit = record.request.get("bandwidth_bytes_per_s")
-    looks = [one for one in counted if one["status"] == "active" and one["round"] <= FIRST_ROUNDS]
-    pieces = []
-    for before, after in pairwise(looks):
-        pages, zeroes, sent_bytes = (
-            after[what] - before[what]
-            for what in ("normal_pages", "zero_pages", "transferred_bytes")
-        )
-        took_s = after["at_s"] - before["at_s"]
-        if took_s < LEAST_PIECE_S or (limit and sent_bytes > USED * limit * took_s):
-            continue
-        saved = max(pages - sent_bytes / SENT_PAGE_BYTES, 0.0)
-        squeezed = saved if record.request.get("compression") else 0.0
-        pieces.append(Piece(took_s, pages, zeroes, holes * zeroes, squeezed))
-    return tuple(pieces)
 
 
 def _is_rare(request: Mapping[str, Any]) -> bool:

@@ -164,3 +164,18 @@ class From(NamedTuple):
         """See `Load`."""
         del quantile
         return self.course.between(self.start_s + from_s, self.start_s + to_s)
+
+
+class Slowed(NamedTuple):
+    """As by `load` until a moment, and from there on at `speed` times that."""
+
+    load: Load
+    since_s: float
+    speed: float
+
+    def between(self, from_s: float, to_s: float, quantile: float = 0.5) -> float:
+        """See `Load`."""
+        return self.load.between(self._as_if_s(from_s), self._as_if_s(to_s), quantile)
+
+    def _as_if_s(self, at_s: float) -> float:
+        return min(at_s, self.since_s) + max(at_s - self.since_s, 0.0) * self.speed

@@ -82,11 +82,6 @@ class DirtyCurve(NamedTuple):
         """Distinct pages in the longest time that was looked at."""
         return self.points[-1].pages if self.points else 0.0
 
-    def slowed(self, share: float) -> "DirtyCurve":
-        """The curve of a guest that gets `share` of its processor time."""
-        points = (point._replace(t_s=point.t_s / share) for point in self.points)
-        return self._replace(points=tuple(points))
-
     def to_json(self) -> dict[str, Any]:
         """For a record."""
         return {"total_pages": self.total_pages, "points": [list(p) for p in self.points]}

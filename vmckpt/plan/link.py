@@ -26,16 +26,6 @@ UNKNOWN_WAITING, MOST_WAITING = (0.0, 0.5, 1.0), (0.5, 1.0, 2.0)
 _TENTH = 1.28
 
 
-class Piece(NamedTuple):
-    """What a move sent between two looks; the figures are those of `Moved`."""
-
-    took_s: float
-    pages: float
-    zero_pages: float
-    holes: float
-    squeezed: float
-
-
 class Moved(NamedTuple):
     """A migration that was: pages sent, and how long things took.
 
@@ -47,8 +37,7 @@ class Moved(NamedTuple):
     then how long it stood still in all. `limited`: it was held to a bandwidth, and does not tell
     how fast pages go. `waited_s`: how long it took until QEMU looked whether it may end. `weight`:
     how much it counts for the cost of a page. `squeezed`: so many pages' bytes were saved by
-    compression. `holes`: so many of the zero pages were not in the source's memory file. `pieces`:
-    what went when, where that tells what it cost.
+    compression. `holes`: so many of the zero pages were not in the source's memory file.
     """
 
     pages: float
@@ -67,7 +56,6 @@ class Moved(NamedTuple):
     weight: float = 1.0
     squeezed: float = 0.0
     holes: float = 0.0
-    pieces: tuple[Piece, ...] = ()
 
 
 class Costs(NamedTuple):
@@ -129,19 +117,17 @@ def learn(
     moved: Sequence[Moved],
     misses: Sequence[float] = (),
     sent_otherwise: Sequence[Moved] = (),
-    costs: Costs | None = None,
     look_s: float | None = None,
 ) -> Link | None:
     """The constants that explain the migrations that were; None when they explain nothing.
 
     `misses` are what forecasts of this pair were off by, of 1. The cost of a page can only be told
     from that of a zero page when migrations differed in the two. What a migration takes besides
-    sending, and the switch, are those of `sent_otherwise` too. `costs` are known otherwise where
-    they are given; `look_s` is what of a zero page's cost is the source's: all, where nothing is
-    known.
+    sending, and the switch, are those of `sent_otherwise` too. `look_s` is what of a zero page's
+    cost is the source's: all, where nothing is known.
     """
     unlimited = [one for one in moved if not one.limited]
-    costs = costs or _fit(unlimited)
+    costs = _fit(unlimited)
     if not unlimited or costs is None or costs.page_s <= 0:
         return None
     zero_s = costs.zero_page_s

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 from vmckpt.plan.convergence import has_stalled
-from vmckpt.plan.course import Load, OnAverage
+from vmckpt.plan.course import Load, OnAverage, Slowed
 from vmckpt.plan.first_pass import WINDOW_S, Pace, play
 from vmckpt.plan.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
 from vmckpt.plan.link import Costs
@@ -237,8 +237,9 @@ def play_precopy(
         dirtied = _next_round(course, load, gone, round_s, luck / sqrt(course.rounds))
         course.sent_bytes += dirtied_bytes(guest, way, gone)
         course.unchanged += abs(course.left - before) <= SAME_WITHIN * before
+        speed = guest.speed(throttle.now)
         if throttle.round_over(round_s, gone, dirtied):
-            load = OnAverage(guest.curve.slowed(guest.speed(throttle.now)))
+            load = Slowed(load, course.took_s, guest.speed(throttle.now) / speed)
             course.unchanged = 0
     return _played(course, throttle, guest, way, ends=False)
 
