@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import RefusedError
+from vmckpt.errors import OutcomeUnknownError, RefusedError
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
@@ -25,6 +25,26 @@ class Deaf(FileStore):
         if self.is_down:
             raise ArbiterDownError("the arbiter is down", why="a test's", remedy="-")
         return await super().replace(vm, record, over=over)
+
+
+class Lossy(FileStore):
+    """Does what it is asked, and does not answer: the `lost` next times, or `is_stuck` over it."""
+
+    lost, is_stuck = 0, False
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.stuck = asyncio.Event()
+
+    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        put = await super().replace(vm, record, over=over)
+        if self.is_stuck:
+            self.stuck.set()
+            await asyncio.Event().wait()
+        if self.lost:
+            self.lost -= 1
+            raise OutcomeUnknownError("no answer", why="it was lost", remedy="-")
+        return put
 
 
 def primary_of(store: FileStore, told: list[str]) -> Keeper:
@@ -120,5 +140,59 @@ def test_an_arbiter_that_heard_of_nothing_is_waited_for_until_the_lease_has_ende
         async with asyncio.timeout(20):
             assert await back
         assert keeper.term == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_term_that_was_taken_back_without_an_answer_is_ours(tmp_path: Path, lost: int) -> None:
+    store, told = Lossy(tmp_path), list[str]()
+
+    async def main() -> None:
+        keeper = primary_of(store, told)
+        await hand_over(keeper)
+        store.lost = lost
+        assert await keeper.take_back(is_standbys)
+        assert keeper.term == 2
+        with pytest.raises(RefusedError):
+            await standby_of(store).take()
+
+    asyncio.run(main())
+
+
+def test_taking_back_that_is_cut_off_may_be_begun_again(tmp_path: Path) -> None:
+    told = list[str]()
+
+    async def main() -> None:
+        store = Lossy(tmp_path)
+        keeper = primary_of(store, told)
+        await hand_over(keeper)
+        store.is_stuck = True
+        back = asyncio.ensure_future(keeper.take_back(is_standbys))
+        await store.stuck.wait()
+        back.cancel()
+        await asyncio.wait({back})
+        assert back.cancelled()
+        store.is_stuck = False
+        assert await keeper.take_back(is_standbys)
+        assert keeper.term == 2
+
+    asyncio.run(main())
+
+
+def test_an_arbiter_that_knows_of_no_term_grants_none_back(tmp_path: Path) -> None:
+    """Its directory is not mounted here, and the standby has the term there."""
+    mounted, elsewhere = tmp_path / "leases", tmp_path / "not mounted"
+    store, told = FileStore(mounted), list[str]()
+
+    async def main() -> None:
+        keeper, _ = await taken_over(store, told)
+        mounted.rename(elsewhere)
+        back = asyncio.ensure_future(keeper.take_back(is_standbys))
+        await asyncio.wait({back}, timeout=0.3)
+        assert not back.done()
+        assert not mounted.exists()
+        elsewhere.rename(mounted)
+        assert not await back
 
     asyncio.run(main())

@@ -63,6 +63,16 @@ class Lease:
         return self._held
 
     @property
+    def has_asked(self) -> bool:
+        """Whether a term was ever asked for, got or not."""
+        return self._attempt > 0
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether what was asked may yet be done: it has no answer, and nothing came between."""
+        return bool(self._asked)
+
+    @property
     def replaced(self) -> Seen | None:
         """The record that our term was put over, and since when we had seen it stand.
 

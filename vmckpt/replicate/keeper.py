@@ -9,6 +9,7 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from vmckpt.epoch.load import LOAD_TIMEOUT_S
 from vmckpt.errors import (
     OperationFailedError,
     OutcomeUnknownError,
@@ -22,12 +23,14 @@ from vmckpt.lease.primary import Move, View, decide, may_release, may_run
 from vmckpt.lease.rule import Holding
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.replicate.channel import PATIENCE_S
+from vmckpt.replicate.fencing.agent import TIMEOUT_S
 
 # What stopping the guest may take: the guard does it so long before the lease ends.
 MARGIN_S = 0.25
 RETRY_S, LOOK_S = 0.1, 0.05
-# A standby that took the term, and could not go on with the guest, has given it up by then.
-GIVEN_UP_S = 10.0
+# A standby that took the term, and could not go on with the guest, has given it up so long after:
+# it has fenced the primary or waited for its lease, tried to load the guest, and told the arbiter.
+GIVEN_UP_S = TIMEOUT_S + LOAD_TIMEOUT_S + 5.0
 
 
 class Keeper:
@@ -35,6 +38,8 @@ class Keeper:
 
     def __init__(self, lease: Lease, tell_guard: Callable[[str], None]) -> None:
         self._lease, self._tell_guard = lease, tell_guard
+        # One for all of `take_back`: what it asked and got no answer to may have been done.
+        self._again = lease.again()
         self._term = 0
         self._is_free, self._is_still = False, False
         self._guard_died = ""
@@ -148,18 +153,22 @@ class Keeper:
         """After `hand_over`: hold the term again, no replica in sync; tries as long as it takes.
 
         False when another has it: this guest is not to run again. Nor is it when anybody but its
-        own standby gave the term up: that one had the guest from somebody who came after us.
+        own standby gave the term up: that one had the guest from somebody who came after us. An
+        arbiter that knows of no term has forgotten ours, or is not mounted: it is waited for.
         """
-        again = self._lease.again()
+        again, ours = self._again, (self._lease.claimant.name, self._again.claimant.name)
         while True:
             try:
                 seen = await again.look()
-                holder = seen.now.record.holder if seen else self._lease.claimant.name
-                if holder != self._lease.claimant.name and not is_standbys(holder):
+                if seen is None:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                holder = seen.now.record.holder
+                if holder not in ours and not is_standbys(holder):
                     return False
                 self._term = (await again.take()).term
             except RefusedError:
-                if again.seen is None or again.seen.now.record.holder != self._lease.claimant.name:
+                if again.seen is None or again.seen.now.record.holder not in ours:
                     return False
                 await asyncio.sleep(RETRY_S)  # it was not told, and its lease may run
             except (ArbiterDownError, OutcomeUnknownError, StorageError):

@@ -7,6 +7,7 @@ lease has ended.
 
 import asyncio
 import json
+import math
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,7 +73,7 @@ async def abandon(directory: Path) -> None:
     await end_waiting(request.standby, request.vm)
     vm = await read_vm(request.standby, request.vm)
     if vm is None:
-        await _give_up_term(request)
+        await give_up_term(request)
     elif await vm.is_alive():
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             if (await commands.query_status(monitor)).status in STOPPED_FOR_AN_EPOCH:
@@ -81,23 +82,31 @@ async def abandon(directory: Path) -> None:
             await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
 
 
-async def _give_up_term(request: Request) -> None:
-    store, dead = open_arbiter(request.options), f"{request.standby.name}/{request.run}"
-    span = Span(request.options.lease_s)
+async def give_up_term(request: Request) -> None:
+    """Give up a term that the standby's service took, and does nothing with any more.
+
+    Tries as long as it takes. An arbiter that knows of no term may not be mounted, or was never
+    asked for one: it is asked for no longer than a primary waits. Raises UsageError.
+    """
+    store, ended = open_arbiter(request.options), f"{request.standby.name}/{request.run}"
+    span, unknown_until_s = Span(request.options.lease_s), math.inf
     while True:
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError, RefusedError):
             found = await store.read(request.vm)
-            if found is None or found.record.released:
+            if found is None:
+                unknown_until_s = min(unknown_until_s, boottime_s() + GIVEN_UP_S)
+                if boottime_s() > unknown_until_s:
+                    return
+            # The service's, or ours: what was asked and not answered may have been done.
+            elif found.record.released or not request.is_standbys(found.record.holder):
                 return
-            term, holder = found.record.term, found.record.holder
-            # The dead one's, or ours: what was asked and not answered may have been done.
-            if not request.is_standbys(holder):
+            else:
+                term, holder = found.record.term, found.record.holder
+                claimant = Claimant(f"{ended}/abandon/{term}", succeeds=holder)
+                lease = Lease(store, request.vm, claimant, span)
+                await lease.take(Holding(term, holder))
+                await lease.give_up()
                 return
-            claimant = Claimant(f"{dead}/abandon/{term}", succeeds=holder)
-            lease = Lease(store, request.vm, claimant, span)
-            await lease.take(Holding(term, holder))
-            await lease.give_up()
-            return
         await asyncio.sleep(POLL_S)
 
 
@@ -105,7 +114,7 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
     vm = await read_vm(request.primary, request.vm)
     if not (at_any_rate or (vm is not None and await vm.is_alive())):
         return  # the standby has taken over, or will
-    if await _takes_term(request):
+    if await _takes_term(request, at_any_rate=at_any_rate):
         if vm is not None:
             for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
                 await vm.host.kill(process)
@@ -124,24 +133,29 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
     tell_event(request.primary, about)
 
 
-async def _takes_term(request: Request) -> bool:
+async def _takes_term(request: Request, *, at_any_rate: bool) -> bool:
     """Wait until it is clear who goes on; True when it is this side.
 
-    A standby that has the term is not yet one that has the guest. Raises RefusedError when the term
-    is neither side's.
+    A standby that has the term is not yet one that has the guest. An arbiter that knows of no term
+    has forgotten ours, or is not mounted: it is waited for until the operator ends the replication
+    (`at_any_rate`, which may be of a service that was killed before it had a term). Raises
+    RefusedError when the term is neither side's.
     """
     us = f"{request.primary.name}/"
     claimant = f"{us}{request.run}/recovery"
     store, span = open_arbiter(request.options), Span(request.options.lease_s)
     lease: Lease | None = None
-    until_s = boottime_s() + GIVEN_UP_S
+    until_s = math.inf
     while True:
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
             found = await store.read(request.vm)
-            if found is None or found.record.holder == claimant:
+            if found is None:
+                if at_any_rate or await _is_released(request):
+                    return True
+            elif (holder := found.record.holder) == claimant:
                 return True
-            holder, is_free = found.record.holder, found.record.released
-            if request.is_standbys(holder) and not is_free:
+            elif request.is_standbys(holder) and not found.record.released:
+                until_s = min(until_s, boottime_s() + GIVEN_UP_S)
                 if boottime_s() > until_s or await _is_at_home(request):
                     return False
             elif not (holder.startswith(us) or request.is_standbys(holder)):
@@ -157,6 +171,12 @@ async def _takes_term(request: Request) -> bool:
                     await lease.take()
                     return True
         await asyncio.sleep(POLL_S)
+
+
+async def _is_released(request: Request) -> bool:
+    """Whether another process waits to do this `at_any_rate`."""
+    mark = f"replica\0release\0{Files.of(request.primary, request.vm).path}\0"
+    return bool(await request.primary.find_processes(mark))
 
 
 async def _is_at_home(request: Request) -> bool:

@@ -31,9 +31,11 @@ from vmckpt.replicate.control import DISMISS, answering, write_last_word
 from vmckpt.replicate.disks.copies import Copy, discard, keep, mark_as_disks, prepare
 from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
+from vmckpt.replicate.keeper import GIVEN_UP_S
 from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, paths_status, second_path
+from vmckpt.replicate.recovery import give_up_term
 from vmckpt.replicate.replica import Replica, replica_in
 from vmckpt.replicate.request import PROMOTED, Files, Request, read_request, stop_command
 from vmckpt.replicate.takeover import TICK_S, TakeOver
@@ -180,16 +182,28 @@ class Standby:
             await self._warm.close()
         else:
             self._ended = "ended"
-            await self._warm.end()
-            if self._lease.held is not None:
+            if self._lease.has_asked:
                 # It was to go on here and never did: the primary, if it is there, may have it back.
-                with suppress(VmckptError):
-                    await self._lease.give_up()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._give_up_term(), GIVEN_UP_S)
+            await self._warm.end()
             if self._was_dismissed:
                 discard(self._copies, self._request.vm)
             elif self._replica and self._replica.complete:
                 keep(self._copies, self._request.vm)
         await self._write_status()
+
+    async def _give_up_term(self) -> None:
+        """Whatever became of what was asked: the term is not this standby's any more.
+
+        Tries as long as it takes.
+        """
+        while self._lease.is_in_doubt:
+            with suppress(VmckptError):
+                await self._lease.look()
+            await asyncio.sleep(TICK_S)
+        with suppress(VmckptError):
+            await give_up_term(self._request)
 
     async def _reserve(self, ram: RamFile) -> Failure | None:
         """Have memory for all of the guest from now on; why there is not enough."""
@@ -252,7 +266,7 @@ class Standby:
             await self._warm.load(replica.device_state)
         except (OperationFailedError, StorageError) as exc:
             self._why = exc.why
-            with suppress(VmckptError):  # then a primary that handed it over waits for the lease
+            with suppress(VmckptError):  # then it is tried again at the end
                 await self._lease.give_up()
             return
         mark_as_disks(self._copies, self._request.vm)  # no copies any more, that could be dropped
