@@ -27,7 +27,8 @@ class Journal(NamedTuple):
 
     What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
     `step` is the last one begun; `was_running` whether the guest ran when it began. `offline`: the
-    VM is off, and both QEMUs are ended when it is clear who has it.
+    VM is off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the
+    guest beforehand.
     """
 
     run: str
@@ -41,6 +42,12 @@ class Journal(NamedTuple):
     step: str
     disks: tuple[CopiedDisk, ...] = ()
     offline: bool = False
+    stops: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the guest stands still because vmckpt has stopped it for the way."""
+        return self.stops and self.step in ("transfer", "switchover")
 
     @property
     def past_commit(self) -> bool:
@@ -50,11 +57,14 @@ class Journal(NamedTuple):
     async def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
         for host in hosts:
-            disks = [asdict(disk) for disk in self.disks]
-            text = json.dumps({"format": FORMAT, **self._asdict(), "disks": disks})
-            directory = vm_dir(host.state_dir, self.vm)
-            await host.make_dir(directory.path)
-            await host.write_text(directory.journal, text)
+            await self.write_to(host, vm_dir(host.state_dir, self.vm).journal)
+
+    async def write_to(self, host: Host, path: Path) -> None:
+        """Keep it in a file, which is replaced."""
+        disks = [asdict(disk) for disk in self.disks]
+        await host.make_dir(path.parent)
+        text = json.dumps({"format": FORMAT, **self._asdict(), "disks": disks})
+        await host.write_text(path, text)
 
     async def remove(self, hosts: Iterable[Host]) -> None:
         """Forget the migration on each host, and what was being written of it when its command was
@@ -68,7 +78,11 @@ class Journal(NamedTuple):
     @classmethod
     async def read(cls, host: Host, vm: str) -> Self | None:
         """The journal on a host, None when there is none. Raises UsageError when it is damaged."""
-        path: Path = vm_dir(host.state_dir, vm).journal
+        return await cls.read_from(host, vm_dir(host.state_dir, vm).journal)
+
+    @classmethod
+    async def read_from(cls, host: Host, path: Path) -> Self | None:
+        """One that is kept in a file; raises as `read`."""
         text = await host.read_text(path)
         if text is None:
             return None
