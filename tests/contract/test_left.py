@@ -1,114 +1,28 @@
 """A migration whose target's host is silent: its source goes on, and what it left goes later."""
 
 import asyncio
-import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.scripted_qmp import Server
+from tests.silent_ends import SPEC, Down, Guest, Scripted, make_home, marked_as
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.lock import Owner
-from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate import settle as settling
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.left import keep_at_source, undo_or_leave
+from vmckpt.migrate.left import keep_at, undo_or_leave
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.recover import UNDONE, Recovery, recover
 from vmckpt.migrate.settle import settle
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu
 
 pytestmark = pytest.mark.contract
 
-SPEC = 'name = "web"\nmemory = "64M"\n'
 JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", was_running=True, step="transfer")
 STOPPED = JOURNAL._replace(stops=True)
-DOWN = HostDownError("b is down", why="no way to it", remedy="wait")
-
-
-class Guest:
-    """The source's QEMU: what it says of itself, and what changes that."""
-
-    def __init__(self, run: str, status: str) -> None:
-        self.run, self.status = run, status
-        self.before_cont: Callable[[], None] = lambda: None
-        self.told: list[str] = []
-        self.sessions: set[asyncio.Task[None]] = set()
-
-    def connect(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        self.sessions.add(asyncio.create_task(self._serve(Server(theirs))))
-        return ours
-
-    async def _serve(self, server: Server) -> None:
-        try:
-            await server.greet()
-            while True:
-                await self._answer(server, await server.command())
-        except (EOFError, OSError):
-            server.hang_up()
-
-    async def _answer(self, server: Server, command: dict[str, Any]) -> None:
-        match command["execute"]:
-            case "query-status":
-                state = {"status": self.run, "running": self.run == "running"}
-                await server.answer(command, state)
-            case "query-migrate":
-                await server.answer(command, {"status": self.status})
-            case "migrate_cancel" | "cont" as told:
-                self._do(told)
-                await server.answer(command, {})
-            case _:
-                await server.refuse(command, "not in the script")
-
-    def _do(self, told: str) -> None:
-        self.told.append(told)
-        if told == "cont":
-            self.before_cont()
-            self.run = "running"
-        else:
-            self.status = "cancelled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scripted(LocalHost):
-    """A host whose only QEMU is the guest's."""
-
-    guest: Guest
-
-    async def connect(self, path: Path) -> socket.socket:
-        return self.guest.connect()
-
-
-@dataclass(frozen=True, slots=True)
-class Down(LocalHost):
-    """A host that has lost its power."""
-
-    async def connect(self, path: Path) -> socket.socket:
-        raise DOWN
-
-    async def find_processes(self, argument: str) -> list[ProcessId]:
-        raise DOWN
-
-    async def read_text(self, path: Path) -> str | None:
-        raise DOWN
-
-    async def exists(self, path: Path) -> bool:
-        raise DOWN
-
-    @asynccontextmanager
-    async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
-        raise DOWN
-        yield
 
 
 class World:
@@ -144,14 +58,6 @@ class World:
         return Pair(source, there, True, Path("/nowhere"), stopped)
 
 
-async def make_home(host: LocalHost, qemu_id: str) -> None:
-    directory = vm_dir(host.state_dir, "web")
-    qemu = Qemu(directory.qemu(qemu_id), ProcessId(0, 0), Platform("q35", "tcg", "qemu64"))
-    await host.make_dir(directory.path)
-    await host.write_text(directory.spec, SPEC)
-    await host.write_text(directory.current, qemu.to_json())
-
-
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "operator"))
@@ -163,12 +69,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """A process that has what marks the target's QEMU."""
-    pid_file = vm_dir(tmp_path / "b", "web").qemu("qb").pid
-    argv = ["sh", "-c", "read line", "sh", "-pidfile", str(pid_file)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE) as child:
-        yield child
-        child.kill()
+    """The target's QEMU, as far as its process goes."""
+    with marked_as(vm_dir(tmp_path / "b", "web").qemu("qb")) as process:
+        yield process
 
 
 def test_a_running_source_is_undone_beside_its_silent_target_which_is_cleared_later(
@@ -267,7 +170,7 @@ def test_a_live_migration_too_lets_it_run_again(tmp_path: Path) -> None:
 
     async def play() -> None:
         pair = world.pair(world.down, stopped=True)
-        keep = lambda: keep_at_source(STOPPED, world.a)  # noqa: E731
+        keep = lambda: keep_at(STOPPED, world.a)  # noqa: E731
         assert await settle(pair, world.told.append, keep) is Move.SOURCE_OWNS
         await pair.close()
 
@@ -297,7 +200,7 @@ def test_a_cut_off_undo_goes_on_as_it_was_decided(tmp_path: Path) -> None:
 
     async def play() -> None:
         await world.cut_off(JOURNAL)
-        await keep_at_source(JOURNAL, world.a)
+        await keep_at(JOURNAL, world.a)
         found = await world.recover(world.b)
         assert found is not None
         assert found.outcome == UNDONE

@@ -12,6 +12,7 @@ from vmckpt.hosts.durable import part_of
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 
 FORMAT = 1
@@ -28,7 +29,7 @@ class Journal(NamedTuple):
     What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
     `step` is the last one begun; `was_running` whether the guest ran when it began. `offline`: the
     VM is off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the
-    guest beforehand.
+    guest beforehand. `platform`: what both QEMUs run as.
     """
 
     run: str
@@ -43,6 +44,7 @@ class Journal(NamedTuple):
     disks: tuple[CopiedDisk, ...] = ()
     offline: bool = False
     stops: bool = False
+    platform: Platform | None = None
 
     @property
     def stopped(self) -> bool:
@@ -62,9 +64,11 @@ class Journal(NamedTuple):
     async def write_to(self, host: Host, path: Path) -> None:
         """Keep it in a file, which is replaced."""
         disks = [asdict(disk) for disk in self.disks]
+        data = {"format": FORMAT, **self._asdict(), "disks": disks}
+        if self.platform:
+            data["platform"] = self.platform._asdict()
         await host.make_dir(path.parent)
-        text = json.dumps({"format": FORMAT, **self._asdict(), "disks": disks})
-        await host.write_text(path, text)
+        await host.write_text(path, json.dumps(data))
 
     async def remove(self, hosts: Iterable[Host]) -> None:
         """Forget the migration on each host, and what was being written of it when its command was
@@ -93,7 +97,8 @@ class Journal(NamedTuple):
             if data["step"] not in STEPS:
                 raise ValueError(f"'{data['step']}' is no step")
             disks = tuple(CopiedDisk(**disk) for disk in data.pop("disks", ()))
-            return cls(**data, disks=disks)
+            given = data.pop("platform", None)
+            return cls(**data, disks=disks, platform=Platform(**given) if given else None)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise UsageError(
                 f"{path} on {host.name} is damaged",

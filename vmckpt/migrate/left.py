@@ -1,8 +1,8 @@
-"""What a migration leaves on a target that gives no answer, when its guest goes on at the source.
+"""What a migration leaves on an end that gives no answer, when the other has the guest.
 
-STATE/left/VM.RUN.json on the source is that run's journal: with it nobody lets the run's target
-run, whatever has arrived there, nor takes it for the VM. What it holds is removed when its host
-answers again.
+STATE/left/VM.RUN.json on the end that has it is that run's journal. On the source it says that the
+target never runs, whatever has arrived there; on the target, that the VM is at home there. Nobody
+takes what the other end holds for the VM: it is removed when its host answers again.
 """
 
 from collections.abc import Callable
@@ -10,49 +10,51 @@ from pathlib import Path
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_files import remove_files
-from vmckpt.migrate.ends import Pair, discard
+from vmckpt.migrate.disk_files import hand_over_files, remove_files
+from vmckpt.migrate.ends import End, Pair, discard
+from vmckpt.migrate.handover import release
 from vmckpt.migrate.journal import Journal
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import end_qemu
 
 
-async def keep_at_source(journal: Journal, source: Host) -> None:
-    """Its target never runs from here on: that is on the source's disk when this returns.
+async def keep_at(journal: Journal, host: Host) -> None:
+    """This end has the guest for good: that is on its disk when this returns.
 
     Raises StorageError, HostDownError.
     """
-    path = _path(journal, source)
-    await journal.write_to(source, path)
+    path = _path(journal, host)
+    await journal.write_to(host, path)
     try:
         parents = path.parent, path.parent.parent
-        done = await source.run(["sync", "--", *map(str, (path, *parents))])
+        done = await host.run(["sync", "--", *map(str, (path, *parents))])
     except OutcomeUnknownError as exc:
         raise HostDownError(exc.what, why=exc.why, remedy=exc.remedy) from exc
     if done.returncode:
         raise StorageError(
-            f"cannot keep {path} on {source.name}",
+            f"cannot keep {path} on {host.name}",
             why=done.stderr.strip(),
             remedy="mend the storage of its state directory",
         )
 
 
-async def is_kept_at_source(journal: Journal, source: Host) -> bool:
-    """Whether it was decided that its target never runs."""
-    return await source.exists(_path(journal, source))
+async def is_kept_at(journal: Journal, host: Host) -> bool:
+    """Whether it was decided that this end has the guest, beside the other's silence."""
+    return await host.exists(_path(journal, host))
 
 
-async def leave(journal: Journal, source: Host) -> None:
-    """The source has the guest, and may be worked on; what the target has is for later."""
-    await keep_at_source(journal, source)
-    await journal.remove((source,))
+async def leave(journal: Journal, host: Host) -> None:
+    """This end has the guest, and the VM may be worked on; what the other has is for later."""
+    await keep_at(journal, host)
+    await journal.remove((host,))
 
 
 async def forget(journal: Journal, source: Host, target: Host) -> None:
     """The migration is done or undone, on both hosts."""
     await journal.remove((source, target))
-    await source.remove(_path(journal, source))
+    for host in (source, target):
+        await host.remove(_path(journal, host))
 
 
 async def undo_target(pair: Pair) -> None:
@@ -82,7 +84,7 @@ async def undo_or_leave(
     return True
 
 
-async def clear(journal: Journal, source: Host, target: Host) -> None:
+async def clear_target(journal: Journal, source: Host, target: Host) -> None:
     """Remove what was left on the target, for the holder of both locks.
 
     What else of a VM of that name is there stays. Raises OutcomeUnknownError when it is the VM, and
@@ -91,11 +93,7 @@ async def clear(journal: Journal, source: Host, target: Host) -> None:
     directory = vm_dir(target.state_dir, journal.vm)
     home = await read_vm(target, journal.vm)
     if home is not None and home.qemu.files.qemu_id == journal.target_qemu:
-        raise OutcomeUnknownError(
-            f"'{journal.vm}' is at home on {target.name}, and was on {source.name}",
-            why=f"{_path(journal, source)} says that run {journal.run} left it there",
-            remedy="see on both where it runs, end the other QEMU, and remove that file",
-        )
+        raise _contradiction(journal, source, target)
     await end_qemu(target, Path(journal.ram_dir), directory.qemu(journal.target_qemu))
     await remove_files(target, journal.run, journal.disks)
     found = await Journal.read(target, journal.vm)
@@ -106,5 +104,30 @@ async def clear(journal: Journal, source: Host, target: Host) -> None:
     await source.remove(_path(journal, source))
 
 
-def _path(journal: Journal, source: Host) -> Path:
-    return source.state_dir / "left" / f"{journal.vm}.{journal.run}.json"
+async def clear_source(
+    journal: Journal, source: Host, target: Host, note: Callable[[str], None]
+) -> None:
+    """Remove what was left on the source, its copied disks too, for the holder of both locks.
+
+    Raises OutcomeUnknownError when another QEMU is the VM there, and what the hosts raise.
+    """
+    home = await read_vm(source, journal.vm)
+    if home is not None and home.qemu.files.qemu_id != journal.source_qemu:
+        raise _contradiction(journal, target, source)
+    await hand_over_files(source, target, journal.run, journal.disks, note)
+    files = vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)
+    await release(End(source, files), Path(journal.ram_dir))
+    await target.remove(_path(journal, target))
+
+
+def _contradiction(journal: Journal, owner: Host, other: Host) -> OutcomeUnknownError:
+    path = _path(journal, owner)
+    return OutcomeUnknownError(
+        f"'{journal.vm}' is at home on {other.name}, where it cannot be",
+        why=f"{path} on {owner.name} says that it stayed there when run {journal.run} ended",
+        remedy=f"see on both where it runs, end the other QEMU, and remove {path}",
+    )
+
+
+def _path(journal: Journal, host: Host) -> Path:
+    return host.state_dir / "left" / f"{journal.vm}.{journal.run}.json"

@@ -89,6 +89,7 @@ class Migration:
             ),
             offline=checked.options.offline,
             stops=self._stops and not self._options.may_postcopy,
+            platform=vm.qemu.platform,
         )
         self._encryption = checked.encryption
         self._credentials: Credentials | None = None
@@ -209,13 +210,14 @@ class Migration:
 
     async def _write_journal(self, step: Step) -> None:
         self._journal = self._journal._replace(step=step.name)
-        try:
-            await self._journal.write((self._vm.host, self._target_host))
-        except StorageError as exc:
-            if step.name in BEFORE_COMMIT:
-                raise
-            # The guest may be on the target: what stands in the journal is enough to recover.
-            self._note("journal", str(exc))
+        for host in (self._vm.host, self._target_host):
+            try:
+                await self._journal.write((host,))
+            except (StorageError, HostDownError) as exc:
+                if step.name in BEFORE_COMMIT:
+                    raise
+                # The guest may be on the target: what stands in the journals is enough to recover.
+                self._note("journal", str(exc))
 
     def _undo_failed(self, failure: UndoFailure) -> None:
         self._undo_failed_once = True
@@ -331,15 +333,12 @@ class Migration:
 
         Raises VmLostError, OutcomeUnknownError.
         """
-        from vmckpt.migrate.left import forget, keep_at_source
+        from vmckpt.migrate.left import forget, keep_at
         from vmckpt.migrate.recover import bury, lost, unknown
         from vmckpt.migrate.settle import settle
 
-        move = await settle(
-            self._pair,
-            partial(self._note, "rescue"),
-            partial(keep_at_source, self._journal, self._vm.host),
-        )
+        keep = partial(keep_at, self._journal, self._vm.host)
+        move = await settle(self._pair, partial(self._note, "rescue"), keep)
         if move is Move.LOST:
             try:
                 await bury(self._pair, self._vm, self._journal, partial(self._note, "old-image"))

@@ -16,22 +16,23 @@ from vmckpt.errors import (
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate.disk_files import hand_over_files, remove_files
+from vmckpt.migrate.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.migrate.disks import drop_mirrors
 from vmckpt.migrate.encryption import disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import BEFORE_DEVICES, Journal, find_journal, newest
 from vmckpt.migrate.left import (
-    clear,
+    clear_source,
+    clear_target,
     forget,
-    is_kept_at_source,
-    keep_at_source,
+    is_kept_at,
+    keep_at,
     leave,
     undo_target,
 )
 from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
-from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.ownership import Move, Side, View, decide
 from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.settle import settle, settle_alone
 from vmckpt.vm.inventory import Vm, read_vm
@@ -58,8 +59,8 @@ async def recover(
 ) -> Recovery | None:
     """End a cut-off migration of the VM between any of `hosts` (the inventory's) for good.
 
-    None when there is none. Afterwards the VM is in exactly one place; if the target is silent and
-    that is the source, what the target has of it is left, and removed by a later call. Raises
+    None when there is none. Afterwards the VM is in exactly one place; if that place can tell and
+    the other end is silent, what that has of it is left, and removed by a later call. Raises
     BusyError while the migration is still being worked on, VmLostError, HostDownError,
     OutcomeUnknownError (nothing was changed; says which end is silent).
     """
@@ -68,28 +69,32 @@ async def recover(
     if journal is None:
         await remove_dead_locks(name, hosts)
         return None
-    source = _named(journal.source, hosts, journal)
     try:
-        target = _named(journal.target, hosts, journal)
+        source, target = (_named(one, hosts, journal) for one in (journal.source, journal.target))
         locks = await wait_for_locks(journal.vm, journal.run, (source, target))
     except (HostDownError, _ForgottenError) as silence:
-        return await _recover_alone(journal, source, silence, note)
+        return await _recover_alone(journal, hosts, silence, note)
     async with locks:
         # Which got further is to be known: both have to answer now.
         found = [await Journal.read(host, name) for host in (source, target)]
-        of_run = [one if one and one.run == journal.run else None for one in found]
-        last = newest(one for one in of_run if one)
+        here, there = (one if one and one.run == journal.run else None for one in found)
+        last = newest(one for one in (here, there) if one)
         if last is None:
             return None
-        stays = await is_kept_at_source(last, source)
-        if of_run[0] or not stays:
+        stays = await is_kept_at(last, source)
+        arrived = await is_kept_at(last, target)
+        if (here or not stays) and (there or not arrived):
             return await _recover(last, source, target, note, stays=stays)
+        silent = target if stays else source
         try:
-            await clear(last, source, target)
+            if stays:
+                await clear_target(last, source, target)
+            else:
+                await clear_source(last, source, target, note)
         except VmckptError as exc:
-            note(f"{target.name} keeps what run {last.run} left there: {exc}")
+            note(f"{silent.name} keeps what run {last.run} left there: {exc}")
             return None
-    note(f"what run {last.run} had left on {target.name} is removed")
+    note(f"what run {last.run} had left on {silent.name} is removed")
     return await recover(name, note, hosts)
 
 
@@ -113,39 +118,96 @@ def _named(name: str, hosts: Iterable[Host], journal: Journal) -> Host:
 
 
 async def _recover_alone(
-    journal: Journal, source: Host, silence: VmckptError, note: Callable[[str], None]
+    journal: Journal,
+    hosts: Sequence[Host],
+    silence: HostDownError | _ForgottenError,
+    note: Callable[[str], None],
 ) -> Recovery | None:
-    """The source goes on if it can without its target's word. Raises `silence` if not."""
-    async with await wait_for_locks(journal.vm, journal.run, (source,)):
-        found, home = await Journal.read(source, journal.vm), await read_vm(source, journal.vm)
-        if found is None or found.run != journal.run:
-            return None
-        if home is None or found.past_commit:
-            raise silence
-        end = _source_end(found, source)
+    """The end that answers has the guest if it can tell so by itself. Raises `silence` if not."""
+    for name, go_on, outcome in (
+        (journal.source, _stay_alone, UNDONE),
+        (journal.target, _arrive_alone, FINISHED),
+    ):
         try:
-            move = await settle_alone(
-                end,
-                partial(keep_at_source, found, source),
-                was_running=found.was_running,
-                stopped=found.stopped,
-            )
-            if move is not Move.SOURCE_OWNS:
-                raise silence
-            note(f"run {found.run} was cut off at step '{found.step}', and {silence.what}")
-            await _free_source(end, found, note)
-            await _bring_devices_back(end, home, found, note)
-            await leave(found, source)
-            if found.offline:
-                await discard(end, Path(found.ram_dir))
-        finally:
-            await end.close()
-        note(f"what {found.target} has of it is removed when it answers")
-        return Recovery(found.run, found.vm, source.name, found.step, UNDONE)
+            host = _named(name, hosts, journal)
+            locks = await wait_for_locks(journal.vm, journal.run, (host,))
+        except (HostDownError, _ForgottenError):
+            continue
+        async with locks:
+            found = await Journal.read(host, journal.vm)
+            if found is None or found.run != journal.run:
+                return None
+            if not await go_on(found, host, note):
+                break
+            await leave(found, host)
+        note(f"{silence.what}: what it has of run {found.run} is removed when it answers")
+        return Recovery(found.run, found.vm, name, found.step, outcome)
+    raise silence
+
+
+async def _stay_alone(journal: Journal, source: Host, note: Callable[[str], None]) -> bool:
+    """Whether the source has the guest, which goes on there without anything of the migration."""
+    home = await read_vm(source, journal.vm)
+    if home is None or journal.past_commit:
+        return False
+    end = _source_end(journal, source)
+    keep = partial(keep_at, journal, source)
+    try:
+        move = await settle_alone(
+            end, keep, was_running=journal.was_running, stopped=journal.stopped
+        )
+        if move is not Move.SOURCE_OWNS:
+            return False
+        await _free_source(end, journal, note)
+        await _bring_devices_back(end, home, journal, note)
+        if journal.offline:
+            await discard(end, Path(journal.ram_dir))
+    finally:
+        await end.close()
+    return True
+
+
+async def _arrive_alone(journal: Journal, target: Host, note: Callable[[str], None]) -> bool:
+    """Whether the target has the guest, and needs its source no more; then it is at home there."""
+    end = _target_end(journal, target)
+    try:
+        home = await read_vm(target, journal.vm)
+        if home is None and (home := await _make_home_alone(journal, end)) is None:
+            return False
+        if home.qemu.files.qemu_id != journal.target_qemu:
+            return False
+        await disarm_if_possible(end, note)
+        await leave_plain(end, note)
+        await keep_files(target, journal.run, journal.disks)
+        await _bring_devices_back(end, home, journal, note)
+        if journal.offline:
+            await discard(end, Path(journal.ram_dir))
+    finally:
+        await end.close()
+    return True
+
+
+async def _make_home_alone(journal: Journal, target: End) -> Vm | None:
+    """The VM, at home at the target whose QEMU says that it runs; None if it does not say so."""
+    source = Side(alive=True, silent=True)
+    view = View(source, await target.look(), journal.was_running)
+    if journal.platform is None or decide(view) is not Move.TARGET_OWNS:
+        return None
+    if (qemu := await find_qemu(target, journal.platform)) is None:
+        return None
+    current = vm_dir(target.host.state_dir, journal.vm).current
+    await target.host.write_text(current, qemu.to_json())
+    return await read_vm(target.host, journal.vm)
 
 
 def _source_end(journal: Journal, source: Host) -> End:
     return End(source, vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu))
+
+
+def _target_end(journal: Journal, target: Host) -> End:
+    ran = journal.was_running and journal.past_commit
+    files = vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu)
+    return End(target, files, certainly_ran=ran)
 
 
 async def _free_source(source: End, journal: Journal, note: Callable[[str], None]) -> None:
@@ -164,11 +226,7 @@ async def _recover(
 ) -> Recovery:
     pair = Pair(
         _source_end(journal, source),
-        End(
-            target,
-            vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu),
-            certainly_ran=journal.was_running and journal.past_commit,
-        ),
+        _target_end(journal, target),
         journal.was_running,
         Path(journal.ram_dir),
         journal.stopped,
@@ -182,7 +240,7 @@ async def _recover(
             # The handover was past the commit: what is left is the source's clean-up.
             move = Move.TARGET_OWNS
         else:
-            move = await settle(pair, note, partial(keep_at_source, journal, source))
+            move = await settle(pair, note, partial(keep_at, journal, source))
         match move:
             case Move.TARGET_OWNS:
                 await _finish(pair, home, arrived)
