@@ -24,7 +24,7 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.hosts.remote.values import pack_error, unpack_error
-from vmckpt.migrate import job as job_module
+from vmckpt.migrate import insist as insisting
 from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.job import Job, JobDir, find_out, forget_old, run_job
 from vmckpt.migrate.journal import Journal
@@ -146,7 +146,7 @@ def test_a_recovery_waits_for_the_lock_and_sees_what_was_finished(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target holds the lock of the dead job's connection until it notices the silence."""
-    monkeypatch.setattr(job_module, "RECOVERY_POLL_S", 0.05)
+    monkeypatch.setattr(insisting, "INSIST_POLL_S", 0.05)
     job, a, b = a_job(state)
 
     async def play() -> None:

@@ -39,6 +39,10 @@ def pair_of(tmp_path: Path) -> Pair:
     return Pair(source, target, was_running=True, ram_dir=tmp_path)
 
 
+async def kept() -> None:
+    """Nothing is written down here."""
+
+
 def test_a_qemu_that_has_ended_is_told_from_a_host_that_is_down(tmp_path: Path) -> None:
     source, target, *_ = pair_of(tmp_path)
     source.files.path.mkdir(parents=True)
@@ -70,6 +74,6 @@ def test_nothing_is_settled_without_it_and_it_is_named(
     monkeypatch.setattr(settling, "SILENT_POLL_S", 0.05)
     told: list[str] = []
     pair = pair_of(tmp_path)
-    assert asyncio.run(settling.settle(pair, told.append, timeout_s=0.0)) is Move.UNKNOWN
+    assert asyncio.run(settling.settle(pair, told.append, kept, timeout_s=0.0)) is Move.UNKNOWN
     assert told == ["b gives no answer: asking for 0.3 s"]
     assert "b gives no answer" in asyncio.run(unknown(pair)).why

@@ -264,8 +264,9 @@ def test_a_killed_job_is_undone_by_its_hosts(way: Way) -> None:
     way.ends_at(way.source)
 
 
-def test_a_job_killed_with_its_switch_is_undone_by_the_operator(way: Way) -> None:
-    running = way.begin(*ENDLESS)
+def cut_off(way: Way, *more: str) -> None:
+    """A migration whose job and dead-man's switch are killed in the midst of it."""
+    running = way.begin(*ENDLESS, *more)
     way.until("transfer")
     for left in (*way.made.processes("--recover"), *way.made.jobs()):
         assert process.kill(left)
@@ -277,9 +278,42 @@ def test_a_job_killed_with_its_switch_is_undone_by_the_operator(way: Way) -> Non
         process.kill(listener)
     for path in way.made.links():
         Path(path).unlink()
+
+
+def test_a_job_killed_with_its_switch_is_undone_by_the_operator(way: Way) -> None:
+    cut_off(way)
     recovered = way.made.ok("migrate", "--recover", "mover")
     assert (recovered["step"], recovered["host"]) == ("transfer", way.source)
     way.ends_at(way.source)
+
+
+@contextmanager
+def unreachable(made: SshWorld, host: str) -> Iterator[None]:
+    """Nothing answers where the inventory has the host."""
+    path = made.operator / f"hosts/{host}.json"
+    entry = path.read_text()
+    assert str(made.proxy.port) in entry
+    path.write_text(entry.replace(str(made.proxy.port), "1"))
+    try:
+        yield
+    finally:
+        path.write_text(entry)
+
+
+@pytest.mark.parametrize("method", ["precopy", "stop"])
+def test_a_target_that_is_down_keeps_nobody_from_the_vm(way: Way, method: str) -> None:
+    made = way.made
+    # One that stands still dirties nothing: at such a speed it takes minutes all the same.
+    cut_off(way, "--method", method, "--bandwidth", "200KB")
+    with unreachable(made, way.target):
+        assert made.ok("migrate", "--recover", "mover")["host"] == way.source
+        shown = made.ok("vm", "show", "mover")
+        found = (shown["host"], shown["state"], shown["migration_cut_off"])
+        assert found == (way.source, "running", False)
+        assert (made.directory / way.target / "vms/mover/migration.json").exists()
+    way.ends_at(way.source)
+    assert [*made.directory.glob("[ab]/left/*")] == []
+    assert not (made.directory / way.target / "vms/mover").exists()
 
 
 def test_a_target_that_cannot_listen_is_told(way: Way) -> None:

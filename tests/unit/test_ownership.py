@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.migrate.ownership import HANDED_OVER, Move, Side, View, decide
+from vmckpt.migrate.ownership import GIVEN_UP, HANDED_OVER, Move, Side, View, decide
 from vmckpt.migrate.settle import ENDINGS
 from vmckpt.qemu.replies import POSTCOPY_STATES, MigrationStatus, RunState
 
@@ -53,10 +53,12 @@ def every_target() -> Iterator[Side]:
 
 
 EVERY_VIEW = [
-    View(source, target, was_running)
+    View(source, target, was_running, stopped, stays)
     for source in every_source()
     for target in every_target()
     for was_running in (True, False)
+    for stopped in (True, False)
+    for stays in (True, False)
 ]
 MOVES = [(view, decide(view)) for view in EVERY_VIEW]
 
@@ -74,8 +76,29 @@ def test_every_move_has_its_view() -> None:
 
 def test_the_source_runs_again_only_when_the_target_never_ran_and_never_will() -> None:
     for view in views_with(Move.RUN_SOURCE):
-        assert not view.target.alive
         assert not view.target.ever_ran
+        assert not view.target.alive or view.target.silent
+
+
+def test_beside_a_silent_target_the_source_runs_again_only_if_it_was_stopped_and_given_up() -> None:
+    beside = [view for view in views_with(Move.RUN_SOURCE) if view.target.silent]
+    assert beside
+    for view in beside:
+        assert view.was_running
+        assert view.stopped
+        assert view.source.run is not None
+        assert view.source.run.status == "paused"
+        assert view.source.migration is not None
+        assert view.source.migration.status in GIVEN_UP
+
+
+def test_a_target_whose_source_was_kept_never_runs() -> None:
+    for view, move in MOVES:
+        if view.stays and not (view.source.in_postcopy or view.target.in_postcopy):
+            assert move is not Move.RUN_TARGET
+    whole = side("paused", "completed")
+    assert decide(View(DEAD, whole, was_running=True)) is Move.RUN_TARGET
+    assert decide(View(DEAD, whole, was_running=True, stays=True)) is Move.KILL_TARGET
 
 
 def test_the_target_runs_only_when_the_source_cannot_go_on() -> None:
@@ -117,7 +140,7 @@ def test_a_target_that_ran_is_never_killed() -> None:
 def test_beside_a_silent_host_only_the_source_is_acted_on() -> None:
     beside = [(view, move) for view, move in MOVES if view.target.silent]
     assert {move for _, move in beside} == {
-        Move.CANCEL, Move.WAIT, Move.RECONNECT, Move.SOURCE_OWNS, Move.UNKNOWN
+        Move.CANCEL, Move.WAIT, Move.RECONNECT, Move.RUN_SOURCE, Move.SOURCE_OWNS, Move.UNKNOWN
     }  # fmt: skip
     for view, move in beside:
         if move is Move.SOURCE_OWNS:
@@ -169,12 +192,16 @@ class Qemu:
     alive: bool = True
     silent: bool = False
     ever_ran: bool = False
+    # Its host gives no answer.
+    gone: bool = False
 
     @property
     def running(self) -> bool:
         return self.alive and self.run == "running"
 
     def look(self) -> Side:
+        if self.gone:
+            return GONE
         if not self.alive or self.silent:
             return Side(self.alive, ever_ran=self.ever_ran)
         return Side(
@@ -189,11 +216,13 @@ class Pair:
     """Two QEMUs that behave as QEMU does, and whoever plays fate.
 
     `sent`: the source has sent all of the guest. It is whole on the target, or on its way there.
+    `stopped`: it was stopped for the way. `stays`: see `View`.
     """
 
-    def __init__(self, phase: str, *, was_running: bool) -> None:
-        self.was_running = was_running
-        held = "running" if was_running else "paused"
+    def __init__(self, phase: str, *, was_running: bool, stopped: bool = False) -> None:
+        self.was_running, self.stopped, self.stays = was_running, stopped, False
+        held = "running" if was_running and not stopped else "paused"
+        self._held = held
         self.source = Qemu(held, phase, ever_ran=True)
         self.target = Qemu("inmigrate", "active")
         self.sent = phase == "completed"
@@ -219,7 +248,8 @@ class Pair:
 
     def check(self) -> None:
         assert not (self.source.running and self.target.running), "the guest runs twice"
-        assert not (self.source.running and self.target.ever_ran), "the guest went back in time"
+        went_back = self.source.running or self.stays
+        assert not (went_back and self.target.ever_ran), "the guest went back in time"
         if not self.was_running:
             assert not (self.source.running or self.target.running), "a held guest runs"
 
@@ -234,8 +264,10 @@ class Pair:
                 target.alive = False
             case "source silent" | "target silent":
                 (source if fate.startswith("source") else target).silent = True
+            case "the target's host is silent":
+                target.gone = True
             case "both answer":
-                source.silent = target.silent = False
+                source.silent = target.silent = target.gone = False
             case "all is sent":
                 self._send_all()
             case "all is sent, then the source dies":
@@ -268,7 +300,7 @@ class Pair:
 
     def _give_up(self, status: str) -> None:
         self.source.status = status
-        self.source.run = "running" if self.was_running else "paused"
+        self.source.run = self._held
         self.target.alive = self.target.alive and self.target.status != "active"
 
     def act(self, move: Move) -> None:
@@ -280,13 +312,16 @@ class Pair:
             case Move.YANK if stoppable:
                 self._give_up("failed")
                 source.silent = False
-            case Move.RUN_TARGET if target.alive and not target.silent:
+            case Move.RUN_TARGET if target.alive and not target.silent and not target.gone:
                 target.set_running()
             case Move.RUN_SOURCE if source.alive and not source.silent:
+                self.stays = self.stays or target.gone
                 source.set_running()
-            case Move.KILL_TARGET:
+            case Move.KILL_TARGET if not target.gone:
                 target.alive = False
-            case Move.RECONNECT if target.alive and not source.silent and not target.silent:
+            case Move.RECONNECT if target.alive and not (
+                source.silent or target.silent or target.gone
+            ):
                 source.status = target.status = "postcopy-active"
         self.check()
 
@@ -299,6 +334,7 @@ FATES = (
     "target dies",
     "source silent",
     "target silent",
+    "the target's host is silent",
     "both answer",
 )
 PHASES = ("none", "arrived", "setup", "active", "device", "completed", "postcopy-active")
@@ -312,7 +348,7 @@ def settle(pair: Pair, fates: list[str], *, torn: bool) -> Move:
         if torn:
             # Both ends are never looked at in the same instant.
             pair.tick(fate)
-        view = View(source, pair.target.look(), pair.was_running)
+        view = View(source, pair.target.look(), pair.was_running, pair.stopped, pair.stays)
         move = decide(view)
         if move in ENDINGS - {Move.UNKNOWN}:
             return move
@@ -328,11 +364,13 @@ def settle(pair: Pair, fates: list[str], *, torn: bool) -> Move:
     st.lists(st.sampled_from(FATES), max_size=8),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_migration_ends_with_the_guest_in_one_place_or_honestly_lost(
-    phase: str, fates: list[str], was_running: bool, torn: bool
+    phase: str, fates: list[str], was_running: bool, stopped: bool, torn: bool
 ) -> None:
-    pair = Pair(phase, was_running=was_running)
+    # One that is stopped for the way never comes to post-copy.
+    pair = Pair(phase, was_running=was_running, stopped=stopped and not phase.startswith("post"))
     ending = settle(pair, fates, torn=torn)
     match ending:
         case Move.SOURCE_OWNS:
@@ -369,6 +407,13 @@ def test_a_target_that_dies_before_it_ran_gives_the_guest_back() -> None:
     pair = Pair("completed", was_running=True)
     assert settle(pair, ["target dies"], torn=True) is Move.SOURCE_OWNS
     assert pair.source.running
+
+
+def test_a_source_that_was_stopped_for_the_way_runs_again_beside_a_silent_target() -> None:
+    pair = Pair("active", was_running=True, stopped=True)
+    assert settle(pair, ["the target's host is silent"], torn=False) is Move.SOURCE_OWNS
+    assert pair.source.running
+    assert pair.stays
 
 
 def test_a_stalled_source_is_freed() -> None:

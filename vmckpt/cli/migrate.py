@@ -69,11 +69,12 @@ def migrate(
     graphicsuri: option.GraphicsUri = None,
     dry_run: option.DryRun = False,
     recover: option.Recover = False,
+    insist: option.Insist = False,
     json: Json = False,
 ) -> None:
     """Move a running VM to another host, or one that is off (--offline)."""
     if recover:
-        _recover(vm, host, as_json=json)
+        _recover(vm, host, insists=insist, as_json=json)
         return
     typed, began_s = locals(), time.monotonic()
     asked = Asked(**{name: typed[name] for name in Asked._fields})
@@ -126,9 +127,10 @@ async def _planned(
     return planned, made.record()
 
 
-def _recover(vm: str, host: str | None, *, as_json: bool) -> None:
+def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None:
     from vmckpt.cli.drivers.find import find, recover
     from vmckpt.errors import UsageError
+    from vmckpt.migrate.insist import insist
 
     if host:
         raise UsageError(
@@ -136,7 +138,7 @@ def _recover(vm: str, host: str | None, *, as_json: bool) -> None:
             why="both ends of the migration stand in its journal",
             remedy=f"vmckpt migrate --recover {vm}",
         )
-    recovery = run(recover(vm))
+    recovery = run(insist(lambda: recover(vm)) if insists else recover(vm))
     if recovery is None:
         where = run(find(vm)).host.name
         text = f"no migration of {vm} was cut off; it is on {where}"

@@ -152,3 +152,5 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only check; change noth
 Recover = Annotated[
     bool, typer.Option("--recover", help="Finish or undo a migration that was cut off.")
 ]
+# For the dead-man's switch.
+Insist = Annotated[bool, typer.Option("--insist", hidden=True)]

@@ -1,10 +1,11 @@
 """The two QEMUs of a migration: looking at both, and acting until one place has the guest."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_plan import COPY_PREFIX
 from vmckpt.migrate.ownership import Side, View
@@ -12,7 +13,7 @@ from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.start import end_qemu, processes
+from vmckpt.vm.start import end_qemu, last_words, processes
 
 LOOK_TIMEOUT_S = 3.0
 # QEMU's trace line for vCPUs starting; it stands in the log before the first guest instruction.
@@ -139,17 +140,22 @@ class End:
 
 
 class Pair(NamedTuple):
-    """Source and target of one migration. `ram_dir` is where the target's RAM file stands."""
+    """Source and target of one migration. `ram_dir` is where the target's RAM file stands.
+
+    For `stopped` and `stays` see `View`.
+    """
 
     source: End
     target: End
     was_running: bool
     ram_dir: Path
+    stopped: bool = False
+    stays: bool = False
 
     async def view(self) -> View:
         """Both ends, looked at concurrently."""
         source, target = await asyncio.gather(self.source.look(), self.target.look())
-        return View(source, target, self.was_running)
+        return View(source, target, self.was_running, self.stopped, self.stays)
 
     async def close(self) -> None:
         """Drop both sessions."""
@@ -166,3 +172,12 @@ async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
     """End a QEMU whose guest is elsewhere, and remove its files; see `end_qemu`."""
     await end.close()
     await end_qemu(end.host, ram_dir, end.files, await_freed=await_freed)
+
+
+async def with_last_words(exc: VmckptError, target: End) -> OperationFailedError:
+    """The error with what the target's QEMU said, if its host answers."""
+    words = ""
+    with suppress(HostDownError):
+        words = await last_words(target.host, target.files.stderr)
+    why = f"{exc.why}; the target said: {words}" if words else exc.why
+    return OperationFailedError(exc.what, why=why, remedy=exc.remedy)

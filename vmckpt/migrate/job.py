@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from vmckpt.errors import (
-    BusyError,
     CancelledByUserError,
     HostDownError,
     NotFoundError,
@@ -34,6 +33,7 @@ from vmckpt.hosts.remote.host import RemoteHost
 from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.tls import Place, open_link
 from vmckpt.hosts.remote.values import pack_error
+from vmckpt.migrate.insist import insist
 from vmckpt.migrate.journal import STEPS
 from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.migrate.recorded import where_it_was
@@ -42,8 +42,6 @@ from vmckpt.migrate.run import migrate
 from vmckpt.vm.inventory import read_vm
 
 FORMAT = 1
-# A recovery tries for so long to reach the target: its listener waits for it.
-RECOVERY_S, RECOVERY_POLL_S = 300.0, 2.0
 # The operator may lose its connection for a while before it has said what is to be done.
 REQUEST_S, REQUEST_POLL_S = 60.0, 0.005
 # What a job told can be read for so long after its end.
@@ -239,16 +237,7 @@ async def find_out(job: Job, note: Callable[[str], None]) -> Recovery:
 
     Raises what `recover` raises, OperationFailedError when there is nothing to end.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + RECOVERY_S
-    while True:
-        try:
-            return await _ended(job, note)
-        except (HostDownError, BusyError):
-            # The target frees what the dead process held when it has noticed that it is gone.
-            if loop.time() > deadline:
-                raise
-        await asyncio.sleep(RECOVERY_POLL_S)
+    return await insist(lambda: _ended(job, note))
 
 
 async def _ended(job: Job, note: Callable[[str], None]) -> Recovery:

@@ -12,6 +12,7 @@ from vmckpt.hosts.durable import part_of
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 
 FORMAT = 1
@@ -27,7 +28,8 @@ class Journal(NamedTuple):
 
     What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
     `step` is the last one begun; `was_running` whether the guest ran when it began. `offline`: the
-    VM is off, and both QEMUs are ended when it is clear who has it.
+    VM is off, and both QEMUs are ended when it is clear who has it. `stops`: the transfer stops the
+    guest beforehand. `platform`: what both QEMUs run as.
     """
 
     run: str
@@ -41,6 +43,13 @@ class Journal(NamedTuple):
     step: str
     disks: tuple[CopiedDisk, ...] = ()
     offline: bool = False
+    stops: bool = False
+    platform: Platform | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the guest stands still because vmckpt has stopped it for the way."""
+        return self.stops and self.step in ("transfer", "switchover")
 
     @property
     def past_commit(self) -> bool:
@@ -50,11 +59,16 @@ class Journal(NamedTuple):
     async def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
         for host in hosts:
-            disks = [asdict(disk) for disk in self.disks]
-            text = json.dumps({"format": FORMAT, **self._asdict(), "disks": disks})
-            directory = vm_dir(host.state_dir, self.vm)
-            await host.make_dir(directory.path)
-            await host.write_text(directory.journal, text)
+            await self.write_to(host, vm_dir(host.state_dir, self.vm).journal)
+
+    async def write_to(self, host: Host, path: Path) -> None:
+        """Keep it in a file, which is replaced."""
+        disks = [asdict(disk) for disk in self.disks]
+        data = {"format": FORMAT, **self._asdict(), "disks": disks}
+        if self.platform:
+            data["platform"] = self.platform._asdict()
+        await host.make_dir(path.parent)
+        await host.write_text(path, json.dumps(data))
 
     async def remove(self, hosts: Iterable[Host]) -> None:
         """Forget the migration on each host, and what was being written of it when its command was
@@ -68,7 +82,11 @@ class Journal(NamedTuple):
     @classmethod
     async def read(cls, host: Host, vm: str) -> Self | None:
         """The journal on a host, None when there is none. Raises UsageError when it is damaged."""
-        path: Path = vm_dir(host.state_dir, vm).journal
+        return await cls.read_from(host, vm_dir(host.state_dir, vm).journal)
+
+    @classmethod
+    async def read_from(cls, host: Host, path: Path) -> Self | None:
+        """One that is kept in a file; raises as `read`."""
         text = await host.read_text(path)
         if text is None:
             return None
@@ -79,7 +97,8 @@ class Journal(NamedTuple):
             if data["step"] not in STEPS:
                 raise ValueError(f"'{data['step']}' is no step")
             disks = tuple(CopiedDisk(**disk) for disk in data.pop("disks", ()))
-            return cls(**data, disks=disks)
+            given = data.pop("platform", None)
+            return cls(**data, disks=disks, platform=Platform(**given) if given else None)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise UsageError(
                 f"{path} on {host.name} is damaged",

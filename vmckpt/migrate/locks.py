@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from vmckpt.errors import BusyError
@@ -32,8 +32,8 @@ async def locked(name: str, hosts: Iterable[Host], action: str, run: str) -> Asy
         await to_the_end(stack.aclose())
 
 
-async def wait_for_locks(vm: str, run: str, hosts: tuple[Host, Host]) -> AsyncExitStack:
-    """Both locks, waited for: the dead command's switch may be recovering at this moment."""
+async def wait_for_locks(vm: str, run: str, hosts: Collection[Host]) -> AsyncExitStack:
+    """The locks, waited for: the dead command's switch may be recovering at this moment."""
     deadline = time.monotonic() + WAIT_S
     while True:
         async with AsyncExitStack() as stack:

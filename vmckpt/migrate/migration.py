@@ -7,13 +7,13 @@ migration begins the later the more is imported here.
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.devices.journey import BRING_BACK, Journey
 from vmckpt.errors import (
     HostDownError,
     JobHeldError,
-    OperationFailedError,
     OutcomeUnknownError,
     StorageError,
     TimedOutError,
@@ -22,10 +22,10 @@ from vmckpt.errors import (
 )
 from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files, remove_files
+from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.encryption import Credentials, Scheme, arm, disarm_if_possible
-from vmckpt.migrate.ends import End, Pair, discard, kill
+from vmckpt.migrate.ends import End, Pair, discard, kill, with_last_words
 from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
 from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
@@ -39,7 +39,7 @@ from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu, last_words, new_qemu_id
+from vmckpt.vm.start import Qemu, new_qemu_id
 
 if TYPE_CHECKING:
     from vmckpt.hosts.heartbeats import Silence
@@ -64,6 +64,7 @@ class Migration:
     ) -> None:
         self._link = link
         self._vm, self._target_host, self._options = vm, target, checked.options
+        self._stops = checked.options.method is Method.STOP
         self._agreement = checked.require(vm.name, target.name)
         self._run, self._began_s, self._emit = run, began_s, emit
         directory = vm_dir(target.state_dir, vm.name)
@@ -87,6 +88,8 @@ class Migration:
                 CopiedDisk(str(disk.source), str(disk.target), disk.keep) for disk in checked.copies
             ),
             offline=checked.options.offline,
+            stops=self._stops and not self._options.may_postcopy,
+            platform=vm.qemu.platform,
         )
         self._encryption = checked.encryption
         self._credentials: Credentials | None = None
@@ -207,13 +210,14 @@ class Migration:
 
     async def _write_journal(self, step: Step) -> None:
         self._journal = self._journal._replace(step=step.name)
-        try:
-            await self._journal.write((self._vm.host, self._target_host))
-        except StorageError as exc:
-            if step.name in BEFORE_COMMIT:
-                raise
-            # The guest may be on the target: what stands in the journal is enough to recover.
-            self._note("journal", str(exc))
+        for host in (self._vm.host, self._target_host):
+            try:
+                await self._journal.write((host,))
+            except (StorageError, HostDownError) as exc:
+                if step.name in BEFORE_COMMIT:
+                    raise
+                # The guest may be on the target: what stands in the journals is enough to recover.
+                self._note("journal", str(exc))
 
     def _undo_failed(self, failure: UndoFailure) -> None:
         self._undo_failed_once = True
@@ -224,7 +228,7 @@ class Migration:
         try:
             await work
         except (OutcomeUnknownError, MonitorLostError) as exc:
-            raise await self._with_targets_words(exc) from exc
+            raise await with_last_words(exc, self._pair.target) from exc
 
     async def prepare(self) -> None:
         """The target's QEMU, waiting, the same machine to the guest as the source's.
@@ -238,15 +242,15 @@ class Migration:
         )
 
     async def undo_prepare(self) -> None:
-        """Nothing of the migration stays, on either host."""
-        from vmckpt.migrate.recover import undo_target
+        """Nothing of the migration stays, on either host that answers."""
+        from vmckpt.migrate.left import forget, undo_or_leave
 
-        await leave_plain(self._pair.source, lambda text: self._note("settings", text))
-        await undo_target(self._pair)
-        await remove_files(self._target_host, self._run, self._journal.disks)
+        await leave_plain(self._pair.source, partial(self._note, "settings"))
         # What an earlier undo has left is for the next command on the VM, which needs the journal.
-        if not self._undo_failed_once:
-            await self._journal.remove((self._vm.host, self._target_host))
+        told, needed = partial(self._note, "left"), self._undo_failed_once
+        done = await undo_or_leave(self._pair, self._journal, told, may_leave=not needed)
+        if done and not needed:
+            await forget(self._journal, self._vm.host, self._target_host)
 
     def _agreeing(self) -> Step:
         return Step("agree", lambda: self._undoable(self.agree()), self.undo_agree)
@@ -259,7 +263,7 @@ class Migration:
 
     async def undo_agree(self) -> None:
         """The source has no credentials any more; the target's go with its QEMU."""
-        await disarm_if_possible(self._pair.source, lambda text: self._note("tls", text))
+        await disarm_if_possible(self._pair.source, partial(self._note, "tls"))
 
     async def mirror(self) -> None:
         """Local disks: copied, and from then on every write goes to both sides."""
@@ -287,7 +291,8 @@ class Migration:
                 disks=self._mirrors,
                 switchover=self._switchover(source, port),
             )
-            if self._options.method is Method.STOP:
+            if self._stops:
+                self._pair = self._pair._replace(stopped=self._journal.stops)
                 await commands.stop(source)
             async with self._link.kept(self._transfer.hold_to):
                 ending = await self._transfer.run(uri(self._target_host, port))
@@ -320,29 +325,24 @@ class Migration:
     async def _explained(self, exc: BaseException) -> BaseException:
         """The error with what the target said, where that can be the reason."""
         if isinstance(exc, VmckptError) and not isinstance(exc, TimedOutError):
-            return await self._with_targets_words(exc)
+            return await with_last_words(exc, self._pair.target)
         return exc
-
-    async def _with_targets_words(self, exc: VmckptError) -> VmckptError:
-        words = await last_words(self._target_host, self._pair.target.files.stderr)
-        why = f"{exc.why}; the target said: {words}" if words else exc.why
-        return OperationFailedError(exc.what, why=why, remedy=exc.remedy)
 
     async def _settle(self) -> Move:
         """Who has the guest: SOURCE_OWNS or TARGET_OWNS.
 
         Raises VmLostError, OutcomeUnknownError.
         """
+        from vmckpt.migrate.left import forget, keep_at
         from vmckpt.migrate.recover import bury, lost, unknown
         from vmckpt.migrate.settle import settle
 
-        move = await settle(self._pair, lambda text: self._note("rescue", text))
+        keep = partial(keep_at, self._journal, self._vm.host)
+        move = await settle(self._pair, partial(self._note, "rescue"), keep)
         if move is Move.LOST:
             try:
-                await bury(
-                    self._pair, self._vm, self._journal, lambda text: self._note("old-image", text)
-                )
-                await self._journal.remove((self._vm.host, self._target_host))
+                await bury(self._pair, self._vm, self._journal, partial(self._note, "old-image"))
+                await forget(self._journal, self._vm.host, self._target_host)
             except HostDownError as exc:
                 raise await unknown(self._pair) from exc
             raise await lost(self._pair)
@@ -359,7 +359,7 @@ class Migration:
                 await resume(self._pair.target)
             except VmckptError as exc:
                 if await self._settle() is not Move.TARGET_OWNS:
-                    raise await self._with_targets_words(exc) from exc
+                    raise await with_last_words(exc, self._pair.target) from exc
         self._committed = True
         self._transfer_ended_s = time.monotonic()
 
@@ -447,8 +447,8 @@ class Migration:
 
         target = self._pair.target
         if self._credentials:
-            await disarm_if_possible(target, lambda text: self._note("tls", text))
-        await leave_plain(target, lambda text: self._note("settings", text))
+            await disarm_if_possible(target, partial(self._note, "tls"))
+        await leave_plain(target, partial(self._note, "settings"))
         if self._vm.spec.guest_agent and self._pair.was_running:
             await set_clock(target, self._note)
 
@@ -461,7 +461,7 @@ class Migration:
             self._target_host,
             self._run,
             self._journal.disks,
-            lambda text: self._note("old-image", text),
+            partial(self._note, "old-image"),
         )
 
     async def _report(self) -> "Report":
@@ -470,7 +470,7 @@ class Migration:
         last, total_time_s = self._transfer.last if self._transfer else None, self._elapsed_s()
         heard = await self._hearing if self._hearing else None
         method = "postcopy" if self._in_postcopy else "precopy"
-        if self._options.method is Method.STOP:
+        if self._stops:
             method = "offline" if self._options.offline else "stop"
         return Report(
             run=self._run,

@@ -31,11 +31,17 @@ class Side(NamedTuple):
 
 
 class View(NamedTuple):
-    """Both ends. `was_running`: the guest ran when the migration began."""
+    """Both ends. `was_running`: the guest ran when the migration began.
+
+    `stopped`: vmckpt stopped it for the way (method `stop`). `stays`: it was decided beside a
+    silent target that the source goes on, and written down: the target never runs.
+    """
 
     source: Side
     target: Side
     was_running: bool
+    stopped: bool = False
+    stays: bool = False
 
 
 # Only in these states is a source's "completed" about this migration: else it is the one that
@@ -47,6 +53,8 @@ STOPPED_BY_MIGRATION = HANDED_OVER | {"paused", "prelaunch"}
 
 # States of a migration that QEMU does nothing more about; of an earlier one too.
 DECIDED = frozenset({"none", "failed", "cancelled", "completed"})
+# Of these nobody lets the target run, whatever has arrived there.
+GIVEN_UP = frozenset({"failed", "cancelled"})
 
 
 class Move(Enum):
@@ -69,7 +77,8 @@ def decide(view: View) -> Move:
     """The next move towards the guest being in exactly one place, given both ends.
 
     The rule: the target may run only when the source has said "completed" (or is in post-copy);
-    the source may run again only when the target never ran and never will.
+    the source may run again only when the target never ran and never will: it is dead, or waits
+    for a `cont` that is never sent once the source's migration is given up.
     """
     source, target = view.source, view.target
     if source.migration is not None and source.migration.in_postcopy:
@@ -79,7 +88,9 @@ def decide(view: View) -> Move:
     if target.running:
         return Move.TARGET_OWNS
     if target.silent:
-        return _beside_silence(source, was_running=view.was_running)
+        return _beside_silence(view)
+    if view.stays and target.alive and not target.ever_ran:
+        return Move.KILL_TARGET
     if not source.alive:
         return _without_source(view)
     if source.run is None or source.migration is None:
@@ -95,15 +106,20 @@ def _with_both(view: View, run: RunState, migration: MigrationStatus) -> Move:
     return Move.WAIT if migration.status == "cancelling" else Move.CANCEL
 
 
-def _beside_silence(source: Side, *, was_running: bool) -> Move:
+def _beside_silence(view: View) -> Move:
     # Whether the target has run, or does, is not known: only the source is acted on.
+    source = view.source
     if source.run is None or source.migration is None:
         return Move.UNKNOWN
-    if source.migration.status in DECIDED:
-        handed_over = source.run.status in HANDED_OVER
-        has_it = source.run.running or not (was_running or handed_over)
-        return Move.SOURCE_OWNS if has_it else Move.UNKNOWN
-    return Move.WAIT if source.migration.status == "cancelling" else Move.CANCEL
+    if source.migration.status not in DECIDED:
+        return Move.WAIT if source.migration.status == "cancelling" else Move.CANCEL
+    if source.run.running:
+        return Move.SOURCE_OWNS
+    if view.was_running:
+        # What was stopped for the way is let go by nobody but vmckpt.
+        held = view.stopped and source.run.status == "paused"
+        return Move.RUN_SOURCE if held and source.migration.status in GIVEN_UP else Move.UNKNOWN
+    return Move.UNKNOWN if source.run.status in HANDED_OVER else Move.SOURCE_OWNS
 
 
 def _fetching(view: View) -> Move:

@@ -138,7 +138,8 @@ async def dead_mans_switch(
     By the command `on_death`, where it is not the usual one.
     """
     runs_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-m", "vmckpt.cli.entry", "migrate", "--recover", name, "--json"]
+    command = [sys.executable, "-m", "vmckpt.cli.entry"]
+    command += ["migrate", "--recover", name, "--insist", "--json"]
     with armed(on_death or command, runs_dir() / f"{run}.recovery.log"):
         yield
 

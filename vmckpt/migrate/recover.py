@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vmckpt.devices.journey import Journey
 from vmckpt.errors import (
     HostDownError,
+    NotFoundError,
     OutcomeUnknownError,
     VmckptError,
     VmLostError,
@@ -14,16 +16,25 @@ from vmckpt.errors import (
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate.disk_files import hand_over_files, remove_files
+from vmckpt.migrate.disk_files import hand_over_files, keep_files, remove_files
 from vmckpt.migrate.disks import drop_mirrors
 from vmckpt.migrate.encryption import disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill
 from vmckpt.migrate.handover import find_qemu, release, settle_on_target
 from vmckpt.migrate.journal import BEFORE_DEVICES, Journal, find_journal, newest
+from vmckpt.migrate.left import (
+    clear_source,
+    clear_target,
+    forget,
+    is_kept_at,
+    keep_at,
+    leave,
+    undo_target,
+)
 from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
-from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.ownership import Move, Side, View, decide
 from vmckpt.migrate.settings import leave_plain
-from vmckpt.migrate.settle import settle
+from vmckpt.migrate.settle import settle, settle_alone
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
@@ -48,42 +59,178 @@ async def recover(
 ) -> Recovery | None:
     """End a cut-off migration of the VM between any of `hosts` (the inventory's) for good.
 
-    None when there is none. Afterwards the VM is in exactly one place. Raises BusyError while the
-    migration is still being worked on, VmLostError, OutcomeUnknownError (nothing was changed; says
-    which end is silent).
+    None when there is none. Afterwards the VM is in exactly one place; if that place can tell and
+    the other end is silent, what that has of it is left, and removed by a later call. Raises
+    BusyError while the migration is still being worked on, VmLostError, HostDownError,
+    OutcomeUnknownError (nothing was changed; says which end is silent).
     """
     hosts = hosts or all_hosts()
     journal = await find_journal(name, hosts)
     if journal is None:
         await remove_dead_locks(name, hosts)
         return None
-    source, target = _named(journal.source, hosts), _named(journal.target, hosts)
-    async with await wait_for_locks(journal.vm, journal.run, (source, target)):
+    try:
+        source, target = (_named(one, hosts, journal) for one in (journal.source, journal.target))
+        locks = await wait_for_locks(journal.vm, journal.run, (source, target))
+    except (HostDownError, _ForgottenError) as silence:
+        return await _recover_alone(journal, hosts, silence, note)
+    async with locks:
         # Which got further is to be known: both have to answer now.
-        journals = [await Journal.read(host, name) for host in (source, target)]
-        journal = newest(journal for journal in journals if journal)
-        if journal is None:
+        found = [await Journal.read(host, name) for host in (source, target)]
+        here, there = (one if one and one.run == journal.run else None for one in found)
+        last = newest(one for one in (here, there) if one)
+        if last is None:
             return None
-        return await _recover(journal, source, target, note)
+        stays = await is_kept_at(last, source)
+        arrived = await is_kept_at(last, target)
+        if (here or not stays) and (there or not arrived):
+            return await _recover(last, source, target, note, stays=stays)
+        silent = target if stays else source
+        try:
+            if stays:
+                await clear_target(last, source, target)
+            else:
+                await clear_source(last, source, target, note)
+        except VmckptError as exc:
+            note(f"{silent.name} keeps what run {last.run} left there: {exc}")
+            return None
+    note(f"what run {last.run} had left on {silent.name} is removed")
+    return await recover(name, note, hosts)
 
 
-def _named(name: str, hosts: Iterable[Host]) -> Host:
-    """Of some hosts, else of the inventory. Raises NotFoundError."""
-    return next((host for host in hosts if host.name == name), None) or find_host(name)
+class _ForgottenError(OutcomeUnknownError):
+    """An end of a migration that was cut off is not in the inventory any more."""
+
+
+def _named(name: str, hosts: Iterable[Host], journal: Journal) -> Host:
+    """Of some hosts, else of the inventory. Raises _ForgottenError."""
+    if named := next((host for host in hosts if host.name == name), None):
+        return named
+    try:
+        return find_host(name)
+    except NotFoundError as exc:
+        raise _ForgottenError(
+            f"nobody knows whether '{journal.vm}' is on {journal.source} or on {journal.target}",
+            why=f"run {journal.run} between them was cut off, and the inventory has no '{name}'",
+            remedy=f"add it again (vmckpt host add {name}); if it is gone for good: see where the "
+            f"VM runs, and remove vms/{journal.vm}/migration.json from that host's state directory",
+        ) from exc
+
+
+async def _recover_alone(
+    journal: Journal,
+    hosts: Sequence[Host],
+    silence: HostDownError | _ForgottenError,
+    note: Callable[[str], None],
+) -> Recovery | None:
+    """The end that answers has the guest if it can tell so by itself. Raises `silence` if not."""
+    for name, go_on, outcome in (
+        (journal.source, _stay_alone, UNDONE),
+        (journal.target, _arrive_alone, FINISHED),
+    ):
+        try:
+            host = _named(name, hosts, journal)
+            locks = await wait_for_locks(journal.vm, journal.run, (host,))
+        except (HostDownError, _ForgottenError):
+            continue
+        async with locks:
+            found = await Journal.read(host, journal.vm)
+            if found is None or found.run != journal.run:
+                return None
+            if not await go_on(found, host, note):
+                break
+            await leave(found, host)
+        note(f"{silence.what}: what it has of run {found.run} is removed when it answers")
+        return Recovery(found.run, found.vm, name, found.step, outcome)
+    raise silence
+
+
+async def _stay_alone(journal: Journal, source: Host, note: Callable[[str], None]) -> bool:
+    """Whether the source has the guest, which goes on there without anything of the migration."""
+    home = await read_vm(source, journal.vm)
+    if home is None or journal.past_commit:
+        return False
+    end = _source_end(journal, source)
+    keep = partial(keep_at, journal, source)
+    try:
+        move = await settle_alone(
+            end, keep, was_running=journal.was_running, stopped=journal.stopped
+        )
+        if move is not Move.SOURCE_OWNS:
+            return False
+        await _free_source(end, journal, note)
+        await _bring_devices_back(end, home, journal, note)
+        if journal.offline:
+            await discard(end, Path(journal.ram_dir))
+    finally:
+        await end.close()
+    return True
+
+
+async def _arrive_alone(journal: Journal, target: Host, note: Callable[[str], None]) -> bool:
+    """Whether the target has the guest, and needs its source no more; then it is at home there."""
+    end = _target_end(journal, target)
+    try:
+        home = await read_vm(target, journal.vm)
+        if home is None and (home := await _make_home_alone(journal, end)) is None:
+            return False
+        if home.qemu.files.qemu_id != journal.target_qemu:
+            return False
+        await disarm_if_possible(end, note)
+        await leave_plain(end, note)
+        await keep_files(target, journal.run, journal.disks)
+        await _bring_devices_back(end, home, journal, note)
+        if journal.offline:
+            await discard(end, Path(journal.ram_dir))
+    finally:
+        await end.close()
+    return True
+
+
+async def _make_home_alone(journal: Journal, target: End) -> Vm | None:
+    """The VM, at home at the target whose QEMU says that it runs; None if it does not say so."""
+    source = Side(alive=True, silent=True)
+    view = View(source, await target.look(), journal.was_running)
+    if journal.platform is None or decide(view) is not Move.TARGET_OWNS:
+        return None
+    if (qemu := await find_qemu(target, journal.platform)) is None:
+        return None
+    current = vm_dir(target.host.state_dir, journal.vm).current
+    await target.host.write_text(current, qemu.to_json())
+    return await read_vm(target.host, journal.vm)
+
+
+def _source_end(journal: Journal, source: Host) -> End:
+    return End(source, vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu))
+
+
+def _target_end(journal: Journal, target: Host) -> End:
+    ran = journal.was_running and journal.past_commit
+    files = vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu)
+    return End(target, files, certainly_ran=ran)
+
+
+async def _free_source(source: End, journal: Journal, note: Callable[[str], None]) -> None:
+    """Its QEMU has the guest, and nothing of the migration any more."""
+    try:
+        await drop_mirrors(source, journal.run)
+    except VmckptError as exc:
+        # The guest goes on with its own disks, whatever a mirror of them still does.
+        note(str(exc))
+    await disarm_if_possible(source, note)
+    await leave_plain(source, note)
 
 
 async def _recover(
-    journal: Journal, source: Host, target: Host, note: Callable[[str], None]
+    journal: Journal, source: Host, target: Host, note: Callable[[str], None], *, stays: bool
 ) -> Recovery:
     pair = Pair(
-        End(source, vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)),
-        End(
-            target,
-            vm_dir(target.state_dir, journal.vm).qemu(journal.target_qemu),
-            certainly_ran=journal.was_running and journal.past_commit,
-        ),
+        _source_end(journal, source),
+        _target_end(journal, target),
         journal.was_running,
         Path(journal.ram_dir),
+        journal.stopped,
+        stays,
     )
     note(f"run {journal.run} was cut off at step '{journal.step}': asking both ends")
     home = await read_vm(source, journal.vm)
@@ -93,7 +240,7 @@ async def _recover(
             # The handover was past the commit: what is left is the source's clean-up.
             move = Move.TARGET_OWNS
         else:
-            move = await settle(pair, note)
+            move = await settle(pair, note, partial(keep_at, journal, source))
         match move:
             case Move.TARGET_OWNS:
                 await _finish(pair, home, arrived)
@@ -103,13 +250,7 @@ async def _recover(
                 await _bring_devices_back(pair.target, home or arrived, journal, note)
                 where, outcome = target, FINISHED
             case Move.SOURCE_OWNS:
-                try:
-                    await drop_mirrors(pair.source, journal.run)
-                except VmckptError as exc:
-                    # The guest goes on with its own disks, whatever a mirror of them still does.
-                    note(str(exc))
-                await disarm_if_possible(pair.source, note)
-                await leave_plain(pair.source, note)
+                await _free_source(pair.source, journal, note)
                 await undo_target(pair)
                 await remove_files(target, journal.run, journal.disks)
                 await _bring_devices_back(pair.source, home, journal, note)
@@ -117,7 +258,7 @@ async def _recover(
             case Move.LOST:
                 await bury(pair, home, journal, note)
                 if not journal.offline:
-                    await journal.remove((source, target))
+                    await forget(journal, source, target)
                     raise await lost(pair)
                 where, outcome = source, UNDONE  # it was off, and no QEMU of it has run
             case _:
@@ -126,7 +267,7 @@ async def _recover(
             await discard(pair.source if where is source else pair.target, pair.ram_dir)
     finally:
         await pair.close()
-    await journal.remove((source, target))
+    await forget(journal, source, target)
     return Recovery(journal.run, journal.vm, where.name, journal.step, outcome)
 
 
@@ -153,14 +294,6 @@ async def _finish(pair: Pair, home: Vm | None, arrived: Vm | None) -> None:
         qemu = found or Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
         await settle_on_target(pair.target, qemu, pair.source.host)
     await release(pair.source, pair.ram_dir)
-
-
-async def undo_target(pair: Pair) -> None:
-    """The source has the guest: nothing of the migration stays on the target."""
-    await discard(pair.target, pair.ram_dir)
-    await pair.target.host.remove(
-        vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path
-    )
 
 
 async def bury(pair: Pair, home: Vm | None, journal: Journal, note: Callable[[str], None]) -> None:

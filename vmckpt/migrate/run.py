@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from vmckpt.errors import BusyError
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.locks import locked
@@ -82,8 +83,13 @@ async def _move(
         ) as link,
     ):
         there = vm_dir(target.state_dir, vm.name)
-        if not await target.exists(there.journal):
-            await sweep(target, spec, there, None)
+        if await target.exists(there.journal):
+            raise BusyError(
+                f"{target.name} still has something of an earlier migration of '{vm.name}'",
+                why="it gave no answer when that was undone",
+                remedy=f"ask again, which removes it: vmckpt vm show {vm.name}",
+            )
+        await sweep(target, spec, there, None)
         migration = Migration(
             vm,
             target,

@@ -1,0 +1,281 @@
+"""A migration whose target's host is silent: its source goes on, and what it left goes later."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.silent_ends import SPEC, Down, Guest, Scripted, make_home, marked_as
+from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate import settle as settling
+from vmckpt.migrate.ends import End, Pair
+from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.left import keep_at, undo_or_leave
+from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.recover import UNDONE, Recovery, recover
+from vmckpt.migrate.settle import settle
+from vmckpt.vm.paths import vm_dir
+
+pytestmark = pytest.mark.contract
+
+JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", was_running=True, step="transfer")
+STOPPED = JOURNAL._replace(stops=True)
+
+
+class World:
+    """Source a, and target b, which is there again or down."""
+
+    def __init__(self, path: Path, guest: Guest) -> None:
+        self.a = Scripted("a", path / "a", "127.0.0.1", guest=guest)
+        self.b = LocalHost("b", path / "b", "127.0.0.1")
+        self.down = Down("b", path / "b", "127.0.0.1")
+        self.told: list[str] = []
+
+    @property
+    def kept(self) -> Path:
+        return self.a.state_dir / "left/web.r1.json"
+
+    def journal(self, host: LocalHost) -> Path:
+        return vm_dir(host.state_dir, "web").journal
+
+    async def cut_off(self, journal: Journal) -> None:
+        await make_home(self.a, "qa")
+        await journal.write((self.a, self.b))
+        await self.b.make_dir(vm_dir(self.b.state_dir, "web").qemu("qb").path)
+        await self.b.write_text(vm_dir(self.b.state_dir, "web").spec, SPEC)
+
+    async def recover(self, target: LocalHost) -> Recovery | None:
+        return await recover("web", self.told.append, (self.a, target))
+
+    def pair(self, target: LocalHost, *, stopped: bool = False) -> Pair:
+        source, there = (
+            End(host, vm_dir(host.state_dir, "web").qemu(name))
+            for host, name in ((self.a, "qa"), (target, "qb"))
+        )
+        return Pair(source, there, True, Path("/nowhere"), stopped)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "operator"))
+    monkeypatch.setattr(settling, "ALONE_S", 0.3)
+    monkeypatch.setattr(settling, "ALONE_POLL_S", 0.01)
+    monkeypatch.setattr(settling, "SILENT_HOST_S", 0.3)
+    monkeypatch.setattr(settling, "SILENT_POLL_S", 0.01)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """The target's QEMU, as far as its process goes."""
+    with marked_as(vm_dir(tmp_path / "b", "web").qemu("qb")) as process:
+        yield process
+
+
+def test_a_running_source_is_undone_beside_its_silent_target_which_is_cleared_later(
+    tmp_path: Path, waiting: "subprocess.Popen[bytes]"
+) -> None:
+    world = World(tmp_path, Guest("running", "active"))
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        found = await world.recover(world.down)
+        assert found == Recovery("r1", "web", "a", "transfer", UNDONE)
+        assert world.a.guest.told == ["migrate_cancel"]
+        assert not world.journal(world.a).exists()
+        assert world.kept.exists()
+        assert await world.recover(world.down) is None
+        assert waiting.poll() is None
+        assert await world.recover(world.b) is None  # b answers again
+
+    asyncio.run(play())
+    assert waiting.wait(10) < 0
+    assert not vm_dir(world.b.state_dir, "web").path.exists()
+    assert not world.kept.exists()
+    assert vm_dir(world.a.state_dir, "web").current.exists()
+    assert "what run r1 had left on b is removed" in world.told
+
+
+def test_what_stands_of_the_vm_on_the_other_host_by_then_stays(tmp_path: Path) -> None:
+    world = World(tmp_path, Guest("running", "cancelled"))
+    there = vm_dir(world.b.state_dir, "web")
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        await world.recover(world.down)
+        await make_home(world.b, "q2")
+        await world.recover(world.b)
+
+    asyncio.run(play())
+    assert sorted(path.name for path in there.path.iterdir()) == ["spec.toml", "vm.json"]
+
+
+def test_what_was_left_is_never_removed_where_it_is_the_vm(tmp_path: Path) -> None:
+    world = World(tmp_path, Guest("running", "cancelled"))
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        await world.recover(world.down)
+        await make_home(world.b, "qb")
+        await world.recover(world.b)
+
+    asyncio.run(play())
+    assert world.kept.exists()
+    assert vm_dir(world.b.state_dir, "web").qemu("qb").path.exists()
+    assert "b keeps what run r1 left there" in world.told[-1]
+
+
+@pytest.mark.parametrize("journal", [JOURNAL, JOURNAL._replace(step="drain")])
+@pytest.mark.parametrize(("run", "status"), [("postmigrate", "completed"), ("paused", "cancelled")])
+def test_a_source_that_may_have_let_go_waits_for_its_target(
+    tmp_path: Path, journal: Journal, run: str, status: str
+) -> None:
+    world = World(tmp_path, Guest(run, status))
+
+    async def play() -> None:
+        await world.cut_off(journal)
+        with pytest.raises(HostDownError, match="b is down"):
+            await world.recover(world.down)
+
+    asyncio.run(play())
+    assert not world.a.guest.told
+    assert world.journal(world.a).exists()
+    assert not world.kept.exists()
+
+
+def test_a_source_that_was_stopped_for_the_way_runs_again_once_that_is_kept(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, Guest("paused", "active"))
+    was_kept: list[bool] = []
+    world.a.guest.before_cont = lambda: was_kept.append(world.kept.exists())
+
+    async def play() -> None:
+        await world.cut_off(STOPPED)
+        found = await world.recover(world.down)
+        assert found is not None
+        assert found.outcome == UNDONE
+
+    asyncio.run(play())
+    assert world.a.guest.told == ["migrate_cancel", "cont"]
+    assert was_kept == [True]
+
+
+def test_a_live_migration_too_lets_it_run_again(tmp_path: Path) -> None:
+    world = World(tmp_path, Guest("paused", "active"))
+    was_kept: list[bool] = []
+    world.a.guest.before_cont = lambda: was_kept.append(world.kept.exists())
+
+    async def play() -> None:
+        pair = world.pair(world.down, stopped=True)
+        keep = lambda: keep_at(STOPPED, world.a)  # noqa: E731
+        assert await settle(pair, world.told.append, keep) is Move.SOURCE_OWNS
+        await pair.close()
+
+    asyncio.run(play())
+    assert world.a.guest.told == ["migrate_cancel", "cont"]
+    assert was_kept == [True]
+
+
+def test_what_cannot_be_kept_lets_nothing_run(tmp_path: Path) -> None:
+    world = World(tmp_path, Guest("paused", "cancelled"))
+
+    async def full() -> None:
+        raise StorageError("a's disk is full", why="full", remedy="free space")
+
+    async def play() -> None:
+        pair = world.pair(world.down, stopped=True)
+        assert await settle(pair, world.told.append, full) is Move.UNKNOWN
+        await pair.close()
+
+    asyncio.run(play())
+    assert not world.a.guest.told
+
+
+def test_a_cut_off_undo_goes_on_as_it_was_decided(tmp_path: Path) -> None:
+    """Kept, and then killed before the journal was removed; b is there again."""
+    world = World(tmp_path, Guest("running", "cancelled"))
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        await keep_at(JOURNAL, world.a)
+        found = await world.recover(world.b)
+        assert found is not None
+        assert found.outcome == UNDONE
+
+    asyncio.run(play())
+    assert not world.kept.exists()
+    assert not world.journal(world.a).exists()
+    assert not vm_dir(world.b.state_dir, "web").path.exists()
+
+
+def test_another_runs_journal_at_the_source_is_not_mixed_up_with_what_was_left(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, Guest("running", "cancelled"))
+    later = JOURNAL._replace(run="r2", step="begin", target_qemu="q2")
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        await world.recover(world.down)
+        await later.write((world.a,))
+        found = await world.recover(world.b)
+        assert found is not None
+        assert (found.run, found.outcome) == ("r2", UNDONE)
+
+    asyncio.run(play())
+    assert not world.kept.exists()
+    assert not world.journal(world.a).exists()
+
+
+def test_a_target_that_was_forgotten_keeps_no_running_source_from_anything(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, Guest("running", "cancelled"))
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        found = await recover("web", world.told.append, (world.a,))
+        assert found is not None
+        assert found.outcome == UNDONE
+
+    asyncio.run(play())
+    assert world.kept.exists()
+    assert not world.journal(world.a).exists()
+
+
+@pytest.mark.parametrize("forgotten", ["a", "b"])
+def test_a_forgotten_end_that_alone_knows_is_named_with_what_can_be_done(
+    tmp_path: Path, forgotten: str
+) -> None:
+    world = World(tmp_path, Guest("postmigrate", "completed"))
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        there = world.b if forgotten == "a" else world.a
+        with pytest.raises(OutcomeUnknownError, match="nobody knows whether 'web'") as raised:
+            await recover("web", world.told.append, (there,))
+        assert f"vmckpt host add {forgotten}" in raised.value.remedy
+
+    asyncio.run(play())
+    assert world.journal(world.a).exists()
+
+
+@pytest.mark.parametrize("may_leave", [True, False])
+def test_an_undo_leaves_what_a_silent_target_has(tmp_path: Path, *, may_leave: bool) -> None:
+    world = World(tmp_path, Guest("running", "cancelled"))
+
+    async def play() -> bool:
+        await world.cut_off(JOURNAL)
+        pair = world.pair(world.down)
+        return await undo_or_leave(pair, JOURNAL, world.told.append, may_leave=may_leave)
+
+    if may_leave:
+        assert not asyncio.run(play())
+    else:
+        with pytest.raises(HostDownError):
+            asyncio.run(play())
+    assert world.journal(world.a).exists() is not may_leave
+    assert world.kept.exists() is may_leave

@@ -1,0 +1,133 @@
+"""What a migration leaves on an end that gives no answer, when the other has the guest.
+
+STATE/left/VM.RUN.json on the end that has it is that run's journal. On the source it says that the
+target never runs, whatever has arrived there; on the target, that the VM is at home there. Nobody
+takes what the other end holds for the VM: it is removed when its host answers again.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
+from vmckpt.hosts.host import Host
+from vmckpt.migrate.disk_files import hand_over_files, remove_files
+from vmckpt.migrate.ends import End, Pair, discard
+from vmckpt.migrate.handover import release
+from vmckpt.migrate.journal import Journal
+from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import end_qemu
+
+
+async def keep_at(journal: Journal, host: Host) -> None:
+    """This end has the guest for good: that is on its disk when this returns.
+
+    Raises StorageError, HostDownError.
+    """
+    path = _path(journal, host)
+    await journal.write_to(host, path)
+    try:
+        parents = path.parent, path.parent.parent
+        done = await host.run(["sync", "--", *map(str, (path, *parents))])
+    except OutcomeUnknownError as exc:
+        raise HostDownError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+    if done.returncode:
+        raise StorageError(
+            f"cannot keep {path} on {host.name}",
+            why=done.stderr.strip(),
+            remedy="mend the storage of its state directory",
+        )
+
+
+async def is_kept_at(journal: Journal, host: Host) -> bool:
+    """Whether it was decided that this end has the guest, beside the other's silence."""
+    return await host.exists(_path(journal, host))
+
+
+async def leave(journal: Journal, host: Host) -> None:
+    """This end has the guest, and the VM may be worked on; what the other has is for later."""
+    await keep_at(journal, host)
+    await journal.remove((host,))
+
+
+async def forget(journal: Journal, source: Host, target: Host) -> None:
+    """The migration is done or undone, on both hosts."""
+    await journal.remove((source, target))
+    for host in (source, target):
+        await host.remove(_path(journal, host))
+
+
+async def undo_target(pair: Pair) -> None:
+    """The source has the guest: nothing of the migration stays on the target."""
+    await discard(pair.target, pair.ram_dir)
+    await pair.target.host.remove(
+        vm_dir(pair.target.host.state_dir, pair.target.files.vm_name).path
+    )
+
+
+async def undo_or_leave(
+    pair: Pair, journal: Journal, note: Callable[[str], None], *, may_leave: bool
+) -> bool:
+    """The source has the guest: whether the target is undone; left if its host is silent.
+
+    Raises HostDownError when it is and may not be left.
+    """
+    try:
+        await undo_target(pair)
+        await remove_files(pair.target.host, journal.run, journal.disks)
+    except HostDownError as exc:
+        if not may_leave:
+            raise
+        await leave(journal, pair.source.host)
+        note(f"what {pair.target.host.name} has of it is removed when it answers: {exc}")
+        return False
+    return True
+
+
+async def clear_target(journal: Journal, source: Host, target: Host) -> None:
+    """Remove what was left on the target, for the holder of both locks.
+
+    What else of a VM of that name is there stays. Raises OutcomeUnknownError when it is the VM, and
+    what the hosts raise.
+    """
+    directory = vm_dir(target.state_dir, journal.vm)
+    home = await read_vm(target, journal.vm)
+    if home is not None and home.qemu.files.qemu_id == journal.target_qemu:
+        raise _contradiction(journal, source, target)
+    await end_qemu(target, Path(journal.ram_dir), directory.qemu(journal.target_qemu))
+    await remove_files(target, journal.run, journal.disks)
+    found = await Journal.read(target, journal.vm)
+    if found is not None and found.run == journal.run:
+        await journal.remove((target,))
+    if set(await target.list_dir(directory.path)) <= {directory.spec.name, directory.point.name}:
+        await target.remove(directory.path)
+    await source.remove(_path(journal, source))
+
+
+async def clear_source(
+    journal: Journal, source: Host, target: Host, note: Callable[[str], None]
+) -> None:
+    """Remove what was left on the source, its copied disks too, for the holder of both locks.
+
+    Raises OutcomeUnknownError when another QEMU is the VM there, and what the hosts raise.
+    """
+    home = await read_vm(source, journal.vm)
+    if home is not None and home.qemu.files.qemu_id != journal.source_qemu:
+        raise _contradiction(journal, target, source)
+    await hand_over_files(source, target, journal.run, journal.disks, note)
+    files = vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)
+    await release(End(source, files), Path(journal.ram_dir))
+    await target.remove(_path(journal, target))
+
+
+def _contradiction(journal: Journal, owner: Host, other: Host) -> OutcomeUnknownError:
+    path = _path(journal, owner)
+    return OutcomeUnknownError(
+        f"'{journal.vm}' is at home on {other.name}, where it cannot be",
+        why=f"{path} on {owner.name} says that it stayed there when run {journal.run} ended",
+        remedy=f"see on both where it runs, end the other QEMU, and remove {path}",
+    )
+
+
+def _path(journal: Journal, host: Host) -> Path:
+    return host.state_dir / "left" / f"{journal.vm}.{journal.run}.json"
