@@ -190,15 +190,14 @@ async def _standby_of(name: str, found: Iterable[Side]) -> Side:
         if side.status["role"] == "standby"
         if side.status["state"] != PROMOTED or await _is_at_home(name, side)
     ]
-    primary = next(
-        (side for side in found if side.answers and side.status["role"] == "primary"), None
-    )
-    if primary is not None:
-        of_now = [side for side in of_now if side.status["run"] == primary.status["run"]]
+    primaries = [side.status for side in found if side.answers and side.status["role"] == "primary"]
+    if primaries:
+        runs = {told["run"] for told in primaries}
+        of_now = [side for side in of_now if side.status["run"] in runs]
         if not of_now:
             raise OperationFailedError(
                 f"nobody was asked to take '{name}' over",
-                why=f"{primary.status['standby']}, which protects it, says nothing of it",
+                why=f"{primaries[0]['standby']}, which protects it, says nothing of it",
                 remedy=f"see to that host, and `vmckpt replicate status {name}`",
             )
     if not of_now:
