@@ -96,7 +96,7 @@ def begin_in_a_terminal(
         signal.signal(signal.SIGHUP, hang_up)
 
     words = [sys.executable, "-m", "vmckpt.fleet.guard.worker", str(result), *command]
-    return subprocess.Popen(words, start_new_session=True, preexec_fn=as_a_terminal)
+    return subprocess.Popen(words, start_new_session=True, preexec_fn=as_a_terminal)  # noqa: PLW1509 - no threads
 
 
 def until_there_is(path: Path, worker: "subprocess.Popen[bytes]") -> None:

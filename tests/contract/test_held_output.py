@@ -58,7 +58,6 @@ def test_what_a_killed_service_left_of_its_buffers_is_found_and_removed(
     assert qemu.objects == ["another"]
 
 
-
 async def let_go(qemu: Any) -> None:
     ended: Any = Protection.__new__(Protection)
     intake = SimpleNamespace(let_go=lambda: None)
