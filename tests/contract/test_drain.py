@@ -120,10 +120,9 @@ class World:
         wanted = Asked(look_s=0.0, **asked)
         return await drain(self.host("a"), wanted, self.tools, self.told.append, dry_run=dry_run)
 
-    def undrain(self, name: str = "a") -> Result:
-        return asyncio.run(
-            undrain(self.host(name), Asked(look_s=0.0), self.tools, self.told.append)
-        )
+    def undrain(self, name: str = "a", *, dry_run: bool = False, **asked: Any) -> Result:
+        wanted, host = Asked(look_s=0.0, **asked), self.host(name)
+        return asyncio.run(undrain(host, wanted, self.tools, self.told.append, dry_run=dry_run))
 
     def closed(self, name: str) -> bool:
         return asyncio.run(is_closed(LocalHost(name, self.state / name, "127.0.0.1")))
@@ -434,6 +433,19 @@ def test_what_cannot_be_meant_is_refused_and_leaves_the_host_open(world: World) 
         world.drain(finish_within_s=60.0)
     assert not world.closed("a")
     assert len(at(world, "a")) == 5
+
+
+def test_a_host_that_is_not_had_back_in_time_stays_closed(world: World) -> None:
+    assert world.drain().exit_code == 0
+    with pytest.raises(RefusedError, match="nobody can say how long"):
+        world.undrain(finish_within_s=1.0)
+    assert world.closed("a")
+    shown = world.undrain(dry_run=True)  # all come back, though the mark is there still
+    assert (len(shown.plan.table.moves), shown.stay) == (5, ())
+    assert world.closed("a")
+    assert at(world, "a") == []
+    assert world.undrain().exit_code == 0
+    assert not world.closed("a")
 
 
 def test_words_and_limits_of_options_and_specs_are_kept(world: World) -> None:

@@ -86,13 +86,57 @@ def test_it_is_ended_by_who_knows_no_more_than_its_directory(tmp_path: Path) -> 
     assert other.wait(30) == 0
 
 
-def test_a_ctrl_c_is_the_commands_own_affair(tmp_path: Path) -> None:
-    script = f"trap 'exit 5' INT; touch {tmp_path}/ready; while :; do sleep 0.05; done"
-    words = [sys.executable, "-m", "vmckpt.fleet.guard.worker", str(tmp_path / "result")]
-    worker = subprocess.Popen([*words, "sh", "-c", script], start_new_session=True)
-    while not (tmp_path / "ready").exists():
+def begin_in_a_terminal(
+    result: Path, *command: str, hang_up: signal.Handlers = signal.SIG_DFL
+) -> "subprocess.Popen[bytes]":
+    """In a process group of its own; `hang_up` is what it takes SIGHUP for from its beginning."""
+
+    def as_a_terminal() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, hang_up)
+
+    words = [sys.executable, "-m", "vmckpt.fleet.guard.worker", str(result), *command]
+    return subprocess.Popen(words, start_new_session=True, preexec_fn=as_a_terminal)  # noqa: PLW1509 - no threads
+
+
+def until_there_is(path: Path, worker: "subprocess.Popen[bytes]") -> None:
+    while not path.exists() or not path.read_text():
         assert worker.poll() is None
         time.sleep(0.01)
+
+
+def test_a_ctrl_c_is_the_commands_own_affair(tmp_path: Path) -> None:
+    script = f"trap 'exit 5' INT; echo 1 >{tmp_path}/ready; while :; do sleep 0.05; done"
+    worker = begin_in_a_terminal(tmp_path / "result", "sh", "-c", script)
+    until_there_is(tmp_path / "ready", worker)
     os.killpg(worker.pid, signal.SIGINT)
     assert worker.wait(30) == 0
     assert told(tmp_path / "result") == {"returncode": 5}
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_command_that_outlives_its_terminal_is_ended_all_the_same(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    script = f"trap '' HUP QUIT; echo $$ >{tmp_path}/pid; exec sleep 60"
+    worker = begin_in_a_terminal(tmp_path / "result", "sh", "-c", script)
+    until_there_is(tmp_path / "pid", worker)
+    os.killpg(worker.pid, number)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+    assert told(tmp_path / "result") == {"error": "it was ended"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("hang_up", "returncode"), [(signal.SIG_DFL, -signal.SIGHUP), (signal.SIG_IGN, 3)]
+)
+def test_the_command_takes_a_hang_up_as_it_would_without_its_worker(
+    tmp_path: Path, hang_up: signal.Handlers, returncode: int
+) -> None:
+    worker = begin_in_a_terminal(
+        tmp_path / "result", "sh", "-c", "kill -HUP $$; exit 3", hang_up=hang_up
+    )
+    assert worker.wait(30) == 0
+    assert told(tmp_path / "result") == {"returncode": returncode}

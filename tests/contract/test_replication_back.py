@@ -2,12 +2,21 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vmckpt.errors import HostDownError, NotFoundError, RefusedError, UsageError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    UsageError,
+)
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.replicate.control import answering
@@ -86,12 +95,12 @@ class Down(LocalHost):
         raise HostDownError("a is down", why="no route", remedy="switch it on")
 
 
-def test_a_failover_from_a_host_that_is_gone_has_succeeded(tmp_path: Path) -> None:
-    vm, old = a_vm(tmp_path), Down("a", tmp_path / "a", "127.0.0.1")
+def taken_over(vm: Vm, took_over_ms: float | None) -> None:
+    """By lab-b, whose service has ended; how long it took until the guest ran, if it did."""
     files = Files.of(vm.host, "web")
     status = {
-        "role": "standby", "state": "promoted", "primary": "a", "standby": "b",
-        "qemu_id": "0", "primary_qemu_id": "9",
+        "role": "standby", "state": "promoted", "primary": "a", "standby": "b", "why": "the word",
+        "run": "1", "qemu_id": "0", "primary_qemu_id": "9", "took_over_ms": took_over_ms,
     }  # fmt: skip
     files.path.mkdir(parents=True)
     files.request.write_text("{}")
@@ -99,10 +108,94 @@ def test_a_failover_from_a_host_that_is_gone_has_succeeded(tmp_path: Path) -> No
     vm.directory.current.parent.mkdir(parents=True)
     vm.directory.spec.write_text(vm.spec.text)
     vm.directory.current.write_text(vm.qemu.to_json())
+
+
+def test_a_failover_from_a_host_that_is_gone_has_succeeded(tmp_path: Path) -> None:
+    vm, old = a_vm(tmp_path), Down("a", tmp_path / "a", "127.0.0.1")
+    taken_over(vm, 12.0)
     done = asyncio.run(failover("web", [old, vm.host]))
     assert done["state"] == "promoted"
     (warning,) = done["warnings"]
     assert "a gives no answer (no route)" in warning
+
+
+def test_a_guest_that_was_taken_over_and_does_not_run_is_no_success_however_often_asked(
+    tmp_path: Path,
+) -> None:
+    vm = a_vm(tmp_path)
+    taken_over(vm, None)
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknownError, match="does not run there") as unknown:
+            asyncio.run(failover("web", [vm.host]))
+        assert "the word" in unknown.value.why
+
+
+class Scripted:
+    """Services that tell how they are, and hear what they are asked to do."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.hosts = {name: LocalHost(name, tmp_path / name, "127.0.0.1") for name in "abc"}
+        self.heard = list[tuple[str, str]]()
+
+    def has_ended(self, name: str, **status: Any) -> None:
+        """Its last word."""
+        files = Files.of(self.hosts[name], "web")
+        files.path.mkdir(parents=True, exist_ok=True)
+        files.request.write_text("{}")
+        files.status.write_text(json.dumps(status | {"why": "", "took_over_ms": 12.0}))
+
+    @asynccontextmanager
+    async def answers(self, name: str, **status: Any) -> AsyncIterator[None]:
+        files = Files.of(self.hosts[name], "web")
+        files.path.mkdir(parents=True, exist_ok=True)
+        files.request.write_text("{}")
+
+        async def answer(word: str) -> dict[str, Any]:
+            if word == "failover":
+                self.heard.append((name, word))
+            return status
+
+        async with answering(files.control, answer):
+            yield
+
+
+@pytest.mark.parametrize("state", ["promoted", "ended"])
+def test_who_was_a_standby_once_is_not_asked_for_the_one_of_now(tmp_path: Path, state: str) -> None:
+    scripted = Scripted(tmp_path)
+    of_now = {"primary": "a", "standby": "c", "run": "2", "qemu_id": "5", "primary_qemu_id": "4"}
+    of_then = {"primary": "a", "standby": "b", "run": "1", "qemu_id": "0", "primary_qemu_id": "9"}
+    scripted.has_ended("b", role="standby", state=state, **of_then)
+
+    async def main() -> dict[str, Any]:
+        async with (
+            scripted.answers("a", role="primary", state="protected", **of_now),
+            scripted.answers("c", role="standby", state="following", **of_now),
+        ):
+            scripted.has_ended("c", role="standby", state="promoted", **of_now)
+            return await failover("web", [scripted.hosts[name] for name in "bac"])
+
+    assert asyncio.run(main())["standby"] == "c"
+    assert scripted.heard == [("a", "failover"), ("c", "failover")]
+
+
+def test_where_only_a_standby_of_once_is_known_nobody_is_asked(tmp_path: Path) -> None:
+    """Its last word, that it has the guest, is not true any more: that has moved on since."""
+    scripted = Scripted(tmp_path)
+    of_then = {"primary": "a", "standby": "b", "run": "1", "qemu_id": "0", "primary_qemu_id": "9"}
+    scripted.has_ended("b", role="standby", state="promoted", **of_then)
+
+    async def main() -> None:
+        hosts = [scripted.hosts[name] for name in "bac"]
+        with pytest.raises(NotFoundError, match="is not replicated"):
+            await failover("web", hosts)
+        of_now = of_then | {"standby": "c", "run": "2"}
+        async with scripted.answers("a", role="primary", state="protected", **of_now):
+            with pytest.raises(OperationFailedError, match="nobody was asked") as failed:
+                await failover("web", hosts)
+        assert "c, which protects it" in failed.value.why
+
+    asyncio.run(main())
+    assert scripted.heard == []
 
 
 def test_who_keeps_a_vm_says_once_what_is_in_the_way(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
-"""A guard that dies beside a protected VM says why."""
+"""The guard beside a protected VM: what it is told, and that one that dies says why."""
 
+import asyncio
+import math
 import os
 import time
 from collections.abc import Callable
@@ -9,6 +11,12 @@ import pytest
 
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.rule import Claimant
+from vmckpt.lease.store import Versioned
+from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.primary import _guarded
 from vmckpt.replicate.request import Files
 from vmckpt.vm.argv import Platform
@@ -29,6 +37,40 @@ def test_it_says_what_it_died_of(tmp_path: Path) -> None:
     vm = Vm(spec, LocalHost("a", tmp_path, "127.0.0.1"), directory, qemu)
     with _guarded(vm, files) as tell:  # there is no monitor
         assert "No such file" in _last_words(tell)
+
+
+class Watched(FileStore):
+    """Takes note of what the guard was told before a replica was entitled."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.told, self.told_before = list[str](), list[str]()
+
+    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        if record.in_sync is not None:
+            self.told_before = [*self.told]
+        return await super().replace(vm, record, over=over)
+
+
+def test_nothing_stops_the_guest_before_anybody_may_take_over(tmp_path: Path) -> None:
+    """A service that is killed in its first copy leaves a guest that runs, lease or not."""
+    store = Watched(tmp_path)
+
+    async def main() -> None:
+        keeper = Keeper(Lease(store, "web", Claimant("a/1"), Span(0.5)), store.told.append)
+        await keeper.take(None)
+        keeping = asyncio.ensure_future(keeper.keep())
+        async with asyncio.timeout(20):
+            while len(store.told) < 2:  # noqa: ASYNC110 - it renews
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        assert set(store.told) == {"inf"}
+        assert await keeper.in_sync("b/1")
+
+    asyncio.run(main())
+    assert math.isfinite(float(store.told_before[-1]))
+    assert math.isfinite(float(store.told[-1]))
 
 
 def _last_words(tell: Callable[[str], None]) -> str:

@@ -351,7 +351,13 @@ def running(made: World) -> list[str]:
 
 def where(made: World, *, other: bool = False) -> str:
     """The one host where the guest runs; or the other one."""
+    found = list[str]()
+
+    def is_one() -> bool:
+        found[:] = running(made)
+        return len(found) == 1
+
     # In an epoch's pause it is seen as paused.
-    eventually(lambda: len(running(made)) == 1, 10, "one guest, running")
-    (host,) = running(made)
+    eventually(is_one, 10, "one guest, running")
+    (host,) = found
     return {"lab-a": "lab-b", "lab-b": "lab-a"}[host] if other else host

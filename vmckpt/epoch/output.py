@@ -108,8 +108,12 @@ def brief_holds(netdevs: Sequence[str]) -> list[str]:
 
 async def holds_output(monitor: Monitor) -> list[str]:
     """The network back ends whose output a protection holds, or held when it died."""
-    return [
-        name.removeprefix(_OUTER)
-        for name in await commands.query_objects(monitor)
-        if name.startswith(_OUTER)
+    names = await commands.query_objects(monitor)
+    # Who died while it made them, or let them go, has left one of the two.
+    held = [
+        name.removeprefix(prefix)
+        for prefix in (_OUTER, _INNER)
+        for name in names
+        if name.startswith(prefix)
     ]
+    return [*dict.fromkeys(held)]

@@ -1,7 +1,7 @@
 """The primary's hold on its VM: the lease renewed in time, the guard told, solo or in sync.
 
-Decisions are `lease/primary.py`'s. The guest is stopped by the guard (epoch/guard.py) when the
-lease ends unrenewed, whatever this process is doing then.
+Decisions are `lease/primary.py`'s. Once a replica may take over the guest is stopped by the guard
+(epoch/guard.py) when the lease ends unrenewed, whatever this process is doing then.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ class Keeper:
         # One for all of `take_back`: what it asked and got no answer to may have been done.
         self._again = lease.again()
         self._term = 0
-        self._is_free, self._is_still = False, False
+        # While no replica is entitled to the term the guest may run, lease or not.
+        self._is_free, self._is_still = True, False
         self._guard_died = ""
         self.replaced = asyncio.Event()
         self.unanswered_since_s: float | None = None
@@ -67,7 +68,7 @@ class Keeper:
     async def take(self, dead: Holding | None) -> None:
         """Take the VM's next term. Raises as `Lease.take` does.
 
-        Nobody may take over yet: the guard hears of the lease when `keep` has renewed it.
+        Nobody may take over yet: the guard hears of the lease from `in_sync` on.
         """
         held = await self._lease.take(dead)
         self._term = held.term
@@ -116,6 +117,8 @@ class Keeper:
 
         False when another has taken the term: this guest is not to run again.
         """
+        self._is_free = False
+        self._tell()
         return await self._recorded(lambda: self._lease.record_in_sync(replica))
 
     async def solo(self) -> bool:

@@ -161,18 +161,62 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
 
     A primary that answers hands the guest over, and nothing is lost. Raises NotFoundError,
     OperationFailedError when the standby did not take over (the error says why), TimedOutError when
-    it still waits until it may.
+    it still waits until it may, OutcomeUnknownError when it has the guest, which does not run.
     """
     hosts = tuple(hosts)
     found = await sides(name, hosts)
-    standbys = [side for side in found if side.status["role"] == "standby"]
-    if not standbys:
+    standby = await _standby_of(name, found)
+    status = standby.status
+    if status["state"] != PROMOTED:
+        status = await _taken_over(name, standby, found)
+    warnings = await _left(name, status, hosts)
+    if status["took_over_ms"] is None:
+        raise OutcomeUnknownError(
+            f"{standby.host.name} has '{name}', which does not run there",
+            why="; ".join([str(status["why"]), *warnings]),
+            remedy=f"vmckpt vm start {name}",
+        )
+    return status | {"warnings": warnings}
+
+
+async def _standby_of(name: str, found: Iterable[Side]) -> Side:
+    """Who is to take over, or has: of a primary that answers its own, not an earlier one's.
+
+    Raises NotFoundError, OperationFailedError.
+    """
+    of_now = [
+        side
+        for side in found
+        if side.status["role"] == "standby"
+        if side.status["state"] != PROMOTED or await _is_at_home(name, side)
+    ]
+    primaries = [side.status for side in found if side.answers and side.status["role"] == "primary"]
+    if primaries:
+        runs = {told["run"] for told in primaries}
+        of_now = [side for side in of_now if side.status["run"] in runs]
+        if not of_now:
+            raise OperationFailedError(
+                f"nobody was asked to take '{name}' over",
+                why=f"{primaries[0]['standby']}, which protects it, says nothing of it",
+                remedy=f"see to that host, and `vmckpt replicate status {name}`",
+            )
+    if not of_now:
         raise not_replicated(name)
-    standby = standbys[0]
-    if standby.status["state"] == PROMOTED:
-        return standby.status | {"warnings": await _left(name, standby.status, hosts)}
+    # One that has the guest at home has it from nobody who came later.
+    return min(of_now, key=lambda side: (side.status["state"] != PROMOTED, not side.answers))
+
+
+async def _is_at_home(name: str, promoted: Side) -> bool:
+    """Whether the guest is still where that standby took it over; else it has moved on since."""
+    home = await read_vm(promoted.host, name)
+    return home is not None and home.qemu.files.qemu_id == promoted.status["qemu_id"]
+
+
+async def _taken_over(name: str, standby: Side, found: Iterable[Side]) -> dict[str, Any]:
+    """Have it take over, and its primary hand over; its status then. Raises as `failover` does."""
     for side in found:
-        if side.answers and side.status["role"] == "primary":
+        told = side.status
+        if side.answers and told["role"] == "primary" and told["run"] == standby.status["run"]:
             with suppress(HostDownError):  # it died over it: the standby sees to that
                 await ask(side.host, Files.of(side.host, name), "failover")
     files = Files.of(standby.host, name)
@@ -186,14 +230,7 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
             why=str(status["why"]) or "its service has ended without a word",
             remedy="see `vmckpt replicate status` and `vmckpt vm list`",
         )
-    warnings = await _left(name, status, hosts)
-    if status["took_over_ms"] is None:
-        raise OutcomeUnknownError(
-            f"{standby.host.name} has '{name}', which does not run there",
-            why="; ".join([str(status["why"]), *warnings]),
-            remedy=f"vmckpt vm start {name}",
-        )
-    return status | {"warnings": warnings}
+    return status
 
 
 async def _left(name: str, status: dict[str, Any], hosts: Iterable[Host]) -> list[str]:
@@ -221,9 +258,8 @@ async def settle(name: str, hosts: Iterable[Host]) -> bool:
         told = side.status
         if told["role"] != "standby" or told["state"] != PROMOTED:
             continue
-        home = await read_vm(side.host, name)
-        if home is None or home.qemu.files.qemu_id != told["qemu_id"]:
-            continue  # it has moved on since
+        if not await _is_at_home(name, side):
+            continue
         for host in all_hosts:
             if host.name == told["primary"] and host.name != side.host.name:
                 await remove_stale_home(host, name, told["primary_qemu_id"])

@@ -270,12 +270,16 @@ class Protection:
         return Ending.ALONE
 
     async def _let_go(self) -> None:
+        """The guest runs, with nothing of its output held, when this returns, or QEMU has ended."""
         # No replica may take over, so that the guest runs on whether or not the lease is renewed.
         self._keeper.free()
         self._grip.mirrors.intake.let_go()
-        with suppress(MonitorLostError, OutcomeUnknownError):  # its QEMU has ended
-            await self._grip.output.let_go()
-            await self._grip.capture.resume()
+        while await self._vm.is_alive():
+            with suppress(MonitorLostError, OutcomeUnknownError):  # it is stuck, or ending
+                await self._grip.output.let_go()
+                await self._grip.capture.resume()
+                return
+            await asyncio.sleep(RETRY_S)
 
     async def answer(self, word: str) -> dict[str, Any]:
         """What it is asked over its control socket: status, stop, failover."""

@@ -110,7 +110,8 @@ async def undrain(
 ) -> Result:
     """Let `host` have VMs again, and bring back those that were drained from it.
 
-    Raises RefusedError when it is not drained, BusyError, HostDownError, CancelledByUserError.
+    Raises RefusedError when it is not drained, or not back in time (nothing was changed),
+    BusyError, HostDownError, CancelledByUserError.
     """
     async with _only_one(host):
         record = records.load(host.name)
@@ -122,8 +123,6 @@ async def undrain(
             )
         if record is None:
             show(Said(f"{host.name} was drained elsewhere: its VMs are not known here"))
-        if not dry_run:
-            await reopen(host)
         record = record or Record(host.name, new_run(), time.time())
         work = _Work(UNDRAIN, host, record, asked=asked, tools=tools, show=show)
         return await work.carried_out([host], dry_run=dry_run)
@@ -172,13 +171,16 @@ class _Work:
             await self._settle()
         seen = await self._look()
         leaving, stopped = self._leaving(seen)
-        plans, cannot = await planner(self._asked, self._tools, leaving, targets)
+        to_open = (self._host.name,) if self._action == UNDRAIN else ()
+        plans, cannot = await planner(self._asked, self._tools, leaving, targets, to_open)
         self._stay |= {one.vm: one for one in cannot}
         plan = await self._planned(plans, seen, leaving, targets, stopped)
         plan.require(self._asked.finish_within_s)
         self._show(Planned(plan))
         if dry_run:
             return self._result(plan, None)
+        if self._action == UNDRAIN:
+            await reopen(self._host)
         self._save(self._record)
         began_s = time.monotonic()
         try:

@@ -1,7 +1,7 @@
 """What a drain will do: which VM goes where, in which order, how long all of it takes."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -132,7 +132,7 @@ class DrainPlan:
 class Planner:
     """Plans for these VMs, as often as it takes. What was found out is not asked again.
 
-    `closed` are hosts that a VM cannot go to, with the reason.
+    `closed` are hosts that a VM cannot go to, with the reason; `to_open` as for `look_at_hosts`.
     """
 
     asked: Asked
@@ -140,6 +140,7 @@ class Planner:
     guests: Mapping[str, Guest]
     costs: Costs
     measured: Mapping[str, DirtyRate | None]
+    to_open: Collection[str] = ()
     closed: dict[str, dict[str, str]] = field(default_factory=dict)
     _examined: dict[tuple[str, str], Examined] = field(default_factory=dict)
 
@@ -156,7 +157,7 @@ class Planner:
     ) -> DrainPlan:
         """For the VMs of these names, to some of these hosts. Changes nothing."""
         leaving = [vm for vm in seen if vm.name in names and vm.name in self.guests]
-        hosts = await look_at_hosts(to, seen, self.asked.limits, names)
+        hosts = await look_at_hosts(to, seen, self.asked.limits, names, self.to_open)
         rooms = [_with_words(one, self.asked, seen, names) for one in hosts]
         while True:
             found = await self._all_costs(leaving, hosts)
@@ -325,9 +326,16 @@ def _notes(
 
 
 async def planner(
-    asked: Asked, tools: Tools, seen: Sequence[Seen], targets: Sequence[Host]
+    asked: Asked,
+    tools: Tools,
+    seen: Sequence[Seen],
+    targets: Sequence[Host],
+    to_open: Collection[str] = (),
 ) -> tuple[Planner, list[Stay]]:
-    """A planner for these VMs, each looked at; and those that cannot even be looked for."""
+    """A planner for these VMs, each looked at; and those that cannot even be looked for.
+
+    `to_open` as for `look_at_hosts`.
+    """
     guests, stay = dict[str, Guest](), list[Stay]()
     measured = dict[str, DirtyRate | None]()
 
@@ -345,7 +353,7 @@ async def planner(
     here = all(host.is_this_machine for host in ends)
     taught = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
     costs = Costs.of(load_all(runs_dir()), asked.options, taught)
-    return Planner(asked, tools, guests, costs, measured), stay
+    return Planner(asked, tools, guests, costs, measured, to_open), stay
 
 
 async def _measured(guest: Guest, for_s: float) -> DirtyRate | None:

@@ -103,12 +103,19 @@ class HostSeen(NamedTuple):
 
 
 async def look_at_hosts(
-    hosts: Iterable[Host], seen: Sequence[Seen], limits: Limits, leaving: Collection[str]
+    hosts: Iterable[Host],
+    seen: Sequence[Seen],
+    limits: Limits,
+    leaving: Collection[str],
+    to_open: Collection[str] = (),
 ) -> list[HostSeen]:
-    """What each host can take besides the VMs that stay there: `leaving` are those that do not."""
+    """What each host can take besides the VMs that stay there: `leaving` are those that do not.
+
+    `to_open`: hosts that are open before the first move, marked or not.
+    """
 
     async def look(host: Host) -> HostSeen:
-        if await is_closed(host):
+        if host.name not in to_open and await is_closed(host):
             return HostSeen(host, None, "it is drained")
         there = [vm for vm in seen if vm.host == host.name and vm.runs and vm.name not in leaving]
         return HostSeen(host, await _room(host, there, limits))

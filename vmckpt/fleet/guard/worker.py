@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from vmckpt.hosts.process import kill as kill_process
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 KILL_S = 20.0
+# What a terminal sends to all that runs in it is the command's: what it makes of that is its
+# result. Who sees to its end outlives it.
+_OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 class _ToldToEndError(BaseException):
@@ -36,12 +40,13 @@ def work(result: Path, command: Sequence[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-    # A Ctrl-C is the command's: what it makes of it is its result.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignored = {
+        number: signal.signal(number, signal.SIG_IGN) == signal.SIG_IGN for number in _OF_TERMINALS
+    }
     signal.signal(signal.SIGTERM, _end)
     told: dict[str, Any]
     try:
-        child = subprocess.Popen(command, preexec_fn=_as_before)  # noqa: PLW1509 - no threads
+        child = subprocess.Popen(command, preexec_fn=partial(_as_before, ignored))  # noqa: PLW1509 - no threads
         told = {"returncode": child.wait()}
     except OSError as exc:
         told = {"error": f"{command[0]}: {exc.strerror}"}
@@ -54,8 +59,10 @@ def work(result: Path, command: Sequence[str]) -> None:
     part.rename(result)
 
 
-def _as_before() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _as_before(ignored: Mapping[signal.Signals, bool]) -> None:
+    """What was ignored already, as by nohup, stays so for the command."""
+    for number, is_ignored in ignored.items():
+        signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
 
 
 def _end(_number: int, _frame: object) -> None:
