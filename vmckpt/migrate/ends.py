@@ -1,10 +1,11 @@
 """The two QEMUs of a migration: looking at both, and acting until one place has the guest."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError
+from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_plan import COPY_PREFIX
 from vmckpt.migrate.ownership import Side, View
@@ -12,7 +13,7 @@ from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.start import end_qemu, processes
+from vmckpt.vm.start import end_qemu, last_words, processes
 
 LOOK_TIMEOUT_S = 3.0
 # QEMU's trace line for vCPUs starting; it stands in the log before the first guest instruction.
@@ -43,6 +44,12 @@ class End:
         return self._certainly_ran or RAN_MARK in (
             await self.host.read_text(self.files.stderr) or ""
         )
+
+    async def last_words(self) -> str:
+        """The end of what it wrote to stderr; empty as well where that cannot be read."""
+        with suppress(VmckptError, OSError):  # a host that is gone may be why they are asked for
+            return await last_words(self.host, self.files.stderr)
+        return ""
 
     async def monitor(self) -> Monitor:
         """The open session.

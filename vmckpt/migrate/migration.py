@@ -39,7 +39,7 @@ from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu, last_words, new_qemu_id
+from vmckpt.vm.start import Qemu, new_qemu_id
 
 if TYPE_CHECKING:
     from vmckpt.hosts.heartbeats import Silence
@@ -324,7 +324,7 @@ class Migration:
         return exc
 
     async def _with_targets_words(self, exc: VmckptError) -> VmckptError:
-        words = await last_words(self._target_host, self._pair.target.files.stderr)
+        words = await self._pair.target.last_words()
         why = f"{exc.why}; the target said: {words}" if words else exc.why
         return OperationFailedError(exc.what, why=why, remedy=exc.remedy)
 
