@@ -85,13 +85,15 @@ def test_a_question_that_is_cancelled_at_once_is_answered_too(tmp_path: Path) ->
         assert far.stdin is not None
         assert far.stdout is not None
         far.stdin.write(b"".join(frame.encode() for frame in frames))
-        async with asyncio.timeout(20):
-            await far.stdout.readuntil(MAGIC)
-            assert (await read_frame(far.stdout)).kind is Kind.HELLO
-            answer = await read_frame(far.stdout)
-            while answer.kind is Kind.PING:
+        try:
+            async with asyncio.timeout(20):
+                await far.stdout.readuntil(MAGIC)
+                assert (await read_frame(far.stdout)).kind is Kind.HELLO
                 answer = await read_frame(far.stdout)
-            assert (answer.kind, answer.number) == (Kind.ANSWER, 1)
+                while answer.kind is Kind.PING:
+                    answer = await read_frame(far.stdout)
+                assert (answer.kind, answer.number) == (Kind.ANSWER, 1)
+        finally:
             far.stdin.close()
             await far.wait()
 
@@ -337,11 +339,9 @@ def test_a_stream_that_is_no_longer_wanted_when_it_is_there_is_closed(tmp_path: 
             await host.require_up()
             connecting = asyncio.create_task(host.connect(tmp_path / "s"))
             await asyncio.sleep(0)  # it is asked for
-            # Nobody here takes the answer before it is too late to cancel the question.
             with listener.accept()[0] as peer:
                 peer.send(b"x")
-                while unread_bytes(peer):
-                    time.sleep(0.001)
+                stand_still_until(lambda: not unread_bytes(peer), "its other end is carried")
                 connecting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await connecting
@@ -352,6 +352,14 @@ def test_a_stream_that_is_no_longer_wanted_when_it_is_there_is_closed(tmp_path: 
             assert len(serves.children) == 1
 
         play(work, tmp_path)
+
+
+def stand_still_until(true: Callable[[], object], what: str) -> None:
+    """Nobody here takes the answer before it is too late to cancel the question."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.001)
 
 
 def unread_bytes(sock: socket.socket) -> int:
@@ -367,9 +375,7 @@ def test_a_lock_that_is_no_longer_wanted_when_it_is_granted_is_free(tmp_path: Pa
         await host.require_up()
         taking = asyncio.ensure_future(host.lock(path, owner).__aenter__())
         await asyncio.sleep(0)  # it is asked for
-        # Nobody here takes the answer before it is too late to cancel the question.
-        while read_owner(path) != owner:
-            time.sleep(0.001)
+        stand_still_until(lambda: read_owner(path) == owner, "it is granted")
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
