@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.remote_hosts import PipedServes
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -42,10 +43,11 @@ JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", True, "handover
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaking(LocalHost):
-    """A host whose answers to `spawn` and `remove` are these errors; a job begins there or not."""
+    """A host that answers `spawn` and so on with these errors; a job begins there or not."""
 
     of_spawn: Exception | None = None
     of_remove: Exception | None = None
+    of_write: Exception | None = None
 
     async def spawn(self, argv: Sequence[str], stderr_path: Path) -> ProcessId:
         if self.of_spawn is None:
@@ -55,6 +57,11 @@ class Breaking(LocalHost):
             result = stderr_path.parent / "result.json"
             result.write_text(json.dumps({"error": pack_error(stopped, self.name)}))
         raise self.of_spawn
+
+    async def write_text(self, path: Path, text: str) -> None:
+        if self.of_write is not None:
+            raise self.of_write
+        await LocalHost.write_text(self, path, text)
 
     async def remove(self, path: Path) -> None:
         if self.of_remove is not None:
@@ -190,6 +197,28 @@ def test_files_that_cannot_be_written_are_the_jobs_result(state: Path) -> None:
     error = unpack_error(json.loads(files.result.read_text())["error"])
     assert isinstance(error, StorageError)
     assert "events.jsonl" in error.what
+
+
+def test_on_a_full_disk_too_the_target_is_let_go(state: Path) -> None:
+    full = StorageError("the disk is full", why="full", remedy="-")
+    source = Breaking("a", state / "a", "127.0.0.1", of_write=full)
+
+    async def play() -> None:
+        serves = PipedServes()
+        job = replace(a_job(state)[0], source=source, target=serves.host(state / "b", "b"))
+        there = JobDir.of(state / "b", "r1").path
+        there.mkdir(parents=True)
+        # It is asked for something before, so that there is a connection to end.
+        assert await job.target.exists(there)
+        try:
+            with pytest.raises(StorageError, match="the disk is full"):
+                await run_job(job, ["vmckpt"])
+            assert not there.exists()
+            assert serves.children[0].wait(20) == 0
+        finally:
+            serves.end()
+
+    asyncio.run(play())
 
 
 def test_nothing_to_forget_is_fine(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import BusyError
+from vmckpt.errors import BusyError, VmLostError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.migrate.locks import locked
+from vmckpt.migrate.shared_link import on_the_link
 from vmckpt.vm.paths import lock_path
 
 ME = Owner("20250101-120000-abcd", "migrate to b", os.getpid(), 1e9)
@@ -289,3 +290,25 @@ def test_a_cancellation_while_locks_are_given_back_does_not_take_back_what_is_do
 
     assert asyncio.run(interrupted()) == "it has moved"
     assert not lock_path(tmp_path, "web").exists()
+
+
+def test_a_cancellation_while_a_migration_leaves_the_link_does_not_hide_how_it_ended(
+    tmp_path: Path,
+) -> None:
+    source, target = (Slow(name, tmp_path / name, "127.0.0.1") for name in "ab")
+
+    async def moved(counted: asyncio.Event) -> None:
+        async with on_the_link(source, target, "r1", 60, lambda *_: None):
+            counted.set()
+            raise VmLostError("'web' is lost", why="both ends are gone", remedy="-")
+
+    async def interrupted() -> None:
+        counted = asyncio.Event()
+        task = asyncio.create_task(moved(counted))
+        await counted.wait()
+        task.cancel()
+        await task
+
+    with pytest.raises(VmLostError):
+        asyncio.run(interrupted())
+    assert not list(tmp_path.glob("*/links/*/*"))

@@ -1,10 +1,12 @@
 """A host behind `vmckpt serve` whose connection breaks, and streams of many bytes over it."""
 
 import asyncio
+import fcntl
 import os
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -16,8 +18,8 @@ from tests.remote_hosts import SERVE, PipedServes
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
 from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.lock import Owner
-from vmckpt.hosts.remote.frames import PROTOCOL, Kind, with_json
+from vmckpt.hosts.lock import Owner, read_owner
+from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, read_frame, with_json
 from vmckpt.hosts.remote.host import RemoteHost
 
 Play = Callable[[RemoteHost, PipedServes], Awaitable[None]]
@@ -68,6 +70,34 @@ def test_the_far_side_ends_in_peace_when_the_asker_has_gone(tmp_path: Path) -> N
         far.stdin.close()
         assert far.stderr.read() == b""
         assert far.wait(20) == 0
+
+
+def test_a_question_that_is_cancelled_at_once_is_answered_too(tmp_path: Path) -> None:
+    hello = with_json(
+        Kind.HELLO, 0, {"protocol": PROTOCOL, "state_dir": str(tmp_path), "name": "a"}
+    )
+    question = with_json(Kind.REQUEST, 1, {"do": "exists", "with": {"path": str(tmp_path)}})
+    frames = (hello, question, Frame(Kind.CANCEL, 1))
+
+    async def run() -> None:
+        pipe = asyncio.subprocess.PIPE
+        far = await asyncio.create_subprocess_exec(*SERVE, stdin=pipe, stdout=pipe)
+        assert far.stdin is not None
+        assert far.stdout is not None
+        far.stdin.write(b"".join(frame.encode() for frame in frames))
+        try:
+            async with asyncio.timeout(20):
+                await far.stdout.readuntil(MAGIC)
+                assert (await read_frame(far.stdout)).kind is Kind.HELLO
+                answer = await read_frame(far.stdout)
+                while answer.kind is Kind.PING:
+                    answer = await read_frame(far.stdout)
+                assert (answer.kind, answer.number) == (Kind.ANSWER, 1)
+        finally:
+            far.stdin.close()
+            await far.wait()
+
+    asyncio.run(run())
 
 
 def test_a_question_is_asked_again_over_a_new_connection(tmp_path: Path) -> None:
@@ -298,6 +328,77 @@ def refused(peer: socket.socket) -> bool:
     except BrokenPipeError:
         return True
     return False
+
+
+def test_a_stream_that_is_no_longer_wanted_when_it_is_there_is_closed(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        async def work(host: RemoteHost, serves: PipedServes) -> None:
+            await host.require_up()
+            connecting = asyncio.create_task(host.connect(tmp_path / "s"))
+            await asyncio.sleep(0)  # it is asked for
+            with listener.accept()[0] as peer:
+                peer.send(b"x")
+                stand_still_until(lambda: not unread_bytes(peer), "its other end is carried")
+                connecting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await connecting
+                peer.setblocking(False)
+                async with asyncio.timeout(20):
+                    assert await asyncio.get_running_loop().sock_recv(peer, 1) == b""
+            assert await host.exists(tmp_path)
+            assert len(serves.children) == 1
+
+        play(work, tmp_path)
+
+
+def stand_still_until(true: Callable[[], object], what: str) -> None:
+    """Nobody here takes the answer before it is too late to cancel the question."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.001)
+
+
+def unread_bytes(sock: socket.socket) -> int:
+    """How much of what was sent the other end has not read yet."""
+    answer = fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
+
+
+def test_a_lock_that_is_no_longer_wanted_when_it_is_granted_is_free(tmp_path: Path) -> None:
+    path, owner = tmp_path / "locks/web", Owner("r", "migrate to b", 1, 1.0)
+
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        await host.require_up()
+        taking = asyncio.ensure_future(host.lock(path, owner).__aenter__())
+        await asyncio.sleep(0)  # it is asked for
+        stand_still_until(lambda: read_owner(path) == owner, "it is granted")
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert read_owner(path) is None
+        assert len(serves.children) == 1
+
+    play(work, tmp_path)
+
+
+def test_who_waits_no_longer_for_a_lock_leaves_it_to_its_holder(tmp_path: Path) -> None:
+    path, owner = tmp_path / "locks/web", Owner("r", "migrate to b", 1, 1.0)
+
+    async def work(host: RemoteHost, serves: PipedServes) -> None:
+        async with host.lock(path, owner):
+            other = host.lock(path, Owner("s", "migrate to b", 1, 2.0))
+            taking = asyncio.ensure_future(other.__aenter__())
+            await asyncio.sleep(0)  # it is asked for
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            assert read_owner(path) == owner
+
+    play(work, tmp_path)
 
 
 def test_streams_end_with_the_connection(tmp_path: Path) -> None:

@@ -77,3 +77,13 @@ def test_nothing_is_settled_without_it_and_it_is_named(
     assert asyncio.run(settling.settle(pair, told.append, kept, timeout_s=0.0)) is Move.UNKNOWN
     assert told == ["b gives no answer: asking for 0.3 s"]
     assert "b gives no answer" in asyncio.run(unknown(pair)).why
+
+
+def test_a_failure_is_told_without_the_words_of_a_qemu_whose_host_is_silent(
+    tmp_path: Path,
+) -> None:
+    source, target, *_ = pair_of(tmp_path)
+    source.files.path.mkdir(parents=True)
+    source.files.stderr.write_text("qemu-system-x86_64: Missing section footer\n")
+    assert asyncio.run(source.last_words()) == "Missing section footer"
+    assert asyncio.run(target.last_words()) == ""

@@ -145,6 +145,38 @@ def test_a_host_with_damaged_settings_keeps_no_other_back(server: Sshd, tmp_path
     asyncio.run(play())
 
 
+def test_damaged_lines_of_known_hosts_keep_nobody_back(server: Sshd, tmp_path: Path) -> None:
+    key = server.host_line.split()[2]
+    known = tmp_path / "known"
+    lines = [
+        b"# a comment",
+        b"\xff\xfe",
+        b"other ssh-ed25519 AAAAC",
+        f"other ssh-ed25519 {key[:-8]}".encode(),
+        f"other ssh-rsa {key}".encode(),
+        f"|1|c2hvcnQ=|c2hvcnQ= ssh-ed25519 {key}".encode(),
+        f"@cert-authority *.example ssh-ed25519 {key}".encode(),
+    ]
+    entry = at(server.entry("a", tmp_path), config=config_knowing(server, tmp_path, known))
+    known.write_bytes(b"\n".join([*lines, server.host_line.encode()]))
+    ask(entry)
+    known.write_bytes(b"\n".join(lines))
+    assert refusal(entry).what == "the SSH key of a is not known"
+
+
+def test_a_revoked_key_is_refused(server: Sshd, tmp_path: Path) -> None:
+    kind, key = server.host_line.split()[1:]
+    known = tmp_path / "known"
+    known.write_text(f"{server.host_line}@revoked * {kind} {key}\n")
+    mine = config_knowing(server, tmp_path, known)
+    error = refusal(at(server.entry("a", tmp_path), config=mine))
+    assert "IS REVOKED" in error.what
+
+
+def config_knowing(server: Sshd, tmp_path: Path, known: Path) -> Path:
+    return config(server, tmp_path / "config", f"UserKnownHostsFile {known}")
+
+
 def test_a_server_that_starts_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

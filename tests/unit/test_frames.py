@@ -30,7 +30,7 @@ from vmckpt.hosts.remote.values import (
     unpack_answer,
     unpack_error,
 )
-from vmckpt.qemu.monitor import MonitorLostError
+from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 
 
 def read(data: bytes) -> Frame:
@@ -149,6 +149,12 @@ def test_an_error_keeps_its_class_and_words(error: VmckptError, kind: type[Vmckp
     found = unpack_error(pack_error(error, "db-1"))
     assert type(found) is kind
     assert (found.what, found.why, found.remedy) == ("a", "b", "c")
+
+
+def test_an_error_that_is_a_case_of_none_keeps_its_exit_code() -> None:
+    found = unpack_error(pack_error(CommandRefusedError("a", "migrate", "no"), "a"))
+    assert found.exit_code == CommandRefusedError.exit_code == 7
+    assert (found.what, found.why) == ("a refused migrate", "no")
 
 
 def test_what_is_no_error_of_ours_becomes_one() -> None:

@@ -45,6 +45,12 @@ class End:
             await self.host.read_text(self.files.stderr) or ""
         )
 
+    async def last_words(self) -> str:
+        """The end of what it wrote to stderr; empty as well where that cannot be read."""
+        with suppress(VmckptError, OSError):  # a host that is gone may be why they are asked for
+            return await last_words(self.host, self.files.stderr)
+        return ""
+
     async def monitor(self) -> Monitor:
         """The open session.
 
@@ -175,9 +181,7 @@ async def discard(end: End, ram_dir: Path, *, await_freed: bool = True) -> None:
 
 
 async def with_last_words(exc: VmckptError, target: End) -> OperationFailedError:
-    """The error with what the target's QEMU said, if its host answers."""
-    words = ""
-    with suppress(HostDownError):
-        words = await last_words(target.host, target.files.stderr)
+    """The error with what the target's QEMU said, where that can be read."""
+    words = await target.last_words()
     why = f"{exc.why}; the target said: {words}" if words else exc.why
     return OperationFailedError(exc.what, why=why, remedy=exc.remedy)

@@ -264,7 +264,13 @@ async def _result(job: Job, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[s
 
 async def _end(job: Job, files: JobDir, result: Mapping[str, Any]) -> None:
     """Say how it ended, and let the target's listener go."""
-    await job.source.write_text(files.result, json.dumps(result))
+    try:
+        await job.source.write_text(files.result, json.dumps(result))
+    finally:
+        await _let_go(job)
+
+
+async def _let_go(job: Job) -> None:
     if isinstance(job.target, RemoteHost):
         try:
             with suppress(HostDownError):  # then it ends by itself when nobody comes for minutes

@@ -20,7 +20,7 @@ from vmckpt.errors import BusyError, HostDownError, VmckptError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
 from vmckpt.plan.share import fair_share
-from vmckpt.sequence.steps import both
+from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.units import format_rate
 
 # The note of a migration that had the link not for itself alone.
@@ -149,14 +149,17 @@ async def on_the_link(
     *,
     in_turn: bool = False,
 ) -> AsyncIterator[SharedLink]:
-    """For the block this migration counts on both hosts; one `in_turn` from `my_turn` on."""
+    """For the block this migration counts on both hosts; one `in_turn` from `my_turn` on.
+
+    A cancellation that comes while it leaves comes too late: how the block ended stands.
+    """
     link = SharedLink(source, target, run, limit_bytes_per_s, note)
     try:
         if not in_turn:
             await link.come()
         yield link
     finally:
-        await link.leave()
+        await to_the_end(link.leave())
 
 
 async def others_on_the_link(source: Host, target: Host) -> int:

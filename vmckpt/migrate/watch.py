@@ -13,6 +13,7 @@ from vmckpt.errors import (
     NotFoundError,
     OperationFailedError,
     OutcomeUnknownError,
+    StorageError,
 )
 from vmckpt.events.lines import Lines
 from vmckpt.events.record import RunRecord
@@ -84,7 +85,7 @@ async def watch(
             interrupting = asyncio.create_task(_interrupt(source, run))
     if interrupting is not None:
         interrupting.cancel()
-    return await to_the_end(_conclude(source, run, watching.result()))
+    return await to_the_end(_conclude(source, run, watching.result(), emit))
 
 
 async def _interrupt(source: Host, run: str) -> None:
@@ -195,20 +196,27 @@ def _process(text: str | None) -> ProcessId | None:
     return ProcessId(data["pid"], data["start_ticks"])
 
 
-async def _conclude(source: Host, run: str, result: dict[str, Any]) -> Report | Recovery:
-    """The result as a value or an error; the run record is fetched."""
+async def _conclude(
+    source: Host, run: str, result: dict[str, Any], emit: Emit
+) -> Report | Recovery:
+    """The result as a value or an error; the run record is fetched.
+
+    That the record cannot be written is only said: how the migration ended comes first.
+    """
     path = runs_dir() / f"{run}.json"
-    with suppress(HostDownError):
-        if text := await source.read_text(source.state_dir / "runs" / path.name):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_text(text)
-    if "error" in result:
-        error = unpack_error(result["error"])
-        _complete(path, {"outcome": error.kind, "what": error.what, "why": error.why})
+    error = unpack_error(result["error"]) if "error" in result else None
+    recovery = Recovery(**result["recovery"]) if "recovery" in result else None
+    try:
+        await _fetch(source, path)
+        if error:
+            _complete(path, {"outcome": error.kind, "what": error.what, "why": error.why})
+        elif recovery:
+            _complete(path, {"outcome": recovery.outcome})
+    except (OSError, StorageError) as exc:
+        emit(Note(0.0, "record", f"the run record was not written: {exc}"))
+    if error:
         raise error
-    if "recovery" in result:
-        recovery = Recovery(**result["recovery"])
-        _complete(path, {"outcome": recovery.outcome})
+    if recovery:
         if recovery.host == source.name:
             raise OperationFailedError(
                 f"the migration was {recovery.outcome}",
@@ -218,6 +226,27 @@ async def _conclude(source: Host, run: str, result: dict[str, Any]) -> Report | 
         return recovery
     report = Report(**result["report"] | {"warnings": tuple(result["report"]["warnings"])})
     return replace(report, run_record=str(path))
+
+
+async def _fetch(source: Host, path: Path) -> None:
+    """Write the source's record of a run, unless it is silent or has none.
+
+    In one step: on a full disk there is none here, and not a part of one. Raises OSError,
+    StorageError.
+    """
+    text = None
+    with suppress(HostDownError):
+        text = await source.read_text(source.state_dir / "runs" / path.name)
+    if not text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_name(f".{path.stem}.part")
+    try:
+        part.write_text(text)
+        part.rename(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _complete(path: Path, result: dict[str, str]) -> None:

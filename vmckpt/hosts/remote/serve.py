@@ -80,7 +80,8 @@ class _Server:
             self._tasks[frame.number] = task
             task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
         elif frame.kind is Kind.CANCEL and (asked := self._tasks.get(frame.number)):
-            asked.cancel()
+            # Once it has begun: else it would end without an answer, which is waited for.
+            asyncio.get_running_loop().call_soon(asked.cancel)
 
     async def _answer(self, frame: Frame) -> None:
         try:

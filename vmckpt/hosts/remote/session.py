@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt import __version__
-from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
+from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.remote.frames import (
     MAGIC,
@@ -24,6 +24,7 @@ from vmckpt.hosts.remote.frames import (
 from vmckpt.hosts.remote.link import SILENCE_S, Link, LinkLostError
 from vmckpt.hosts.remote.stream import Stream
 from vmckpt.hosts.remote.values import pack, unpack_error
+from vmckpt.sequence.steps import to_the_end
 
 HELLO_TIMEOUT_S = 20.0
 # A host that could not be reached is not tried again at once: a command asks it many things.
@@ -237,11 +238,22 @@ class _Connection:
             try:
                 await self.ask("lock", {"path": str(path), "owner": pack(owner)})
                 return
+            except asyncio.CancelledError:
+                await to_the_end(self._give_back(path, owner))
+                raise
             except BusyError:
                 holder = await self.ask("lock_owner", {"path": str(path)})
                 if holder not in (None, pack(owner)) or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(0.2)
+
+    async def _give_back(self, path: Path, owner: Owner) -> None:
+        """Free a lock that was granted just as it was asked for no longer."""
+        with suppress(VmckptError, TimeoutError):  # it goes with the connection then
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                # Another one of this side may hold it.
+                if await self.ask("lock_owner", {"path": str(path)}) == pack(owner):
+                    await self.ask("unlock", {"path": str(path)})
 
     async def connect(self, path: Path) -> socket.socket:
         """A stream to a Unix socket on the host."""
@@ -256,6 +268,9 @@ class _Connection:
             mine.close()
             theirs.close()
             await self._link.drop_stream(number)
+            # The far side may have connected before it was told that nobody wants it any more.
+            with suppress(HostDownError):
+                await self._send(Frame(Kind.CLOSE, number))
             raise
         mine.setblocking(False)
         return mine

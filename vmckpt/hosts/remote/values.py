@@ -106,9 +106,19 @@ def pack_error(exc: Exception, host: str) -> list[str]:
             why=f"{type(exc).__name__}: {exc} (on the far side)",
             remedy="report it",
         )
-    # A class of a module of its own is known there as the one that it is a case of.
-    known = next(one for one in type(exc).__mro__ if hasattr(errors, one.__name__))
-    return [known.__name__, exc.what, exc.why, exc.remedy]
+    return [_known(type(exc)).__name__, exc.what, exc.why, exc.remedy]
+
+
+def _known(kind: type[VmckptError]) -> type[VmckptError]:
+    """A class of a module of its own is known there as the one that it is a case of.
+
+    Or as the first one of its exit code, where it has another than that.
+    """
+    ours = [one for one in vars(errors).values() if isinstance(one, type)]
+    classes = [one for one in ours if issubclass(one, VmckptError)]
+    nearest = min((one for one in classes if issubclass(kind, one)), key=kind.__mro__.index)
+    alike = (one for one in (nearest, *classes) if one.exit_code == kind.exit_code)
+    return next(alike, nearest)
 
 
 def unpack_error(value: Any) -> VmckptError:

@@ -1,4 +1,4 @@
-"""Host keys: known, unknown, or changed; only the first is let pass."""
+"""Host keys: known, unknown, changed or revoked; only the first is let pass."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import paramiko
+from paramiko.hostkeys import HostKeyEntry, HostKeys
 
 from vmckpt.errors import HostDownError
 
 GLOBAL = Path("/etc/ssh/ssh_known_hosts")
+# Marks at the beginning of a line, and of a name that is hashed (sshd(8)).
+_MARK, _REVOKED, _HASHED = "@", "@revoked", "|"
 
 
 class KnownHosts:
@@ -18,15 +21,30 @@ class KnownHosts:
 
     def __init__(self, name: str, known_as: str, files: Sequence[Path]) -> None:
         self._name, self._known_as, self._files = name, known_as, files
+        self._revoked: frozenset[bytes] = frozenset()
 
     def load(self, client: paramiko.SSHClient) -> None:
-        """Have `client` know the keys that stand in the files."""
-        for path in (*self._files, GLOBAL):
-            if path.exists():
-                client.load_system_host_keys(str(path))
+        """Have `client` know the keys that stand in the files. Raises OSError.
+
+        A line that is damaged keeps nobody back: it is passed over, as by ssh(1).
+        """
+        lines = [line for path in (*self._files, GLOBAL) for line in _lines(path)]
+        gone = [_entry(rest) for mark, *rest in lines if mark == _REVOKED]
+        self._revoked = frozenset(entry.key.asbytes() for entry in gone if entry)
+        keys = client.get_host_keys()
+        for line in lines:
+            entry = None if line[0].startswith(_MARK) else _entry(line)
+            if entry and entry.key.asbytes() not in self._revoked:
+                _add(keys, entry)
 
     def missing_host_key(self, _: paramiko.SSHClient, __: str, key: paramiko.PKey) -> NoReturn:
         """Called by paramiko for a host of which no key is known. Raises HostDownError."""
+        if key.asbytes() in self._revoked:
+            raise HostDownError(
+                f"THE SSH KEY OF {self._name} IS REVOKED: another machine may be listening there",
+                why=f"{self._shown(key)}, which is marked as {_REVOKED}",
+                remedy="give the host a new key, then make that one known",
+            )
         line = f"{self._known_as} {key.get_name()} {key.get_base64()}"
         raise HostDownError(
             f"the SSH key of {self._name} is not known",
@@ -48,6 +66,34 @@ class KnownHosts:
     def _shown(self, key: paramiko.PKey) -> str:
         kind, digest = key.get_name(), _digest(key)
         return f"{self._known_as} shows the {kind} key with the fingerprint {digest}"
+
+
+def _lines(path: Path) -> list[list[str]]:
+    """The words of each line that says something."""
+    if not path.exists():
+        return []
+    lines = (line.split() for line in path.read_text(errors="replace").split("\n"))
+    return [words for words in lines if words and not words[0].startswith("#")]
+
+
+def _entry(words: Sequence[str]) -> HostKeyEntry | None:
+    """The names and the key of a line; None for what paramiko cannot read."""
+    try:
+        entry = HostKeyEntry.from_line(" ".join(words))
+        for name in entry.hostnames if entry else ():
+            if name.startswith(_HASHED):
+                HostKeys.hash_host("", name)  # else it would fail when a name is looked up
+    except Exception:  # noqa: BLE001 - damage shows in whatever way, also in numbers too large
+        return None
+    return entry
+
+
+def _add(keys: HostKeys, entry: HostKeyEntry) -> None:
+    """Add a key; of two of one kind that a host has the first counts."""
+    kind = entry.key.get_name()
+    for name in entry.hostnames:
+        if kind not in (keys.lookup(name) or {}):
+            keys.add(name, kind, entry.key)
 
 
 def _digest(key: paramiko.PKey) -> str:

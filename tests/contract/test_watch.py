@@ -1,0 +1,93 @@
+"""Watching a job on another host: how it ended is told whatever becomes of its record here."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import VmckptError, VmLostError
+from vmckpt.events.record import RunRecord
+from vmckpt.events.types import Event, Note
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.remote.values import pack_error
+from vmckpt.migrate.job import JobDir
+from vmckpt.migrate.recorded import runs_dir
+from vmckpt.migrate.recover import FINISHED, Recovery
+from vmckpt.migrate.report import Report
+from vmckpt.migrate.watch import watch
+
+pytestmark = pytest.mark.contract
+
+LOST = VmLostError("'web' is lost", why="both ends are gone", remedy="-")
+REPORT = Report("r1", "web", "a", "b", "auto", "precopy", "x509", "completed", 2.5, 1.5, 30, None,
+                None, None, None, 7, 3, (), "")  # fmt: skip
+RECOVERY = Recovery("r1", "web", "b", "release", FINISHED)
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHost:
+    """A host with the record of a run that was cut off."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "op"))
+    RunRecord("r1", "migrate", {"vm": "web"}).save(tmp_path / "a/runs")
+    return LocalHost("a", tmp_path / "a", "127.0.0.1")
+
+
+@pytest.fixture
+def full(source: LocalHost) -> Iterator[None]:
+    """The operator's disk has no space, but an unfinished record."""
+    state = runs_dir().parent
+    state.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(state)]
+    subprocess.run(mount, check=True)
+    try:
+        RunRecord("r1", "migrate", {"vm": "web"}).save(runs_dir())
+        (state / "filler").write_bytes(bytes(4096))
+        yield
+    finally:
+        subprocess.run(["umount", state], check=True)
+
+
+def watched(source: LocalHost, result: dict[str, Any]) -> tuple[object, list[Event]]:
+    """What watching a job with that result returns or raises, and what it tells."""
+    files, said = JobDir.of(source.state_dir, "r1"), list[Event]()
+    files.path.mkdir(parents=True)
+    files.result.write_text(json.dumps(result))
+    try:
+        return asyncio.run(watch(source, "r1", said.append)), said
+    except VmckptError as exc:
+        return exc, said
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_disk_does_not_hide_that_a_vm_is_lost(source: LocalHost) -> None:
+    ended, said = watched(source, {"error": pack_error(LOST, "a")})
+    assert isinstance(ended, VmLostError)
+    assert [event.code for event in said if isinstance(event, Note)] == ["record"]
+    # Neither fetched nor completed, and still the whole of what was there.
+    assert RunRecord.load(runs_dir() / "r1.json").result is None
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_disk_does_not_hide_that_a_vm_has_moved(source: LocalHost) -> None:
+    ended, said = watched(source, {"report": REPORT.to_json()})
+    assert isinstance(ended, Report)
+    assert ended.outcome == "completed"
+    assert [event.code for event in said if isinstance(event, Note)] == ["record"]
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_disk_does_not_hide_a_recovery(source: LocalHost) -> None:
+    ended, _ = watched(source, {"recovery": asdict(RECOVERY)})
+    assert ended == RECOVERY
+
+
+def test_a_record_that_was_cut_off_says_how_the_run_ended(source: LocalHost) -> None:
+    watched(source, {"error": pack_error(LOST, "a")})
+    result = RunRecord.load(runs_dir() / "r1.json").result
+    assert result is not None
+    assert result["outcome"] == "lost"
