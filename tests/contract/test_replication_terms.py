@@ -16,7 +16,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
-from vmckpt.replicate import recovery, standby
+from vmckpt.replicate import protection, recovery, standby
 from vmckpt.replicate.keeper import GIVEN_UP_S
 from vmckpt.replicate.recovery import recover
 from vmckpt.replicate.request import Files, read_request
@@ -265,3 +265,23 @@ def test_a_standby_that_asked_for_no_term_asks_the_arbiter_nothing_at_its_end(
     asyncio.run(ending.standby.finish())
     assert ending.store.asked == 1  # by the QEMU's end, here
     assert ending.waiting.ended.record.holder == "a/1"
+
+
+def test_a_primary_waits_for_a_standby_from_when_it_first_sees_its_term(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, answers = 100.0, iter((False, False, True))
+
+    async def take_back(_: object) -> bool:
+        nonlocal now_s
+        now_s += 2 * GIVEN_UP_S if now_s == 100.0 else GIVEN_UP_S / 2  # no answer for long at first
+        return next(answers)
+
+    async def is_alive() -> bool:
+        return True
+
+    monkeypatch.setattr(protection, "time", SimpleNamespace(monotonic=lambda: now_s))
+    waiting: Any = protection.Protection.__new__(protection.Protection)
+    waiting._keeper, waiting._vm = SimpleNamespace(take_back=take_back), SimpleNamespace()
+    waiting._vm.is_alive, waiting._request = is_alive, SimpleNamespace(is_standbys=bool)
+    assert asyncio.run(waiting._has_term_back())

@@ -4,6 +4,7 @@ How it ends, and who has the guest then: `Ending`.
 """
 
 import asyncio
+import math
 import select
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -207,12 +208,14 @@ class Protection:
     async def _has_term_back(self) -> bool:
         """Whether who has taken the term gives it up in time, unable to go on with the guest.
 
-        Until then that stands still here, as the guard has it.
+        Until then that stands still here, as the guard has it. The time begins when another is
+        first seen to have the term: an arbiter may not have answered for long before.
         """
-        until_s = time.monotonic() + GIVEN_UP_S
+        until_s = math.inf
         while time.monotonic() < until_s and await self._vm.is_alive():
             if await self._keeper.take_back(self._request.is_standbys):
                 return True
+            until_s = min(until_s, time.monotonic() + GIVEN_UP_S)
             await asyncio.sleep(RETRY_S)
         return False
 
