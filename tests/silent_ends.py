@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,6 +108,9 @@ def marked_as(files: QemuDir) -> "Iterator[subprocess.Popen[bytes]]":
     """A process that has what marks a QEMU."""
     argv = ["sh", "-c", "read line", "sh", "-pidfile", str(files.pid)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        # Right after exec(2) it has no arguments for a moment.
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.001)
         yield process
         process.kill()
 

@@ -4,19 +4,26 @@ import asyncio
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.silent_ends import SPEC, Down, Guest, Scripted, make_home, marked_as
-from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
+from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, StorageError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.migrate import run as running
 from vmckpt.migrate import settle as settling
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.left import keep_at, undo_or_leave
+from vmckpt.migrate.options import Options
 from vmckpt.migrate.ownership import Move
+from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.recover import UNDONE, Recovery, recover
 from vmckpt.migrate.settle import settle
+from vmckpt.qemu.abilities import Agreement
+from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
 
 pytestmark = pytest.mark.contract
@@ -279,3 +286,27 @@ def test_an_undo_leaves_what_a_silent_target_has(tmp_path: Path, *, may_leave: b
             asyncio.run(play())
     assert world.journal(world.a).exists() is not may_leave
     assert world.kept.exists() is may_leave
+
+
+def test_nothing_new_is_sent_to_where_something_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, Guest("running", "cancelled"))
+    record: Any = SimpleNamespace(id="r2", begin=lambda *_: None, note=lambda *_: None)
+
+    async def fine(*_: object) -> Preflight:
+        return Preflight((), Options(), Agreement({}, {}, {}))
+
+    async def play() -> None:
+        await world.cut_off(JOURNAL)
+        await world.recover(world.down)
+        vm = await read_vm(world.a, "web")
+        assert vm is not None
+        with pytest.raises(BusyError, match="b still has something") as refused:
+            await running._move(vm, world.b, Options(), record, {}, spec=vm.spec)
+        assert refused.value.remedy.endswith("vmckpt vm show web")
+
+    monkeypatch.setattr(running, "preflight", fine)
+    asyncio.run(play())
+    assert world.journal(world.b).exists()
+    assert vm_dir(world.b.state_dir, "web").qemu("qb").path.exists()

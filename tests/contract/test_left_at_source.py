@@ -2,14 +2,17 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, make_home, marked_as
+from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, down, make_home, marked_as
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.migration import Migration
 from vmckpt.migrate.recover import FINISHED, Recovery, recover
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
@@ -159,3 +162,37 @@ def test_what_was_left_is_not_removed_where_another_qemu_is_the_vm(tmp_path: Pat
     assert world.here.current.exists()
     assert world.old.exists()
     assert "a keeps what run r1 left there" in world.told[-1]
+
+
+class Unwritable(Down):
+    """And nothing can be put there."""
+
+    async def make_dir(self, path: Path) -> None:
+        raise down(self.name)
+
+
+@pytest.mark.parametrize("step", ["prepare", "verify", "handover"])
+def test_once_the_guest_may_be_on_the_target_that_has_its_journal_without_the_source(
+    tmp_path: Path, step: str
+) -> None:
+    world = World(tmp_path, Guest("running", "completed"))
+    moving: Any = Migration.__new__(Migration)
+    moving._journal, moving._target_host = world.journal, world.b
+    moving._vm = SimpleNamespace(host=Unwritable("a", tmp_path / "a", "127.0.0.1"))
+    moving._note = lambda code, text: world.told.append(f"{code}: {text}")
+
+    async def play() -> Journal | None:
+        if step == "prepare":
+            with pytest.raises(HostDownError, match="a is down"):
+                await moving._write_journal(SimpleNamespace(name=step))
+        else:
+            await moving._write_journal(SimpleNamespace(name=step))
+        return await Journal.read(world.b, "web")
+
+    written = asyncio.run(play())
+    if step == "prepare":
+        assert (written, world.told) == (None, [])
+    else:
+        assert written is not None
+        assert written.step == step
+        assert world.told == ["journal: a is down: no way to it (wait)"]

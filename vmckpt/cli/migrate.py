@@ -79,14 +79,13 @@ def migrate(
     typed, began_s = locals(), time.monotonic()
     asked = Asked(**{name: typed[name] for name in Asked._fields})
     options, target, forecast = asked.options(), target_of(host), None
-    risk = never_risk_postcopy
-    wanted = intent(max_pause, finish_within, finish_by, max_slowdown, never_risk_postcopy=risk)
-    planned = bool(max_pause or finish_within or finish_by or max_slowdown)
-    if planned:
+    wishes = (max_pause, finish_within, finish_by, max_slowdown)
+    wanted = intent(*wishes, never_risk_postcopy=never_risk_postcopy)
+    if any(wishes):
         asked.require_forecast(promises_pause=max_pause is not None)
     if wait_for_calm and not dry_run:
         run(_calm(vm, target, options, wanted, began_s=began_s, given=wait_for_calm))
-    if planned:
+    if any(wishes):
         options, forecast = run(_planned(vm, target, options, wanted, began_s))
     if dry_run:
         from vmckpt.cli import check

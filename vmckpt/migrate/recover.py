@@ -159,9 +159,7 @@ async def _stay_alone(journal: Journal, source: Host, note: Callable[[str], None
         if move is not Move.SOURCE_OWNS:
             return False
         await _free_source(end, journal, note)
-        await _bring_devices_back(end, home, journal, note)
-        if journal.offline:
-            await discard(end, Path(journal.ram_dir))
+        await _at_home_alone(end, home, journal, note)
     finally:
         await end.close()
     return True
@@ -179,12 +177,17 @@ async def _arrive_alone(journal: Journal, target: Host, note: Callable[[str], No
         await disarm_if_possible(end, note)
         await leave_plain(end, note)
         await keep_files(target, journal.run, journal.disks)
-        await _bring_devices_back(end, home, journal, note)
-        if journal.offline:
-            await discard(end, Path(journal.ram_dir))
+        await _at_home_alone(end, home, journal, note)
     finally:
         await end.close()
     return True
+
+
+async def _at_home_alone(end: End, home: Vm, journal: Journal, note: Callable[[str], None]) -> None:
+    """The VM is there: with its devices, or off as it was."""
+    await _bring_devices_back(end, home, journal, note)
+    if journal.offline:
+        await discard(end, Path(journal.ram_dir))
 
 
 async def _make_home_alone(journal: Journal, target: End) -> Vm | None:

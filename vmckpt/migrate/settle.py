@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
 from vmckpt.migrate.ends import LOOK_TIMEOUT_S, End, Pair, kill
@@ -19,7 +20,6 @@ RECONNECT_POLL_S = 1.0
 # A source beside a silent target has said by then what it is.
 ALONE_S, ALONE_POLL_S = 5.0, 0.1
 ENDINGS = frozenset({Move.SOURCE_OWNS, Move.TARGET_OWNS, Move.LOST, Move.UNKNOWN})
-
 
 # Keeps that the target never runs.
 Keep = Callable[[], Awaitable[None]]
@@ -82,14 +82,10 @@ async def settle_alone(source: End, keep: Keep, *, was_running: bool, stopped: b
             return move
         if clock() > given_up_s:
             return Move.UNKNOWN
-        try:
-            if move is Move.CANCEL:
-                await commands.migrate_cancel(await source.monitor(), LOOK_TIMEOUT_S)
-            kept = kept or (move is Move.RUN_SOURCE and await _kept(keep))
-            if move is Move.RUN_SOURCE and kept:
-                await commands.cont(await source.monitor())
-        except (CommandRefusedError, OutcomeUnknownError, HostDownError):
-            pass  # the next look shows what became of it
+        kept = kept or (move is Move.RUN_SOURCE and await _kept(keep))
+        if kept or move is Move.CANCEL:
+            with suppress(CommandRefusedError, OutcomeUnknownError, HostDownError):
+                await _act_on_source(move, source)  # the next look shows what became of it
         await asyncio.sleep(ALONE_POLL_S)
 
 
@@ -106,12 +102,10 @@ async def _act(move: Move, pair: Pair, *, repeated: bool) -> None:
     """One move; a refusal or a lost monitor shows in the next look."""
     try:
         match move:
-            case Move.CANCEL:
-                await commands.migrate_cancel(await pair.source.monitor(), LOOK_TIMEOUT_S)
+            case Move.CANCEL | Move.RUN_SOURCE:
+                await _act_on_source(move, pair.source)
             case Move.RUN_TARGET:
                 await commands.cont(await pair.target.monitor())
-            case Move.RUN_SOURCE:
-                await commands.cont(await pair.source.monitor())
             case Move.KILL_TARGET:
                 await pair.target.close()
                 await kill(pair.target)
@@ -124,3 +118,10 @@ async def _act(move: Move, pair: Pair, *, repeated: bool) -> None:
                 pass
     except (CommandRefusedError, OutcomeUnknownError, HostDownError):
         await asyncio.sleep(POLL_S)
+
+
+async def _act_on_source(move: Move, source: End) -> None:
+    if move is Move.CANCEL:
+        await commands.migrate_cancel(await source.monitor(), LOOK_TIMEOUT_S)
+    elif move is Move.RUN_SOURCE:
+        await commands.cont(await source.monitor())
