@@ -59,10 +59,10 @@ class Writer:
 
 
 @contextmanager
-def writing() -> Iterator[Writer]:
-    """One for the block."""
+def writing(pages: int = PAGES) -> Iterator[Writer]:
+    """One for the block, whose file has so many pages."""
     with NamedTemporaryFile(dir="/dev/shm", prefix="vk-test-") as file:
-        file.truncate(PAGES * PAGE_BYTES)
+        file.truncate(pages * PAGE_BYTES)
         made = Writer(Path(file.name))
         try:
             yield made

@@ -64,6 +64,19 @@ def test_pages_that_only_others_wrote_are_not_its_own(writer: Writer) -> None:
         assert taken(pages) == []
 
 
+def test_a_page_is_counted_once_among_however_many() -> None:
+    """The kernel tells some of more than 512 ranges twice."""
+    every_other = range(0, 8 * PAGES, 2)
+    with writing(8 * PAGES) as writer, tracked(writer.pid, writer.path) as pages:
+        writer.does("write", *every_other)
+        assert pages.count() == len(every_other)
+        spans = pages.take_spans([(0, 8 * PAGES * PAGE_BYTES)])
+        assert [start // PAGE_BYTES for start, _ in spans] == list(every_other)
+        assert {end - start for start, end in spans} == {PAGE_BYTES}
+        assert taken(pages) == list(every_other)
+        assert pages.count() == 0
+
+
 def test_nothing_stays_in_the_process_and_one_tracks_at_a_time(writer: Writer) -> None:
     before = writer.descriptors()
     for _ in range(3):
@@ -131,13 +144,15 @@ def test_what_pages_hold_and_reading_gives_no_memory_to_holes(writer: Writer) ->
         file.seek(900 * PAGE_BYTES)
         file.write(bytes(64 * PAGE_BYTES))
     before = writer.path.stat().st_blocks
-    found, layout = ram_content(writer.path), ram_layout(writer.path)
+    layout = ram_layout(writer.path)
+    found = ram_content(layout)
     assert writer.path.stat().st_blocks == before
     # Pieces of 16 pages: 0 to 127 are written, 900 to 963 hold zeroes.
     assert len(layout) == PIECES
-    assert [tuple(piece) for piece in layout[7:9]] == [(0, 0), (1, 1)]
-    assert tuple(layout[56]) == pytest.approx((4 / 16, 1))
-    assert tuple(layout[57]) == (0, 1)
+    assert [(piece.hole, piece.content.zero) for piece in layout[7:9]] == [(0, 0), (1, 1)]
+    assert (layout[56].hole, layout[56].content.zero) == pytest.approx((4 / 16, 1))
+    assert (layout[57].hole, layout[57].content.zero) == (0, 1)
+    assert layout[7].content.ratio == pytest.approx(0.5, abs=0.02)
     assert found.zero == pytest.approx(1 - 128 / PAGES)
     assert found.compressible == pytest.approx(64 / PAGES, abs=0.01)
     # A page of noise is all left, one of words that were there before hardly.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.plan.first_pass import SOCKETS_BYTES, WINDOW_S, Pace, Stretch, play
+from vmckpt.plan.first_pass import SOCKETS_BYTES, WINDOW_S, Held, Pace, Stretch, play
 
 pytestmark = pytest.mark.unit
 
@@ -30,7 +30,7 @@ def test_a_hole_holds_up_only_the_source() -> None:
 
 def test_under_a_limit_the_target_catches_up_unless_zeroes_come_last() -> None:
     """50 MB/s: 10,000 pages take 0.8 s, a window's bytes at its beginning."""
-    pace = PACE._replace(window_bytes=50e6 * WINDOW_S)
+    pace = PACE._replace(held=Held(50e6, 1.0, 0.0))
     sending_s = 10_000 * 4104 / 50e6
     first, last = play((ZERO, FILLED), pace), play((FILLED, ZERO), pace)
     assert first == pytest.approx(0.01 + sending_s - WINDOW_S, abs=WINDOW_S)
@@ -39,7 +39,7 @@ def test_under_a_limit_the_target_catches_up_unless_zeroes_come_last() -> None:
 
 def test_what_the_sockets_hold_bounds_how_far_the_source_runs_ahead() -> None:
     """Under a limit: a source that is held up by its target loses windows for good."""
-    slow = PACE._replace(zero_s=1e-3, window_bytes=500e6 * WINDOW_S)
+    slow = PACE._replace(zero_s=1e-3, held=Held(500e6, 1.0, 0.0))
     pages = 2 * SOCKETS_BYTES / 4104
     alone = play((ZERO,), slow)
     assert play((ZERO, Stretch(pages, 0)), slow) == pytest.approx(alone + pages * 5e-6, rel=0.01)
@@ -52,6 +52,27 @@ def test_it_takes_as_long_as_each_end_and_the_link_at_least(
     free = play(stretches, PACE)
     sent_bytes = sum(4104 * one.pages + 9 * one.zero_pages for one in stretches)
     assert free == pytest.approx(sum(5e-6 * (one.pages + one.zero_pages) for one in stretches))
-    held = play(stretches, PACE._replace(window_bytes=limit_bytes_per_s * WINDOW_S))
+    held = play(stretches, PACE._replace(held=Held(limit_bytes_per_s, 1.0, 0.0)))
     assert held >= free - 1e-6
     assert held >= sent_bytes / limit_bytes_per_s - WINDOW_S - 1e-6
+
+
+def test_what_a_window_lets_through_is_whole_packets_and_those_in_hand() -> None:
+    held = Held(50e6, 525_312, 1.5)
+    assert held.window_bytes(1.0) == pytest.approx((10 + 1.5) * 525_312)
+    assert held.window_bytes(0.5) == pytest.approx((20 + 1.5) * 525_312 / 2)
+
+
+def test_under_a_limit_noise_takes_long_wherever_it_lies_among_words() -> None:
+    """As one mixture the link would never be what is waited for: 50 MB/s of 100 a second."""
+    pace = PACE._replace(compresses=True, squeezed_s=35e-6, held=Held(50e6, 1.0, 0.0))
+    noise, words = Stretch(10_000, 0, ratio=1.0), Stretch(10_000, 0, ratio=0.01)
+    noise_s, words_s = 10_000 * 4104 / 50e6, 10_000 * 40e-6
+    assert play((words, noise), pace) == pytest.approx(words_s + noise_s, abs=WINDOW_S)
+    mixed = Stretch(20_000, 0, ratio=0.5)
+    assert play((mixed,), pace) == pytest.approx(noise_s, abs=WINDOW_S)
+
+
+def test_without_compression_what_a_page_holds_makes_no_difference() -> None:
+    words = Stretch(10_000, 0, ratio=0.1)
+    assert play((words,), PACE) == play((FILLED,), PACE)

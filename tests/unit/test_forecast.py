@@ -316,7 +316,9 @@ def bursty(turned: int, *, moves_now: bool = True) -> Guest:
     rows = tuple(tuple(accumulate(rates[first:])) for first in range(len(rates)))
     ends_s = tuple(0.25 * n for n in range(1, len(rates) + 1))
     plain = guest(15_000.0, 60_000.0)
-    return replace(plain, course=Course.seen(ends_s, rows, plain.curve), moves_now=moves_now)
+    return replace(
+        plain, course=Course.seen(ends_s, rows, [()] * len(rows), plain.curve), moves_now=moves_now
+    )
 
 
 def test_a_guest_with_a_rhythm_is_forecast_from_the_moment_at_which_it_moves() -> None:

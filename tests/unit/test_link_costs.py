@@ -67,7 +67,7 @@ def test_what_compresses_costs_more_to_send() -> None:
     link = learn(moves)
     assert link is not None
     assert link.costs == pytest.approx((1e-5, 0.0, 0.0, 5e-6, 0.0, 0.0), abs=1e-9)
-    noise, text = (wire(link.costs, parts=(part, part)).page_s for part in (1.0, 0.2))
+    noise, text = (wire(link.costs, parts=(part, part)).dirtied_s(1, 0) for part in (1.0, 0.2))
     assert noise == pytest.approx(1e-5, rel=1e-3)
     assert text == pytest.approx(1.4e-5, rel=1e-3)
 

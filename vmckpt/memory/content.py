@@ -5,8 +5,9 @@ Reads are preads of the RAM file: through a mapping a hole of a tmpfs file would
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import zstandard
@@ -16,10 +17,10 @@ from vmckpt.memory.ram_file import PAGE_BYTES, Span, extents, open_fd
 
 # The share of zero pages is then right within 1 % of all pages, in 19 of 20 cases.
 SAMPLED_PAGES = 16384
-# QEMU's channels compress as one stream what goes over them: a page by those before it.
-COMPRESSED_PAGES, ZSTD_LEVEL = 4096, 1
 # Memory is described in so many pieces.
 PIECES = 64
+# QEMU's channels compress as one stream what goes over them: a page by those before it.
+COMPRESSED_PAGES, ZSTD_LEVEL = 4096, 1
 # A page that shrinks to less than this part is called compressible.
 COMPRESSIBLE_RATIO = 0.75
 _ZERO_PAGE = bytes(PAGE_BYTES)
@@ -35,54 +36,61 @@ class Content(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Of a piece of memory: what part the file does not hold yet, and what part is zero pages.
+    """A piece of memory: what part the file does not hold yet, and what it holds in all.
 
-    Pages that it does not hold are zero pages too.
+    Pages that the file does not hold are zero pages too.
     """
 
     hole: float
-    zero: float
-
-
-def ram_content(ram_file: Path) -> Content:
-    """What the whole file holds, from a sample; holes are zero pages. Raises OSError."""
-    with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        pages = os.fstat(fd).st_size // PAGE_BYTES
-        present = _pages(extents(fd, pages * PAGE_BYTES))
-        inside = sum(len(extent) for extent in present)
-        found = _look(fd, _sample(present, inside))
-    share = inside / pages if pages else 0.0
-    return Content(
-        1 - share * (1 - found.zero),
-        share * found.compressible,
-        share * found.incompressible,
-        found.ratio,
-    )
+    content: Content
 
 
 def ram_layout(ram_file: Path) -> tuple[Piece, ...]:
-    """What equal pieces of the file are, in order: as much as a forecast wants. Raises OSError."""
+    """What equal pieces of the file are, in order, from samples. Raises OSError."""
     with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         pages = os.fstat(fd).st_size // PAGE_BYTES
         present = _pages(extents(fd, pages * PAGE_BYTES))
         length = max(-(-pages // PIECES), 1)
-        return tuple(
-            _piece(fd, present, range(start, min(start + length, pages)))
-            for start in range(0, pages, length)
-        )
+        pieces = [range(start, min(start + length, pages)) for start in range(0, pages, length)]
+        held = [_held(present, piece) for piece in pieces]
+        each = max(COMPRESSED_PAGES // max(sum(map(bool, held)), 1), 1)
+        sample, described = _Sample(fd), list[Piece]()
+        for piece, numbers in zip(pieces, held, strict=True):
+            looked = random.sample(numbers, min(len(numbers), SAMPLED_PAGES // PIECES))
+            found, share = sample.look(sorted(looked), each), len(numbers) / len(piece)
+            described.append(Piece(1 - share, _part(found, share)))
+        return tuple(described)
 
 
-def _piece(fd: int, present: Sequence[range], piece: range) -> Piece:
-    inside = [
+def _held(present: Sequence[range], piece: range) -> list[int]:
+    """The pages of a piece that the file holds."""
+    inside = (
         range(max(extent.start, piece.start), min(extent.stop, piece.stop))
         for extent in present
         if extent.start < piece.stop and extent.stop > piece.start
-    ]
-    held = [page for extent in inside for page in extent]
-    looked = random.sample(held, min(len(held), SAMPLED_PAGES // PIECES))
-    zero = sum(os.pread(fd, PAGE_BYTES, page * PAGE_BYTES) == _ZERO_PAGE for page in looked)
-    hole = 1 - len(held) / len(piece)
-    return Piece(hole, hole + (1 - hole) * zero / len(looked) if looked else 1.0)
+    )
+    return [page for extent in inside for page in extent]
+
+
+def _part(found: Content, share: float) -> Content:
+    """Where only `share` of the pages are so, and the rest is zero."""
+    zero = 1 - share * (1 - found.zero)
+    return Content(zero, share * found.compressible, share * found.incompressible, found.ratio)
+
+
+def ram_content(layout: Sequence[Piece]) -> Content:
+    """What all of memory holds, from what its pieces do."""
+    contents = [piece.content for piece in layout]
+    filled = sum(1 - content.zero for content in contents)
+    ratio = (
+        sum((1 - content.zero) * content.ratio for content in contents) / filled if filled else 1.0
+    )
+    return Content(
+        fmean(content.zero for content in contents),
+        fmean(content.compressible for content in contents),
+        fmean(content.incompressible for content in contents),
+        ratio,
+    )
 
 
 def pages_content(ram_file: Path, chosen: PageSet) -> Content:
@@ -91,54 +99,34 @@ def pages_content(ram_file: Path, chosen: PageSet) -> Content:
     if len(numbers) > SAMPLED_PAGES:
         numbers = sorted(random.sample(numbers, SAMPLED_PAGES))
     with open_fd(os.open(ram_file, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        return _look(fd, numbers)
+        return _Sample(fd).look(numbers, COMPRESSED_PAGES)
 
 
 def _pages(spans: Iterable[Span]) -> list[range]:
     return [range(start // PAGE_BYTES, -(-end // PAGE_BYTES)) for start, end in spans]
 
 
-def _sample(extents: Sequence[range], pages: int) -> Iterable[int]:
-    if pages <= SAMPLED_PAGES:
-        return [page for extent in extents for page in extent]
-    chosen = sorted(random.sample(range(pages), SAMPLED_PAGES))
-    numbers, before, extent = [], 0, iter(extents)
-    current = next(extent)
-    for place in chosen:
-        while place - before >= len(current):
-            before += len(current)
-            current = next(extent)
-        numbers.append(current[place - before])
-    return numbers
+class _Sample:
+    """Pages that are looked at one after the other, as they would go through one channel."""
 
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._stream = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
 
-def _look(fd: int, numbers: Iterable[int]) -> Content:
-    looked = zero = 0
-    kept: list[bytes] = []
-    for number in numbers:
-        page = os.pread(fd, PAGE_BYTES, number * PAGE_BYTES)
-        looked += 1
-        if page == _ZERO_PAGE:
-            zero += 1
-        else:
-            kept.append(page)
-    if not kept:
-        return Content(1.0, 0.0, 0.0, 1.0)
-    chosen = sorted(random.sample(range(len(kept)), min(COMPRESSED_PAGES, len(kept))))
-    ratios = list(_ratios(kept[place] for place in chosen))
-    compressible = sum(ratio < COMPRESSIBLE_RATIO for ratio in ratios) / len(ratios)
-    filled = 1 - zero / looked
-    return Content(
-        zero / looked,
-        filled * compressible,
-        filled * (1 - compressible),
-        sum(ratios) / len(ratios),
-    )
+    def look(self, numbers: Sequence[int], compressed: int) -> Content:
+        """What these are; at most so many of them are compressed."""
+        pages = [os.pread(self._fd, PAGE_BYTES, number * PAGE_BYTES) for number in numbers]
+        filled = [page for page in pages if page != _ZERO_PAGE]
+        if not filled:
+            return Content(1.0, 0.0, 0.0, 1.0)
+        chosen = sorted(random.sample(range(len(filled)), min(compressed, len(filled))))
+        ratios = [self._ratio(filled[place]) for place in chosen]
+        compressible = sum(ratio < COMPRESSIBLE_RATIO for ratio in ratios) / len(ratios)
+        share = len(filled) / len(pages)
+        return Content(1 - share, share * compressible, share * (1 - compressible), fmean(ratios))
 
-
-def _ratios(pages: Iterable[bytes]) -> Iterator[float]:
-    """What is left of each page when they go one after the other through one channel."""
-    stream = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
-    for page in pages:
+    def _ratio(self, page: bytes) -> float:
+        """What is left of a page after those before it."""
+        stream = self._stream
         left = len(stream.compress(page)) + len(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
-        yield min(1.0, left / PAGE_BYTES)
+        return min(1.0, left / PAGE_BYTES)

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from operator import le
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,7 +106,12 @@ class DirtyPages:
         return spans
 
     def _scan(self, mapping: Mapping, flags: int) -> Iterator["array.array[int]"]:
-        at = mapping.start
+        """Ranges of three words each, ascending.
+
+        Where there are more than 512 of them and nothing is protected anew, the kernel (6.18) walks
+        some pages again and tells them twice.
+        """
+        at = told = mapping.start
         while at < mapping.end:
             address, _ = self._words.buffer_info()
             argument = bytearray(
@@ -114,11 +121,25 @@ class DirtyPages:
                 )
             )  # fmt: skip
             count = fcntl.ioctl(self._fd, _PAGEMAP_SCAN, argument)
-            yield self._words[: 3 * count]
+            found = self._words[: 3 * count]
+            yield found if flags & _WP_MATCHING else _once(found, told)
+            told = max((told, *found[-2:-1]))
             walked = _SCAN_ARG.unpack(argument)[4]
             if walked <= at:
                 return
             at = walked
+
+
+def _once(found: "array.array[int]", told: int) -> "array.array[int]":
+    """The ranges without what is below `told` or in those before."""
+    if all(map(le, chain((told,), found[1::3]), found[0::3])):
+        return found
+    kept = array.array("Q")
+    for start, end, categories in zip(found[0::3], found[1::3], found[2::3], strict=True):
+        if end > told:
+            kept.extend((max(start, told), end, categories))
+            told = end
+    return kept
 
 
 def _pieces(mapping: Mapping, spared: Sequence[Span]) -> Iterator[tuple[Mapping, int]]:

@@ -18,6 +18,8 @@ FAULT_S, FAULT_SHARE = 1e-5, 0.03
 LEAST_WINDOWS = 4
 # How finely the time that was looked at is told, and in how much memory of ours, at most.
 COURSE_SPANS, COURSE_BYTES = 32, 256 << 20
+# Into how long a window gets it is looked so often; of that time no more than this is spent.
+LOOKS, LOOKING_SHARE = 16, 0.05
 
 
 class Window(NamedTuple):
@@ -58,15 +60,16 @@ async def observe(
     if seen is None:
         return None
     windows, listed = seen
+    layout = ram_layout(ram_file)
     return Observation(
         took_s=sum(window.length_s for window in listed),
         samples=windows.samples(),
         windows=tuple(listed),
         working_set_pages=windows.all.count,
         faults=sum(window.pages for window in listed),
-        ram=ram_content(ram_file),
+        ram=ram_content(layout),
         dirtied=pages_content(ram_file, windows.all) if windows.all.count else None,
-        layout=ram_layout(ram_file),
+        layout=layout,
         course=windows.course(),
     )
 
@@ -79,22 +82,42 @@ async def _watch(
     pages.take()
     began_s = opened_s = time.monotonic()
     while time.monotonic() - began_s < for_s:
-        for half in range(level + 1):
-            if not await _until(opened_s + TICK_S * 2**half, go_on):
-                return None
-            if half < level:
-                counted = pages.count()
-                windows.note(half, time.monotonic() - opened_s, counted)
+        counts = await _parts(pages, opened_s, 2**level, go_on)
+        if counts is None:
+            return None
+        for tick, count in counts.items():
+            if tick.bit_count() == 1:
+                windows.note(tick.bit_length() - 1, *count)
         dirtied = _taken(pages)
         now_s = time.monotonic()
         length_s = now_s - opened_s
-        windows.add(level, length_s, dirtied)
+        windows.add(level, length_s, dirtied, tuple(counts.values()))
         listed.append(Window(opened_s - began_s, length_s, dirtied.count))
         opened_s = now_s
         costly = dirtied.count * FAULT_S / length_s > FAULT_SHARE
         if costly and 2 * TICK_S * 2**level <= for_s / LEAST_WINDOWS:
             level += 1
     return windows, listed
+
+
+async def _parts(
+    pages: DirtyPages, opened_s: float, ticks: int, go_on: Callable[[], Awaitable[bool]]
+) -> dict[int, Dirtied] | None:
+    """Wait for the end of a window; what its first parts came to, by how many ticks each has.
+
+    Each half of a half is looked at, others as long as that costs little.
+    """
+    counts, rested_s = dict[int, Dirtied](), 0.0
+    for tick in range(1, ticks + 1):
+        if not await _until(opened_s + TICK_S * tick, go_on):
+            return None
+        looks_s = time.monotonic()
+        is_wanted = looks_s >= rested_s and tick % max(ticks // LOOKS, 1) == 0
+        if tick < ticks and (is_wanted or tick.bit_count() == 1):
+            found, now_s = pages.count(), time.monotonic()
+            counts[tick] = Dirtied(now_s - opened_s, found)
+            rested_s = now_s + (now_s - looks_s) / LOOKING_SHARE
+    return counts
 
 
 async def _until(at_s: float, go_on: Callable[[], Awaitable[bool]]) -> bool:

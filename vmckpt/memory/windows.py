@@ -1,7 +1,7 @@
 """From pages dirtied in short windows: distinct pages dirtied within longer and longer ones."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vmckpt.memory.dirty_pages import PageSet
@@ -21,34 +21,45 @@ class Course(NamedTuple):
     """Spans of time, one after the other, by when they end; how many pages were dirtied in each.
 
     `pages[i][n]`: how many distinct ones from the beginning of span i to the end of span i + n.
+    `counts[i]`: what the first parts of span i had come to, where that was looked at.
     """
 
     ends_s: tuple[float, ...]
     pages: tuple[tuple[int, ...], ...]
+    counts: tuple[tuple[Dirtied, ...], ...]
+
+
+class _Span(NamedTuple):
+    end_s: float
+    pages: PageSet
+    counts: tuple[Dirtied, ...]
 
 
 class Windows:
     """Windows of doubling length: two neighbours, joined, are one of the next length.
 
     Level n stands for 2^n ticks. Windows come in time order; their level may rise, never fall.
-    What was dirtied is kept by spans of at least `span_s`.
+    What was dirtied is kept by spans of at least `span_s`; a window as long as that is one.
     """
 
     def __init__(self, span_s: float = math.inf) -> None:
         self._samples: dict[int, list[Dirtied]] = {}
         self._waiting: dict[int, tuple[float, PageSet]] = {}
         self._length_s, self.all = 0.0, PageSet(0)
-        self._span_s, self._spans = span_s, list[tuple[float, PageSet]]()
+        self._span_s, self._spans = span_s, list[_Span]()
 
-    def add(self, level: int, length_s: float, pages: PageSet) -> None:
-        """A window has ended."""
-        began_s = self._spans[-2][0] if len(self._spans) > 1 else 0.0
-        if self._spans and self._length_s - began_s < self._span_s * WHOLE:
-            pages_so_far = self._spans.pop()[1] | pages
-        else:
-            pages_so_far = pages
+    def add(
+        self, level: int, length_s: float, pages: PageSet, counts: Sequence[Dirtied] = ()
+    ) -> None:
+        """A window has ended. `counts`: what its first parts had come to."""
+        began_s = self._spans[-2].end_s if len(self._spans) > 1 else 0.0
+        is_short = length_s < self._span_s * WHOLE
         self._length_s += length_s
-        self._spans.append((self._length_s, pages_so_far))
+        if is_short and self._spans and self._spans[-1].end_s - began_s < self._span_s * WHOLE:
+            last = self._spans.pop()
+            self._spans.append(_Span(self._length_s, last.pages | pages, ()))
+        else:
+            self._spans.append(_Span(self._length_s, pages, () if is_short else tuple(counts)))
         self.all |= pages
         for lower in [n for n in self._waiting if n < level]:
             del self._waiting[lower]  # its neighbour is in a longer window
@@ -69,11 +80,15 @@ class Windows:
         rows = []
         for first in range(len(self._spans)):
             together, row = PageSet(0), []
-            for _, pages in self._spans[first:]:
-                together |= pages
+            for span in self._spans[first:]:
+                together |= span.pages
                 row.append(together.count)
             rows.append(tuple(row))
-        return Course(tuple(end_s for end_s, _ in self._spans), tuple(rows))
+        return Course(
+            tuple(span.end_s for span in self._spans),
+            tuple(rows),
+            tuple(span.counts for span in self._spans),
+        )
 
     def samples(self) -> Mapping[int, list[Dirtied]]:
         """All that was seen, by level; the longest is the whole time."""

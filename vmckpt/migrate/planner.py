@@ -416,8 +416,8 @@ def _stretches(measured: DirtyRate) -> tuple[Stretch, ...]:
     """Its memory in order; the last piece may be shorter, and counts as long as the others."""
     pages = measured.ram_bytes / PAGE_BYTES / max(len(measured.layout), 1)
     return tuple(
-        Stretch(pages * (1 - piece.zero), pages * piece.zero, pages * piece.hole)
-        for piece in measured.layout
+        Stretch(pages * (1 - content.zero), pages * content.zero, pages * hole, content.ratio)
+        for hole, content in measured.layout
     )
 
 

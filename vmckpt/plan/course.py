@@ -5,41 +5,73 @@ of what was seen, and their outcomes are the forecast.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, floor
 from statistics import fmean
 from typing import NamedTuple, Protocol, Self
 
 from vmckpt.plan.dirtying import DirtyCurve
 
 # From so many moments, at most, a migration is played.
-STARTS = 12
+STARTS = 8
 # One that is asked for now begins to send so much later.
 BEGINS_S = 0.4
 # A guest has a rhythm that is as it was a period before, and was not in between: by so much of what
 # its moments differ from their mean, and they by so much of that.
 LIKE, UNLIKE, VARIES = 0.55, 1.0, 0.2
 # So many periods are tried, up to this part of what was seen: most of it was to be seen twice.
-RHYTHMS, LONGEST = 60, 0.6
+RHYTHMS, LONGEST = 96, 0.6
+# What was seen is held against what was seen before in so many cells.
+CELLS = 40
+# Less than this part of all that it dirties says nothing about how busy the guest was.
+TELLING = 0.01
+
+
+class Work(NamedTuple):
+    """By each moment the guest had done what takes it so long on average; both from 0 on."""
+
+    moments_s: Sequence[float]
+    done_s: Sequence[float]
+
+    def by(self, at_s: float) -> float:
+        """What it had done by then."""
+        after = min(max(bisect_left(self.moments_s, at_s), 1), len(self.moments_s) - 1)
+        begin_s, end_s = self.moments_s[after - 1], self.moments_s[after]
+        before_s, after_s = self.done_s[after - 1], self.done_s[after]
+        return before_s + (at_s - begin_s) / (end_s - begin_s) * (after_s - before_s)
 
 
 class Course(NamedTuple):
     """Spans one after the other, by their ends; `pages[i][n]`: distinct pages in spans i to i + n.
 
-    `curve` is the guest on average, for what lies beyond the last span or within one. One with a
+    `curve` is the guest on average, for what lies beyond the last span or within one. `work` says
+    how busy it was, `done_s` what of it was done as each span began, and at the end. One with a
     rhythm does again and again what it did in its first `rhythm_s`; 0: it has none.
     """
 
     ends_s: Sequence[float]
     pages: Sequence[Sequence[int]]
     curve: DirtyCurve
+    work: Work
+    done_s: Sequence[float]
     rhythm_s: float = 0.0
 
     @classmethod
     def seen(
-        cls, ends_s: Sequence[float], pages: Sequence[Sequence[int]], curve: DirtyCurve
+        cls,
+        ends_s: Sequence[float],
+        pages: Sequence[Sequence[int]],
+        counts: Sequence[Sequence[tuple[float, int]]],
+        curve: DirtyCurve,
     ) -> Self:
-        """With the rhythm that it shows."""
-        course = cls(ends_s, pages, curve)
+        """With the rhythm that it shows. `counts`: what first parts of the spans had come to."""
+        moments_s, done_s, spans_s = [0.0], [0.0], [0.0]
+        for begin_s, end_s, row, parts in zip((0.0, *ends_s), ends_s, pages, counts, strict=False):
+            for t_s, work_s in _work([*parts, (end_s - begin_s, row[0])], curve):
+                moments_s.append(begin_s + t_s)
+                done_s.append(done_s[-1] + work_s)
+            spans_s.append(done_s[-1])
+        course = cls(ends_s, pages, curve, Work(moments_s, done_s), spans_s)
         return course._replace(rhythm_s=_rhythm_s(course))
 
     def now_s(self) -> float | None:
@@ -51,9 +83,7 @@ class Course(NamedTuple):
     def starts_s(self) -> list[float]:
         """Moments of the first half of what was seen; enough of them follows each."""
         half_s = self.ends_s[-1] / 2 if self.ends_s else 0.0
-        begins = [0.0, *(end_s for end_s in self.ends_s if end_s <= half_s)]
-        step = -(-len(begins) // STARTS)
-        return begins[::step]
+        return [half_s * n / STARTS for n in range(STARTS)]
 
     def between(self, from_s: float, to_s: float) -> float:
         """Distinct pages that are dirtied between two moments of the measurement."""
@@ -83,58 +113,93 @@ class Course(NamedTuple):
 
     def _seen(self, from_s: float, to_s: float) -> float:
         first, last = self._span(from_s), self._span(to_s)
-        begin_s = self.ends_s[first - 1] if first else 0.0
-        length_s = self.ends_s[first] - begin_s
         if first == last:
-            whole = self.curve.within(length_s)
-            part = self.curve.within(to_s - from_s) / whole if whole else 0.0
-            return min(part, 1.0) * self.pages[first][0]
-        gone = (from_s - begin_s) / length_s
+            return self._within(first, from_s, to_s)
+        gone = self._gone(first, from_s)
         with_first = self._from(first, last, to_s)
         return (1 - gone) * with_first + gone * self._from(first + 1, last, to_s)
 
     def _from(self, first: int, last: int, to_s: float) -> float:
-        """From the beginning of one span to a moment in another."""
-        begin_s = self.ends_s[last - 1] if last else 0.0
-        part = (to_s - begin_s) / (self.ends_s[last] - begin_s)
+        """From the beginning of one span to a moment in another, or in the same."""
+        if first == last:
+            return self._within(last, self.ends_s[last - 1] if last else 0.0, to_s)
         row = self.pages[first]
-        before = row[last - first - 1] if last > first else 0
-        return before + part * (row[last - first] - before)
+        before, after = row[last - first - 1 : last - first + 1]
+        return before + self._gone(last, to_s) * (after - before)
+
+    def _within(self, span: int, from_s: float, to_s: float) -> float:
+        """Between two moments of a span."""
+        whole = self.curve.within(self.done_s[span + 1] - self.done_s[span])
+        part = self.curve.within(self.work.by(to_s) - self.work.by(from_s))
+        return min(part / whole, 1.0) * self.pages[span][0] if whole else 0.0
+
+    def _gone(self, span: int, at_s: float) -> float:
+        """What part of what the guest does in a span is done by then."""
+        begin_s, end_s = self.done_s[span], self.done_s[span + 1]
+        return (self.work.by(at_s) - begin_s) / (end_s - begin_s) if end_s > begin_s else 0.0
 
     def _span(self, at_s: float) -> int:
         return min(bisect_left(self.ends_s, at_s), len(self.ends_s) - 1)
 
 
+def _work(parts: Sequence[tuple[float, float]], curve: DirtyCurve) -> Iterator[tuple[float, float]]:
+    """When each part of a span ends, and how long what was done in it takes on average.
+
+    Where hardly anything new comes on average, that nothing came says nothing.
+    """
+    before_s, before, worked_s = 0.0, 0.0, 0.0
+    least = TELLING * curve.working_set_pages
+    for t_s, pages in parts:
+        work_s = t_s - before_s
+        usual = curve.within(worked_s + work_s) - curve.within(worked_s)
+        if usual > least:
+            work_s *= (pages - before) / usual
+        yield t_s, work_s
+        worked_s += work_s
+        before_s, before = t_s, pages
+
+
 def _rhythm_s(course: Course) -> float:
     """The shortest period that fits about as well as any; 0 where none does."""
-    spans = list(zip((0.0, *course.ends_s), course.ends_s, strict=False))
-    rates = [
-        row[0] / (end_s - begin_s)
-        for row, (begin_s, end_s) in zip(course.pages, spans, strict=True)
-    ]
-    if _varies(rates) <= VARIES * fmean(rates or [0.0]):
+    if not course.ends_s:
+        return 0.0
+    whole_s = course.ends_s[-1]
+    cell_s = whole_s / CELLS
+    rates = [course.between(n * cell_s, (n + 1) * cell_s) for n in range(CELLS)]
+    if _varies(rates) <= VARIES * fmean(rates):
         return 0.0
     was_unlike, fit = False, dict[float, float]()
     for step in range(1, RHYTHMS + 1):
-        period_s = step / RHYTHMS * LONGEST * spans[-1][1]
-        later = [(n, *span) for n, span in enumerate(spans) if span[0] >= period_s]
-        if not later:  # the last span is a long one
-            break
-        differs = fmean(
-            abs(rates[n] - course.between(begin_s - period_s, end_s - period_s) / (end_s - begin_s))
-            for n, begin_s, end_s in later
-        )
+        back = step / RHYTHMS * LONGEST * CELLS
+        later = range(ceil(back), CELLS)
+        differs = fmean(abs(rates[n] - _before(rates, n - back)) for n in later)
         was_unlike = was_unlike or differs > UNLIKE * _varies(rates)
-        if was_unlike and differs < LIKE * _varies([rates[n] for n, _, _ in later]):
-            fit[period_s] = differs
-    best = min(fit.values(), default=0.0)
-    return next((period_s for period_s, differs in fit.items() if differs <= 1.1 * best), 0.0)
+        if was_unlike and differs < LIKE * _varies(rates[later.start :]):
+            fit[back * cell_s] = differs
+    return _best(fit)
+
+
+def _before(rates: Sequence[float], at: float) -> float:
+    """The rate in a cell that begins in one and ends in the next."""
+    first = floor(at)
+    after = rates[first + 1] if first + 1 < len(rates) else rates[first]
+    return rates[first] + (at - first) * (after - rates[first])
+
+
+def _best(fit: Mapping[float, float]) -> float:
+    """The shortest of those that fit about as well as the best, or one hardly longer that fits
+    better.
+    """
+    least = min(fit.values(), default=0.0)
+    shortest = next((period_s for period_s, differs in fit.items() if differs <= 1.1 * least), 0.0)
+    alike = [period_s for period_s in fit if shortest <= period_s <= 1.1 * shortest]
+    return min(alike, key=lambda period_s: fit[period_s], default=0.0)
 
 
 def _varies(rates: Sequence[float]) -> float:
     """How far they are from their mean, on average."""
-    mean = fmean(rates or [0.0])
-    return fmean([abs(rate - mean) for rate in rates] or [0.0])
+    mean = fmean(rates)
+    return fmean(abs(rate - mean) for rate in rates)
 
 
 class Load(Protocol):

@@ -5,7 +5,6 @@ points are made so (monotone) before they are used.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from math import log
 from statistics import fmean
 from typing import Any, NamedTuple, Self
@@ -25,6 +24,9 @@ class DirtyPoint(NamedTuple):
     high_pages: float
 
 
+_ORIGIN = DirtyPoint(0.0, 0.0, 0.0, 0.0)
+
+
 class DirtyCurve(NamedTuple):
     """U(t) between and beyond its points, which are in order of t; never over `total_pages`."""
 
@@ -37,7 +39,7 @@ class DirtyCurve(NamedTuple):
         points = sorted(_point(group) for group in samples if group)
         rising: list[DirtyPoint] = []
         for point in points:
-            before = rising[-1] if rising else DirtyPoint(0.0, 0.0, 0.0, 0.0)
+            before = rising[-1] if rising else _ORIGIN
             if rising and point.t_s < rising[-1].t_s * (1 + SAME_TIME):
                 rising.pop()
             raised = (max(new, old) for new, old in zip(point[1:], before[1:], strict=True))
@@ -48,22 +50,22 @@ class DirtyCurve(NamedTuple):
         """U(t), in pages. `quantile` 0.1, 0.5 and 0.9 are what was measured, others between."""
         if not self.points or t_s <= 0:
             return 0.0
-        if t_s < self.points[0].t_s:
+        if t_s <= self.points[0].t_s:
             return self._before_all(t_s, quantile)
-        known = (DirtyPoint(0.0, 0.0, 0.0, 0.0), *self.points)
-        for before, after in pairwise(known):
+        for n, after in enumerate(self.points):
             if t_s <= after.t_s:
-                return self._between(before, after, t_s, quantile)
+                return self._between(self.points[n - 1], after, t_s, quantile)
         # Beyond the last point it goes on as between the last two, and no faster than on average.
-        last, at_last = known[-1], _at(known[-1], quantile)
-        slope = (last.pages - known[-2].pages) / (last.t_s - known[-2].t_s)
+        before, last = (_ORIGIN, *self.points)[-2:]
+        at_last = _at(last, quantile)
+        slope = (last.pages - before.pages) / (last.t_s - before.t_s)
         slope = min(slope, last.pages / last.t_s)
         # The less likely ones in proportion: by slopes of their own they could cross.
         slope *= at_last / last.pages if last.pages else 1.0
         return min(at_last + (t_s - last.t_s) * slope, self.total_pages)
 
     def _before_all(self, t_s: float, quantile: float) -> float:
-        """Below the first point: a power of t, as between the first two."""
+        """Up to the first point: a power of t, as between the first two."""
         first = self.points[0]
         power = 1.0
         if len(self.points) > 1 and first.pages > 0:

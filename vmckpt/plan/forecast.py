@@ -198,7 +198,7 @@ def _wire(case: _Case, speed: float = 1.0) -> Wire:
     return wire(
         link.costs,
         limits.bandwidth_bytes_per_s,
-        parts=(guest.ratio, guest.dirtied_ratio) if way is Way.ZSTD else (1.0, 1.0),
+        parts=(guest.ratio, guest.dirtied_ratio) if way is Way.ZSTD else None,
         speed=speed,
         channels=limits.channels if way in PARALLEL else 0,
     )

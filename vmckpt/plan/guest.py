@@ -41,7 +41,7 @@ class Guest:
     def stretches(self) -> tuple[Stretch, ...]:
         """Its memory in order; as one where no more is known."""
         zero = self.zero_pages
-        return self.layout or (Stretch(self.total_pages - zero, zero),)
+        return self.layout or (Stretch(self.total_pages - zero, zero, ratio=self.ratio),)
 
     @property
     def loads(self) -> list[Load]:

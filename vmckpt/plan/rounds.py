@@ -7,11 +7,11 @@ migration_bitmap_sync and migration_trigger_throttle.)
 """
 
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from math import sqrt
 
 from vmckpt.plan.convergence import has_stalled
 from vmckpt.plan.course import Load, OnAverage, Slowed
-from vmckpt.plan.first_pass import WINDOW_S, Pace, play
+from vmckpt.plan.first_pass import WINDOW_S, Held, Pace, play
 from vmckpt.plan.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
 from vmckpt.plan.link import Costs
 
@@ -40,7 +40,8 @@ TIMESLICE_S = 0.01
 class Wire:
     """Seconds that a page takes, one of zeroes, and the start.
 
-    `sent_part` of a page's bytes goes over the link, `dirtied_part` of one that was dirtied;
+    Where it `compresses`, `sent_part` of a page's bytes goes over the link, `dirtied_part` of one
+    that was dirtied; one of which nothing would go takes `squeezed_s` more.
     `bandwidth_bytes_per_s` (0: no limit) holds while the guest runs and post-copy has not begun,
     over `channels` of multifd (0: without) more goes.
     """
@@ -50,24 +51,33 @@ class Wire:
     start_s: float
     hole_s: float = 0.0
     look_s: float = 0.0
+    squeezed_s: float = 0.0
+    compresses: bool = False
     sent_part: float = 1.0
     dirtied_part: float = 1.0
     bandwidth_bytes_per_s: float = 0.0
     channels: int = 0
 
     @property
+    def held(self) -> Held:
+        """Of what really goes under the bandwidth limit."""
+        if self.channels:
+            return Held(self.bandwidth_bytes_per_s, PACKET_BYTES, IN_HAND * self.channels)
+        return Held(self.bandwidth_bytes_per_s, BATCH_BYTES, 0.0)
+
+    @property
     def held_bytes_per_s(self) -> float:
-        """What really goes under the bandwidth limit."""
-        at_once = PACKET_BYTES * self.sent_part if self.channels else BATCH_BYTES
-        whole = ceil(self.bandwidth_bytes_per_s * WINDOW_S / at_once)
-        return (whole + IN_HAND * self.channels) * at_once / WINDOW_S
+        """What really goes, in the first pass and on average, under the bandwidth limit."""
+        return self.held.window_bytes(self.sent_part) / WINDOW_S
 
     def dirtied_s(self, pages: float, zero_pages: float, *, limited: bool = True) -> float:
         """How long so many dirtied pages take. The target works on while the link is held back."""
-        busy_s = pages * self.page_s + zero_pages * self.zero_page_s
+        page_s = self.page_s + self.squeezed_s * (1 - self.dirtied_part)
+        busy_s = pages * page_s + zero_pages * self.zero_page_s
         if not limited or not self.bandwidth_bytes_per_s:
             return busy_s
-        return max(busy_s, self.dirtied_bytes(pages, zero_pages) / self.held_bytes_per_s)
+        held_bytes_per_s = self.held.window_bytes(self.dirtied_part) / WINDOW_S
+        return max(busy_s, self.dirtied_bytes(pages, zero_pages) / held_bytes_per_s)
 
     @property
     def pace(self) -> Pace:
@@ -79,9 +89,11 @@ class Wire:
             zero_s=self.zero_page_s,
             # One that the source has to be given first holds up both.
             hole_s=self.zero_page_s - self.look_s + self.hole_s,
-            page_bytes=SENT_PAGE_BYTES * self.sent_part,
+            page_bytes=SENT_PAGE_BYTES,
             zero_bytes=SENT_ZERO_BYTES,
-            window_bytes=self.held_bytes_per_s * WINDOW_S if self.bandwidth_bytes_per_s else 0.0,
+            held=self.held if self.bandwidth_bytes_per_s else None,
+            squeezed_s=self.squeezed_s,
+            compresses=self.compresses,
         )
 
     def first_pass_bytes(self, pages: float, zero_pages: float) -> float:
@@ -97,22 +109,25 @@ def wire(
     costs: Costs,
     bandwidth_bytes_per_s: float = 0.0,
     *,
-    parts: tuple[float, float] = (1.0, 1.0),
+    parts: tuple[float, float] | None = None,
     speed: float = 1.0,
     channels: int = 0,
 ) -> Wire:
     """The costs under a bandwidth limit (0: none), and at `speed` times the usual.
 
-    `parts`: what part of a page's bytes goes over the link, and of one that was dirtied.
+    `parts`: what part of a page's bytes compression leaves, and of one that was dirtied; None:
+    there is none.
     """
-    sent_part, dirtied_part = parts
+    sent_part, dirtied_part = parts or (1.0, 1.0)
     return Wire(
         channels=channels,
-        page_s=max(costs.page_s + costs.squeezed_s * (1 - sent_part), LEAST_PAGE_S) / speed,
+        page_s=max(costs.page_s, LEAST_PAGE_S) / speed,
+        squeezed_s=costs.squeezed_s / speed,
         zero_page_s=max(costs.zero_page_s, LEAST_PAGE_S) / speed,
         hole_s=costs.hole_s / speed,
         look_s=costs.look_s / speed,
         start_s=costs.start_s / speed,
+        compresses=parts is not None,
         sent_part=sent_part,
         dirtied_part=dirtied_part,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,

@@ -19,7 +19,7 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.observe import FAULT_S, Observation, Window, observe
 from vmckpt.memory.ram_file import PAGE_BYTES
-from vmckpt.memory.windows import Course
+from vmckpt.memory.windows import Course, Dirtied
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
@@ -34,7 +34,7 @@ SHORTEST_SAMPLING_S, LONGEST_SAMPLING_S = 1, 60
 LEAST_BUSY = 0.01
 # While QEMU samples: how often it is asked whether an operation has begun; then for the result.
 FREE_POLL_S, POLL_S, PATIENCE = 0.5, 0.1, 100
-NOT_SEEN = Course((), ())
+NOT_SEEN = Course((), (), ())
 _NOT_ALLOWED = {
     errno.EPERM: "this user may not trace QEMU",
     errno.EACCES: "this user may not trace QEMU",
@@ -96,10 +96,16 @@ class DirtyRate:
             "dirtied": self.dirtied._asdict() if self.dirtied else None,
             "busy": round(self.busy, 3),
             "ended_unix_s": round(self.ended_unix_s, 3),
-            "layout": [[round(part, 4) for part in piece] for piece in self.layout],
+            "layout": [
+                [round(part, 4) for part in (piece.hole, *piece.content)] for piece in self.layout
+            ],
             "course": {
                 "ends_s": [round(end_s, 4) for end_s in self.course.ends_s],
                 "pages": self.course.pages,
+                "counts": [
+                    [[round(t_s, 4), pages] for t_s, pages in counts]
+                    for counts in self.course.counts
+                ],
             },
         }
 
@@ -107,7 +113,7 @@ class DirtyRate:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`, as far as that rounds. Raises KeyError, TypeError."""
         ram, dirtied = (Content(**data[key]) if data[key] else None for key in ("ram", "dirtied"))
-        course = data.get("course") or {"ends_s": (), "pages": ()}
+        course = data.get("course") or {"ends_s": (), "pages": (), "counts": ()}
         return cls(
             source=data["source"],
             why=data["why"],
@@ -120,8 +126,12 @@ class DirtyRate:
             dirtied=dirtied,
             busy=data.get("busy", 1.0),
             ended_unix_s=data.get("ended_unix_s", 0.0),
-            layout=tuple(Piece(*piece) for piece in data.get("layout", ())),
-            course=Course(tuple(course["ends_s"]), tuple(tuple(row) for row in course["pages"])),
+            layout=tuple(Piece(hole, Content(*rest)) for hole, *rest in data.get("layout", ())),
+            course=Course(
+                tuple(course["ends_s"]),
+                tuple(tuple(row) for row in course["pages"]),
+                tuple(tuple(Dirtied(*one) for one in counts) for counts in course["counts"]),
+            ),
         )
 
 
