@@ -234,6 +234,37 @@ def test_a_look_at_a_busy_process_gives_way_at_once(writer: Writer) -> None:
     assert waits_s[-4] < 3 * TICK_S
 
 
+def test_long_windows_are_looked_into(writer: Writer) -> None:
+    """It writes all that it has for a while, and then nothing: both lie within one window."""
+    began_s = time.monotonic()
+    stopped = threading.Event()
+
+    def write() -> None:
+        while not stopped.is_set():
+            if time.monotonic() - began_s < 1.2:
+                writer.does("write", *range(PAGES))
+            time.sleep(0.01)
+
+    async def go_on() -> bool:
+        return True
+
+    busy = threading.Thread(target=write)
+    busy.start()
+    try:
+        seen = asyncio.run(observe(writer.pid, writer.path, 3.2, go_on))
+    finally:
+        stopped.set()
+        busy.join()
+    assert seen
+    course = seen.course
+    looked = [(row[0], counts) for row, counts in zip(course.pages, course.counts, strict=True)]
+    assert any(len(counts) > 4 for _, counts in looked)
+    for pages, counts in looked:
+        assert sorted(counts) == list(counts)
+        assert [count.pages for count in counts] == sorted(count.pages for count in counts)
+        assert all(count.pages <= pages for count in counts)
+
+
 def test_of_a_process_that_dirties_nothing_nobody_knows_what_it_dirties(writer: Writer) -> None:
     async def go_on() -> bool:
         return True

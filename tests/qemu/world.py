@@ -231,9 +231,11 @@ def world(*qemus: Path) -> Iterator[World]:
         made = World(state_dir, asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus)))
         yield made
     finally:
-        show_evidence(state_dir, "lab/*/vms/*/qemu-*/*.log")
-        asyncio.run(labs.down(state_dir))
-        shutil.rmtree(state_dir)
+        try:
+            show_evidence(state_dir, "lab/*/vms/*/qemu-*/*.log")
+        finally:
+            asyncio.run(labs.down(state_dir))
+            shutil.rmtree(state_dir)
 
 
 @asynccontextmanager

@@ -1,12 +1,13 @@
 """What a guest dirtied when, and what follows for moves that begin at different moments."""
 
 import math
+from collections.abc import Sequence
 from itertools import accumulate
 
 import pytest
 
 from vmckpt.memory.dirty_pages import PageSet
-from vmckpt.memory.windows import Windows
+from vmckpt.memory.windows import Dirtied, Windows
 from vmckpt.plan.course import BEGINS_S, STARTS, Course, From, OnAverage, Slowed
 from vmckpt.plan.dirtying import DirtyCurve
 
@@ -71,6 +72,55 @@ def test_a_course_that_is_not_asked_for_is_one_span() -> None:
         windows.add(0, 0.5, PageSet(bits))
     assert windows.course().ends_s == (1.5,)
     assert windows.course().pages == ((2,),)
+
+
+def test_a_long_window_is_a_span_with_what_its_parts_came_to() -> None:
+    windows = Windows(1.0)
+    windows.add(0, 0.5, PageSet(0b1), (Dirtied(0.25, 1),))
+    windows.add(1, 1.0, PageSet(0b110), (Dirtied(0.25, 0), Dirtied(0.5, 1)))
+    windows.add(1, 1.0, PageSet(0b110))
+    course = windows.course()
+    assert course.ends_s == (0.5, 1.5, 2.5)
+    assert course.pages == ((1, 3, 3), (2, 2), (2,))
+    assert course.counts == ((), (Dirtied(0.25, 0), Dirtied(0.5, 1)), ())
+
+
+# As many pages within each time on average as it has that dirties 500 in a second, others each.
+EVEN = DirtyCurve.measured([[(0.1, 50.0)], [(1.6, 800.0)], [(8.0, 4000.0)]], 1_000_000)
+
+
+def _in_long_windows(busy: Sequence[float], window: int = 16) -> Course:
+    """Tenths of a second in which it dirties so many pages, looked at in windows of so many."""
+    pages, counts, ends_s = list[int](), list[list[tuple[float, int]]](), list[float]()
+    for first in range(0, len(busy), window):
+        so_far = list(accumulate(busy[first : first + window]))
+        pages.append(round(so_far[-1]))
+        counts.append([(0.1 * (n + 1), round(one)) for n, one in enumerate(so_far[:-1])])
+        ends_s.append(0.1 * (first + len(so_far)))
+    rows = [list(accumulate(pages[first:])) for first in range(len(pages))]
+    return Course.seen(ends_s, rows, counts, EVEN)
+
+
+def test_a_rhythm_is_seen_in_windows_that_are_longer_than_its_bursts() -> None:
+    for turned in range(0, 30, 7):
+        tenths = [*[0.0] * 30, *[200.0] * 10] * 2
+        course = _in_long_windows([*tenths[turned:], *tenths[:turned]])
+        assert course.rhythm_s == pytest.approx(4.0, abs=0.1)
+        # The next work is as far away as it was at the beginning.
+        until_s = 3.0 - 0.1 * turned
+        assert course.between(8.0, 8.0 + until_s) == pytest.approx(0.0, abs=250)
+        assert course.between(8.0 + until_s, 9.0 + until_s) == pytest.approx(2000, abs=250)
+
+
+def test_that_nothing_new_comes_where_nothing_new_could_says_nothing() -> None:
+    """It writes the same pages all the time: after the first part of each window none is new."""
+    same = DirtyCurve.measured([[(0.1, 100.0)], [(0.2, 100.0)], [(8.0, 100.0)]], 1_000_000)
+    counts = [[(0.1 * n, 100) for n in range(1, 16)]] * 5
+    rows = [[100] * (5 - first) for first in range(5)]
+    course = Course.seen([1.6 * n for n in range(1, 6)], rows, counts, same)
+    assert course.rhythm_s == 0.0
+    assert course.between(2.4, 2.5) == pytest.approx(100)
+    assert course.between(2.4, 4.0) == pytest.approx(100)
 
 
 def _course(rates: list[int], span_s: float = 0.25) -> Course:

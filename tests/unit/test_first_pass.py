@@ -68,9 +68,10 @@ def test_under_a_limit_noise_takes_long_wherever_it_lies_among_words() -> None:
     pace = PACE._replace(compresses=True, squeezed_s=35e-6, held=Held(50e6, 1.0, 0.0))
     noise, words = Stretch(10_000, 0, ratio=1.0), Stretch(10_000, 0, ratio=0.01)
     noise_s, words_s = 10_000 * 4104 / 50e6, 10_000 * 40e-6
-    assert play((words, noise), pace) == pytest.approx(words_s + noise_s, abs=WINDOW_S)
-    mixed = Stretch(20_000, 0, ratio=0.5)
-    assert play((mixed,), pace) == pytest.approx(noise_s, abs=WINDOW_S)
+    apart_s = play((words, noise), pace)
+    assert apart_s == pytest.approx(words_s + noise_s, abs=1.5 * WINDOW_S)
+    mixed_s = play((Stretch(20_000, 0, ratio=0.5),), pace)
+    assert mixed_s == pytest.approx(noise_s, abs=1.5 * WINDOW_S)
 
 
 def test_without_compression_what_a_page_holds_makes_no_difference() -> None:
