@@ -123,6 +123,13 @@ def test_that_nothing_new_comes_where_nothing_new_could_says_nothing() -> None:
     assert course.between(2.4, 4.0) == pytest.approx(100)
 
 
+def test_two_looks_at_one_moment_are_one() -> None:
+    counts = [[(0.5, 40), (0.5, 40), (1.0, 100)]]
+    course = Course.seen((1.0,), ((100,),), counts, CURVE)
+    assert course.between(0.0, 1.0) == pytest.approx(100)
+    assert 0 < course.between(0.0, 0.5) < 60
+
+
 def _course(rates: list[int], span_s: float = 0.25) -> Course:
     """Each span dirties so many pages that no other does."""
     rows = tuple(tuple(accumulate(rates[first:])) for first in range(len(rates)))

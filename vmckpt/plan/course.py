@@ -151,6 +151,8 @@ def _work(parts: Sequence[tuple[float, float]], curve: DirtyCurve) -> Iterator[t
     least = TELLING * curve.working_set_pages
     for t_s, pages in parts:
         work_s = t_s - before_s
+        if work_s <= 0:  # as rounded, at the same moment
+            continue
         usual = curve.within(worked_s + work_s) - curve.within(worked_s)
         if usual > least:
             work_s *= (pages - before) / usual
