@@ -92,11 +92,11 @@ class Course(NamedTuple):
         end_s = self.ends_s[-1] if self.ends_s else 0.0
         if self.rhythm_s:
             return self._in_rhythm(from_s % self.rhythm_s, to_s - from_s)
+        if to_s <= end_s:
+            return self._seen(from_s, to_s)
         mean = self.curve.within(to_s - from_s)
         if from_s >= end_s:
             return mean
-        if to_s <= end_s:
-            return self._seen(from_s, to_s)
         seen = self._seen(from_s, end_s)
         return seen + max(mean - self.curve.within(end_s - from_s), 0.0)
 

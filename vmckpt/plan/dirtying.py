@@ -107,7 +107,9 @@ def _point(group: Sequence[tuple[float, float]]) -> DirtyPoint:
 
 
 def _at(point: DirtyPoint, quantile: float) -> float:
-    if quantile <= 0.5:
+    if quantile == 0.5:
+        return point.pages
+    if quantile < 0.5:
         part = max(quantile - 0.1, 0.0) / 0.4
         return point.low_pages + part * (point.pages - point.low_pages)
     part = min(quantile - 0.5, 0.4) / 0.4
