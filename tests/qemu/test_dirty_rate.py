@@ -41,9 +41,9 @@ def test_a_known_load_is_measured_and_others_are_given_way_to() -> None:
             assert short_pages / short_s < 2 * touched / 4
             assert found["dirtied"]["compressible"] > 0.5
             assert 0 < found["ram"]["zero"] < 1
-            holes, zeroes = (sum(piece) for piece in zip(*found["layout"], strict=True))
+            holes, zeroes, *_ = (sum(piece) for piece in zip(*found["layout"], strict=True))
             assert 0 < holes <= zeroes < len(found["layout"])
-            assert zeroes / len(found["layout"]) == pytest.approx(found["ram"]["zero"], abs=0.05)
+            assert zeroes / len(found["layout"]) == pytest.approx(found["ram"]["zero"], abs=0.01)
             assert found["course"]["pages"][0][-1] * PAGE_BYTES >= found["working_set_bytes"]
 
         asyncio.run(play())

@@ -5,7 +5,9 @@ Reads are preads of the RAM file: through a mapping a hole of a tmpfs file would
 
 import os
 import random
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -55,21 +57,31 @@ def ram_layout(ram_file: Path) -> tuple[Piece, ...]:
         held = [_held(present, piece) for piece in pieces]
         each = max(COMPRESSED_PAGES // max(sum(map(bool, held)), 1), 1)
         sample, described = _Sample(fd), list[Piece]()
-        for piece, numbers in zip(pieces, held, strict=True):
-            looked = random.sample(numbers, min(len(numbers), SAMPLED_PAGES // PIECES))
-            found, share = sample.look(sorted(looked), each), len(numbers) / len(piece)
+        for piece, inside in zip(pieces, held, strict=True):
+            found = sample.look(_some(inside, SAMPLED_PAGES // PIECES), each)
+            share = sum(map(len, inside)) / len(piece)
             described.append(Piece(1 - share, _part(found, share)))
         return tuple(described)
 
 
-def _held(present: Sequence[range], piece: range) -> list[int]:
+def _held(present: Sequence[range], piece: range) -> list[range]:
     """The pages of a piece that the file holds."""
-    inside = (
+    return [
         range(max(extent.start, piece.start), min(extent.stop, piece.stop))
         for extent in present
         if extent.start < piece.stop and extent.stop > piece.start
-    )
-    return [page for extent in inside for page in extent]
+    ]
+
+
+def _some(extents: Sequence[range], most: int) -> list[int]:
+    """At most so many of their pages, by chance, ascending."""
+    ends = list(accumulate(map(len, extents)))
+    pages = ends[-1] if ends else 0
+    numbers = []
+    for place in sorted(random.sample(range(pages), min(pages, most))):
+        extent = bisect_right(ends, place)
+        numbers.append(extents[extent][place - ends[extent]])
+    return numbers
 
 
 def _part(found: Content, share: float) -> Content:
