@@ -7,6 +7,7 @@ are what the planner learns from.
 
 import random
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.events.record import load_all
-from vmckpt.events.types import Emit
+from vmckpt.events.types import Emit, Event, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.learned import CALIBRATION, learned
@@ -44,8 +45,9 @@ class Fill(NamedTuple):
 
 
 class Lap(NamedTuple):
-    """One move there and back."""
+    """One move there and back; `words` say what is moved, and how."""
 
+    words: str
     fill: Fill
     options: Options
 
@@ -76,7 +78,7 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
             why="moving needs two",
             remedy="vmckpt host calibrate A B",
         )
-    moves, skipped = 0, []
+    began_s, moves, skipped = time.monotonic(), 0, list[str]()
     # As their real moves will be carried out.
     elsewhere = not (first.is_this_machine or second.is_this_machine)
     move = migrate_there if elsewhere else migrate
@@ -88,8 +90,10 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
                 skipped.append("; ".join(c.reason for c in checked.checks if c.remedy))
                 continue
             await _fill(vm, lap.fill)
-            for target in (second, first):
-                await move(await find_vm(name), target, lap.options, emit)
+            for source, target in ((first, second), (second, first)):
+                now_s = time.monotonic() - began_s
+                emit(PhaseBegan(now_s, f"{source.name} to {target.name}: {lap.words}"))
+                await move(await find_vm(name), target, lap.options, _as_one(emit, now_s))
                 moves += 1
     records = load_all(runs_dir())
     return Calibration(
@@ -100,18 +104,28 @@ async def calibrate(first: Host, second: Host, memory_bytes: int, emit: Emit) ->
     )
 
 
+def _as_one(emit: Emit, began_s: float) -> Emit:
+    """A move that began then, as one step of a longer operation: its own steps are not told."""
+
+    def later(event: Event) -> None:
+        if not isinstance(event, PhaseBegan):
+            emit(event._replace(at_s=began_s + event.at_s))
+
+    return later
+
+
 def _laps(text: Path) -> list[Lap]:
     """Each content over each way that it costs something else on."""
     some, much = (Fill(part, NOISE) for part in (0.4, 0.9))
     return [
-        Lap(Fill(0.0, None), PLAIN),
-        Lap(some, PLAIN),
-        Lap(some, PARALLEL),
-        Lap(some, COMPRESSED),
-        Lap(Fill(0.4, str(text)), COMPRESSED),
-        Lap(much, PLAIN),
-        Lap(much, PARALLEL),
-        Lap(Fill(0.9, str(text)), COMPRESSED),
+        Lap("empty", Fill(0.0, None), PLAIN),
+        Lap("40 % noise", some, PLAIN),
+        Lap("40 % noise, over several channels", some, PARALLEL),
+        Lap("40 % noise, compressed", some, COMPRESSED),
+        Lap("40 % text, compressed", Fill(0.4, str(text)), COMPRESSED),
+        Lap("90 % noise", much, PLAIN),
+        Lap("90 % noise, over several channels", much, PARALLEL),
+        Lap("90 % text, compressed", Fill(0.9, str(text)), COMPRESSED),
     ]
 
 
