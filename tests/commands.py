@@ -14,6 +14,7 @@ def vmckpt(state: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     done = subprocess.run(
         [*COMMAND, *words],
         env=os.environ | {"VMCKPT_STATE_DIR": str(state)},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

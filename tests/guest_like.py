@@ -1,5 +1,8 @@
 """Memory like a guest's: zeroes, text, noise, pages that are there twice. For tests of stores."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +45,7 @@ def save(
     parent: Manifest | None = None,
     dirty: NDArray[np.int64] | None = None,
     name: str | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """A checkpoint with RAM, a disk that is the same bytes, and device state."""
     with store.begin(vm, parent.id if parent else None) as new:
@@ -52,7 +56,7 @@ def save(
         blocks = np.unique(chosen // 16)
         disk.put(blocks, ram.reshape(-1, BLOCK_CHUNK_BYTES)[blocks].tobytes())
         new.blob("device-state", ram[:3].tobytes() + b"end")
-        return new.commit({"name": name, "trigger": "test"})
+        return new.commit(facts or {"name": name, "trigger": "test"})
 
 
 def read_whole(area: Area) -> bytes:

@@ -104,6 +104,7 @@ class World:
         done = subprocess.run(
             [*COMMAND, *words, "--json"],
             env=self.environment,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=COMMAND_TIMEOUT_S,
@@ -124,6 +125,7 @@ class World:
         return subprocess.Popen(
             [*COMMAND, *words, "--json"],
             env=self.environment,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -84,5 +84,11 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
+def in_words(entry: Entry) -> str:
+    """Which checkpoint, of what VM, and when it was taken: in one line."""
+    taken = _when(entry.manifest.created_unix_s)
+    return f"{entry.name} ({entry.id[:12]}) of {entry.manifest.vm}, taken {taken}"
+
+
 def _when(unix_s: float) -> str:
     return f"{datetime.fromtimestamp(unix_s, UTC).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -31,6 +31,7 @@ from vmckpt.cli.checkpoint_options import (
     Vm,
     Where,
 )
+from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.cli.together import together
 from vmckpt.cli.which_checkpoint import (
@@ -221,6 +222,7 @@ def rm(
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Remove checkpoints, from all stores that have them; none needs another.
@@ -232,16 +234,19 @@ def rm(
     _require_of_group(group, kind, {})
     if kind is Kind.savevm:
         for point in points:
-            snapshot.delete(_whose(vm), point, json)
+            snapshot.delete(_whose(vm), point, yes, json)
         return
     from vmckpt.checkpoint.look import remove
+    from vmckpt.checkpoint.tree import in_words
 
     key = key_source(key_file, key_command)
     if group is not None:
-        checkpoint_group.remove(group, store, key, as_json=json)
+        checkpoint_group.remove(group, store, key, yes=yes, as_json=json)
         return
     there = catalogue(store, key)
     found = [there.find(point) for point in points]
+    lost = "\n".join(f"  {in_words(one)}" for one in found)
+    confirm(f"Removed for good, from every store that has it:\n{lost}", yes=yes, as_json=json)
     run(remove(found, key))
     names = ", ".join(one.name for one in found)
     show({"removed": [one.id for one in found]}, f"removed: {names}", as_json=json)
@@ -295,6 +300,7 @@ def restore(
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Make a running VM of a checkpoint; returns when the guest runs.
@@ -304,10 +310,11 @@ def restore(
     one = one_of(point, group, "a checkpoint")
     _require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)
     if kind is Kind.savevm:
-        snapshot.load(_whose(vm), str(one), json)
+        snapshot.load(_whose(vm), str(one), yes, json)
         return
     from vmckpt.checkpoint.operate import restore_to
     from vmckpt.checkpoint.restore import Wish
+    from vmckpt.checkpoint.tree import in_words
     from vmckpt.errors import UsageError
     from vmckpt.hosts.inventory import check_name
 
@@ -326,10 +333,17 @@ def restore(
         keep_macs=keep_macs,
     )
     if one is None:
-        checkpoint_group.restore(str(group), wish, host, store, key, as_json=json)
+        checkpoint_group.restore(str(group), wish, host, store, key, yes=yes, as_json=json)
         return
     found = find(one, store, key)
     where = run(home(found, host, copy=as_ is not None))
+    if in_place:
+        confirm(
+            f"{found.manifest.vm} goes back to {in_words(found)}.\n"
+            "All that its memory and disks got since then is lost.",
+            yes=yes,
+            as_json=json,
+        )
     result = run(restore_to(where, found, wish, teller(json), key))
     for text in result["warnings"]:
         warn(f"warning: {text}")

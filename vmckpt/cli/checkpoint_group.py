@@ -4,6 +4,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.cli.checkpoint_given import teller
+from vmckpt.cli.confirm import confirm
 from vmckpt.cli.output import run, show, warn
 from vmckpt.cli.which_checkpoint import catalogue, home
 
@@ -82,11 +83,15 @@ def show_(text: str, store: str | None, key: "KeySource | None", *, as_json: boo
     show({**facts_, "members": members}, said, as_json=as_json)
 
 
-def remove(text: str, store: str | None, key: "KeySource | None", *, as_json: bool) -> None:
+def remove(
+    text: str, store: str | None, key: "KeySource | None", *, yes: bool, as_json: bool
+) -> None:
     """Remove all checkpoints of a group that are there."""
     from vmckpt.checkpoint.look import remove as remove_
 
     group = _find(text, store, key)
+    lost = _members(group)
+    confirm(f"Removed for good, from every store that has it:\n{lost}", yes=yes, as_json=as_json)
     run(remove_(list(group.entries.values()), key))
     removed = [one.id for one in group.entries.values()]
     show({"removed": removed}, f"removed: {group.name} ({len(removed)})", as_json=as_json)
@@ -94,7 +99,7 @@ def remove(text: str, store: str | None, key: "KeySource | None", *, as_json: bo
 
 def restore(
     text: str, wish: "Wish", host: str | None, store: str | None, key: "KeySource | None", *,
-    as_json: bool,
+    yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """All VMs of a group go back to it."""
     from vmckpt.group.groups import require_whole
@@ -103,6 +108,13 @@ def restore(
 
     group = _find(text, store, key)
     require_whole(group)
+    if wish.in_place:
+        confirm(
+            f"All VMs of the group go back to {group.name}:\n{_members(group)}\n"
+            "All that their memory and disks got since then is lost.",
+            yes=yes,
+            as_json=as_json,
+        )
 
     async def homes() -> Any:
         found = await all_of(home(one, host, copy=False) for one in group.entries.values())
@@ -114,6 +126,12 @@ def restore(
             warn(f"warning: {vm}: {said}")
     there = ", ".join(f"{vm} on {one['host']}" for vm, one in result["members"].items())
     show(result, f"all of {group.name} run from it: {there}", as_json=as_json)
+
+
+def _members(group: "Group") -> str:
+    from vmckpt.checkpoint.tree import in_words
+
+    return "\n".join(f"  {in_words(one)}" for one in group.entries.values())
 
 
 def settle(key: "KeySource | None") -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.output import Json, run, show
 from vmckpt.errors import UsageError
 
@@ -88,16 +89,27 @@ def status(json: Json = False) -> None:
 
 
 @app.command()
-def down(json: Json = False) -> None:
-    """Remove the lab and everything in it, VMs included."""
+def down(yes: Yes = False, json: Json = False) -> None:
+    """Remove the lab and everything in it, VMs and their disks included."""
     from dataclasses import asdict
 
     from vmckpt.hosts.inventory import state_dir
     from vmckpt.lab.lab import down as lab_down
+    from vmckpt.lab.state import lab_directory
 
+    if lab_directory(state_dir()).exists():
+        confirm(_all_in_it(lab_directory(state_dir())), yes=yes, as_json=json)
     removed = asdict(run(lab_down(state_dir())))
     text = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in removed.items())
     show(removed, f"removed: {text}", as_json=json)
+
+
+def _all_in_it(directory: Path) -> str:
+    """What goes with a lab; read from its folders, so that one in pieces is described too."""
+    folders = (*directory.glob("lab-*/vms/*"), *directory.glob("lab-*/state/vms/*"))
+    found = sorted({path.name for path in folders})
+    vms = f"with the VMs {', '.join(found)}, their disks and checkpoints" if found else "with no VM"
+    return f"The lab in {directory} is removed for good, {vms}."
 
 
 @app.command()

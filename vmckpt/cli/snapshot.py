@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.output import Json, run, show
 from vmckpt.cli.vm import Name
 
@@ -51,24 +52,31 @@ def list_(vm: Name, json: Json = False) -> None:
 
 
 @app.command()
-def load(vm: Name, name: SnapshotName, json: Json = False) -> None:
+def load(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
     """Put a VM back to a snapshot; what came since is gone."""
     from vmckpt.cli.drivers.find import find
     from vmckpt.ui.progress import display
 
     found = run(find(vm))
+    confirm(
+        f"{vm} goes back to its snapshot {name}.\n"
+        "All that its memory and disks got since then is lost.",
+        yes=yes,
+        as_json=json,
+    )
     with display(f"putting {vm} back to {name}") as emit:
         snapshot = run(found.load(name, emit))
     show({"vm": vm, **snapshot.facts}, f"{vm} is back at {name}", as_json=json)
 
 
 @app.command()
-def delete(vm: Name, name: SnapshotName, json: Json = False) -> None:
+def delete(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
     """Delete a snapshot."""
     from vmckpt.cli.drivers.find import find
     from vmckpt.ui.progress import display
 
     found = run(find(vm))
+    confirm(f"The snapshot {name} of {vm} is deleted for good.", yes=yes, as_json=json)
     with display(f"deleting {name} of {vm}") as emit:
         run(found.delete(name, emit))
     show({"vm": vm, "name": name, "deleted": True}, f"{name} is deleted", as_json=json)

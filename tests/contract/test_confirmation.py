@@ -1,0 +1,118 @@
+"""What removes or rewinds asks a person at a terminal first, and acts at once for programs."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.commands import COMMAND, vmckpt
+from tests.guest_like import memory, save
+from tests.unit.test_checkpoint_tree import facts
+from vmckpt.store.open import create_store, open_store
+
+QUESTION = b"Proceed? [y/N] "
+Point = tuple[Path, str]
+
+
+@pytest.fixture
+def point(tmp_path: Path) -> Point:
+    """A state directory, and the id of the one checkpoint in it."""
+    with create_store(str(tmp_path / "checkpoints")) as store:
+        return tmp_path, save(store, memory(16, 1), facts=facts("before").to_json()).id
+
+
+def is_there(point: Point) -> bool:
+    with open_store(str(point[0] / "checkpoints")) as store:
+        return point[1] in store.ids()
+
+
+def at_a_terminal(state: Path, answer: bytes | signal.Signals, *words: str) -> tuple[int, str]:
+    """The exit code and all that the terminal showed of a command that gets this answer."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *words],
+        env=os.environ | {"VMCKPT_STATE_DIR": str(state)},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as command:
+        os.close(theirs)
+        said, answered = b"", False
+        try:
+            while data := os.read(ours, 4096):
+                said += data
+                if QUESTION in said and not answered:
+                    answered = True
+                    if isinstance(answer, signal.Signals):
+                        command.send_signal(answer)
+                    else:
+                        os.write(ours, answer)
+        except OSError:
+            pass  # the command has ended
+        os.close(ours)
+        code = command.wait(60)
+    assert "Traceback" not in said.decode()
+    return code, said.decode()
+
+
+@pytest.mark.parametrize("answer", [b"\n", b"n\n", b"maybe\n", b"\x04", signal.SIGINT])
+def test_without_a_yes_nothing_is_removed(point: Point, answer: bytes | signal.Signals) -> None:
+    code, said = at_a_terminal(point[0], answer, "checkpoint", "rm", "before")
+    assert code == 130, said
+    assert f"before ({point[1][:12]}) of vm" in said
+    assert is_there(point)
+
+
+def test_a_yes_removes(point: Point) -> None:
+    code, said = at_a_terminal(point[0], b"y\n", "checkpoint", "rm", "before")
+    assert (code, "removed: before" in said) == (0, True)
+    assert not is_there(point)
+
+
+@pytest.mark.parametrize("word", ["--yes", "-y", "--json"])
+def test_it_may_be_told_not_to_ask(point: Point, word: str) -> None:
+    code, said = at_a_terminal(point[0], b"", "checkpoint", "rm", "before", word)
+    assert (code, QUESTION.decode() in said) == (0, False)
+    assert not is_there(point)
+
+
+def test_without_a_terminal_it_acts_at_once(point: Point) -> None:
+    done = vmckpt(point[0], "checkpoint", "rm", "before", "--json")
+    assert json.loads(done.stdout) == {"removed": [point[1]]}
+    assert not is_there(point)
+
+
+def test_a_question_that_would_not_be_seen_is_not_asked(point: Point) -> None:
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "checkpoint", "rm", "before"],
+        env=os.environ | {"VMCKPT_STATE_DIR": str(point[0])},
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert (done.returncode, "add --yes" in done.stderr) == (2, True)
+    assert is_there(point)
+
+
+def test_going_back_in_place_names_what_is_lost(point: Point) -> None:
+    words = ("checkpoint", "restore", "before", "--in-place", "--host", "local")
+    code, said = at_a_terminal(point[0], b"n\n", *words)
+    assert code == 130
+    assert "vm goes back to before" in said
+    assert "is lost" in said
+
+
+def test_taking_a_lab_down_names_its_vms(tmp_path: Path) -> None:
+    (tmp_path / "lab/lab-a/vms/web").mkdir(parents=True)
+    code, said = at_a_terminal(tmp_path, b"n\n", "lab", "down")
+    assert (code, "web" in said) == (130, True)
+    assert (tmp_path / "lab").exists()
