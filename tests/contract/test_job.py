@@ -1,11 +1,15 @@
 """The job of a migration between two hosts elsewhere: its beginning, and what its death leaves."""
 
 import asyncio
+import errno
+import io
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +22,8 @@ from vmckpt.errors import (
     RefusedError,
     StorageError,
 )
-from vmckpt.events.types import Event
+from vmckpt.events.lines import Lines
+from vmckpt.events.types import Event, Note, heard_or_not
 from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
@@ -26,6 +31,7 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.hosts.remote.values import pack_error, unpack_error
 from vmckpt.migrate import insist as insisting
+from vmckpt.migrate import job as jobs
 from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.job import Job, JobDir, find_out, forget_old, run_job
 from vmckpt.migrate.journal import Journal
@@ -211,14 +217,63 @@ def test_on_a_full_disk_too_the_target_is_let_go(state: Path) -> None:
         # It is asked for something before, so that there is a connection to end.
         assert await job.target.exists(there)
         try:
-            with pytest.raises(StorageError, match="the disk is full"):
-                await run_job(job, ["vmckpt"])
+            await run_job(job, ["vmckpt"])
+            # The result has had its room on the disk since before.
+            result = json.loads(JobDir.of(state / "a", "r1").result.read_text())
+            assert "the disk is full" in unpack_error(result["error"]).what
             assert not there.exists()
             assert serves.children[0].wait(20) == 0
         finally:
             serves.end()
 
     asyncio.run(play())
+
+
+def test_a_disk_that_fills_up_while_a_job_runs_takes_nothing_from_its_good_end(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, a, _ = a_job(state)
+    no_room = StorageError("the disk is full", why="full", remedy="-")
+    full = Breaking("a", state / "a", "127.0.0.1", of_write=no_room)
+    files = JobDir.of(a.state_dir, "r1")
+    files.path.mkdir(parents=True)
+    files.events.symlink_to("/dev/full")
+
+    async def migrate(*given: object, **_: object) -> SimpleNamespace:
+        object.__setattr__(job, "source", full)
+        tell = given[3]
+        assert callable(tell)
+        heard_or_not(tell)(Note(0.0, "done", "it arrived"))
+        return SimpleNamespace(to_json=lambda: {"outcome": "completed"})
+
+    monkeypatch.setattr(jobs, "migrate", migrate)
+
+    async def play() -> None:
+        await make_home(a)
+        await run_job(job, ["vmckpt"])
+
+    asyncio.run(play())
+    assert json.loads(files.result.read_text()) == {"report": {"outcome": "completed"}}
+
+
+def test_events_that_a_full_disk_kept_back_follow_whole(tmp_path: Path) -> None:
+    class Full(io.BytesIO):
+        room = 10
+
+        def write(self, data: Any, /) -> int:
+            if not self.room:
+                raise OSError(errno.ENOSPC, "full")
+            part = bytes(data)[: self.room]
+            self.room -= len(part)
+            return super().write(part)
+
+    lines, notes = Full(), [Note(float(n), "n", "text") for n in range(3)]
+    tell = jobs._teller(lines)
+    for note in notes[:2]:
+        tell(note)
+    lines.room = 10_000
+    tell(notes[2])
+    assert list(Lines().feed(lines.getvalue())) == notes
 
 
 def test_nothing_to_forget_is_fine(tmp_path: Path) -> None:

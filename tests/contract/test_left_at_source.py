@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, down, make_home, marked_as
+from vmckpt.cli.drivers.find import look_at_all
 from vmckpt.errors import HostDownError
+from vmckpt.hosts import inventory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.disk_files import CopiedDisk
 from vmckpt.migrate.journal import Journal
@@ -196,3 +198,37 @@ def test_once_the_guest_may_be_on_the_target_that_has_its_journal_without_the_so
         assert written is not None
         assert written.step == step
         assert world.told == ["journal: a is down: no way to it (wait)"]
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_source_that_comes_back_past_the_commit_is_not_listed_as_a_second_home(
+    tmp_path: Path, is_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, Guest("running", "completed"))
+
+    async def play() -> list[str]:
+        await world.cut_off()
+        if is_left:
+            await world.recover(world.down)
+        else:
+            await make_home(world.b, "qb")  # the handover's own command died before the release
+        monkeypatch.setattr(inventory, "all_hosts", lambda: [world.a, world.b])
+        return [row.host for row in (await look_at_all()).given]
+
+    with marked_as(world.there.qemu("qb")):
+        assert asyncio.run(play()) == ["b"]
+    assert world.here.current.exists()  # the listing changed nothing
+
+
+def test_a_home_of_which_no_record_tells_stays_in_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, Guest("running", "completed"))
+
+    async def play() -> list[str]:
+        await make_home(world.a, "qa")
+        await make_home(world.b, "qb")
+        monkeypatch.setattr(inventory, "all_hosts", lambda: [world.a, world.b])
+        return [row.host for row in (await look_at_all()).given]
+
+    assert asyncio.run(play()) == ["a", "b"]

@@ -31,6 +31,50 @@ def write_durably(path: Path, text: str) -> None:
         ) from exc
 
 
+def reserve(path: Path, size_bytes: int) -> None:
+    """Have room on the disk for a file that `fill` writes later, full or not. Raises StorageError.
+
+    Its directory is made if need be.
+    """
+    _make(path.parent)
+    part = part_of(path)
+    try:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot reserve {size_bytes} bytes for {path}",
+            why=exc.strerror or str(exc),
+            remedy="free space there",
+        ) from exc
+
+
+def fill(path: Path, text: str) -> None:
+    """Write a file into the room that `reserve` has for it: it is all there then, in one step.
+
+    Raises StorageError.
+    """
+    data, part = text.encode(), part_of(path)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+            file.truncate()
+            os.fsync(file.fileno())
+        part.rename(path)
+        _sync(path.parent)
+    except OSError as exc:
+        raise StorageError(
+            f"cannot write {path}",
+            why=exc.strerror or str(exc),
+            remedy="free space there, or mend the rights of the directory",
+        ) from exc
+
+
 def part_of(path: Path) -> Path:
     """What a file is called while it is written; who is killed then leaves it so."""
     return path.with_name(f".{path.name}.part")

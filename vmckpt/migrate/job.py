@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, BinaryIO, Self
 
 from vmckpt.errors import (
     CancelledByUserError,
@@ -24,7 +24,8 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.lines import to_line
-from vmckpt.events.types import Event, Note
+from vmckpt.events.types import Emit, Event, Note, heard_or_not
+from vmckpt.hosts.durable import fill, reserve
 from vmckpt.hosts.entries import fields_to_json, parse_fields
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
@@ -46,6 +47,10 @@ FORMAT = 1
 REQUEST_S, REQUEST_POLL_S = 60.0, 0.005
 # What a job told can be read for so long after its end.
 KEPT_S = 7 * 86_400.0
+# A report is a few KiB: its operator hears how it ended, whatever fills the disk meanwhile.
+RESULT_BYTES = 64 << 10
+# Events kept in memory while the disk is full; later ones are dropped.
+UNWRITTEN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +186,11 @@ async def run_job(job: Job, own_command: Sequence[str]) -> None:
 async def _work(job: Job, files: JobDir, own_command: Sequence[str]) -> dict[str, Any]:
     forget_old(job.source.state_dir, time.time())
     process = identify(os.getpid())
+    reserve(files.result, RESULT_BYTES)
     await job.source.write_text(files.process, json.dumps(asdict(process) if process else {}))
     on_death = [*own_command, "job", job.run, "--recover"]
-    with files.events.open("a") as lines:
-        tell = partial(_tell, lines)
+    with files.events.open("ab", buffering=0) as lines:
+        tell = _teller(lines)
         try:
             vm = await read_vm(job.source, job.vm)
             if vm is None:
@@ -223,11 +229,12 @@ async def recover_job(job: Job) -> None:
 
 
 async def _recover(job: Job, files: JobDir) -> dict[str, Any]:
-    with files.events.open("a") as lines:
-        _tell(lines, Note(0.0, "job-died", "the process of the migration was killed: recovering"))
+    with files.events.open("ab", buffering=0) as lines:
+        tell = _teller(lines)
+        tell(Note(0.0, "job-died", "the process of the migration was killed: recovering"))
 
         def note(text: str) -> None:
-            _tell(lines, Note(0.0, "recovery", text))
+            tell(Note(0.0, "recovery", text))
 
         return {"recovery": asdict(await find_out(job, note))}
 
@@ -265,7 +272,7 @@ async def _result(job: Job, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[s
 async def _end(job: Job, files: JobDir, result: Mapping[str, Any]) -> None:
     """Say how it ended, and let the target's listener go."""
     try:
-        await job.source.write_text(files.result, json.dumps(result))
+        fill(files.result, json.dumps(result))
     finally:
         await _let_go(job)
 
@@ -279,9 +286,17 @@ async def _let_go(job: Job) -> None:
             await job.target.close()
 
 
-def _tell(lines: TextIO, event: Event) -> None:
-    lines.write(to_line(event))
-    lines.flush()
+def _teller(lines: BinaryIO) -> Emit:
+    """Writes each event as a line; on a full disk it keeps them, and no migration from its end."""
+    unwritten = bytearray()
+
+    def tell(event: Event) -> None:
+        if len(unwritten) < UNWRITTEN_BYTES:
+            unwritten.extend(to_line(event).encode())
+        # What is there of a line that does not fit is its beginning: the rest may follow.
+        del unwritten[: lines.write(unwritten)]
+
+    return heard_or_not(tell)
 
 
 def _cancelled(job: Job) -> CancelledByUserError:

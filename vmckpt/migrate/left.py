@@ -5,16 +5,19 @@ target never runs, whatever has arrived there; on the target, that the VM is at 
 takes what the other end holds for the VM: it is removed when its host answers again.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import hand_over_files, remove_files
 from vmckpt.migrate.ends import End, Pair, discard
 from vmckpt.migrate.handover import release
 from vmckpt.migrate.journal import Journal
-from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.inventory import Look, Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import end_qemu
 
@@ -118,6 +121,62 @@ async def clear_source(
     files = vm_dir(source.state_dir, journal.vm).qemu(journal.source_qemu)
     await release(End(source, files), Path(journal.ram_dir))
     await target.remove(_path(journal, target))
+
+
+async def without_stale(looks: Iterable[Look], hosts: Iterable[Host]) -> list[Look]:
+    """The VMs that were looked at, each where it is: not where it no longer runs.
+
+    A VM is at home on two hosts while a migration hands it over, and when a host that died comes
+    back after another took the VM on. Which home is stale is on record: in the journal of the
+    migration, on any of `hosts`, or in the home itself (a failover). Changes nothing; a home of
+    which no record tells stays in the list.
+    """
+    looks = list(looks)
+    counts = Counter(look.vm.name for look in looks)
+    twice = [look.vm for look in looks if counts[look.vm.name] > 1]
+    if not twice:
+        return looks
+    names, homes = {vm.name for vm in twice}, {_home_of(vm) for vm in twice}
+    answers = await ask_every(hosts, lambda host: _stale_by(host, names, homes))
+    stale = {home for found in answers.given for home in found}
+    stale |= {_Home(vm.name, *vm.qemu.replaces) for vm in twice if vm.qemu.replaces is not None}
+    left = {home.vm for home in homes - stale}  # records that contradict one another hide none
+    return [look for look in looks if _home_of(look.vm) not in stale or look.vm.name not in left]
+
+
+class _Home(NamedTuple):
+    vm: str
+    host: str
+    qemu_id: str
+
+
+def _home_of(vm: Vm) -> _Home:
+    return _Home(vm.name, vm.host.name, vm.qemu.files.qemu_id)
+
+
+async def _stale_by(host: Host, names: Set[str], homes: Set[_Home]) -> set[_Home]:
+    """Where these VMs are not, by the migrations that the host has on record."""
+    stale = set[_Home]()
+    directory = host.state_dir / "left"
+    for file in await host.list_dir(directory):
+        if not any(file.startswith(f"{name}.") for name in names):
+            continue
+        if journal := await Journal.read_from(host, directory / file):
+            source, target = _ends_of(journal)
+            stale.add(target if host.name == journal.source else source)
+    for name in names:
+        if journal := await Journal.read(host, name):
+            source, target = _ends_of(journal)
+            if target in homes:  # the handover was past the commit
+                stale.add(source)
+    return stale
+
+
+def _ends_of(journal: Journal) -> tuple[_Home, _Home]:
+    return (
+        _Home(journal.vm, journal.source, journal.source_qemu),
+        _Home(journal.vm, journal.target, journal.target_qemu),
+    )
 
 
 def _contradiction(journal: Journal, owner: Host, other: Host) -> OutcomeUnknownError:

@@ -160,11 +160,14 @@ async def look_at_all() -> "Answers[Row]":
     """Every VM of every host, by name, and which hosts or libvirtds give no answer."""
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.migrate.left import without_stale
     from vmckpt.vm.inventory import look_all
 
-    looks = await look_all(all_hosts())
-    rows, silent, unheard = [direct_row(look) for look in looks.given], looks.silent, looks.unheard
-    if hosts := _with_libvirt(all_hosts()):
+    everywhere = all_hosts()
+    looks = await look_all(everywhere)
+    rows = [direct_row(look) for look in await without_stale(looks.given, everywhere)]
+    silent, unheard = looks.silent, looks.unheard
+    if hosts := _with_libvirt(everywhere):
         from vmckpt.cli.drivers.domain import row as domain_row
         from vmckpt.vm.domains.inventory import all_domains
 
