@@ -5,17 +5,25 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import OutcomeUnknownError, StorageError, UsageError
 from vmckpt.store.backends.backend import Buffer
-from vmckpt.store.checkpoint_file import AreaMap, Maps, base_refs, encode_maps
+from vmckpt.store.checkpoint_file import (
+    CHECKPOINTS,
+    MAPS,
+    AreaMap,
+    Maps,
+    base_refs,
+    encode_maps,
+)
 from vmckpt.store.chunk_sink import ChunkSink
+from vmckpt.store.errors import damaged
 from vmckpt.store.index import Index
 from vmckpt.store.manifest import AreaFacts, Manifest
 from vmckpt.store.maps import packs_of
@@ -96,7 +104,7 @@ class Transaction:
         """The checkpoint is in the store, for good, when this returns.
 
         `facts`: JSON. `created_unix_s`: the instant it is of, else now. Raises StorageError,
-        OperationFailedError: nothing of it stays.
+        OperationFailedError: the checkpoint is not there; OutcomeUnknownError: it may be.
         """
         if self._over:
             raise ValueError("the checkpoint was committed or aborted")
@@ -147,10 +155,23 @@ class Transaction:
             facts=facts,
         )
         self._require_locks()
-        # Undone newest first: should it stay after all, what it needs stays too.
         published.append(self._file.name)
         self._file.write(manifest, encoded)
+        self._require_complete(manifest, maps)
+        # After the look at what is there: a lock that was lost before allowed its removal.
+        self._require_locks()
         return manifest
+
+    def _require_complete(self, manifest: Manifest, maps: Maps) -> None:
+        """Raises DamagedError unless all that the new checkpoint needs is still in the store."""
+        there = self._opened.packs.look_again()
+        lost = [pack_id for pack_id in used_packs(maps) if pack_id not in there]
+        bases = self._opened.backend.names(MAPS) if maps.base is not None else {}
+        if lost or (maps.base is not None and maps.base.hex() not in bases):
+            raise damaged(
+                f"checkpoint {manifest.id} was not made",
+                f"{len(lost)} of its packs, or its maps, were removed from the store meanwhile",
+            )
 
     def _maps(self, published: list[str]) -> tuple[Maps, bytes, int]:
         """The maps, as they are written, and the size of a base that was written for them.
@@ -187,8 +208,31 @@ class Transaction:
         with self._locks:
             for sink in self._sinks.values():
                 sink.discard()
+            if self._file.name in published:
+                self._take_back()
+                return
             for name in reversed(published):
                 self._opened.backend.remove(name)
+
+    def _take_back(self) -> None:
+        """Remove the checkpoint after it may have been there, and nothing else.
+
+        While it was there, another writer may have come to rest on its packs and maps: they are
+        for gc, which knows what is needed. Raises OutcomeUnknownError when it cannot be removed.
+        """
+        backend = self._opened.backend
+        try:
+            backend.remove(self._file.name)
+        except StorageError as exc:
+            with suppress(StorageError):
+                if self.id not in backend.names(CHECKPOINTS):
+                    return
+            raise OutcomeUnknownError(
+                f"whether checkpoint {self.id} is in the store is not known",
+                why=f"writing it failed, and so did removing it: {exc.why}",
+                remedy="see `vmckpt checkpoint list` once the store answers; if it is listed, it "
+                "is complete",
+            ) from exc
 
 
 class AreaWriter:
