@@ -211,6 +211,37 @@ def test_what_cannot_be_written_says_where_and_why(host: Host, ask: Ask, tmp_pat
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["directory", "file"]
 
 
+def test_a_private_directory_is_this_users_alone(host: Host, ask: Ask, tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    path = tmp_path / "vmckpt-web-0123abcd"
+    for _ in range(2):
+        ask(host.make_private_dir(path))
+        assert path.stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.parametrize("trap", ["open", "link", "file", "another's"])
+def test_a_private_directory_that_another_made_is_refused(
+    host: Host, ask: Ask, tmp_path: Path, trap: str
+) -> None:
+    path = tmp_path / "vmckpt-web-0123abcd"
+    match trap:
+        case "open":
+            path.mkdir()
+            path.chmod(0o777)
+        case "link":
+            (tmp_path / "elsewhere").mkdir(mode=0o700)
+            path.symlink_to("elsewhere")
+        case "file":
+            path.touch(0o600)
+        case _:
+            path.mkdir(mode=0o700)
+            if os.geteuid() != 0:
+                pytest.skip("only root can give a directory away")
+            os.chown(path, 65534, 65534)
+    with pytest.raises(StorageError, match="is not private"):
+        ask(host.make_private_dir(path))
+
+
 def test_reading_what_is_not_there_gives_none(host: Host, ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert ask(host.read_text(tmp_path / "gone")) is None

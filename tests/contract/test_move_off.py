@@ -1,6 +1,7 @@
 """A VM that is off, on its way: what killed commands left, and a host that goes silent."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def left(state: Path) -> Iterator[tuple[Vm, list[Path]]]:
         file.parent.mkdir(exist_ok=True)
         file.touch()
     yield vm, files
-    files[0].unlink(missing_ok=True)
+    shutil.rmtree(files[0].parent, ignore_errors=True)
 
 
 def test_nothing_of_earlier_qemus_stays_when_it_is_moved(left: tuple[Vm, list[Path]]) -> None:

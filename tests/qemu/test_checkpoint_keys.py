@@ -1,8 +1,6 @@
 """Checkpoints in an encrypted store: the key stays with the operator, its secret in memory."""
 
 import asyncio
-import os
-import re
 from pathlib import Path
 
 import pytest
@@ -61,7 +59,7 @@ async def _sealed(made: World) -> None:
     )
     await asyncio.to_thread(made.ok, "checkpoint", "restore", whole["id"], "--in-place", *opened)
     await sound(made)
-    assert not [name for name in os.listdir("/dev/shm") if "saved" in name]
+    assert not list(Path("/dev/shm").glob("vmckpt-*/saved"))
     _require_no_key(made)
     listed = made.ok("checkpoint", "list", *opened)["checkpoints"]
     assert [one["id"] for one in listed] == [taken["id"], second["id"], whole["id"]]
@@ -79,7 +77,8 @@ def _keys(made: World) -> list[str]:
     """Files in memory that have what opens the store; other tests may have theirs there."""
     state = made.state("lab-a")
     own = [path.name for path in (*state.glob("checkpointing/*"), *state.glob("vms/*/qemu-*"))]
-    keys = [name for name in os.listdir("/dev/shm") if re.match(r"vmckpt-.*(key-|\.key)", name)]
+    found = (*Path("/dev/shm").glob("vmckpt-key-*"), *Path("/dev/shm").glob("vmckpt-*/key"))
+    keys = [str(path) for path in found]
     return [key for key in keys if any(one.removeprefix("qemu-") in key for one in own)]
 
 

@@ -140,7 +140,7 @@ def test_what_was_saved_whole_does_not_stay_in_memory_after_a_kill() -> None:
             return begun and not stands_still
 
         def saved() -> list[Path]:
-            return list(Path("/dev/shm").glob("vmckpt-guest-*.saved"))
+            return list(Path("/dev/shm").glob("vmckpt-guest-*/saved"))
 
         words = ("checkpoint", "create", "guest", "--kind", "file", *sealed)
         asyncio.run(killed_once(made, storing, *words))

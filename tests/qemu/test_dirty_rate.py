@@ -128,7 +128,7 @@ def test_where_pages_cannot_be_tracked_qemu_samples_them(version: str) -> None:
     guest = LabGuest("one", 1, image(), disk=None)
     with world(qemu(version)) as made:
         made.run_guest(guest, "lab-a")
-        (ram,) = Path("/dev/shm").glob(f"vmckpt-one-{qemu_id(made)}.ram")
+        (ram,) = Path("/dev/shm").glob(f"vmckpt-one-{qemu_id(made)}/ram")
 
         async def play() -> None:
             control = await guest.control(made.lab)

@@ -66,13 +66,14 @@ def test_down_ends_everything_in_the_lab_and_removes_ram_files(state_dir: Path) 
                 assert stranger.stdout is not None
                 await stranger.stdout.readline()
             other = Path(f"/dev/shm/vmckpt-vm1-other{os.getpid()}.ram")
-            ram = Path(f"/dev/shm/vmckpt-vm1-test{os.getpid()}.ram")
+            ram = Path(f"/dev/shm/vmckpt-vm1-test{os.getpid()}/ram")
+            ram.parent.mkdir(mode=0o700)
             for path in (other, ram):
                 path.touch()
             (lab.hosts[1].state_dir / f"vms/vm1/qemu-test{os.getpid()}").mkdir(parents=True)
             removed = await labs.down(state_dir)
             assert removed.ram_files == 1
-            assert not ram.exists()
+            assert not ram.parent.exists()
             assert other.exists(), "not the lab's"
             other.unlink()
             assert in_namespace(inodes) == []

@@ -144,7 +144,7 @@ def ssh_world() -> Iterator[SshWorld]:
                     process.kill(left)
         for qemu_dir in directory.glob("[ab]/vms/*/qemu-*"):
             files = VmDir(qemu_dir.parent).qemu(qemu_dir.name.removeprefix(QEMU_PREFIX))
-            files.ram(Path("/dev/shm")).unlink(missing_ok=True)
+            shutil.rmtree(files.memory(Path("/dev/shm")), ignore_errors=True)
         shutil.rmtree(directory)
 
 

@@ -1,12 +1,16 @@
 """A VM's files: where they stand, and that the kernel takes their names."""
 
+import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.hosts.process import ProcessId
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir, vms_dir
-from vmckpt.vm.start import new_qemu_id
+from vmckpt.vm.start import Qemu, new_qemu_id
 
 STATE = Path("/var/lib/vmckpt")
 names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,39}", fullmatch=True)
@@ -66,9 +70,23 @@ def test_two_qemus_never_share_ram_mark_or_tap(
         return
     ram_dir = Path("/dev/shm")
     assert one.ram(ram_dir) != two.ram(ram_dir)
+    assert one.memory(ram_dir) != two.memory(ram_dir)
     assert one.mark not in two.mark
     if qemu_id != other_id:
         assert one.tap(0) != two.tap(0)
+
+
+@pytest.mark.parametrize("is_loose", [False, True])
+def test_the_memory_of_a_qemu_that_an_older_vmckpt_started_is_where_it_was(is_loose: bool) -> None:
+    directory, ram_dir = vm_dir(STATE, "web"), Path("/dev/shm")
+    qemu = Qemu(directory.qemu("0123abcd"), ProcessId(1, 2), Platform("q35", "tcg", "qemu64"))
+    record = json.loads(qemu.to_json())
+    if is_loose:  # as a25fa57 wrote it
+        del record["memory"]
+    read = Qemu.from_json(json.dumps(record), directory)
+    where = "vmckpt-web-0123abcd" + (".ram" if is_loose else "/ram")
+    assert read.files.ram(ram_dir) == ram_dir / where
+    assert Qemu.from_json(read.to_json(), directory) == read
 
 
 def test_qemu_ids_are_eight_hex_digits_and_new_each_time() -> None:

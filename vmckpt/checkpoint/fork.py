@@ -232,6 +232,7 @@ class _Forking:
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
             write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
+        await host.make_private_dir(files.memory(spec.ram_dir))
         give_name(self._ram, files.ram(spec.ram_dir))
         qemu, monitor = await start_qemu(
             host, spec, vm.qemu.platform, files, incoming=True, private_ram=True

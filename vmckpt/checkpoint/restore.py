@@ -65,7 +65,7 @@ from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.paths import IN_MEMORY, lock_path
 from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
 
 
@@ -197,6 +197,8 @@ class _Restoring:
         async with AsyncExitStack() as undone:
             undone.push_async_exit(self._undo)
             await self._host.make_dir(self._files.path)
+            if self._source.secret is not None:
+                await self._host.make_private_dir(self._files.memory(IN_MEMORY))
             helper = None
             if not wish.eager and not self._is_whole:
                 # It takes its time to begin: meanwhile all is checked.

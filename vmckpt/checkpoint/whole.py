@@ -80,6 +80,8 @@ async def take_whole(
         await require_savable(now)
         # What is encrypted in the store does not stand on a disk in the clear before.
         file = now.qemu.files.saved_file(in_memory=secret is not None)
+        if file.is_relative_to(now.qemu.files.memory(IN_MEMORY)):
+            await now.host.make_private_dir(file.parent)
         connected = await now.host.connect(now.qemu.files.operator)
         async with session(connected, now.name) as monitor, aside_calls() as aside:
             taking = _TakingWhole(now, monitor, wish, aside, tell)
@@ -130,7 +132,7 @@ class _TakingWhole(Taking):
 
     async def _require_room(self, size_bytes: int) -> None:
         free = await self._vm.host.free_bytes(self.file.parent)
-        if self.file.parent == IN_MEMORY:
+        if self.file.is_relative_to(IN_MEMORY):
             free = min(free, await self._vm.host.available_memory_bytes())
         if free < size_bytes:
             raise RefusedError(

@@ -204,6 +204,13 @@ class Host(Protocol):
     async def make_dir(self, path: Path) -> None:
         """A directory that only its owner may enter, parents included. Raises StorageError."""
 
+    async def make_private_dir(self, path: Path) -> None:
+        """A directory of this user's alone (mode 0700), in one that others may write to.
+
+        Raises StorageError, also when there is something at `path` that others may enter, or that
+        belongs to another user.
+        """
+
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
 

@@ -5,6 +5,7 @@ import hashlib
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -189,8 +190,8 @@ class LocalHost(Entry):
         for directory in directories:
             path = Path(directory) / name
             if os.access(path, os.X_OK) and path.is_file():
-                stat = path.stat()
-                return Executable(path, stat.st_mtime_ns, stat.st_size)
+                found = path.stat()
+                return Executable(path, found.st_mtime_ns, found.st_size)
         return None
 
     async def may_write_below(self, directory: Path) -> bool:
@@ -206,10 +207,10 @@ class LocalHost(Entry):
     async def allocation(self, path: Path) -> Allocation | None:
         """How much of a file is there; None when there is none."""
         try:
-            stat = path.stat()
+            found = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Allocation(stat.st_size, stat.st_blocks * _BLOCK_BYTES)
+        return Allocation(found.st_size, found.st_blocks * _BLOCK_BYTES)
 
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
@@ -249,6 +250,22 @@ class LocalHost(Entry):
         except OSError as exc:
             raise self._cannot_write(path, exc) from exc
 
+    async def make_private_dir(self, path: Path) -> None:
+        """A directory of this user's alone, where others may write. Raises StorageError."""
+        try:
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            found = path.lstat()
+        except OSError as exc:
+            raise self._cannot_write(path, exc) from exc
+        is_open = stat.S_IMODE(found.st_mode) & 0o077
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or is_open:
+            raise StorageError(
+                f"{path} on {self.name} is not private",
+                why=f"another user (uid {found.st_uid}) made it, or others may enter it",
+                remedy="find out who put it there, remove it, and ask again",
+            )
+
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
         try:
@@ -274,8 +291,8 @@ class LocalHost(Entry):
 
     async def free_bytes(self, directory: Path) -> int:
         """Bytes this user can still write below `directory`."""
-        stat = os.statvfs(directory)
-        return stat.f_bavail * stat.f_frsize
+        found = os.statvfs(directory)
+        return found.f_bavail * found.f_frsize
 
     async def available_memory_bytes(self) -> int:
         """The kernel's estimate of memory that new processes can take without swapping."""

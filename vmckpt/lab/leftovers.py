@@ -1,6 +1,7 @@
 """Guest RAM files that a lab's QEMUs leave outside of the lab's directory when they are killed."""
 
 import contextlib
+import shutil
 from pathlib import Path
 
 from vmckpt.errors import UsageError
@@ -21,9 +22,11 @@ def remove_ram_files(directory: Path) -> int:
         for run in vms_dir(host).glob("*/qemu-*"):
             files = QemuDir(run, run.parent.name, run.name.removeprefix("qemu-"))
             for ram_dir in {_USUAL_RAM_DIR, *_named_ram_dirs(directory, files.vm_name)}:
-                with contextlib.suppress(FileNotFoundError):
-                    files.ram(ram_dir).unlink()
-                    count += 1
+                for one in (files, files._replace(is_loose=True)):
+                    with contextlib.suppress(FileNotFoundError, PermissionError):
+                        one.ram(ram_dir).unlink()
+                        count += 1
+                shutil.rmtree(files.memory(ram_dir), ignore_errors=True)
     return count
 
 

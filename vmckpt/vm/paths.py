@@ -69,12 +69,14 @@ class QemuDir(NamedTuple):
     """vms/NAME/qemu-ID: what belongs to one QEMU process and goes with it.
 
     A monitor serves one client at a time, so there are three: for the operation that holds the
-    VM's lock, for onlookers, and for a rescue when the first is stuck.
+    VM's lock, for onlookers, and for a rescue when the first is stuck. `is_loose`: a version of
+    vmckpt that put files in memory straight into the RAM directory started it.
     """
 
     path: Path
     vm_name: str
     qemu_id: str
+    is_loose: bool = False
 
     @property
     def state_dir(self) -> Path:
@@ -146,12 +148,12 @@ class QemuDir(NamedTuple):
     @property
     def key(self) -> Path:
         """What opens the encrypted store that pages are still to come from; in memory, as they."""
-        return IN_MEMORY / f"vmckpt-{self.vm_name}-{self.qemu_id}.key"
+        return self._in(IN_MEMORY, "key")
 
     def saved_file(self, *, in_memory: bool) -> Path:
         """What a guest is as a whole, on its way into a store or out of it."""
         if in_memory:
-            return IN_MEMORY / f"vmckpt-{self.vm_name}-{self.qemu_id}.saved"
+            return self._in(IN_MEMORY, "saved")
         return self.path / "saved-state"
 
     def old_blocks(self, number: int) -> Path:
@@ -160,7 +162,19 @@ class QemuDir(NamedTuple):
 
     def ram(self, ram_dir: Path) -> Path:
         """The file that is the guest's RAM."""
-        return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}.ram"
+        return self._in(ram_dir, "ram")
+
+    def memory(self, ram_dir: Path) -> Path:
+        """The directory (mode 0700) in `ram_dir`, which others may write to, for this QEMU alone.
+
+        Made by `Host.make_private_dir` before anything is put there.
+        """
+        return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}"
+
+    def _in(self, ram_dir: Path, kind: str) -> Path:
+        if self.is_loose:
+            return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}.{kind}"
+        return self.memory(ram_dir) / kind
 
     def tap(self, number: int) -> str:
         """The name of NIC `number`'s tap (15 characters at most)."""

@@ -12,7 +12,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Usa
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
-from vmckpt.sequence.steps import finish
+from vmckpt.sequence.steps import all_of, finish
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir
@@ -60,6 +60,7 @@ class Qemu(NamedTuple):
                 **({"nodes": self.nodes, "foreign": True} if self.is_foreign else {}),
                 **({"replaces": self.replaces._asdict()} if self.replaces else {}),
                 **({"private_ram": True} if self.private_ram else {}),
+                **({} if self.files.is_loose else {"memory": "directory"}),
             }
         )
 
@@ -70,7 +71,7 @@ class Qemu(NamedTuple):
             data = json.loads(text)
             process = ProcessId(data["pid"], data["start_ticks"])
             return cls(
-                directory.qemu(data["qemu_id"]),
+                directory.qemu(data["qemu_id"])._replace(is_loose="memory" not in data),
                 process,
                 Platform(**data["platform"]),
                 tuple(data.get("nodes", ())),
@@ -111,6 +112,7 @@ async def start_qemu(
     await _check_room(host, spec, files, needs_all=not private_ram)
     await host.make_dir(files.path)
     try:
+        await host.make_private_dir(files.memory(spec.ram_dir))
         argv = qemu_argv(
             spec, platform, files, host.qemu, incoming=incoming, private_ram=private_ram
         )
@@ -191,9 +193,12 @@ async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
 
     One that stood in for a VM that was off had it in memory, wherever the VM's own stands.
     """
-    in_memory = (files.ram(IN_MEMORY), files.key, files.saved_file(in_memory=True))
-    for path in dict.fromkeys((files.ram(ram_dir), *in_memory, files.path)):
-        await host.remove(path)
+    loose = files._replace(is_loose=True)
+    old = (loose.ram(ram_dir), loose.ram(IN_MEMORY), loose.key, loose.saved_file(in_memory=True))
+    now = (files.memory(ram_dir), files.memory(IN_MEMORY))
+    await all_of(host.remove(path) for path in dict.fromkeys((*now, *old)))
+    # Last: as long as it is there, the next holder of the VM's lock removes all of it.
+    await host.remove(files.path)
 
 
 async def open_monitor(host: Host, qemu: Qemu, path: Path, timeout_s: float = 5.0) -> Monitor:

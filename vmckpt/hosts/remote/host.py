@@ -142,6 +142,10 @@ class RemoteHost(Entry):
         """A directory that only its owner may enter, parents included. Raises StorageError."""
         await self._ask(Host.make_dir, path)
 
+    async def make_private_dir(self, path: Path) -> None:
+        """A directory of this user's alone, where others may write. Raises StorageError."""
+        await self._ask(Host.make_private_dir, path)
+
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
         return await self._ask(Host.list_dir, path)
