@@ -84,7 +84,8 @@ def nothing_else(made: World) -> None:
     # What a switch did stays for as long as its guard.
     logs = {path.name.removesuffix(".recovery.log") for path in guards.glob("*.log")}
     assert logs <= records
-    assert {path.suffix for path in guards.iterdir()} <= {".json", ".log"}
+    assert {path.stem for path in guards.glob("*.pin")} <= records
+    assert {path.suffix for path in guards.iterdir()} <= {".json", ".log", ".pin"}
 
 
 def points(made: World) -> int:
@@ -118,6 +119,20 @@ def test_a_command_that_fails_is_undone(made: World, tmp_path: Path, where: str)
     assert "exit status" in (tmp_path / "told").read_text()
     assert "oops" in done.stderr or where == "guest"
     written(made)
+    nothing_else(made)
+
+
+def test_a_command_that_removes_checkpoints_leaves_the_rollback_checkpoint(made: World) -> None:
+    vmckpt = " ".join(COMMAND)
+    words = [
+        f"{vmckpt} checkpoint create guest --name newer",
+        f"{vmckpt} checkpoint prune guest --keep-last 1 --apply",
+        "exit 3",
+    ]
+    done = guard(made, "--", "sh", "-xec", "; ".join(words))
+    assert (done.code, "pinned: rollback" in done.stderr) == (ROLLED_BACK, True), done
+    written(made)
+    made.ok("checkpoint", "rm", "newer")
     nothing_else(made)
 
 

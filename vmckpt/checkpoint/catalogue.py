@@ -1,8 +1,9 @@
 """Which checkpoints there are, wherever they are kept and wherever their VMs are now."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError
@@ -20,6 +21,7 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.manifest import Manifest
+from vmckpt.store.pins import Pin, Pinned
 from vmckpt.vm.paths import vm_dir, vms_dir
 
 # Of one store only: it is not listed, and whoever asked is told.
@@ -28,11 +30,15 @@ _ITS_OWN = (HostDownError, StorageError, RefusedError, NotFoundError)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A checkpoint, in one store or several. `facts` of None: another version of vmckpt's."""
+    """A checkpoint, in one store or several. `facts` of None: another version of vmckpt's.
+
+    `pins` are those of all these stores; each is there once.
+    """
 
     places: tuple[Place, ...]
     manifest: Manifest
     facts: Facts | None
+    pins: tuple[Pin, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -89,20 +95,24 @@ async def catalogue(
     """
     if given is not None:
         there = await _read(parse_place(given), key, vm)
-        return Catalogue(_merged(there.manifests), there.damaged)
+        return Catalogue(_merged(there.manifests, there.pins), there.damaged)
     answers = await ask_every(hosts, lambda host: _places(host, vm))
     silent = list(answers.silent)
     places = _different(place for found in answers.given for place in found)
 
     async def look(place: Place) -> _There:
         try:
-            return await _read(place, key, vm) if await is_there(place) else _There([], [])
+            return await _read(place, key, vm) if await is_there(place) else _There([], [], {})
         except _ITS_OWN as exc:
-            return _There([], [exc])
+            return _There([], [exc], {})
 
     found = await asyncio.gather(*(look(place) for place in places))
     silent += [error for there in found for error in there.damaged]
-    return Catalogue(_merged([one for there in found for one in there.manifests]), silent)
+    pins: Pinned = {}
+    for there in found:
+        for checkpoint_id, those in there.pins.items():
+            pins[checkpoint_id] = (*pins.get(checkpoint_id, ()), *those)
+    return Catalogue(_merged([one for there in found for one in there.manifests], pins), silent)
 
 
 async def _places(host: Host, vm: str | None) -> list[Place]:
@@ -127,16 +137,21 @@ class _There(NamedTuple):
 
     manifests: list[tuple[Place, Manifest]]
     damaged: list[VmckptError]
+    pins: Pinned
 
 
 async def _read(place: Place, key: Key, vm: str | None) -> _There:
     async with opened(place, key) as store:
         found = await in_thread(store.catalogue)
+        pins = await in_thread(store.pins)
     mine = [(place, one) for one in found.manifests if vm is None or one.vm == vm]
-    return _There(mine, list(found.damaged.values()))
+    return _There(mine, list(found.damaged.values()), pins)
 
 
-def _merged(found: Sequence[tuple[Place, Manifest]]) -> list[Entry]:
+def _merged(
+    found: Sequence[tuple[Place, Manifest]],
+    pins: Mapping[str, Sequence[Pin]] = MappingProxyType({}),
+) -> list[Entry]:
     """One entry each, however many stores have it; those of this machine come first."""
     places: dict[str, list[Place]] = {}
     manifests: dict[str, Manifest] = {}
@@ -148,6 +163,7 @@ def _merged(found: Sequence[tuple[Place, Manifest]]) -> list[Entry]:
             tuple(sorted(places[one], key=lambda place: (not place.is_here, place.host is None))),
             manifest,
             _facts(manifest),
+            tuple({pin.id: pin for pin in pins.get(one, ())}.values()),
         )
         for one, manifest in manifests.items()
     ]
@@ -173,5 +189,6 @@ def to_json(entry: Entry) -> dict[str, Any]:
         "areas": [asdict(area) for area in manifest.areas],
         "store": entry.place.label,
         "stores": [place.label for place in entry.places],
+        "pins": [pin.to_json() for pin in entry.pins],
         "facts": entry.facts.to_json() if entry.facts else None,
     }

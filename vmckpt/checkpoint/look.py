@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.place import Key, Place, opened
-from vmckpt.checkpoint.retention import Candidate, Rule, plan
+from vmckpt.checkpoint.retention import Candidate, Rule, Verdict, plan
 from vmckpt.errors import RefusedError
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.pins import pinned_error
 from vmckpt.store.store import Store
 
 
@@ -69,7 +70,13 @@ def _verify(store: Store, entry: Entry) -> int:
 
 
 async def remove(found: Sequence[Entry], key: Key = None) -> None:
-    """Remove them from every store that has them. Raises BusyError (one is being read)."""
+    """Remove them from every store that has them.
+
+    Raises BusyError (one is being read), RefusedError (one is pinned, in whatever store).
+    """
+    for one in found:
+        if one.pins:
+            raise pinned_error(one.name, one.pins)
     ids: dict[str, tuple[Place, list[str]]] = {}
     for one in found:
         for place in one.places:
@@ -82,12 +89,19 @@ async def remove(found: Sequence[Entry], key: Key = None) -> None:
 async def prune(
     entries: Sequence[Entry], rule: Rule, tags: Mapping[str, str], key: Key, *, apply: bool
 ) -> list[Decision]:
-    """What the rule means for a VM's checkpoints that have the tags; done with `apply`."""
+    """What the rule means for a VM's checkpoints that have the tags; done with `apply`.
+
+    Pinned ones are kept, and the rule is for the others: they count for nothing in it.
+    """
     found = [one for one in entries if _has(one, tags)]
     candidates = [
-        Candidate(one.id, one.manifest.created_unix_s, one.manifest.added_bytes) for one in found
+        Candidate(one.id, one.manifest.created_unix_s, one.manifest.added_bytes)
+        for one in found
+        if not one.pins
     ]
-    verdicts = plan(candidates, rule, now_unix_s=time.time())
+    verdicts = {
+        one.id: Verdict(True, f"pinned: {one.pins[0].in_words}") for one in found if one.pins
+    } | dict(plan(candidates, rule, now_unix_s=time.time()))
     decisions = [Decision(one, *verdicts[one.id]) for one in found]
     if apply:
         await remove([one.entry for one in decisions if not one.keep], key)

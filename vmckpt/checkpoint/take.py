@@ -217,8 +217,8 @@ class Taking:
         self, new: Transaction, facts: Facts, history: History, place: str
     ) -> Manifest:
         """It is there, and the VM's history says so: the next one is to rest on it."""
-        when = {"created_unix_s": facts.taken_unix_s}
-        manifest = await self._aside(partial(new.commit, facts.to_json(), **when))
+        commit = partial(new.commit, facts.to_json(), created_unix_s=facts.taken_unix_s)
+        manifest = await self._aside(commit)
         now = history.then(manifest.id, self._vm.host, place)
         await self._vm.host.write_text(self._vm.directory.point, now.text)
         return manifest

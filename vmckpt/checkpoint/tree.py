@@ -40,6 +40,7 @@ def _row(entry: Entry, mark: str) -> tuple[str, ...]:
         f"{facts.pause_ms:.1f} ms" if facts else "?",
         facts.trigger if facts else "?",
         str(facts.group["name"]) if facts and facts.group else "",
+        ("guard" if any(pin.guard for pin in entry.pins) else "pinned") if entry.pins else "",
         " ".join(f"{key}={value}" for key, value in facts.tags.items()) if facts else "",
     )
 
@@ -54,6 +55,7 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
         ("parent", manifest.parent or "-"),
         ("store", ", ".join(place.label for place in entry.places)),
         ("added", format_size(manifest.added_bytes)),
+        *(("pinned", f"{_when(pin.pinned_unix_s)}: {pin.in_words}") for pin in entry.pins),
     ]
     found += [
         (area.name, f"{format_size(area.chunks * area.chunk_bytes)} of "

@@ -1,4 +1,6 @@
-"""vmckpt checkpoint: create, list, show, diff, verify, rm, prune, restore."""
+"""vmckpt checkpoint: create, list, show, diff, verify, pin, unpin, rm, prune, restore."""
+
+from typing import Annotated
 
 import typer
 
@@ -135,6 +137,7 @@ def list_(
         "pause",
         "trigger",
         "group",
+        "pin",
         "tags",
     )
     facts = {
@@ -211,6 +214,47 @@ def verify(
     text = f"{found.name} is whole: {format_size(size)} read, in {', '.join(sizes)}"
     facts = {"id": found.id, "whole": True, "read_bytes": size, "stores": list(sizes)}
     show(facts, text, as_json=json)
+
+
+@app.command()
+def pin(
+    point: Point,
+    reason: Annotated[str, typer.Option("--reason", help="Why it is kept.")] = "by hand",
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Keep a checkpoint: rm, prune and schedules do not remove it until it is unpinned."""
+    from vmckpt.checkpoint.pinning import check_reason
+    from vmckpt.checkpoint.pinning import pin as pin_
+
+    key = key_source(key_file, key_command)
+    found = find(point, store, key)
+    made = run(pin_(found, check_reason(reason), key))
+    text = f"{found.name} ({found.id[:12]}) is pinned: {made.in_words}"
+    show({"checkpoint": found.id, "pin": made.to_json()}, text, as_json=json)
+
+
+@app.command()
+def unpin(
+    point: Point,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also the pin of a guard, which may need it yet.")
+    ] = False,
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Remove a checkpoint's pins: rules and `rm` may remove it again."""
+    from vmckpt.checkpoint.pinning import unpin as unpin_
+
+    key = key_source(key_file, key_command)
+    found = find(point, store, key)
+    gone = run(unpin_(found, key, force=force))
+    facts = {"checkpoint": found.id, "unpinned": [one.to_json() for one in gone]}
+    show(facts, f"{found.name} ({found.id[:12]}) is not pinned any more", as_json=json)
 
 
 @app.command()

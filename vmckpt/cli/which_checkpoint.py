@@ -42,9 +42,10 @@ class Stored(NamedTuple):
 def catalogue(store: str | None, key: "KeySource | None", vm: str | None = None) -> "Catalogue":
     """All checkpoints, or one VM's, in the store that was named, else wherever there are any."""
     from vmckpt.checkpoint import catalogue as catalogues
+    from vmckpt.fleet.guard.pinned import without_stale
     from vmckpt.hosts.inventory import all_hosts
 
-    return run(catalogues.catalogue(all_hosts(), store, key, vm))
+    return run(without_stale(run(catalogues.catalogue(all_hosts(), store, key, vm)), key))
 
 
 def find(point: str, store: str | None, key: "KeySource | None") -> "Entry":

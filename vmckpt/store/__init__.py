@@ -34,5 +34,6 @@ A blob is not inherited. Nothing depends on the parent afterwards: it may be rem
                                      # zero once, as fast as it goes, not in order
 
     store.diff(a, b)                 -> {area: int64 array of chunks that differ}
-    store.remove(ids)                # space comes back by gc
+    store.remove(ids)                # space comes back by gc; refused while one has a pin
+    store.pin(new_pin(id, why, by)), store.unpin(pin), store.pins() -> {id: (Pin, ...)}
 """

@@ -12,6 +12,7 @@ from vmckpt.store.config import CONFIG, read_config
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.maps import Refs, packs_of, slots_of
 from vmckpt.store.pack import PACKS, Hashes, Numbers, Pack, every, pack_name
+from vmckpt.store.pins import damaged_pins
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store, is_id
 
 
@@ -73,6 +74,8 @@ class _Check:
         for name, size in sizes[MAPS].items():
             self._base(name)
             self._read(size)
+        for name, why in damaged_pins(self._opened).items():
+            self._found(name, why)
         for checkpoint_id in checkpoints:
             self._checkpoint(checkpoint_id)
             self._read(sizes[CHECKPOINTS].get(checkpoint_id, 0))

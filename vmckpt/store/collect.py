@@ -18,6 +18,7 @@ from vmckpt.store.checkpoint_file import MAPS, Maps
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.maps import packs_of, slots_of
 from vmckpt.store.pack import FRAME_BYTES, PACKS, Numbers, Pack, PackWriter, every, pack_name
+from vmckpt.store.pins import orphans
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store
 
 # A pack is rewritten when more than this part of it is of no use.
@@ -188,7 +189,7 @@ def _look(store: Store, needed: Needed) -> None:
 
 
 def _dead(store: Store, needed: Needed) -> dict[str, int]:
-    """Objects that nobody needs: packs, older generations, maps."""
+    """Objects that nobody needs: packs, older generations, maps, pins of no checkpoint."""
     newest = store.opened.packs.look_again()
     dead = {
         pack_name(pack_id, generation): size
@@ -198,7 +199,7 @@ def _dead(store: Store, needed: Needed) -> dict[str, int]:
     for name, size in store.opened.backend.names(MAPS).items():
         if name not in {base.hex() for base in needed.bases}:
             dead[f"{MAPS}/{name}"] = size
-    return dead
+    return dead | orphans(store.opened, store.ids)
 
 
 def _unneeded_bytes(pack: Pack, slots: Numbers) -> int:

@@ -8,6 +8,8 @@ import numpy as np
 from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, ThereAlreadyError
 from vmckpt.store.manifest import Manifest
+from vmckpt.store.pins import copied as copied_pin
+from vmckpt.store.pins import pins
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Origin, Transaction
 
@@ -29,9 +31,9 @@ def copy_checkpoints(
 ) -> list[Manifest]:
     """Copy checkpoints, one after the other: each is there whole, or not at all.
 
-    They keep their ids, so that the target's list of what came from what is the source's. Where the
-    target has the parent, only what differs from it is read. `copied` hears of each. Raises
-    BusyError, NotFoundError, StorageError, DamagedError (the source's).
+    They keep their ids, so that the target's list of what came from what is the source's, and
+    operators' pins. Where the target has the parent, only what differs from it is read. `copied`
+    hears of each. Raises BusyError, NotFoundError, StorageError, DamagedError (the source's).
     """
     done = []
     for manifest in missing(source, target, manifests):
@@ -63,7 +65,9 @@ def _copy(source: Store, target: Store, manifest: Manifest) -> Manifest:
                     writer.put(numbers, contents)
         for blob in manifest.blobs:
             new.blob(blob.name, point.blob(blob.name))
-        return new.commit(manifest.facts)
+        had = pins(source.opened, [manifest.id]).get(manifest.id, ())
+        has = [pin for pin in map(copied_pin, had) if pin is not None]
+        return new.commit(manifest.facts, pins=has)
 
 
 def _begin(target: Store, manifest: Manifest, parent: str | None) -> tuple[Transaction, str | None]:

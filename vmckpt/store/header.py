@@ -2,7 +2,7 @@
 
     offset 0   b"\\x89VMCKPT\\n"
            8   version of the format    unsigned 16 bit, big-endian as all numbers in heads
-          10   kind                     one byte: C checkpoint, M maps, P pack
+          10   kind                     one byte: C checkpoint, I pin, M maps, P pack
           11   1: encrypted             one byte
           12   zero                     4 bytes
           16   the store's id           16 bytes
@@ -32,6 +32,7 @@ class Kind(Enum):
     CHECKPOINT = b"C"
     MAPS = b"M"
     PACK = b"P"
+    PIN = b"I"
 
 
 class Header(NamedTuple):

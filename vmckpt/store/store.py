@@ -18,6 +18,7 @@ from vmckpt.store.manifest import Manifest
 from vmckpt.store.maps import Refs, packs_of, resized, slots_of
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Hashes, Numbers, Pack
+from vmckpt.store.pins import Pin, Pinned, pins, require_unpinned, write_pin
 from vmckpt.store.transaction import Origin, Transaction, new_origin
 
 # For what others do in a moment: gc at its end, a writer that is about to be done.
@@ -174,7 +175,8 @@ class Store:
     def remove(self, checkpoint_ids: Iterable[str]) -> None:
         """Remove checkpoints; no other needs them. Space comes back by gc.
 
-        Raises NotFoundError, BusyError (one is being read): none was removed; StorageError.
+        Raises NotFoundError, BusyError (one is being read), RefusedError (one is pinned): none was
+        removed; StorageError.
         """
         ids = list(checkpoint_ids)
         with ExitStack() as locks:
@@ -185,8 +187,28 @@ class Store:
             for checkpoint_id in ids:
                 if checkpoint_id not in present:
                     raise self._not_found(checkpoint_id)
+            require_unpinned(self.opened, ids)
             for checkpoint_id in ids:
                 self.opened.backend.remove(f"{CHECKPOINTS}/{checkpoint_id}")
+
+    def pins(self) -> Pinned:
+        """The pins, by checkpoint. Raises StorageError."""
+        return pins(self.opened)
+
+    def pin(self, pin: Pin) -> None:
+        """Nothing removes the pin's checkpoint from now on. Raises NotFoundError, BusyError (it is
+        being removed), StorageError.
+        """
+        lock = _reading(pin.checkpoint)
+        with self.opened.backend.hold(lock, shared=True, wait_s=1.0) as held:
+            if pin.checkpoint not in self.ids():
+                raise self._not_found(pin.checkpoint)
+            held.require()
+            write_pin(self.opened, pin)
+
+    def unpin(self, pin: Pin) -> None:
+        """The pin is gone; one that is not there is no error. Raises StorageError."""
+        self.opened.backend.remove(pin.name)
 
     def _require_whole(self, checkpoint_id: str, index: Index) -> None:
         packs = {bytes.fromhex(pack) for pack in self.manifest(checkpoint_id).packs}

@@ -29,6 +29,7 @@ from vmckpt.store.manifest import AreaFacts, Manifest
 from vmckpt.store.maps import packs_of
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Numbers
+from vmckpt.store.pins import Pin, write_pin
 
 # Looked at in one go: it stays in the processor's cache.
 _BATCH_BYTES = 1 << 20
@@ -100,11 +101,18 @@ class Transaction:
         self._require_unused(name)
         self._file.add_blob(name, data)
 
-    def commit(self, facts: Mapping[str, Any], *, created_unix_s: float | None = None) -> Manifest:
+    def commit(
+        self,
+        facts: Mapping[str, Any],
+        *,
+        created_unix_s: float | None = None,
+        pins: Iterable[Pin] = (),
+    ) -> Manifest:
         """The checkpoint is in the store, for good, when this returns.
 
-        `facts`: JSON. `created_unix_s`: the instant it is of, else now. Raises StorageError,
-        OperationFailedError: the checkpoint is not there; OutcomeUnknownError: it may be.
+        `facts`: JSON. `created_unix_s`: the instant it is of, else now. `pins` that it has from the
+        start. Raises StorageError, OperationFailedError: the checkpoint is not there;
+        OutcomeUnknownError: it may be.
         """
         if self._over:
             raise ValueError("the checkpoint was committed or aborted")
@@ -113,6 +121,9 @@ class Transaction:
         when_s = self._origin.created_unix_s or created_unix_s or time.time()
         published: list[str] = []
         try:
+            for pin in pins:
+                published.append(pin.name)
+                write_pin(self._opened, pin)
             manifest = self._commit(facts, when_s, published)
         except BaseException:
             self._end(published)

@@ -30,6 +30,7 @@ from vmckpt.errors import (
 )
 from vmckpt.fleet.guard.command import end_worker, run_command
 from vmckpt.fleet.guard.health import HealthCheck, ailments, parse_check, require_possible
+from vmckpt.fleet.guard.pinned import pin_for, released
 from vmckpt.fleet.guard.record import (
     OnFailure,
     Phase,
@@ -136,7 +137,9 @@ async def expire() -> None:
         # A store that does not answer, or a checkpoint that is being read, has its time again.
         with suppress(VmckptError):
             found = await catalogue(all_hosts(), record.request.store, vm=record.vm)
-            await remove([one for one in found.entries if one.id == record.checkpoint])
+            entries = await released(record, found)
+            mine = [one for one in entries if one.id == record.checkpoint]
+            await remove([one for one in mine if not one.pins])  # an operator's pin keeps it
             if not found.silent:
                 forget(record)
 
@@ -245,6 +248,7 @@ class _Guarding:
         taken = await create(vm, self._request.store, wish, self._tools.tell)
         self._save(checkpoint=taken["id"])
         entry = await point_of(self._record)
+        await pin_for(self._record, entry)
         self._tools.tell(f"{name}: the VM stood still for {taken['pause_ms']:.1f} ms")
         if self._request.proof is Proof.RUN:
             self._tools.tell("proving it: a copy of it runs")
@@ -304,8 +308,10 @@ class _Guarding:
 
     async def _remove_points(self) -> None:
         # A checkpoint that was there before it was written down is known by its tag.
-        found = (await catalogue(all_hosts(), self._request.store, vm=self._record.vm)).entries
-        await remove([one for one in found if one.facts and _is_of(one.facts.tags, self._record)])
+        found = await catalogue(all_hosts(), self._request.store, vm=self._record.vm)
+        entries = await released(self._record, found)
+        mine = [one for one in entries if one.facts and _is_of(one.facts.tags, self._record)]
+        await remove([one for one in mine if not one.pins])
 
     # -- from the command on --------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ class Box(IntEnum):
     MAPS = 6
     BLOB = 7
     KEY = 8
+    PIN = 9
 
 
 class Seal(Protocol):
