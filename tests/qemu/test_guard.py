@@ -16,6 +16,7 @@ import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import COMMAND, Done, World, eventually, image, qemu, world
+from vmckpt.hosts.process import find_by_argument, identify
 from vmckpt.lab.labguest import LabGuest
 
 KEPT, REFUSED, ROLLED_BACK, OPEN = 0, 4, 7, 9
@@ -188,6 +189,31 @@ def test_whoever_is_killed_a_guard_does_not_fail_open(made: World, tmp_path: Pat
     command = begun(made, tmp_path / "one")
     made.kill(command)
     eventually(lambda: newest(made)["phase"] == "rolled_back", 60, "the switch has rolled back")
+    written(made)
+    nothing_else(made)
+
+
+@pytest.mark.parametrize("guard_too", [False, True])
+def test_a_killed_worker_leaves_nothing_beside_the_rollback(
+    made: World, tmp_path: Path, guard_too: bool
+) -> None:
+    """All that saw to the command's end is killed; of the command, a daemon runs."""
+    daemon = f"(setsid sh -c 'echo $$ >{tmp_path}/pid; exec sleep 3600' &)"
+    mark = tmp_path / "begun"
+    command = begin(made, "--", "sh", "-c", f"{daemon}; touch {mark}; sleep 3600")
+    eventually(lambda: mark.exists() or command.poll() is not None, 90, "the command is run")
+    for process in find_by_argument(f"touch {mark}"):
+        if b"guard.worker" in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            os.kill(process.pid, signal.SIGKILL)
+    if guard_too:
+        made.kill(command)
+    else:
+        command.communicate(timeout=90)
+    over = ("rolled_back", "open")  # without control groups its end is not certain
+    eventually(lambda: newest(made)["phase"] in over, 60, "the switch has rolled back")
+    assert identify(int((tmp_path / "pid").read_text())) is None
+    if newest(made)["phase"] == "open":
+        assert made.vmckpt("guard", "rollback", "guest").code == 0
     written(made)
     nothing_else(made)
 

@@ -57,10 +57,7 @@ async def tell_guest(
 
 async def _set_mac(agent: GuestAgent, old: str, new: str) -> None:
     """Raises AgentSilentError, OperationFailedError."""
-    names = {
-        str(one.get("hardware-address", "")).lower(): str(one["name"])
-        for one in await agent.interfaces(_ANSWER_S)
-    }
+    names = {one.mac: one.name for one in await agent.interfaces(_ANSWER_S)}
     if new in names:
         return
     if old not in names:

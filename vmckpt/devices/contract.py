@@ -10,9 +10,12 @@ came. docs/devices.md says what each phase promises.
 
 import json
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from vmckpt.foreign import Fields, MalformedError
 
 FORMAT = 1
+BY_HAND = "run it in the guest by hand"
 
 
 class Phase(StrEnum):
@@ -74,32 +77,31 @@ def read_answer(returncode: int, out: bytes, err: bytes) -> Answer:
     if words is None:
         said = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
         why = f"it ended with {returncode} and gave no answer{f': {said[-400:]}' if said else ''}"
-        return Answer(False, why, "run it in the guest by hand")
-    if words["ok"] is not True or returncode != 0:
-        why = _text(words.get("why")) or f"it ended with {returncode} and does not say why"
-        return Answer(False, why, _text(words.get("remedy")), restarted=_texts(words, "restarted"))
-    held = words.get("device_bytes")
+        return Answer(False, why, BY_HAND)
+    try:
+        return _answer(words, returncode)
+    except MalformedError as exc:
+        return Answer(False, f"its answer is malformed: {exc}", BY_HAND)
+
+
+def _answer(words: Fields, returncode: int) -> Answer:
+    restarted = words.texts("restarted")
+    if not words.flag("ok") or returncode != 0:
+        why = words.text("why", "") or f"it ended with {returncode} and does not say why"
+        return Answer(False, why, words.text("remedy", ""), restarted=restarted)
     return Answer(
         True,
-        device_bytes=held if isinstance(held, int) and held > 0 else 0,
-        restarted=_texts(words, "restarted"),
-        notes=_texts(words, "notes"),
+        device_bytes=words.integer("device_bytes", 0),
+        restarted=restarted,
+        notes=words.texts("notes"),
     )
 
 
-def _last_object(out: bytes) -> dict[str, Any] | None:
-    lines = out.decode(errors="replace").strip().splitlines()
+def _last_object(out: bytes) -> Fields | None:
+    # Neither what a hook prints before its answer nor the answer's length may cost us much.
+    last = out.rstrip().rpartition(b"\n")[2]
     try:
-        found = json.loads(lines[-1]) if lines else None
-    except ValueError:
+        found = Fields.parse(last)
+    except MalformedError:
         return None
-    return found if isinstance(found, dict) and "ok" in found else None
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _texts(words: dict[str, Any], key: str) -> tuple[str, ...]:
-    found = words.get(key)
-    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+    return found if "ok" in found else None

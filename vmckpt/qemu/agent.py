@@ -6,14 +6,21 @@ import json
 import random
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.foreign import Fields, MalformedError, objects, parse
 
 SYNC_TIMEOUT_S = 2.0
 # Of a program it keeps 16 MiB of each stream (qga/commands.c), and tells both in one line, base64.
-MOST_ANSWER_BYTES = 48 << 20
+MOST_OUTPUT_BYTES = 48 << 20
+MOST_ANSWER_BYTES = 1 << 20
+# An exit status of Windows programs has 32 bits.
+MOST_CODE = (1 << 32) - 1
+_CHUNK_BYTES = 64 << 10
 # Between two questions whether a program has ended: each costs the guest time. Longer each time.
 POLL_S, MOST_POLL_S = 0.02, 0.2
 
@@ -26,6 +33,14 @@ class NoProgramError(OperationFailedError):
     """The guest does not run that program: it has none, or its agent may run none."""
 
 
+class Interface(NamedTuple):
+    """One of the guest's network interfaces. `mac` is in small letters, "" where it has none."""
+
+    name: str
+    mac: str
+    addresses: tuple[IPv4Address | IPv6Address, ...]
+
+
 class GuestExit(NamedTuple):
     """How a program in the guest ended: its exit status, a signal's as minus its number."""
 
@@ -35,10 +50,14 @@ class GuestExit(NamedTuple):
 
 
 class GuestAgent:
-    """A session with the agent. One at a time: the port has one reader."""
+    """A session with the agent. One at a time: the port has one reader.
+
+    Whatever the guest says is data: an answer that is not as it has to be is an AgentSilentError.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._come = bytearray()
 
     @classmethod
     async def connect(cls, sock: socket.socket, timeout_s: float = SYNC_TIMEOUT_S) -> Self:
@@ -46,7 +65,7 @@ class GuestAgent:
 
         Raises AgentSilentError when nobody answers within `timeout_s`.
         """
-        agent = cls(*await asyncio.open_unix_connection(sock=sock, limit=MOST_ANSWER_BYTES))
+        agent = cls(*await asyncio.open_unix_connection(sock=sock))
         try:
             await agent._sync(timeout_s)
         except BaseException:
@@ -61,13 +80,14 @@ class GuestAgent:
         """
         await self._ask("guest-set-time", {"time": time.time_ns()}, timeout_s)
 
-    async def interfaces(self, timeout_s: float = 5.0) -> list[dict[str, Any]]:
-        """The guest's network interfaces: `name`, `hardware-address`, ...
+    async def interfaces(self, timeout_s: float = 5.0) -> list[Interface]:
+        """The guest's network interfaces.
 
         Raises AgentSilentError, OperationFailedError (the guest refused).
         """
-        found: list[dict[str, Any]] = await self._ask("guest-network-get-interfaces", {}, timeout_s)
-        return found
+        told = await self._ask("guest-network-get-interfaces", {}, timeout_s)
+        with _understood("guest-network-get-interfaces"):
+            return [_interface(one) for one in objects(told)]
 
     async def addresses(self, timeout_s: float = 5.0) -> list[str]:
         """The guest's own addresses, IPv4 first, without those that nobody else can reach.
@@ -75,14 +95,13 @@ class GuestAgent:
         Raises as `interfaces` does.
         """
         found = [
-            (one["ip-address-type"], one["ip-address"])
+            address
             for interface in await self.interfaces(timeout_s)
-            for one in interface.get("ip-addresses", ())
+            for address in interface.addresses
+            if not (address.is_loopback or address.is_link_local or address.is_unspecified)
+            and not address.is_multicast
         ]
-        reachable = [
-            one for one in found if not one[1].startswith(("127.", "fe80:")) and one[1] != "::1"
-        ]
-        return [address for _, address in sorted(reachable, key=lambda one: one[0] != "ipv4")]
+        return [str(address) for address in sorted(found, key=lambda one: one.version)]
 
     async def start(
         self, argv: Sequence[str], timeout_s: float = 5.0, *, given: bytes = b""
@@ -95,21 +114,27 @@ class GuestAgent:
         if given:
             words["input-data"] = base64.b64encode(given).decode()
         try:
-            return int((await self._ask("guest-exec", words, timeout_s))["pid"])
+            told = await self._ask("guest-exec", words, timeout_s)
         except OperationFailedError as exc:
             raise NoProgramError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+        with _understood("guest-exec"):
+            return Fields(told).integer("pid")
 
     async def ended(self, pid: int, timeout_s: float = 5.0) -> GuestExit | None:
         """How a program that `start` began has ended; None: it runs. Told once.
 
         Raises AgentSilentError, OperationFailedError (the agent knows no such program).
         """
-        status = await self._ask("guest-exec-status", {"pid": pid}, timeout_s)
-        if not status["exited"]:
-            return None
-        out, err = (base64.b64decode(status.get(key, "")) for key in ("out-data", "err-data"))
-        code = status.get("exitcode")
-        return GuestExit(-status.get("signal", 0) if code is None else code, out, err)
+        arguments = {"pid": pid}
+        told = await self._ask("guest-exec-status", arguments, timeout_s, MOST_OUTPUT_BYTES)
+        with _understood("guest-exec-status"):
+            status = Fields(told)
+            if not status.flag("exited"):
+                return None
+            out, err = (base64.b64decode(status.text(f"{key}-data", "")) for key in ("out", "err"))
+            code = status.integer("exitcode", None, least=-MOST_CODE, most=MOST_CODE)
+            ended_by = status.integer("signal", 0, most=MOST_CODE)
+            return GuestExit(-ended_by if code is None else code, out, err)
 
     async def run_first(
         self, paths: Sequence[str], words: Sequence[str], timeout_s: float = 5.0
@@ -156,10 +181,12 @@ class GuestAgent:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send("guest-sync", {"id": number})
-                while _number_in(line := await self._reader.readline()) != number:
-                    if not line:
-                        raise OSError("it has hung up")
-        except (TimeoutError, OSError, ValueError) as exc:
+                found: object = None
+                while found != number:
+                    # The rest of an answer to an earlier client may be as long as any.
+                    found = _number_in(await self._line(MOST_OUTPUT_BYTES))
+                    await asyncio.sleep(0)  # a guest that always has a line more keeps only us
+        except (TimeoutError, OSError) as exc:
             raise _silent(exc, timeout_s) from exc
 
     async def _send(self, command: str, arguments: Mapping[str, Any]) -> None:
@@ -167,20 +194,46 @@ class GuestAgent:
         self._writer.write(json.dumps(request).encode() + b"\n")
         await self._writer.drain()
 
-    async def _ask(self, command: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+    async def _ask(
+        self,
+        command: str,
+        arguments: Mapping[str, Any],
+        timeout_s: float,
+        most_bytes: int = MOST_ANSWER_BYTES,
+    ) -> object:
+        """The answer, not looked at yet. Raises AgentSilentError, OperationFailedError."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send(command, arguments)
-                reply = json.loads(await self._reader.readline())
-        except (TimeoutError, OSError, ValueError) as exc:
+                line = await self._line(most_bytes)
+        except (TimeoutError, OSError) as exc:
             raise _silent(exc, timeout_s) from exc
-        if "error" in reply:
-            raise OperationFailedError(
-                f"the guest agent refused {command}",
-                why=str(reply["error"].get("desc", reply["error"])),
-                remedy="see the guest agent's log in the guest",
-            )
-        return reply.get("return")
+        with _understood(command):
+            reply = parse(line, most_bytes=most_bytes)
+            told = Fields(reply)
+            if "error" not in told:
+                if "return" not in set(told.names()):
+                    raise MalformedError("it is neither an answer nor an error")
+                return reply["return"]
+            why = told.fields("error").text("desc", "it does not say why")
+        raise OperationFailedError(
+            f"the guest agent refused {command}",
+            why=why,
+            remedy="see the guest agent's log in the guest",
+        )
+
+    async def _line(self, most_bytes: int) -> bytes:
+        """The next line. Raises OSError at the end, AgentSilentError for one that is too long."""
+        seen = 0
+        while (end := self._come.find(b"\n", seen)) < 0:
+            if (seen := len(self._come)) > most_bytes:
+                raise _malformed("its answer", f"it has more than {most_bytes} bytes")
+            if not (more := await self._reader.read(_CHUNK_BYTES)):
+                raise OSError("it has hung up")
+            self._come += more
+        line = bytes(self._come[:end])
+        del self._come[: end + 1]
+        return line
 
     async def close(self) -> None:
         """End the session."""
@@ -191,13 +244,37 @@ class GuestAgent:
             return  # QEMU has gone first
 
 
+def _interface(told: Fields) -> Interface:
+    return Interface(
+        told.text("name"),
+        told.text("hardware-address", "").lower(),
+        tuple(ip_address(one.text("ip-address")) for one in told.each("ip-addresses")),
+    )
+
+
 def _number_in(line: bytes) -> object:
     """What a line answers; None when it is no whole answer."""
     try:
-        reply = json.loads(line)
-    except ValueError:
+        return Fields.parse(line).integer("return", None)
+    except MalformedError:
         return None
-    return reply.get("return") if isinstance(reply, dict) else None
+
+
+@contextmanager
+def _understood(command: str) -> Iterator[None]:
+    """The answer is as the agent's documentation says. Raises AgentSilentError where it is not."""
+    try:
+        yield
+    except ValueError as exc:  # of addresses and base64 too
+        raise _malformed(f"its answer to {command}", str(exc)) from exc
+
+
+def _malformed(what: str, why: str) -> AgentSilentError:
+    return AgentSilentError(
+        "the guest agent does not keep to its protocol",
+        why=f"{what} is malformed: {why}",
+        remedy="see what runs as qemu-guest-agent in the guest",
+    )
 
 
 def _silent(exc: Exception, timeout_s: float) -> AgentSilentError:

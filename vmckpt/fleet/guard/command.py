@@ -1,28 +1,32 @@
 """A guard's command: run here, on the VM's host, or in the guest."""
 
 import asyncio
-import json
 import os
+import subprocess
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
+from vmckpt.fleet.guard.ending import END_S, Left
 from vmckpt.fleet.guard.health import variables
 from vmckpt.fleet.guard.record import Record, Where, Worker
+from vmckpt.fleet.guard.worker import KILL_S, RESULT
+from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
-from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.agent import GuestAgent
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm
 
-POLL_S = 0.1
+POLL_S, HERE_POLL_S = 0.1, 0.02
 GUEST_POLL_S = 0.5
 # A guest that reboots has no agent for a while; one that never comes back is no success.
 AGENT_SILENT_S = 120.0
-WORK_DIRECTORY, WORKER_MODULE = "guarded", "vmckpt.fleet.guard.worker"
+WORK_DIRECTORY = "guarded"
+WORKER_MODULE, ENDING_MODULE = "vmckpt.fleet.guard.worker", "vmckpt.fleet.guard.ending"
 
 # Has the worker written down before there is one.
 Begun = Callable[[Worker], Awaitable[None]]
@@ -30,8 +34,9 @@ Print = Callable[[str], None]
 
 
 async def run_command(vm: Vm, record: Record, begun: Begun, say: Print, output: int) -> str:
-    """Run it to its end: why it failed, or nothing. What it leaves running stays.
+    """Run it to its end: why it failed, or nothing.
 
+    What it leaves running stays until `end_worker`, or for good after `release_worker`.
     `output` is the descriptor that what it prints goes to when it is run here; elsewhere `say` is
     told. Ended with all that it started when it outlasts its time, and when this is cancelled.
     """
@@ -49,6 +54,8 @@ async def run_command(vm: Vm, record: Record, begun: Begun, say: Print, output: 
         return f"the command did not end within {request.command_timeout_s:g} s"
     except VmckptError as exc:
         return str(exc)
+    except MalformedError as exc:
+        return f"how the command ended is not known: {exc}"
 
 
 def _worker_command(own: list[str], result: Path, command: tuple[str, ...]) -> list[str]:
@@ -56,55 +63,56 @@ def _worker_command(own: list[str], result: Path, command: tuple[str, ...]) -> l
     return [own[0], "-m", WORKER_MODULE, str(result), *command]
 
 
-def _result_in(directory: Path) -> Path:
-    return directory / "result"
-
-
 async def _here(vm: Vm, record: Record, begun: Begun, output: int) -> str:
     host = local_host()
     own = await host.own_command()
     directory = await _directory(host, record)
-    result = _result_in(directory)
-    await begun(Worker(host.name, str(directory)))
-    child = await asyncio.create_subprocess_exec(
-        *_worker_command(own, result, record.request.command),
-        stdout=output,
-        env=environment(record, vm.host.name),
-    )
+    worker = Worker(host.name, str(directory))
+    await begun(worker)
     try:
-        await child.wait()
-        return _verdict(await host.read_text(result))
+        command = _worker_command(own, directory / RESULT, record.request.command)
+        child = _begin_here(command, environment(record, vm.host.name), output)
+        while True:
+            over = child.returncode is not None  # in this order: it writes, then it ends
+            if (text := await host.read_text(directory / RESULT)) or over:
+                return _verdict(text)
+            await asyncio.sleep(HERE_POLL_S)
     except BaseException:
-        with suppress(ProcessLookupError):
-            child.terminate()
-        await finish(child.wait())
+        await finish(end_worker(host, worker))
         raise
-    finally:
-        await finish(host.remove(directory))
+
+
+def _begin_here(
+    command: list[str], environ: Mapping[str, str], output: int
+) -> "subprocess.Popen[bytes]":
+    """In the terminal's foreground, as the command would be without its workers."""
+    child = subprocess.Popen(command, stdout=output, env=environ)
+    # It may outlast this guard, and is reaped if it does not.
+    threading.Thread(target=child.wait, daemon=True).start()
+    return child
 
 
 async def _on_host(host: Host, record: Record, begun: Begun, say: Print) -> str:
     directory = await _directory(host, record)
-    result, log = _result_in(directory), directory / "output"
+    result, log = directory / RESULT, directory / "output"
     own = await host.own_command()
     command = _worker_command(own, result, record.request.command)
     worker, told_bytes = Worker(host.name, str(directory)), 0
+    await begun(worker)
     try:
-        await begun(worker)
         process = await host.spawn(command, log)
         while True:
-            alive = await host.is_alive(process)
+            # In this order: what it wrote before it ended is read after that.
+            over = await host.exists(result) or not await host.is_alive(process)
             while more := await host.read_from(log, told_bytes):
                 told_bytes += len(more)
                 say(more.decode(errors="replace"))
-            if not alive:
+            if over:
                 return _verdict(await host.read_text(result))
             await asyncio.sleep(POLL_S)
     except BaseException:
         await finish(end_worker(host, worker))
         raise
-    finally:
-        await finish(host.remove(directory))
 
 
 async def _directory(host: Host, record: Record) -> Path:
@@ -113,34 +121,63 @@ async def _directory(host: Host, record: Record) -> Path:
     return path
 
 
-async def end_worker(host: Host, worker: Worker) -> None:
+async def end_worker(host: Host, worker: Worker, *, insist: bool = False) -> None:
     """End a guard's command, if it was begun, with all that it started, and remove its files.
 
-    Raises HostDownError when it does not end.
+    Raises HostDownError when something of it does not end, or may run unseen: its workers were
+    killed and it had no control group. With `insist` the operator has seen to the second.
     """
-    directory = Path(worker.directory)
-    mark = "\0".join([WORKER_MODULE, str(_result_in(directory)), ""])
-    told = set[ProcessId]()
-    given_up_s = time.monotonic() + 30
-    while found := set(await host.find_processes(mark)):
-        for process in found - told:
-            await host.interrupt(process)
-        told |= found
-        if time.monotonic() > given_up_s:
-            raise HostDownError(
-                "a guard's command does not end",
-                why=f"its process {next(iter(found)).pid} on {host.name} was told to",
-                remedy="end it by hand, then: vmckpt guard rollback or commit",
-            )
-        await asyncio.sleep(POLL_S)
-    await host.remove(directory)
+    found = await _have_it(host, "end", worker)
+    if found.left:
+        raise _goes_on(
+            f"process {found.left[0]} on {host.name} does not end",
+            f"end it by hand on {host.name}: kill -9 {' '.join(map(str, found.left))}",
+        )
+    if not found.sure and not insist:
+        raise _goes_on(
+            f"the processes on {host.name} that saw to its end were killed, "
+            "and what it had started is not known",
+            f"see on {host.name} whether something of it runs",
+        )
+    await host.remove(Path(worker.directory))
+
+
+async def release_worker(host: Host, worker: Worker) -> None:
+    """What the command left running is the guard's no more. One that is not over is ended."""
+    await _have_it(host, "release", worker)
+    await host.remove(Path(worker.directory))
+
+
+async def _have_it(host: Host, verb: str, worker: Worker) -> Left:
+    own = await host.own_command()
+    done = await host.run([own[0], "-m", ENDING_MODULE, verb, worker.directory], END_S + KILL_S)
+    try:
+        told = Fields.parse(done.stdout)
+        return Left(told.integers("left"), told.flag("sure"))
+    except MalformedError as exc:
+        why = done.stderr.strip().splitlines()[-1:] or [str(exc)]
+        raise _goes_on(
+            f"{host.name} does not say whether it has ended: {why[0]}",
+            f"see whether {host.name} has this version of vmckpt",
+        ) from exc
+
+
+def _goes_on(why: str, first: str) -> HostDownError:
+    return HostDownError(
+        "the guard's command may still run",
+        why=why,
+        remedy=f"{first}; then: vmckpt guard rollback or commit",
+    )
 
 
 def _verdict(text: str | None) -> str:
-    told = json.loads(text) if text else {"error": "it was killed"}
+    if not text:
+        return "the command: its worker was killed"
+    told = Fields.parse(text)
     if "error" in told:
-        return f"the command: {told['error']}"
-    return f"the command's exit status is {told['returncode']}" if told["returncode"] else ""
+        return f"the command: {told.text('error')}"
+    code = told.integer("returncode", least=-255, most=255)
+    return f"the command's exit status is {code}" if code else ""
 
 
 async def _in_guest(vm: Vm, command: tuple[str, ...], say: Print) -> str:

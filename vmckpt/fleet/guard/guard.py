@@ -28,7 +28,7 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
-from vmckpt.fleet.guard.command import end_worker, run_command
+from vmckpt.fleet.guard.command import end_worker, release_worker, run_command
 from vmckpt.fleet.guard.health import HealthCheck, ailments, parse_check, require_possible
 from vmckpt.fleet.guard.pinned import pin_for, released
 from vmckpt.fleet.guard.record import (
@@ -115,7 +115,7 @@ async def commit(record: Record) -> Record:
     """The operator keeps what came of it. Raises BusyError while the guard is at work."""
     async with _only_one(record.vm):
         if record.worker is not None:
-            await end_worker(find_host(record.worker.host), record.worker)
+            await release_worker(find_host(record.worker.host), record.worker)
         keep_s = record.request.keep_s
         return save(record, phase=Phase.KEPT, worker=None, expires_unix_s=time.time() + keep_s)
 
@@ -126,7 +126,7 @@ async def undo(record: Record, tools: Tools) -> Record:
     """
     async with _only_one(record.vm):
         await point_of(record)
-        return await roll_back(record, "asked for", tools.find, tools.tell)
+        return await roll_back(record, "asked for", tools.find, tools.tell, insist=True)
 
 
 async def expire() -> None:
@@ -206,10 +206,7 @@ class _Guarding:
                 await self._never_begun()
                 return None
             case Phase.COMMAND:
-                if self._record.worker is not None:
-                    worker = self._record.worker
-                    await end_worker(find_host(worker.host), worker)
-                return await self._failed("whoever ran the command was killed")
+                return await self._cut_off()
             case Phase.WATCHING:
                 return await self._decide(self._watch())
             case Phase.ROLLING_BACK:
@@ -217,6 +214,17 @@ class _Guarding:
             case Phase.OPEN:
                 raise left_open(self._record, self._record.why)
         return self._record
+
+    async def _cut_off(self) -> Record:
+        """The command is ended before anything else is done, and before the operator decides."""
+        why = "the guard was killed while its command ran"
+        if self._record.worker is not None:
+            try:
+                await end_worker(find_host(self._record.worker.host), self._record.worker)
+            except VmckptError as exc:
+                self._save(phase=Phase.OPEN, why=f"{why}; not rolled back: {exc}")
+                raise left_open(self._record, self._record.why) from exc
+        return await self._failed(why)
 
     async def _decide(self, work: Coroutine[Any, Any, str]) -> Record:
         """Keep what `work` finds nothing against; cancelled or broken it counts as failed."""
@@ -230,15 +238,25 @@ class _Guarding:
             failure = str(exc) if known else f"{type(exc).__name__}: {exc}"
         if failure:
             return await finish(self._failed(failure))
-        self._keep()
+        await self._keep()
         return self._record
 
-    def _keep(self) -> None:
+    async def _keep(self) -> None:
         try:
             expires = time.time() + self._request.keep_s
-            self._save(phase=Phase.KEPT, worker=None, expires_unix_s=expires)
+            self._save(phase=Phase.KEPT, expires_unix_s=expires)
+            if self._record.worker is not None:
+                await self._release(self._record.worker)
         except StorageError as exc:
             raise left_open(self._record, f"the VM is well, but {exc.what}: {exc.why}") from exc
+
+    async def _release(self, worker: Worker) -> None:
+        try:
+            await release_worker(find_host(worker.host), worker)
+        except VmckptError as exc:
+            self._tools.tell(f"kept, but something of the command stays: {exc}")
+            return
+        self._save(worker=None)
 
     # -- before the command ---------------------------------------------------------------------
 
@@ -325,7 +343,7 @@ class _Guarding:
         if failure := await run_command(vm, self._record, begun, tools.say, tools.output):
             return failure
         until = time.time() + self._request.watch_s
-        self._save(phase=Phase.WATCHING, worker=None, watch_until_unix_s=until)
+        self._save(phase=Phase.WATCHING, watch_until_unix_s=until)
         return await self._watch()
 
     async def _watch(self) -> str:
@@ -357,7 +375,7 @@ class _Guarding:
             if answer is None:
                 raise left_open(self._record, why)
             if not answer:
-                self._keep()
+                await self._keep()
                 return self._record
         return await self._roll_back(why)
 

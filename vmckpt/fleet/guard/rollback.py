@@ -58,16 +58,19 @@ async def point_of(record: Record) -> Entry:
     return found.find(record.checkpoint)
 
 
-async def roll_back(record: Record, why: str, find: Find, tell: Tell) -> Record:
-    """Put the VM back, and run what is to be run after that.
+async def roll_back(
+    record: Record, why: str, find: Find, tell: Tell, *, insist: bool = False
+) -> Record:
+    """End the command, put the VM back, and run what is to be run after that.
 
+    With `insist` also where it is not certain that the command has ended (`end_worker`).
     Raises GuardOpenError when it cannot be put back now.
     """
     record = _noted(record, tell, phase=Phase.ROLLING_BACK, why=why)
     tell(f"rolling back: {why}")
     try:
         if record.worker is not None:
-            await end_worker(find_host(record.worker.host), record.worker)
+            await end_worker(find_host(record.worker.host), record.worker, insist=insist)
         vm = await _put_back(record, find, tell)
     except VmckptError as exc:
         _noted(record, tell, phase=Phase.OPEN, why=f"{why}; not rolled back: {exc}")

@@ -1,7 +1,15 @@
-"""The process that runs a guard's command, and ends all of it when it is told to.
+"""The processes that run a guard's command, and end all of it when they are told to.
 
-Children of children count as its own (PR_SET_CHILD_SUBREAPER), daemons that the command makes too:
-when the guard is over before its command is, nothing of that goes on beside the rollback.
+Two of them, parent and child, each the other's successor: the *runner* waits for the command, the
+*keeper* for the runner. Children of children count as their own (PR_SET_CHILD_SUBREAPER), daemons
+that the command makes too, and all of it is in a control group where one can be made. So when
+either of the two is killed, the other ends the command with all that it started; when both are, the
+group remains (`ending`). What the command leaves running once it is over stays, and the keeper with
+it, until the guard is over.
+
+    worker   who they are; written before the command is begun, by them or by who forbids it
+    result   {"returncode": N} of the command, or {"error": WHY}
+    over     {"left": [PID, ...]}: nothing of the command runs, or these alone, which do not end
 """
 
 import ctypes
@@ -11,75 +19,208 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
 
+from vmckpt.fleet.guard import cgroup
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.process import kill as kill_process
 
-_PR_SET_CHILD_SUBREAPER = 36
-_POLL_S = 0.01
+WORKER, RESULT, OVER = "worker", "result", "over"
+# In the environment of the command: the directory of its guard.
+MARK = "VMCKPT_GUARDED"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 KILL_S = 20.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_POLL_S = 0.01
 # What a terminal sends to all that runs in it is the command's: what it makes of that is its
 # result. Who sees to its end outlives it.
 _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_OURS = (signal.SIGTERM, signal.SIGUSR1)
+_Handler = signal.Handlers | Callable[[int, FrameType | None], NoReturn]
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _ToldToEndError(BaseException):
     """SIGTERM has come."""
 
 
-def work(result: Path, command: Sequence[str]) -> None:
-    """Run the command, and write into the new file `result` how it ended.
+class _ReleasedError(BaseException):
+    """SIGUSR1 has come: what the command left running is no more the guard's."""
 
-    {"returncode": N}, or {"error": WHY} when it could not be started or was ended by SIGTERM.
+
+class _Given(NamedTuple):
+    directory: Path
+    command: Sequence[str]
+    group: Path | None
+    ignored: Mapping[signal.Signals, bool]
+
+
+def work(result: Path, command: Sequence[str]) -> None:
+    """Run the command; what came of it is in files beside `result`.
+
+    Returns when nothing of the command runs any more, or once it is released (SIGUSR1).
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ignored = {
         number: signal.signal(number, signal.SIG_IGN) == signal.SIG_IGN for number in _OF_TERMINALS
     }
-    signal.signal(signal.SIGTERM, _end)
-    told: dict[str, Any]
+    directory = result.parent
+    group = cgroup.make(f"vmckpt-guard-{directory.name}-{os.getpid()}")
+    given = _Given(directory, command, group, ignored)
+    go_read, go_write = os.pipe()
+    told_read, told_write = os.pipe()
+    keeper = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+    _hear(_end, _release)
+    runner = os.fork()
+    if runner == 0:
+        os.close(go_write)
+        os.close(told_read)
+        _run_and_exit(given, keeper, go_read, told_write)
     try:
-        child = subprocess.Popen(command, preexec_fn=partial(_as_before, ignored))  # noqa: PLW1509 - no threads
-        told = {"returncode": child.wait()}
-    except OSError as exc:
-        told = {"error": f"{command[0]}: {exc.strerror}"}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
+        os.close(told_write)
+        if claim(directory, _who(runner, group)):
+            os.write(go_write, b"\n")
+        os.close(go_write)
+        _keep(given, told_read)
     except _ToldToEndError:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _kill_all()
-        told = {"error": "it was ended"}
-    part = result.with_name(f".{result.name}.part")
-    part.write_text(json.dumps(told))
-    part.rename(result)
+        _end_all(given, "it was ended")
+    except _ReleasedError:
+        pass
+    if group is not None:
+        cgroup.dissolve(group)
 
 
-def _as_before(ignored: Mapping[signal.Signals, bool]) -> None:
+def claim(directory: Path, words: Mapping[str, Any]) -> bool:
+    """Write down who the workers are, unless that is written; whether it was written now."""
+    part = directory / f".{WORKER}.{os.getpid()}"
+    try:
+        part.write_text(json.dumps(words))
+        os.link(part, directory / WORKER)
+    except (FileExistsError, FileNotFoundError):
+        return False
+    finally:
+        part.unlink(missing_ok=True)
+    return True
+
+
+def _who(runner: int, group: Path | None) -> dict[str, Any]:
+    processes = [identify(pid) for pid in (os.getpid(), runner)]
+    return {
+        "boot": BOOT.read_text().strip(),
+        "processes": [asdict(one) for one in processes if one is not None],
+        "group": None if group is None else str(group),
+    }
+
+
+# -- the runner ---------------------------------------------------------------------------------
+
+
+def _run_and_exit(given: _Given, keeper: int, go: int, told: int) -> NoReturn:
+    code = 1
+    try:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
+        if os.getppid() == keeper and os.read(go, 1):
+            os.write(told, json.dumps(_run(given)).encode())
+        code = 0
+    except _ToldToEndError:
+        _end_all(given, "its keeper was killed, so it was ended")
+    finally:
+        os._exit(code)
+
+
+def _run(given: _Given) -> dict[str, Any]:
+    try:
+        child = subprocess.Popen(
+            given.command,
+            preexec_fn=partial(_become_the_command, given, os.getpid()),  # noqa: PLW1509 - no threads
+            env=os.environ | {MARK: str(given.directory)},
+        )
+        return {"returncode": child.wait()}
+    except OSError as exc:
+        return {"error": f"{given.command[0]}: {exc.strerror}"}
+    except subprocess.SubprocessError as exc:
+        return {"error": f"{given.command[0]}: {exc}"}
+
+
+def _become_the_command(given: _Given, runner: int) -> None:
     """What was ignored already, as by nohup, stays so for the command."""
-    for number, is_ignored in ignored.items():
+    if given.group is not None:
+        cgroup.enter(given.group)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != runner:
+        os._exit(1)
+    _hear(signal.SIG_DFL, signal.SIG_DFL)
+    for number, is_ignored in given.ignored.items():
         signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
 
 
-def _end(_number: int, _frame: object) -> None:
-    raise _ToldToEndError
+# -- the keeper ---------------------------------------------------------------------------------
 
 
-def _kill_all() -> None:
-    """SIGKILL every descendant, and see each one's end, until there is none."""
+def _keep(given: _Given, told: int) -> None:
+    """Until the command is over, then until what it leaves running is."""
+    said = b""
+    while more := os.read(told, 4096):
+        said += more
+    if not said:
+        if (given.directory / OVER).exists():
+            return  # by its runner, which was told to
+        _end_all(given, "its worker was killed, so it was ended")
+        return
+    _write(given.directory / RESULT, said.decode())
+    _let_go_of_output()
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    _write(given.directory / OVER, json.dumps({"left": []}))
+
+
+def _let_go_of_output() -> None:
+    """Who reads what the command prints does not wait for the keeper."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def _end_all(given: _Given, why: str) -> None:
+    """SIGKILL all of the command, see its end, and write down what did not end."""
+    _hear(signal.SIG_IGN, signal.SIG_IGN)
+    left = set(_kill_descendants())
+    if given.group is not None:
+        with suppress(OSError):
+            left |= set(cgroup.kill_all(given.group, KILL_S if not left else 0))
+    with suppress(FileNotFoundError):  # who told us needs no more than our end
+        if not (given.directory / RESULT).exists():
+            _write(given.directory / RESULT, json.dumps({"error": why}))
+        _write(given.directory / OVER, json.dumps({"left": sorted(left)}))
+
+
+def _kill_descendants() -> list[int]:
+    """Those that did not end."""
     given_up_s = time.monotonic() + KILL_S
     with suppress(ChildProcessError):
-        while time.monotonic() < given_up_s:
-            for pid in _descendants(os.getpid()):
-                if process := identify(pid):
+        while True:
+            found = _descendants(os.getpid())
+            for process in filter(None, map(identify, found)):
+                with suppress(PermissionError):  # another user's: it is told
                     kill_process(process, wait_s=0)
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+            if time.monotonic() > given_up_s:
+                return found
             time.sleep(_POLL_S)
+    return []
 
 
 def _descendants(pid: int) -> list[int]:
@@ -90,6 +231,32 @@ def _descendants(pid: int) -> list[int]:
                 if identify(child):
                     found += [child, *_descendants(child)]
     return found
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text)
+    part.rename(path)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    _hear(signal.SIG_IGN, signal.SIG_IGN)
+    raise _ToldToEndError
+
+
+def _release(_number: int, _frame: FrameType | None) -> NoReturn:
+    _hear(signal.SIG_IGN, signal.SIG_IGN)
+    raise _ReleasedError
+
+
+def _hear(on_term: _Handler, on_usr1: _Handler) -> None:
+    signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGUSR1, on_usr1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,153 @@
+"""End a guard's command on the machine that it runs on, whatever became of its workers.
+
+    python -m vmckpt.fleet.guard.ending end|release DIRECTORY
+
+`release` ends nothing of a command that is over: what it left running stays. Prints one object,
+{"left": [PID, ...], "sure": BOOL}: what does not end, and whether there can be nothing else.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.fleet.guard import cgroup
+from vmckpt.fleet.guard.worker import BOOT, KILL_S, MARK, OVER, RESULT, WORKER, claim
+from vmckpt.foreign import Fields
+from vmckpt.hosts.process import ProcessId, find_by_argument, identify, interrupt, is_alive
+from vmckpt.hosts.process import kill as kill_process
+
+MODULE = "vmckpt.fleet.guard.worker"
+# A worker gives the command's processes KILL_S to end, and its group as long again.
+NEVER = "never begun"
+END_S = 2 * KILL_S + 10
+_POLL_S = 0.01
+
+
+class Left(NamedTuple):
+    """What does not end; `sure`: there is nothing else of the command."""
+
+    left: tuple[int, ...]
+    sure: bool
+
+
+class _Workers(NamedTuple):
+    boot: str
+    processes: tuple[ProcessId, ...]
+    group: Path | None
+
+
+def end(directory: Path) -> Left:
+    """End the command, and all that it has started."""
+    if not directory.exists():
+        return Left((), sure=True)
+    claim(directory, {"boot": NEVER, "processes": [], "group": None})
+    try:
+        workers = _read(directory)
+    except (OSError, ValueError):
+        return Left(_end_marked(directory), sure=False)
+    if workers.boot == NEVER:
+        # Not begun, nor will it be now; unless by an earlier vmckpt, which made no such file.
+        return Left(_ended(find_by_argument(_mark(directory))), sure=True)
+    if workers.boot != BOOT.read_text().strip():
+        return Left((), sure=True)
+    if (told := _over(directory)) is None:
+        _wait_for_workers(directory, workers)
+        told = _over(directory)
+    return _certain(directory, workers, told)
+
+
+def release(directory: Path) -> Left:
+    """What the command left running is no more the guard's. One that is not over is ended."""
+    if not (directory / RESULT).exists():
+        return end(directory)
+    with suppress(OSError, ValueError):
+        workers = _read(directory)
+        for process in workers.processes:
+            kill_process(process, signal.SIGUSR1)
+        if workers.group is not None:
+            cgroup.dissolve(workers.group)
+    return Left((), sure=True)
+
+
+def _certain(directory: Path, workers: _Workers, told: tuple[int, ...] | None) -> Left:
+    left, sure = set(told or ()), told is not None
+    if workers.group is not None and workers.group.exists():
+        left |= set(cgroup.kill_all(workers.group, KILL_S))
+        cgroup.dissolve(workers.group)
+        sure = True
+    if not sure:
+        left |= set(_end_marked(directory))
+    return Left(tuple(sorted(pid for pid in left if identify(pid))), sure)
+
+
+def _wait_for_workers(directory: Path, workers: _Workers) -> None:
+    """Tell them to end, and wait until they have, or cannot any more."""
+    given_up_s = time.monotonic() + END_S
+    told = False
+    while (alive := [one for one in workers.processes if is_alive(one)]) and _over(
+        directory
+    ) is None:
+        if not told:
+            # The first is the keeper; its runner hears of its end by itself.
+            interrupt(alive[0])
+            told = True
+        if time.monotonic() > given_up_s:
+            return
+        time.sleep(_POLL_S)
+
+
+def _end_marked(directory: Path) -> tuple[int, ...]:
+    """End what has the command's environment; what does not end."""
+    wanted = f"{MARK}={directory}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(identify(int(entry.name)))
+    for process in filter(None, found):
+        with suppress(PermissionError):
+            kill_process(process)
+    return tuple(one.pid for one in found if one is not None and is_alive(one))
+
+
+def _ended(found: list[ProcessId]) -> tuple[int, ...]:
+    for process in found:
+        interrupt(process)
+    given_up_s = time.monotonic() + END_S
+    while any(map(is_alive, found)) and time.monotonic() < given_up_s:
+        time.sleep(_POLL_S)
+    return tuple(one.pid for one in found if is_alive(one))
+
+
+def _mark(directory: Path) -> str:
+    return "\0".join([MODULE, str(directory / RESULT), ""])
+
+
+def _read(directory: Path) -> _Workers:
+    words = Fields.parse((directory / WORKER).read_bytes())
+    group = words.text("group", None)
+    return _Workers(
+        words.text("boot"),
+        tuple(
+            ProcessId(one.integer("pid"), one.integer("start_ticks"))
+            for one in words.each("processes")
+        ),
+        None if group is None else Path(group),
+    )
+
+
+def _over(directory: Path) -> tuple[int, ...] | None:
+    with suppress(OSError, ValueError):
+        return Fields.parse((directory / OVER).read_bytes()).integers("left")
+    return None
+
+
+if __name__ == "__main__":
+    ending = {"end": end, "release": release}[sys.argv[1]](Path(sys.argv[2]))
+    sys.stdout.write(json.dumps(ending._asdict()) + "\n")
