@@ -325,6 +325,16 @@ def test_one_that_nobody_knows_of_is_not_tried_again_and_decides_the_exit_code(
     assert set(stands.moving) == {"vm1"}
 
 
+def test_a_move_that_breaks_off_unforeseen_is_that_vms_alone(world: World) -> None:
+    """Such as by an answer that no door has checked."""
+    for host in "bc":
+        world.faults["vm1", host] = [lambda: KeyError("return")]  # type: ignore[list-item,return-value]
+    result = world.drain()
+    assert result.exit_code == OutcomeUnknownError.exit_code
+    assert "KeyError: 'return'" in stays(result)["vm1"]
+    assert at(world, "a") == ["vm1"]
+
+
 def test_cancelled_it_begins_no_more_and_the_same_again_goes_on(world: World) -> None:
     async def cancelled() -> None:
         world.held = True

@@ -115,9 +115,7 @@ WITHOUT_GROUP = (
 )
 
 
-def begin_daemon(
-    place: Path, then: str, *, grouped: bool
-) -> "tuple[subprocess.Popen[bytes], int]":
+def begin_daemon(place: Path, then: str, *, grouped: bool) -> "tuple[subprocess.Popen[bytes], int]":
     """A command that makes a daemon, then does `then`; its workers, and the daemon."""
     script = DAEMON.format(place.parent) + "; " + then
     how = ["-m", "vmckpt.fleet.guard.worker"] if grouped else ["-c", WITHOUT_GROUP]

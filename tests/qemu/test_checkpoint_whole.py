@@ -33,7 +33,7 @@ async def macs(made: World, name: str) -> list[str]:
     session = await GuestAgent.connect(await made.asked("lab-a").connect(agent))
     found = await session.interfaces()
     await session.close()
-    return [str(one.get("hardware-address")) for one in found]
+    return [one.mac for one in found]
 
 
 @pytest.mark.timeout(300)

@@ -115,6 +115,14 @@ class Carrier:
                 await self._who_is_down(move)
             self._failed(move, exc, time.monotonic() - began_s)
             return
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is this VM's alone
+            broken = OutcomeUnknownError(
+                f"the move of '{move.vm}' broke off",
+                why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",
+                remedy=f"see where it is: vmckpt vm show {move.vm}; report the bug",
+            )
+            self._failed(move, broken, time.monotonic() - began_s)
+            return
         self._write_down(move.vm, where)
         if (span := _span(began_s, marks, time.monotonic())) is not None:
             self.took.append(Taken(move, Span(*(at_s - self._began_s for at_s in span))))
