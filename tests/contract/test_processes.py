@@ -232,3 +232,46 @@ def test_a_watcher_that_was_killed_does_no_harm(tmp_path: Path) -> None:
             process.kill(watcher)
     assert not done.exists()
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("free", [0, 1])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "process.is_alive(which)",
+        "process.identify(which.pid)",
+        "process.kill(which)",
+        "process.stop_for_good(which)",
+        "process.find_by_argument('vmckpt-no-such-argument')",
+    ],
+)
+def test_a_process_is_not_taken_for_dead_when_no_descriptor_is_free(
+    tmp_path: Path, asked: str, free: int
+) -> None:
+    """A standby that believed this "proved" its primary dead, and no signal was ever sent."""
+    code = f"""
+import os, resource, sys
+from vmckpt.errors import OutcomeUnknownError
+from vmckpt.hosts import process
+which = process.ProcessId({{pid}}, {{ticks}})
+held = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + {free}, 4096))
+try:
+    print({asked})
+except OutcomeUnknownError as exc:
+    print("unknown", exc.why)
+"""
+    with spawned(tmp_path, "sleep", "60") as sleeper:
+        text = code.format(pid=sleeper.pid, ticks=sleeper.start_ticks)
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, check=False
+        )
+        told = done.stdout.strip()
+        if told == "True" or told.startswith("ProcessId"):
+            # One descriptor was enough: then what it says is true.
+            assert process.is_alive(sleeper) is ("kill" not in asked and "stop" not in asked)
+        elif free and told == "[]":
+            assert "find" in asked
+        else:
+            assert told.startswith("unknown"), done
+            assert process.is_alive(sleeper)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
+from vmckpt.memory.ram_file import open_fd
 from vmckpt.replicate import protection, recovery, standby
 from vmckpt.replicate.keeper import GIVEN_UP_S
 from vmckpt.replicate.recovery import recover
@@ -277,11 +279,10 @@ def test_a_primary_waits_for_a_standby_from_when_it_first_sees_its_term(
         now_s += 2 * GIVEN_UP_S if now_s == 100.0 else GIVEN_UP_S / 2  # no answer for long at first
         return next(answers)
 
-    async def is_alive() -> bool:
-        return True
-
     monkeypatch.setattr(protection, "time", SimpleNamespace(monotonic=lambda: now_s))
     waiting: Any = protection.Protection.__new__(protection.Protection)
-    waiting._keeper, waiting._vm = SimpleNamespace(take_back=take_back), SimpleNamespace()
-    waiting._vm.is_alive, waiting._request = is_alive, SimpleNamespace(is_standbys=bool)
-    assert asyncio.run(waiting._has_term_back())
+    waiting._keeper = SimpleNamespace(take_back=take_back)
+    waiting._request = SimpleNamespace(is_standbys=bool)
+    with open_fd(os.pidfd_open(os.getpid())) as pidfd:
+        waiting._grip = SimpleNamespace(pidfd=pidfd)
+        assert asyncio.run(waiting._has_term_back())

@@ -47,7 +47,12 @@ FULL, SMALL = "standby's disk full", ("vms", "replicas")
 SETTLED_S = 90.0
 # What a case may come to. A guest that died before anybody had its state is lost, and that is said.
 ALONE, TOOK_OVER, GOES_ON, LOST = "alone", "took over", "goes on protected", "lost, unprotected"
-SAMPLE = (("protected", "freeze", "primary"), ("protected", "kill", "guard"))
+SHUT_DOWN = "primary's host"
+SAMPLE = (
+    ("protected", "freeze", "primary"),
+    ("protected", "kill", "guard"),
+    ("protected", "shut down", SHUT_DOWN),
+)
 MATRIX: Counter[tuple[str, str]] = Counter()
 GAPS_MS: dict[str, list[float]] = {}
 
@@ -70,6 +75,7 @@ ALL = [
     *(Case(HANDED_OVER, does, to) for does in ("kill", "freeze") for to in VICTIMS),
     Case(HANDED_OVER, "link", "cut"),
     Case(PROTECTED, "disk", f"{FULL}, then kill all of primary"),
+    *(Case(step, "shut down", SHUT_DOWN) for step in (*STEPS, HANDED_OVER)),
 ]
 
 
@@ -149,6 +155,8 @@ async def struck(made: World, case: Case, home: str, away: str, counting: Counti
             await asyncio.sleep(random.uniform(0.0, HANDING_OVER_S))
         async with struck_by(made, case, home, away):
             outcome = await settled(made, case, home)
+        if case.does == "shut down" and case.step == PROTECTED:
+            assert outcome == TOOK_OVER
         # One that the standby had by then is not protected any more.
         assert outcome != LOST or case.step != HANDED_OVER or await has_term(made, away)
         if outcome != LOST:  # a guest that died gives no more answers
@@ -192,6 +200,11 @@ async def struck_by(made: World, case: Case, home: str, away: str) -> AsyncItera
             send(signal.SIGKILL, pids(made, "all of primary", home, away))
         else:
             await asyncio.sleep(2.0)
+        yield
+    elif case.does == "shut down":
+        which = pids(made, case.to, home, away)
+        random.shuffle(which)
+        send(signal.SIGTERM, which)  # as a host's service manager does, to all at once
         yield
     else:
         which = pids(made, case.to, home, away)
@@ -263,6 +276,7 @@ def pids(made: World, victim: str, home: str, away: str) -> list[int]:
         "waiting qemu": qemus(away),
         **roles,
         "guard": of(f"guard.py\0{made.state(home)}"),
+        SHUT_DOWN: [*qemus(home), *roles["primary"], *of(f"guard.py\0{made.state(home)}")],
         "both services": [*roles["standby"], *roles["primary"]],
         "all of primary": [*roles["primary"], *qemus(home)],
     }[victim]
@@ -331,7 +345,9 @@ async def judge(
     made: World, case: Case, outcome: str, control: GuestControl, counting: Counting
 ) -> None:
     """It is as the case allows, and the guest lost nothing."""
-    guest_died = case.to in ("qemu", "all of primary") and case.does == "kill"
+    guest_died = case.does == "shut down" or (
+        case.to in ("qemu", "all of primary") and case.does == "kill"
+    )
     may_be_lost = case.step == FIRST and guest_died
     assert outcome != LOST or may_be_lost or case.step == HANDED_OVER, outcome
     MATRIX[(str(case), outcome)] += 1

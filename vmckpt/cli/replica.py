@@ -21,11 +21,17 @@ class Role(StrEnum):
     undo = "undo"
     keep = "keep"
     fold = "fold"
+    examine = "examine"
 
 
 def replica(
     role: Annotated[Role, typer.Argument(help="Which service, or what to do after its death.")],
-    directory: Annotated[Path, typer.Argument(help="Where it is told what to do.")],
+    directory: Annotated[
+        Path, typer.Argument(help="Directory of the request; of `examine` the claim's file.")
+    ],
+    standby_is_dead: Annotated[
+        bool, typer.Option("--standby-is-dead", help="Of `release`: take the term from a standby.")
+    ] = False,
 ) -> None:
     """Replicate as was written down there; people have no use for it."""
     from vmckpt.hosts.inventory import local_host
@@ -50,7 +56,15 @@ def replica(
         from vmckpt.replicate.recovery import abandon
 
         run(abandon(directory))
+    elif role is Role.examine:
+        from json import dumps
+
+        from vmckpt.replicate.claim import examine
+
+        answer = run(examine(directory))
+        print(dumps(answer._asdict() | {"right": answer.right.name}))
     else:
         from vmckpt.replicate.recovery import recover
 
-        run(recover(directory, at_any_rate=role is Role.release))
+        is_release = role is Role.release
+        run(recover(directory, at_any_rate=is_release, standby_is_dead=standby_is_dead))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
+from vmckpt.errors import OutcomeUnknownError
+
 KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.001
 # Of /proc/PID/stat: the thread has left user code for good (include/linux/sched.h).
@@ -56,12 +58,26 @@ def _inheritable() -> list[int]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has `pid` now; None when there is none or it is a zombie."""
+    """The process that has `pid` now; None when there is none or it is a zombie.
+
+    Only the kernel's word counts as "there is none" (ENOENT, ESRCH). Raises OutcomeUnknownError
+    when /proc cannot be read (no free descriptor, no memory): the process may well run.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    except OSError as exc:
+        raise _unknown(pid, exc) from exc
     return from_stat(pid, stat)
+
+
+def _unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"cannot tell whether process {pid} runs",
+        why=f"the kernel gives no answer: {exc.strerror or exc}",
+        remedy="nothing was concluded from it: free descriptors or memory, then run this again",
+    )
 
 
 def from_stat(pid: int, stat: str) -> ProcessId | None:
@@ -73,7 +89,7 @@ def from_stat(pid: int, stat: str) -> ProcessId | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether exactly this process still runs."""
+    """Whether exactly this process still runs. Raises as `identify` does."""
     return identify(process.pid) == process
 
 
@@ -113,12 +129,15 @@ def _signalled(process: ProcessId, signal_number: int) -> Iterator[int | None]:
     """The pidfd of a process that was sent a signal; None when there is no such process any more.
 
     Safe against pid reuse: the signal goes through a pidfd opened before the identity is checked.
+    Raises OutcomeUnknownError when no pidfd can be had: nothing was sent.
     """
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         yield None
         return
+    except OSError as exc:
+        raise _unknown(process.pid, exc) from exc
     try:
         if not is_alive(process):
             yield None
@@ -137,11 +156,16 @@ def _ended(pidfd: int, wait_s: float) -> bool:
 
 
 def _is_exiting(pid: int) -> bool:
-    """Whether every thread of a process that was killed has left user code."""
+    """Whether every thread of a process that was killed has left user code.
+
+    False as well when that cannot be read: the pidfd says so in the end.
+    """
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:
+        return False
     return all(_has_left(thread / "stat") for thread in threads)
 
 
@@ -150,6 +174,8 @@ def _has_left(stat: Path) -> bool:
         fields = _fields(stat.read_text())
     except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:
+        return False
     return bool(int(fields[6]) & _PF_EXITING)
 
 
@@ -159,16 +185,25 @@ def _fields(stat: str) -> list[str]:
 
 
 def find_by_argument(text: str) -> list[ProcessId]:
-    """Processes with `text` somewhere in their command line, this one left out."""
+    """Processes with `text` somewhere in their command line, this one left out.
+
+    Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
+    """
     found, wanted = [], text.encode()
-    for name in os.listdir("/proc"):
+    try:
+        names = os.listdir("/proc")
+    except OSError as exc:
+        raise _unknown("any of the host's", exc) from exc
+    for name in names:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
             with FileIO(f"/proc/{name}/cmdline") as file:
                 command_line = file.readall()
-        except OSError:
-            continue
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended, or hides from us (hidepid): then it is not one of ours
+        except OSError as exc:
+            raise _unknown(int(name), exc) from exc
         if wanted in command_line and (process := identify(int(name))):
             found.append(process)
     return found

@@ -11,6 +11,7 @@ All times are `clock.boottime_s` of whoever decides.
 """
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import NamedTuple
 
 from vmckpt.lease.record import Record, Span
@@ -63,6 +64,25 @@ def wait_s(seen: Seen, *, now_s: float, dead: Holding | None = None) -> float:
     if record.released or dead == Holding(record.term, record.holder):
         return 0.0
     return max(0.0, seen.since_s + record.span.claimant_s - now_s)
+
+
+class Right(StrEnum):
+    """Whether a guest that stopped on its former primary may run there again."""
+
+    OURS = "the term is this host's, or was given up, and no replica may take over"
+    PENDING = "a replica may take over at any moment"
+    ELSEWHERE = "another host took the term"
+    FORGOTTEN = "the arbiter has no record of the VM"
+
+
+def right_of(record: Record | None, holder: str) -> Right:
+    """The right of `holder` (the primary's service), and of what acts for it after its death."""
+    if record is None:
+        return Right.FORGOTTEN
+    is_ours = record.holder == holder or record.holder.startswith(f"{holder}/")
+    if not (is_ours or record.released):
+        return Right.ELSEWHERE
+    return Right.OURS if record.in_sync is None else Right.PENDING
 
 
 def first(claimant: Claimant, span: Span, *, attempt: int) -> Record:

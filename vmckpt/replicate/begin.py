@@ -14,6 +14,7 @@ from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
+from vmckpt.replicate.claim import is_of_this_home
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.checks import copied_disks
 from vmckpt.replicate.folding import fold_there
@@ -92,6 +93,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
     """
     old = vm.qemu.replaces.host if vm.qemu.replaces is not None else None
     found = await sides(vm.name, (vm.host, standby))
+    is_of_home = await is_of_this_home(vm)
     has_ended = {
         side.status["run"]
         for side in found
@@ -103,7 +105,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
         is_dead = told["state"] == DEAD
         was_replaced = is_dead and told["role"] == "primary" and side.host.name == old
         was_lost = is_dead and told["role"] == "standby" and told["run"] in has_ended
-        is_left = side.host.name == vm.host.name and has_left(told)
+        is_left = side.host.name == vm.host.name and has_left(told) and is_of_home
         is_over = told["state"] in ENDED and not is_left
         if side.answers or not (was_replaced or was_lost or is_over):
             why = "answers" if side.answers else f"is {side.status['state']}, not ended"

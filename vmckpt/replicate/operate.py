@@ -13,6 +13,8 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
+from vmckpt.lease.rule import Right
+from vmckpt.replicate.claim import ask_about, is_of_this_home, refused, require_right
 from vmckpt.replicate.control import ask
 from vmckpt.replicate.folding import fold_there, stand_aside
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
@@ -69,6 +71,8 @@ async def stop(
             last = await ask(side.host, Files.of(side.host, name), "stop")
     for side in found:
         await until_gone(side.host, name)
+    if not (standby_is_dead or any(side.status["role"] == "standby" for side in found)):
+        await _require_no_other_home(name, found)
     last = await _settle_term(name, found, copies, standby_is_dead=standby_is_dead) or last
     if await stand_aside(name, hosts):
         with suppress(HostDownError):  # an old primary's is nobody's, and goes
@@ -96,8 +100,21 @@ async def _settle_term(
                 await _abandoned(side.host, name)
             await settle_copies(side.host, Files.of(side.host, name), copies)
         elif is_killed or (has_left(side.status) and not has_it):
-            last = await _released(side.host, name)
+            last = await _released(side.host, name, standby_is_dead=standby_is_dead)
     return last
+
+
+async def _require_no_other_home(name: str, found: Iterable[Side]) -> None:
+    """Nobody but a host that answers has the guest. Raises RefusedError, HostDownError.
+
+    For a primary that was replaced while its standby's host is silent: the arbiter is asked.
+    """
+    for side in found:
+        if side.status["role"] == "primary" and has_left(side.status):
+            vm = await read_vm(side.host, name)
+            answer = None if vm is None else await ask_about(vm)
+            if vm is not None and answer is not None and answer.right is not Right.OURS:
+                raise refused(vm, answer)
 
 
 async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[Side]:
@@ -118,13 +135,15 @@ async def _has_ended(host: Host, name: str) -> bool:
     return said is not None and said["state"] in ENDED
 
 
-async def _released(host: Host, name: str) -> dict[str, Any]:
-    """Have the host of a primary that was killed take its term back; what it says then."""
+async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> dict[str, Any]:
+    """Have the host of a primary that was killed take its term back; what it says then.
+
+    From a standby that took it only when the operator says that it is dead.
+    """
     files = Files.of(host, name)
     log = files.path / "release.log"
-    process = await host.spawn(
-        [*await host.own_command(), "replica", "release", str(files.path)], log
-    )
+    command = [*await host.own_command(), "replica", "release", str(files.path)]
+    process = await host.spawn([*command, *["--standby-is-dead"] * standby_is_dead], log)
     late = TimedOutError(
         f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
         why="the arbiter gives no answer, or another works on the VM",
@@ -280,11 +299,17 @@ async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
 
 
 async def require_decided(vm: Vm) -> None:
-    """Raises RefusedError while a standby may be about to go on with a VM that is off here."""
+    """Return when no standby has, or may still take, a VM that is off here.
+
+    The arbiter is asked wherever one may. Raises RefusedError, HostDownError (it does not answer).
+    """
     side = await side_of(vm.host, vm.name)
-    if side is None or side.status["role"] != "primary":
+    has_claim = await vm.host.exists(vm.directory.claim)
+    is_over = side is None or side.status["role"] != "primary" or side.status["state"] in ENDED
+    if has_claim and is_over:
+        await require_right(vm)
         return
-    if side.status["state"] in ENDED and not has_left(side.status):
+    if side is None or (is_over and not (has_left(side.status) and await is_of_this_home(vm))):
         return
     raise RefusedError(
         f"a standby may be about to go on with '{vm.name}'",

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
 from vmckpt.epoch.capture import capturing
@@ -22,6 +23,7 @@ from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
+from vmckpt.replicate.claim import Claim, require_right
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.disks.aside import put_aside
 from vmckpt.replicate.disks.copies import mark_as_disks
@@ -76,9 +78,17 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         vm = await read_again(found)
         pidfd = stack.enter_context(_pidfd(vm))
         tell_guard = stack.enter_context(_guarded(vm, files))
+        await require_right(vm)
         lease, dead = await _entitled(request)
         keeper = Keeper(lease, tell_guard)
         await keeper.take(dead)
+        options = request.options
+        Claim(
+            vm.name, lease.claimant.name, request.standby.name,
+            options.arbiter, options.credentials,
+        ).write(vm.directory.claim)  # fmt: skip
+        unprotected = stack.enter_context(ExitStack())
+        unprotected.callback(vm.directory.claim.unlink, missing_ok=True)
         recovery = [*own_command, "replica", "recover", str(directory)]
         stack.enter_context(armed(recovery, files.recovery_log))
         channel = await _connect(request, keeper.term)
@@ -106,6 +116,9 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         await stack.enter_async_context(narrated(protection.status, host))
         await stack.enter_async_context(answering(files.control, protection.answer))
         give_way()  # all that is started beside has been
+        unprotected.pop_all()  # from here on its end says what becomes of the claim
+        # What a host that shuts down sends to all processes, QEMU's among them.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)
         await protection.run()
 
 

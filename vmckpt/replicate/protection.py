@@ -6,6 +6,7 @@ How it ends, and who has the guest then: `Ending`.
 import asyncio
 import math
 import select
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -39,6 +40,10 @@ class Ending(StrEnum):
     YOURS = "handed over: the standby goes on with the guest"
     REPLACED = "replaced: the standby has taken over; this QEMU was ended"
     LOST = "lost: its QEMU died before the standby had the guest"
+
+
+# The arbiter has recorded that no replica may take over.
+SETTLED_HERE = (Ending.STOPPED, Ending.ALONE, Ending.GUEST_OFF, Ending.LOST)
 
 
 class Protection:
@@ -97,6 +102,9 @@ class Protection:
                 ending = await self._go_on_here()
             else:
                 await self._end_qemu()
+        if ending in SETTLED_HERE:
+            with suppress(StorageError):  # then whoever starts the VM asks the arbiter, once
+                await self._vm.host.remove(self._vm.directory.claim)
         self._ending = ending
         self._why = f"{ending.value}{': ' if self._why else ''}{self._why}"
         try:
@@ -108,8 +116,26 @@ class Protection:
 
     async def _end_qemu(self) -> None:
         """Nothing of it runs when this returns, however long that takes: others rely on it."""
-        while not await self._vm.host.stop_for_good(self._vm.qemu.process):
-            self._why = f"QEMU {self._vm.qemu.process.pid} outlives SIGKILL: it is waited for"
+        pid = self._vm.qemu.process.pid
+        while self._qemu_lives():
+            with suppress(ProcessLookupError):  # it ends just now
+                signal.pidfd_send_signal(self._grip.pidfd, signal.SIGKILL)
+            try:
+                if await self._vm.host.stop_for_good(self._vm.qemu.process):
+                    return
+                self._why = f"QEMU {pid} outlives SIGKILL: waiting for its end"
+            except OutcomeUnknownError as exc:
+                self._why = f"waiting for the end of QEMU {pid}: {exc.why}"
+            await asyncio.sleep(RETRY_S)
+
+    def _qemu_lives(self) -> bool:
+        """Whether QEMU has not ended, by the descriptor that was opened for it at the start.
+
+        Nothing has to be opened for the answer, so it can be had without a free descriptor.
+        """
+        poll = select.poll()
+        poll.register(self._grip.pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     @asynccontextmanager
     async def _in_background(self) -> AsyncIterator[list["asyncio.Task[None]"]]:
@@ -212,7 +238,7 @@ class Protection:
         first seen to have the term: an arbiter may not have answered for long before.
         """
         until_s = math.inf
-        while time.monotonic() < until_s and await self._vm.is_alive():
+        while time.monotonic() < until_s and self._qemu_lives():
             if await self._keeper.take_back(self._request.is_standbys):
                 return True
             until_s = min(until_s, time.monotonic() + GIVEN_UP_S)
@@ -228,11 +254,12 @@ class Protection:
 
     async def _qemu_gone(self, *, is_off: bool) -> Ending:
         if is_off:
-            if await self._keeper.solo():
-                await self._stream.end(GUEST_OFF, "the guest has powered off")
+            if not await self._keeper.solo():
+                return Ending.REPLACED
+            await self._stream.end(GUEST_OFF, "the guest has powered off")
             return Ending.GUEST_OFF
         if not self._epochs.is_safe:
-            if await self._vm.is_alive():
+            if self._qemu_lives():
                 raise StandbyLostError("the primary's QEMU does not answer")
             await self._keeper.solo()
             await self._stream.end(STOPPED, "the primary's QEMU died during the first copy")
@@ -263,7 +290,7 @@ class Protection:
         self._is_ending = True
         if self._is_handing_over:
             return await self._handed_over()
-        if self._epochs.is_safe and not await self._vm.is_alive():
+        if self._epochs.is_safe and not self._qemu_lives():
             return await self._dead_here("its QEMU died", Ending.YOURS)
         if not await self._keeper.solo():
             return Ending.REPLACED
@@ -277,12 +304,18 @@ class Protection:
         # No replica may take over, so that the guest runs on whether or not the lease is renewed.
         self._keeper.free()
         self._grip.mirrors.intake.let_go()
-        while await self._vm.is_alive():
+        while self._qemu_lives():
             with suppress(MonitorLostError, OutcomeUnknownError):  # it is stuck, or ending
                 await self._grip.output.let_go()
                 await self._grip.capture.resume()
                 return
             await asyncio.sleep(RETRY_S)
+
+    def hand_over(self) -> None:
+        """Have the standby take the guest over: this host goes down (SIGTERM)."""
+        if self._asked is None:
+            self._asked = Ending.YOURS
+            self._wake.set()
 
     async def answer(self, word: str) -> dict[str, Any]:
         """What it is asked over its control socket: status, stop, failover."""

@@ -45,12 +45,15 @@ from vmckpt.vm.paths import lock_path
 POLL_S, CONT_POLLS = 0.1, 1000
 
 
-async def recover(directory: Path, *, at_any_rate: bool = False) -> None:
+async def recover(
+    directory: Path, *, at_any_rate: bool = False, standby_is_dead: bool = False
+) -> None:
     """Settle where the guest goes on, after the death of the primary's service.
 
     A guest that is dead here is the standby's, however long that takes: nothing is done about it
-    unless `at_any_rate` (the operator says that there is no standby any more). Waits as long as
-    others work on the VM. Raises what keeps it from doing so.
+    unless `at_any_rate` (the operator says that there is no standby any more). A term that the
+    standby took is taken from it only if `standby_is_dead`. Waits as long as others work on the VM.
+    Raises what keeps it from doing so.
     """
     request, files = read_request(directory), Files(directory)
     host = request.primary
@@ -58,7 +61,7 @@ async def recover(directory: Path, *, at_any_rate: bool = False) -> None:
     while True:
         with suppress(BusyError):
             async with host.lock(lock, owner("replicate --recover", request.run)):
-                await _settle(request, files, at_any_rate=at_any_rate)
+                await _settle(request, files, at_any_rate=at_any_rate, is_dead=standby_is_dead)
                 return
         await asyncio.sleep(POLL_S)
 
@@ -110,12 +113,13 @@ async def give_up_term(request: Request) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
+async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead: bool) -> None:
     vm = await read_vm(request.primary, request.vm)
     if not (at_any_rate or (vm is not None and await vm.is_alive())):
         return  # the standby has taken over, or will
-    if await _takes_term(request, at_any_rate=at_any_rate):
+    if await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead):
         if vm is not None:
+            await vm.host.remove(vm.directory.claim)
             for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
                 await vm.host.kill(process)
             if await vm.is_alive():
@@ -133,7 +137,9 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool) -> None:
     tell_event(request.primary, about)
 
 
-async def _takes_term(request: Request, *, at_any_rate: bool) -> bool:
+async def _takes_term(
+    request: Request, *, at_any_rate: bool, standby_is_dead: bool = False
+) -> bool:
     """Wait until it is clear who goes on; True when it is this side.
 
     A standby that has the term is not yet one that has the guest. An arbiter that knows of no term
@@ -154,7 +160,7 @@ async def _takes_term(request: Request, *, at_any_rate: bool) -> bool:
                     return True
             elif (holder := found.record.holder) == claimant:
                 return True
-            elif request.is_standbys(holder) and not found.record.released:
+            elif request.is_standbys(holder) and not found.record.released and not standby_is_dead:
                 until_s = min(until_s, boottime_s() + GIVEN_UP_S)
                 if boottime_s() > until_s or await _is_at_home(request):
                     return False

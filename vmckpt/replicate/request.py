@@ -27,8 +27,8 @@ ENDED = ("ended", PROMOTED)
 
 
 def has_left(status: Mapping[str, Any]) -> bool:
-    """Whether a primary's last word is that its standby may go on with the guest."""
-    return status.get("ending") == "yours"
+    """Whether a primary's last word is that its standby may have the guest, or has it."""
+    return status.get("ending") in ("yours", "replaced")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ and is left alone; one that wants to finds that it may not.
 
 import asyncio
 
-from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.process import ProcessId
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
@@ -132,13 +132,19 @@ class TakeOver:
         )
 
     async def _service_lives(self) -> bool:
-        """Whether who closed the connection may be alive: then it goes on alone, and says so."""
+        """Whether the service that closed the connection may be alive: then it goes solo itself.
+
+        True also when this host cannot tell: a lease is waited out, nothing is taken for dead.
+        """
         hello = self._primary.hello
         if hello is None or not _is_here(hello):
             return True
         service = hello.emitters[0]
         which = ProcessId(service.pid, service.start_ticks)
-        return await self._request.primary.is_alive(which)
+        try:
+            return await self._request.primary.is_alive(which)
+        except OutcomeUnknownError:
+            return True
 
     async def _fence(self) -> None:
         """Kill all that can act for the primary, with proof. Raises OperationFailedError."""

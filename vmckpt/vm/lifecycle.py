@@ -107,7 +107,7 @@ async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:
     A stopped VM stays as it is. Raises TimedOutError when the guest does not power off in
     `timeout_s`: it goes on running.
     """
-    async with held(vm, "vm stop", whole=False) as now:
+    async with held(vm, "vm stop", whole=False, runs_again=False) as now:
         if await now.is_alive() and force:
             await end_qemu(now.host, now.spec.ram_dir, now.qemu.files)
         elif await now.is_alive():
@@ -120,7 +120,7 @@ async def remove_vm(vm: Vm) -> int | None:
 
     An adopted VM whose QEMU somebody else started is forgotten as it is: the pid that goes on.
     """
-    async with held(vm, "vm rm") as now:
+    async with held(vm, "vm rm", runs_again=False) as now:
         is_alive = await now.is_alive()
         if is_alive and not now.qemu.is_foreign:
             raise RefusedError(
@@ -134,14 +134,16 @@ async def remove_vm(vm: Vm) -> int | None:
 
 
 @asynccontextmanager
-async def held(vm: Vm, action: str, *, whole: bool = True) -> AsyncIterator[Vm]:
+async def held(
+    vm: Vm, action: str, *, whole: bool = True, runs_again: bool = True
+) -> AsyncIterator[Vm]:
     """The VM as it is now that its lock is held, without what killed commands left of it.
 
     Raises BusyError when another operation holds it, or it has gone meanwhile, or (`whole`) its
-    memory is not there yet.
+    memory is not there yet, or (`runs_again`) a standby may have the right to run it.
     """
     async with vm.host.lock(lock_path(vm.host.state_dir, vm.name), owner(action)):
-        now = await read_again(vm, whole=whole)
+        now = await read_again(vm, whole=whole, runs_again=runs_again)
         await tidy(now)
         yield now
 
@@ -156,11 +158,12 @@ async def tidy(vm: Vm) -> None:
         await remove_qemu_files(vm.host, vm.spec.ram_dir, vm.qemu.files)
 
 
-async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
+async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> Vm:
     """The VM as it is at home now, for the holder of its lock.
 
     Raises BusyError when it is not at home there any more, a migration of it was cut off, what it
-    has written stands aside, or (`whole`) pages of its memory are still to come from a checkpoint.
+    has written stands aside, (`whole`) pages of its memory are still to come from a checkpoint, or
+    (`runs_again`) it is off and a standby may have the right to run it.
     """
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
@@ -186,6 +189,12 @@ async def read_again(vm: Vm, *, whole: bool = True) -> Vm:
             f"the memory of '{vm.name}' is not there yet",
             why="it was restored, and whoever brings the rest of its memory has died",
             remedy=f"ask again, which brings the rest: vmckpt vm show {vm.name}",
+        )
+    if runs_again and await now.host.exists(now.directory.claim) and not await now.is_alive():
+        raise BusyError(
+            f"another host may run '{vm.name}'",
+            why=f"it was protected from {vm.host.name}, and how that ended is not settled",
+            remedy=f"vmckpt vm start {vm.name}, which asks the arbiter",
         )
     return now
 

@@ -56,6 +56,13 @@ class VmDir(NamedTuple):
         return self.aside / "request.json"
 
     @property
+    def claim(self) -> Path:
+        """There while a standby may have the right to run the guest (JSON): which term of it ran
+        here, and which arbiter knows who may run it now; see `replicate/claim.py`.
+        """
+        return self.path / "claim.json"
+
+    @property
     def away(self) -> Path:
         """There while its devices are unplugged for a checkpoint: which step was begun."""
         return self.path / "devices-away"

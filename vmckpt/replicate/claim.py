@@ -1,0 +1,138 @@
+"""A primary's claim on its guest, kept in the VM's own directory: a fencing token.
+
+The primary's service writes it before a replica may take over, and removes it once the arbiter has
+recorded that none may. While it is there the guest is never started from this host's disks unless
+the arbiter says that nobody else has it, whatever became of services, their files and other hosts.
+It goes with the VM's directory: a VM that arrives here anew has none.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from vmckpt.errors import HostDownError, RefusedError, StorageError
+from vmckpt.hosts.durable import write_durably
+from vmckpt.lease.rule import Right, right_of
+from vmckpt.replicate.arbiter import open_arbiter
+from vmckpt.replicate.request import Files, Options, Request
+from vmckpt.vm.inventory import Vm
+
+FORMAT = 1
+ASK_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who ran the guest here (`holder`, a service's name with the arbiter), and whom to ask."""
+
+    vm: str
+    holder: str
+    standby: str
+    arbiter: str
+    credentials: str = ""
+
+    def write(self, path: Path) -> None:
+        """Keep it on this host. Raises StorageError."""
+        write_durably(path, json.dumps({"format": FORMAT, **asdict(self)}))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The inverse. Raises StorageError when it is damaged or of another version."""
+        try:
+            words: dict[str, Any] = json.loads(path.read_text())
+            if words.pop("format") != FORMAT or not all(isinstance(w, str) for w in words.values()):
+                raise ValueError("written by another version of vmckpt")
+            return cls(**words)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise StorageError(
+                f"cannot read {path}",
+                why=str(exc),
+                remedy="make sure that no other host runs the VM, then remove this file",
+            ) from exc
+
+
+class Answer(NamedTuple):
+    """What the arbiter says of a claim: the right, and who holds the term now."""
+
+    right: Right
+    holder: str
+    standby: str
+
+
+async def examine(path: Path) -> Answer:
+    """Ask the arbiter about the claim at `path`, on its own host. Raises as the arbiter does."""
+    claim = Claim.read(path)
+    found = await open_arbiter(Options(claim.arbiter, credentials=claim.credentials)).read(claim.vm)
+    record = found.record if found else None
+    holder = record.holder if record else ""
+    return Answer(right_of(record, claim.holder), holder, claim.standby)
+
+
+async def ask_about(vm: Vm) -> Answer | None:
+    """The arbiter's answer about the VM's claim; None: there is no claim.
+
+    Raises HostDownError when the arbiter gives no answer: then nothing may be started.
+    """
+    path = vm.directory.claim
+    if not await vm.host.exists(path):
+        return None
+    command = [*await vm.host.own_command(), "replica", "examine", str(path)]
+    done = await vm.host.run(command, ASK_TIMEOUT_S)
+    try:
+        if done.returncode:
+            raise ValueError("; ".join(done.stderr.strip().splitlines()[-3:]) or "no answer")
+        words = json.loads(done.stdout)
+        return Answer(Right[words["right"]], str(words["holder"]), str(words["standby"]))
+    except (ValueError, KeyError, TypeError) as exc:
+        raise HostDownError(
+            f"cannot tell whether another host runs '{vm.name}'",
+            why=f"it was protected from {vm.host.name}, and the arbiter gives no answer: {exc}",
+            remedy=f"bring the arbiter back; if it and the standby are gone for good: "
+            f"vmckpt replicate stop {vm.name} --standby-is-dead",
+        ) from exc
+
+
+async def is_of_this_home(vm: Vm) -> bool:
+    """Whether the replication that its host knows of was of this home, not of an earlier one."""
+    if await vm.host.exists(vm.directory.claim):
+        return True
+    text = await vm.host.read_text(Files.of(vm.host, vm.name).request)
+    try:
+        return text is not None and Request.from_text(text).qemu_id == vm.qemu.files.qemu_id
+    except (ValueError, KeyError, TypeError):
+        return True  # of another version: rather refused once too often
+
+
+async def require_right(vm: Vm) -> None:
+    """Return when the guest may run on its host, and forget the claim if there was one.
+
+    Raises RefusedError (another host has it, or may take it), HostDownError (nobody answers).
+    """
+    answer = await ask_about(vm)
+    if answer is None:
+        return
+    if answer.right is Right.OURS:
+        await vm.host.remove(vm.directory.claim)
+        return
+    raise refused(vm, answer)
+
+
+def refused(vm: Vm, answer: Answer) -> RefusedError:
+    """The error for a guest that may not run on this host."""
+    stop = f"vmckpt replicate stop {vm.name}"
+    if answer.right is Right.PENDING:
+        return RefusedError(
+            f"{answer.standby} may take '{vm.name}' over at any moment",
+            why=f"its protection from {vm.host.name} ended without the arbiter being told",
+            remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: {stop}",
+        )
+    why = f"the arbiter granted the term to {answer.holder}"
+    if answer.right is Right.FORGOTTEN:
+        why = "the arbiter has no record of it: its directory may not be mounted"
+    return RefusedError(
+        f"'{vm.name}' may run on {answer.standby}",
+        why=f"{why}; what {vm.host.name} has is from before",
+        remedy="see `vmckpt vm list`. If that host is off for good, and the older state here is "
+        f"wanted: {stop} --standby-is-dead, then start it",
+    )
