@@ -40,6 +40,7 @@ from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.naming import Called, IfTaken
 from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Origin, Transaction, new_origin
@@ -64,7 +65,8 @@ class Wish(NamedTuple):
     """What is asked of a checkpoint.
 
     `id`, if given, is what it is to be called for good: then it is taken once, however often and by
-    whomever it is asked for.
+    whomever it is asked for. `if_taken`: what is done when another of the VM's in the store has the
+    name (`IfTaken`).
     """
 
     name: str
@@ -73,6 +75,7 @@ class Wish(NamedTuple):
     max_pause_s: float
     kind: str = EPOCH
     id: str = ""
+    if_taken: str = IfTaken.REFUSE.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,15 @@ class Taken:
     apart: bool
     # Why nothing of this one rests on its parent, whose store has lost some of it.
     damaged: str | None
+    # Checkpoints of its name that went for it, and why one that was to go did not.
+    replaced: tuple[str, ...] = ()
+    not_replaced: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For the one who asked."""
-        told = {"stored": self.stored_bytes, "parent": self.parent}
+        told: dict[str, Any] = {"stored": self.stored_bytes, "parent": self.parent}
         told |= {"apart": self.apart, "damaged": self.damaged}
+        told |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}
         return {"id": self.id, **told, **asdict(self.facts)}
 
 
@@ -204,12 +211,22 @@ class Taking:
             await self._disks.prepare(self._written_disks(), new.id, start)
             moment = await self._moment(new)
             await self._store_disks(new)
-            facts = await self._facts(moment)
+            facts = replace(await self._facts(moment), name=new.name)
             if self._member is not None:
                 facts = replace(facts, group=await self._member.all_stored(new.id))
             manifest = await to_the_end(self._commit(new, facts, history, store.place))
             apart = history.last is not None and parent is None
-            return Taken(manifest.id, facts, manifest.added_bytes, parent, apart, damaged)
+            kept = new.not_replaced
+            return Taken(
+                manifest.id,
+                facts,
+                manifest.added_bytes,
+                parent,
+                apart,
+                damaged,
+                tuple(new.replaced),
+                f"{kept.what}: {kept.why}" if kept else None,
+            )
         finally:
             await finish(self._end(new))
 
@@ -232,7 +249,8 @@ class Taking:
 
     async def _begin(self, store: Store, origin: Origin) -> tuple[Transaction, str | None]:
         """A new one, and why it does not start from its parent: nothing rests on a damaged one."""
-        begin = partial(store.begin, self._vm.name, origin=origin)
+        called = Called(self._wish.name, IfTaken(self._wish.if_taken))
+        begin = partial(store.begin, self._vm.name, origin=origin, called=called)
         try:
             return await self._aside(partial(begin, origin.parent)), None
         except DamagedError as exc:

@@ -27,6 +27,7 @@ from vmckpt.cli.checkpoint_options import (
     OnlyVm,
     Point,
     Points,
+    Replace,
     Retention,
     Tags,
     Trigger,
@@ -64,6 +65,7 @@ def create(
     max_hold: MaxHold = None,
     trigger: Trigger = "operator",
     kind: KindOption = Kind.epoch,
+    replace: Replace = False,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
@@ -75,6 +77,7 @@ def create(
     """
     one = one_of(vm, group, "a VM")
     _require_of_group(group, kind, {"--max-hold": max_hold})
+    _require_replaceable(name, group, kind, replace=replace)
     if kind is Kind.savevm:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
@@ -88,7 +91,11 @@ def create(
     allowed_s = parse_duration_s(max_pause) if max_pause else usual_s
     tags = given_tags(tag or [])
     key = key_source(key_file, key_command)
-    wish = Wish(given_name(name, one or "group"), tags, trigger, allowed_s, kind.value)
+    # A name that vmckpt makes up is no one's wish: it gets a number where it is taken.
+    if_taken = "replace" if replace else "refuse" if name or group else "number"
+    wish = Wish(
+        given_name(name, one or "group"), tags, trigger, allowed_s, kind.value, if_taken=if_taken
+    )
     if one is None:
         checkpoint_group.create(str(group), wish, max_hold, store, key, as_json=json)
         return
@@ -102,6 +109,10 @@ def create(
         text += f"\nall of it is stored: earlier ones are elsewhere (vmckpt checkpoint list {one})"
     if result["damaged"]:
         text += f"\nall of it is stored anew: {result['damaged']} (vmckpt store check)"
+    if result["replaced"]:
+        text += f"\nreplaced: {', '.join(id_[:12] for id_ in result['replaced'])}"
+    if result["not_replaced"]:
+        warn(f"warning: the one that it replaces is still there: {result['not_replaced']}")
     show({"vm": one, **result}, text, as_json=json)
 
 
@@ -407,6 +418,26 @@ def _whose(vm: str | None) -> str:
             remedy="name the VM: --vm NAME, or `list NAME`",
         )
     return vm
+
+
+def _require_replaceable(name: str | None, group: str | None, kind: Kind, *, replace: bool) -> None:
+    """--replace is for one named checkpoint in a store. Raises UsageError."""
+    from vmckpt.errors import UsageError
+
+    if not replace:
+        return
+    if name is None:
+        raise UsageError(
+            "--replace is given without --name",
+            why="it replaces the checkpoint of that name",
+            remedy="add --name NAME",
+        )
+    if group is not None or kind is Kind.savevm:
+        raise UsageError(
+            f"--replace does not go with {'--group' if group else '--kind savevm'}",
+            why="the old one would be gone before the new one is there for good",
+            remedy="take the new one under another name, then remove the old one",
+        )
 
 
 def _require_of_group(

@@ -49,6 +49,12 @@ KindOption = Annotated[
 ]
 OfVm = Annotated[str | None, typer.Option("--vm", help="With --kind savevm: whose it is.")]
 Name = Annotated[str | None, typer.Option("--name", help="What to call it.")]
+Replace = Annotated[
+    bool,
+    typer.Option(
+        "--replace", help="Remove the VM's checkpoint of that name once this one is complete."
+    ),
+]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="key=value, any number.")]
 MaxPause = Annotated[
     str | None,

@@ -30,5 +30,6 @@ def instant(what: str, store: str | None, key: "KeySource | None") -> "Entry":
         except NotFoundError:
             raise no_checkpoint from None
     name = f"{what[:18]}-fork-{time.strftime('%Y%m%d-%H%M%S')}"
-    taken = run(create(vm, store, Wish(name, {}, "fork", 0.010), lambda _: None, key))
+    wish = Wish(name, {}, "fork", 0.010, if_taken="number")
+    taken = run(create(vm, store, wish, lambda _: None, key))
     return find(taken["id"], store, key)

@@ -16,6 +16,7 @@ from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.maps import Refs, packs_of, resized, slots_of
+from vmckpt.store.naming import Called, Settled, settle
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Hashes, Numbers, Pack
 from vmckpt.store.pins import Pin, Pinned, pins, require_unpinned, write_pin
@@ -108,13 +109,19 @@ class Store:
         return found[0]
 
     def begin(
-        self, vm: str, parent: str | None = None, *, origin: Origin | None = None
+        self,
+        vm: str,
+        parent: str | None = None,
+        *,
+        origin: Origin | None = None,
+        called: Called | None = None,
     ) -> Transaction:
         """Begin a checkpoint of `vm`: for the store a name, under which one writes at a time.
 
-        It starts from what `parent` holds, of whatever VM. Raises BusyError, NotFoundError,
+        It starts from what `parent` holds, of whatever VM. With `called` the name is looked up, and
+        those that it replaces are locked until its end. Raises BusyError, NotFoundError,
         DamagedError (all of the parent has to be there), ThereAlreadyError (that of `origin`),
-        StorageError.
+        RefusedError (the name is taken, or what it replaces is pinned), StorageError.
         """
         with ExitStack() as locks:
             hold = self.opened.backend.hold
@@ -133,7 +140,13 @@ class Store:
                     why="another command has put it there meanwhile",
                     remedy="nothing is to be done: see `vmckpt checkpoint show`",
                 )
-            start, index = self.maps(parent) if parent else Maps(), self._indexed()
+            there = self.catalogue().manifests
+            settled = settle(called, [m for m in there if m.vm == vm]) if called else Settled("")
+            held += [
+                locks.enter_context(hold(_reading(old), shared=False)) for old in settled.replaces
+            ]
+            require_unpinned(self.opened, settled.replaces)
+            start, index = self.maps(parent) if parent else Maps(), self._indexed(there)
             if parent:
                 self._require_whole(parent, index)
             return Transaction(
@@ -142,6 +155,7 @@ class Store:
                 origin or new_origin(vm, parent),
                 start,
                 (locks.pop_all(), require),
+                settled=settled,
             )
 
     @contextmanager
@@ -241,9 +255,9 @@ class Store:
                 found[chosen] = hashes[slots_of(refs[chosen])]
         return found
 
-    def _indexed(self) -> Index:
-        """The chunks that the checkpoints in the catalogue have, for all there is to know now."""
-        ids = {bytes.fromhex(pack) for m in self.catalogue().manifests for pack in m.packs}
+    def _indexed(self, manifests: Iterable[Manifest]) -> Index:
+        """The chunks that these checkpoints have, for all there is to know now."""
+        ids = {bytes.fromhex(pack) for m in manifests for pack in m.packs}
         newest = self.opened.packs.look_again()
         index = self._index
         for pack, generation in index.generations.items():

@@ -27,6 +27,7 @@ from vmckpt.store.errors import damaged
 from vmckpt.store.index import Index
 from vmckpt.store.manifest import AreaFacts, Manifest
 from vmckpt.store.maps import packs_of
+from vmckpt.store.naming import Settled
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Numbers
 from vmckpt.store.pins import Pin, write_pin
@@ -55,7 +56,7 @@ class Transaction:
     """Made by `Store.begin`; for one thread at a time.
 
     `start` are the parent's maps. `locks` are let go of at its end; `require_locks` raises when
-    they were lost before.
+    they were lost before. `settled` is what it is called, and what it replaces, which is locked.
     """
 
     def __init__(
@@ -65,8 +66,13 @@ class Transaction:
         origin: Origin,
         start: Maps,
         locks: tuple[ExitStack, Callable[[], None]],
+        *,
+        settled: Settled,
     ) -> None:
-        self.id = origin.id
+        self.id, self.name = origin.id, settled.name
+        self.replaced: list[str] = []
+        self.not_replaced: StorageError | None = None
+        self._replaces = settled.replaces
         self._opened, self._index, self._origin, self._start = opened, index, origin, start
         self._locks, self._require_locks = locks
         self._packs = list(start.packs)
@@ -111,7 +117,8 @@ class Transaction:
         """The checkpoint is in the store, for good, when this returns.
 
         `facts`: JSON. `created_unix_s`: the instant it is of, else now. `pins` that it has from the
-        start. Raises StorageError, OperationFailedError: the checkpoint is not there;
+        start. What it replaces goes after that: `replaced`, and `not_replaced` says why one did
+        not. Raises StorageError, OperationFailedError: the checkpoint is not there;
         OutcomeUnknownError: it may be.
         """
         if self._over:
@@ -129,8 +136,18 @@ class Transaction:
             self._end(published)
             raise
         self._over = self._committed = True
-        self._locks.close()
+        with self._locks:
+            self._replace()
         return manifest
+
+    def _replace(self) -> None:
+        """Remove what the committed checkpoint replaces. That it cannot be is not its failure."""
+        try:
+            for old in self._replaces:
+                self._opened.backend.remove(f"{CHECKPOINTS}/{old}")
+                self.replaced.append(old)
+        except StorageError as exc:
+            self.not_replaced = exc
 
     def abort(self) -> None:
         """Nothing of it stays. After `commit` it does nothing."""

@@ -57,6 +57,7 @@ from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host, local_host
 from vmckpt.sequence.steps import finish
+from vmckpt.store.naming import IfTaken
 from vmckpt.vm.inventory import Vm, homes
 from vmckpt.vm.lifecycle import owner, remove_vm, stop_vm
 
@@ -262,12 +263,13 @@ class _Guarding:
 
     async def _prepare(self, vm: Vm) -> None:
         name = f"{vm.name[:18]}-guard-{time.strftime('%Y%m%d-%H%M%S')}"
-        wish = PointWish(name, {TAG: self._record.run}, TRIGGER, self._request.max_pause_s)
+        tags, pause_s = {TAG: self._record.run}, self._request.max_pause_s
+        wish = PointWish(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
         taken = await create(vm, self._request.store, wish, self._tools.tell)
         self._save(checkpoint=taken["id"])
         entry = await point_of(self._record)
         await pin_for(self._record, entry)
-        self._tools.tell(f"{name}: the VM stood still for {taken['pause_ms']:.1f} ms")
+        self._tools.tell(f"{entry.name}: the VM stood still for {taken['pause_ms']:.1f} ms")
         if self._request.proof is Proof.RUN:
             self._tools.tell("proving it: a copy of it runs")
             await self._run_a_copy(entry, vm.host)

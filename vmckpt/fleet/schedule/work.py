@@ -23,6 +23,7 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.manifest import Manifest
+from vmckpt.store.naming import IfTaken
 from vmckpt.store.sealing.keys import Keeper, KeySource
 from vmckpt.store.store import Store
 from vmckpt.vm.inventory import Vm, read_vm
@@ -78,7 +79,8 @@ class Checkpoints:
         due = time.gmtime(held.due_s)
         name = f"{record.name[:22]}-{time.strftime('%Y%m%d-%H%M%S', due)}"
         tags = {TAG: record.name, DUE: time.strftime("%Y-%m-%dT%H:%M:%SZ", due)}
-        wish = Wish(name, tags, TAG, asked.max_pause_s, asked.kind, making.id)
+        number = IfTaken.NUMBER.value
+        wish = Wish(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
         try:
             await create(vm, asked.store, wish, self._tell, _key(record))
         except VmckptError:

@@ -1,0 +1,58 @@
+"""Names of checkpoints: of one VM in one store each is there once."""
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from itertools import count
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
+from vmckpt.store.manifest import Manifest
+
+MOST_LETTERS = 40
+
+
+class IfTaken(StrEnum):
+    """What becomes of a new checkpoint whose name another of the VM has."""
+
+    REFUSE = "refuse"
+    REPLACE = "replace"
+    NUMBER = "number"
+
+
+class Called(NamedTuple):
+    """The name that a checkpoint is to have."""
+
+    name: str
+    if_taken: IfTaken = IfTaken.REFUSE
+
+
+class Settled(NamedTuple):
+    """The name that it will have, and the checkpoints that it replaces."""
+
+    name: str
+    replaces: tuple[str, ...] = ()
+
+
+def settle(called: Called, of_the_vm: Sequence[Manifest]) -> Settled:
+    """The name among the VM's checkpoints in the store. Raises RefusedError when it is taken."""
+    named: dict[str, list[str]] = {}
+    for one in of_the_vm:
+        named.setdefault(str(one.facts.get("name")), []).append(one.id)
+    if called.name not in named:
+        return Settled(called.name)
+    if called.if_taken is IfTaken.REPLACE:
+        return Settled(called.name, tuple(named[called.name]))
+    if called.if_taken is IfTaken.NUMBER:
+        return Settled(_next(called.name, named))
+    raise RefusedError(
+        f"'{of_the_vm[0].vm}' has a checkpoint '{called.name}' already",
+        why=f"{', '.join(one[:12] for one in named[called.name])} is called so in the same store",
+        remedy="choose another name, or add --replace: the old one is removed when the new one is "
+        "complete",
+    )
+
+
+def _next(name: str, taken: Collection[str]) -> str:
+    ends = (f"-{number}" for number in count(2))
+    names = (f"{name[: MOST_LETTERS - len(end)]}{end}" for end in ends)
+    return next(one for one in names if one not in taken)
