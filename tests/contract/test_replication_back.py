@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.silent_ends import Guest, marked_as
+from tests.silent_ends import Scripted as ScriptedQemu
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -18,7 +21,7 @@ from vmckpt.errors import (
     UsageError,
 )
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.failback import came_from, failback, last_options
 from vmckpt.replicate.keep import keep
@@ -128,6 +131,35 @@ def test_a_guest_that_was_taken_over_and_does_not_run_is_no_success_however_ofte
         with pytest.raises(OutcomeUnknownError, match="does not run there") as unknown:
             asyncio.run(failover("web", [vm.host]))
         assert "the word" in unknown.value.why
+
+
+class WithoutService(ScriptedQemu):
+    """A host with the guest's QEMU; the standby's service has ended."""
+
+    async def connect(self, path: Path) -> socket.socket:
+        if path.name == "control.sock":
+            raise HostDownError("no service", why="it has ended", remedy="-")
+        return await ScriptedQemu.connect(self, path)
+
+
+def test_a_guest_that_was_taken_over_paused_and_started_since_is_a_success(
+    tmp_path: Path,
+) -> None:
+    vm = a_vm(tmp_path)
+    taken_over(vm, None)
+    there = WithoutService("b", tmp_path, "127.0.0.1", guest=Guest("paused", "completed"))
+
+    async def main() -> dict[str, Any]:
+        with pytest.raises(OutcomeUnknownError, match="does not run there"):
+            await failover("web", [there])
+        there.guest.run = "running"  # vmckpt vm start
+        return await failover("web", [there])
+
+    with marked_as(vm.qemu.files) as process:
+        ours = identify(process.pid)
+        assert ours is not None
+        vm.directory.current.write_text(vm.qemu._replace(process=ours).to_json())
+        assert asyncio.run(main())["state"] == "promoted"
 
 
 class Scripted:

@@ -31,7 +31,7 @@ from vmckpt.replicate.sides import (
     until_gone,
     while_there_is,
 )
-from vmckpt.vm.inventory import Vm, read_vm
+from vmckpt.vm.inventory import Vm, look, read_vm
 from vmckpt.vm.start import Replaced
 
 
@@ -189,13 +189,19 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
     if status["state"] != PROMOTED:
         status = await _taken_over(name, standby, found)
     warnings = await _left(name, status, hosts)
-    if status["took_over_ms"] is None:
+    if status["took_over_ms"] is None and not await _runs_by_now(standby.host, name):
         raise OutcomeUnknownError(
             f"{standby.host.name} has '{name}', which does not run there",
             why="; ".join([str(status["why"]), *warnings]),
             remedy=f"vmckpt vm start {name}",
         )
     return status | {"warnings": warnings}
+
+
+async def _runs_by_now(standby: Host, name: str) -> bool:
+    """Whether the guest, which the standby could not let run, was started there since."""
+    home = await read_vm(standby, name)
+    return home is not None and (await look(home)).state == "running"
 
 
 async def _standby_of(name: str, found: Iterable[Side]) -> Side:
