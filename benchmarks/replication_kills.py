@@ -31,9 +31,9 @@ from vmckpt.lab.labguest import LabGuest
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.begin import PROTECTED
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.operate import stop
 from vmckpt.replicate.request import PROMOTED, Files
 from vmckpt.replicate.sides import last_word
+from vmckpt.replicate.stop import stop
 
 NAME = "bench"
 LONGEST_WAIT_S, ANSWER_S, POLL_S = 1.5, 60.0, 0.05

@@ -28,8 +28,8 @@ from vmckpt.replicate.disks.aside import fold
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.folding import fold_there
-from vmckpt.replicate.operate import stop
 from vmckpt.replicate.request import SHARED, Files, Options, Request
+from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.check import Check
 from vmckpt.vm.inventory import Vm

@@ -17,8 +17,9 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.migrate.options import Options
 from vmckpt.replicate.claim import Claim
-from vmckpt.replicate.operate import require_decided, stop
+from vmckpt.replicate.operate import require_decided
 from vmckpt.replicate.request import Files
+from vmckpt.replicate.stop import stop
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import held, read_again, remove_vm, stop_vm
 

@@ -33,10 +33,11 @@ from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
 from vmckpt.replicate.disks.journal import Journal
 from vmckpt.replicate.keeper import Keeper
-from vmckpt.replicate.operate import require_decided, stop
+from vmckpt.replicate.operate import require_decided
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.replica import replica_in
 from vmckpt.replicate.request import Files
+from vmckpt.replicate.stop import stop
 from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.replicate.takeover import SILENCE_S, TakeOver
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch

@@ -196,3 +196,27 @@ def test_an_arbiter_that_knows_of_no_term_grants_none_back(tmp_path: Path) -> No
         assert not await back
 
     asyncio.run(main())
+
+
+def test_an_arbiter_that_is_gone_for_good_is_waited_for_until_the_operator_knows_better(
+    tmp_path: Path,
+) -> None:
+    store, told = Deaf(tmp_path), list[str]()
+
+    async def main() -> None:
+        keeper = primary_of(store, told)
+        await hand_over(keeper)
+        store.is_down = True
+        taking = asyncio.ensure_future(keeper.take_back(is_standbys))
+        await asyncio.sleep(1.5)  # longer than the lease
+        assert not taking.done()
+        assert float(told[-1]) == 0
+        assert "the arbiter is down" in keeper.arbiter_fails
+        keeper.go_alone()
+        async with asyncio.timeout(5):
+            assert await taking
+            assert await keeper.solo()
+        keeper.free()
+        assert told[-1] == "inf"
+
+    asyncio.run(main())

@@ -2,27 +2,40 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from vmckpt.errors import NotFoundError, OperationFailedError, OutcomeUnknownError, RefusedError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+)
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET, Versioned
-from vmckpt.replicate import begin, recovery, sides
+from vmckpt.replicate import begin, primary, recovery, sides
+from vmckpt.replicate import stop as stopping
+from vmckpt.replicate.claim import Claim
+from vmckpt.replicate.control import GO_ALONE, answering
 from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare, read_mark
 from vmckpt.replicate.leftover_copies import Fate, settle_here
-from vmckpt.replicate.operate import require_decided, settle, stop
+from vmckpt.replicate.operate import require_decided, settle
 from vmckpt.replicate.recovery import abandon, recover
-from vmckpt.replicate.request import COPY, SHARED, Files, Options, Request
+from vmckpt.replicate.request import COPY, SHARED, Files, Options, Request, read_request
+from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
@@ -413,3 +426,137 @@ def test_options_come_back_as_they_were(hosts: tuple[LocalHost, LocalHost], tmp_
     files = requested(hosts, tmp_path)
     data = json.loads(files.request.read_text())
     assert asdict(Request.from_json(data).options)["lease_s"] == 0.1
+
+
+class WithoutArbiter:
+    """A primary on `a` that waits for an arbiter, and what it is told."""
+
+    def __init__(self, host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host, self.told, self.fails = host, list[str](), "it is down: no way to it"
+        monkeypatch.setattr(stopping, "ARBITER_S", 0.2)
+
+    async def _answer(self, word: str) -> dict[str, Any]:
+        self.told.append(word)
+        if word == "stop":
+            await asyncio.sleep(5)
+        return {"role": "primary", "state": "protected", "primary": "a", "standby": "b",
+                "arbiter_fails": self.fails, "why": word}  # fmt: skip
+
+    async def stop(
+        self, known: Iterable[LocalHost], *, standby_is_dead: bool = False
+    ) -> dict[str, Any]:
+        async with answering(Files.of(self.host, "web").control, self._answer):
+            try:
+                return await stop("web", known, standby_is_dead=standby_is_dead)
+            finally:
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+
+
+@contextmanager
+def waiting_standby(host: LocalHost) -> Iterator["subprocess.Popen[bytes]"]:
+    """What a standby's service and its QEMU look like, as far as a process goes."""
+    directory = vm_dir(host.state_dir, "web")
+    directory.path.mkdir(parents=True)
+    directory.spec.write_text(SPEC)
+    argv = ["sleep", "60", "replica", "standby", str(Files.of(host, "web").path), ""]
+    with subprocess.Popen(["sh", "-c", "read line", *argv], stdin=subprocess.PIPE) as process:
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.001)
+        yield process
+        process.kill()
+
+
+def test_a_stop_without_an_arbiter_ends_the_standby_and_lets_the_guest_go_on(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested(hosts, tmp_path)
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+    with waiting_standby(hosts[1]) as service:
+        assert asyncio.run(waits.stop(hosts))["why"] == GO_ALONE
+        assert service.wait(5) < 0
+    assert waits.told[-1] == GO_ALONE
+    assert not vm_dir(hosts[1].state_dir, "web").path.exists()
+    assert not any(Files.of(host, "web").path.exists() for host in hosts)
+
+
+def test_a_stop_without_an_arbiter_runs_no_guest_twice(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested(hosts, tmp_path)
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+    with pytest.raises(RefusedError) as silent:
+        asyncio.run(waits.stop(hosts[:1]))  # the standby's host does not answer
+    assert "--standby-is-dead" in silent.value.remedy
+    home(hosts[1], "new")
+    with pytest.raises(RefusedError) as taken:
+        asyncio.run(waits.stop(hosts))
+    assert "failover" in taken.value.remedy
+    assert GO_ALONE not in waits.told
+    asyncio.run(waits.stop(hosts[:1], standby_is_dead=True))
+    assert waits.told[-1] == GO_ALONE
+
+
+def test_a_primary_that_does_not_end_for_another_reason_is_not_run_alone(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested(hosts, tmp_path)
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+    waits.fails = ""
+    monkeypatch.setattr(stopping, "TIMEOUT_S", 0.2)
+    with pytest.raises(HostDownError, match="does not end"):
+        asyncio.run(waits.stop(hosts, standby_is_dead=True))
+    assert GO_ALONE not in waits.told
+
+
+class Off(LocalHost):
+    """A host that gives no answer."""
+
+    async def exists(self, path: Path) -> bool:
+        raise HostDownError("b is off", why=str(path), remedy="-")
+
+    async def read_text(self, path: Path) -> str | None:
+        raise HostDownError("b is off", why=str(path), remedy="-")
+
+
+@pytest.mark.parametrize("has_claim", [True, False])
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_guest_that_was_left_to_a_standby_of_which_nothing_is_left_is_no_dead_end(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, *, is_silent: bool, has_claim: bool
+) -> None:
+    """Its primary's QEMU died and gave the term up, and the standby's host died before it had it.
+
+    Then it gives no answer, or has forgotten all.
+    """
+    vm, files = home(hosts[0], "old"), requested(hosts, tmp_path)
+    request = read_request(files.path)
+    record(tmp_path, "a/1", "b/1", released=True)
+    left = {"role": "primary", "state": "ended", "run": "1", "ending": "yours", "why": "it died"}
+    files.status.write_text(json.dumps(left | {"standby": "b"}))
+    if has_claim:  # services of earlier versions wrote none
+        Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
+    a, b = hosts
+    shutil.rmtree(b.state_dir)
+    if is_silent:
+        b = Off("b", b.state_dir, "127.0.0.1")
+        with pytest.raises(RefusedError, match=r"may run it|may take 'web' over") as refused:
+            asyncio.run(stop("web", [a, b]))
+        assert "--standby-is-dead" in refused.value.remedy
+        with pytest.raises(RefusedError, match=r"may be about to go on|may take 'web' over"):
+            asyncio.run(require_decided(vm))
+    asyncio.run(stop("web", [a, b], standby_is_dead=is_silent))
+    asyncio.run(require_decided(vm))
+    asyncio.run(primary._entitled(request, vm))  # it may be protected anew
+
+
+def test_a_replica_that_was_ended_without_the_arbiter_keeps_no_vm_from_protection(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    vm, request = home(hosts[0], "old"), read_request(requested(hosts, tmp_path).path)
+    record(tmp_path, "a/1", "b/1")
+    with pytest.raises(RefusedError, match="is protected already"):
+        asyncio.run(primary._entitled(request, vm))
+    vm.directory.gone_replica.write_text("b/1")
+    lease, dead = asyncio.run(primary._entitled(request, vm))
+    asyncio.run(lease.take(dead))
+    assert stands(tmp_path).term == 2

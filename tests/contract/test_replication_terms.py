@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -282,7 +282,49 @@ def test_a_primary_waits_for_a_standby_from_when_it_first_sees_its_term(
     monkeypatch.setattr(protection, "time", SimpleNamespace(monotonic=lambda: now_s))
     waiting: Any = protection.Protection.__new__(protection.Protection)
     waiting._keeper = SimpleNamespace(take_back=take_back)
-    waiting._request = SimpleNamespace(is_standbys=bool)
+    waiting._request = SimpleNamespace(is_standbys=bool, one_machine=False)
+    waiting._stream = SimpleNamespace(is_taken=False)
     with open_fd(os.pidfd_open(os.getpid())) as pidfd:
         waiting._grip = SimpleNamespace(pidfd=pidfd)
         assert asyncio.run(waiting._has_term_back())
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_replaced_primary_ends_as_soon_as_its_standby_has_the_guest(
+    hosts: tuple[LocalHost, LocalHost], is_told: bool
+) -> None:
+    """By its own word over the connection, or on one machine by what is at home there."""
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def receive() -> None:
+        await asyncio.sleep(0.1)
+        waiting._stream.is_taken = is_told
+        if not is_told:
+            home(hosts[1], "new")
+
+    async def main() -> None:
+        async with asyncio.timeout(5):
+            await waiting.run()
+
+    async def ended() -> None:
+        killed.append("qemu")
+
+    async def answer(value: Any) -> Any:
+        return value
+
+    killed = list[str]()
+    waiting: Any = protection.Protection.__new__(protection.Protection)
+    waiting._protect = lambda _: answer(protection.Ending.REPLACED)
+    waiting._woken_by_its_end = nullcontext
+    waiting._stream = SimpleNamespace(receive=receive, beat=never, is_taken=False)
+    waiting._keeper = SimpleNamespace(keep=never, take_back=lambda _: answer(False))
+    waiting._qemu_lives = lambda: True
+    waiting._end_qemu = ended
+    waiting._request = SimpleNamespace(
+        is_standbys=bool, one_machine=not is_told, standby=hosts[1], vm="web"
+    )
+    waiting._conclude = answer
+    asyncio.run(main())
+    assert killed == ["qemu"]

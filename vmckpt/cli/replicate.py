@@ -125,14 +125,14 @@ def stop(
         bool,
         typer.Option(
             "--standby-is-dead",
-            help="Of shared disks: the standby's host does not answer, and is certainly off.",
+            help="The standby's host does not answer and is certainly off.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
     """End the VM's replication; it runs on where it is, unprotected."""
     from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.replicate.operate import stop as stop_
+    from vmckpt.replicate.stop import stop as stop_
 
     status = run(stop_(name, all_hosts(), standby_is_dead=standby_is_dead))
     show(status, f"{name} is not replicated any more: {status['why']}", as_json=json)

@@ -125,7 +125,8 @@ def refused(vm: Vm, answer: Answer) -> RefusedError:
         return RefusedError(
             f"{answer.standby} may take '{vm.name}' over at any moment",
             why=f"its protection from {vm.host.name} ended without the arbiter being told",
-            remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: {stop}",
+            remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: {stop}"
+            " (with --standby-is-dead if its host is off)",
         )
     why = f"the arbiter granted the term to {answer.holder}"
     if answer.right is Right.FORGOTTEN:

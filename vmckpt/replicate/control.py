@@ -18,6 +18,8 @@ TIMEOUT_S = 60.0
 STATUS_TIMEOUT_S = 3.0
 # Said to a standby whose primary does not come any more; one that has it takes no notice.
 DISMISS = "dismiss"
+# Said to a primary whose standby certainly has no guest: it needs no term, nor the arbiter.
+GO_ALONE = "go alone"
 # How long answers that are under way at a service's end may take.
 LAST_WORDS_S = 2.0
 

@@ -11,9 +11,10 @@ from vmckpt.hosts.host import Host
 from vmckpt.replicate.begin import start
 from vmckpt.replicate.keeping import Move, View, Window, decide
 from vmckpt.replicate.leftover_copies import Fate
-from vmckpt.replicate.operate import settle, stop
+from vmckpt.replicate.operate import settle
 from vmckpt.replicate.request import ENDED, Options
 from vmckpt.replicate.sides import sides
+from vmckpt.replicate.stop import stop
 from vmckpt.vm.inventory import Vm, homes
 
 LOOK_S = 5.0

@@ -44,6 +44,9 @@ class Keeper:
         # While no replica is entitled to the term the guest may run, lease or not.
         self._is_free, self._is_still = True, False
         self._guard_died = ""
+        self._is_alone = False
+        # Why the arbiter gives no answer; "": it does.
+        self.arbiter_fails = ""
         self.replaced = asyncio.Event()
         self.unanswered_since_s: float | None = None
         self.acknowledged = -1
@@ -96,11 +99,12 @@ class Keeper:
     async def _renew(self) -> None:
         try:
             await self._lease.renew()
+            self.arbiter_fails = ""
             self._tell()
         except RefusedError:
             await self._settle()
-        except (ArbiterDownError, OutcomeUnknownError, StorageError):
-            await asyncio.sleep(RETRY_S)
+        except (ArbiterDownError, OutcomeUnknownError, StorageError) as exc:
+            await self._try_again(exc)
 
     async def _settle(self) -> None:
         """The term seems not to be ours: see whose it is."""
@@ -113,7 +117,7 @@ class Keeper:
             self.replaced.set()
 
     async def in_sync(self, replica: str) -> bool:
-        """`replica` may take over from now on; tries for as long as it takes.
+        """`replica` may take over from now on; tries until the arbiter answers, or `go_alone`.
 
         False when another has taken the term: this guest is not to run again.
         """
@@ -126,17 +130,29 @@ class Keeper:
         return await self._recorded(self._lease.record_solo)
 
     async def _recorded(self, record: Callable[[], Awaitable[Held]]) -> bool:
-        while not self.replaced.is_set():
+        while not (self.replaced.is_set() or self._is_alone):
             try:
                 await record()
             except RefusedError:
                 await self._settle()
-            except (ArbiterDownError, OutcomeUnknownError, StorageError):
-                await asyncio.sleep(RETRY_S)
+            except (ArbiterDownError, OutcomeUnknownError, StorageError) as exc:
+                await self._try_again(exc)
             else:
+                self.arbiter_fails = ""
                 self._tell()
                 return True
-        return False
+        return self._is_alone
+
+    async def _try_again(self, exc: VmckptError) -> None:
+        self.arbiter_fails = f"{exc.what}: {exc.why}"
+        await asyncio.sleep(RETRY_S)
+
+    def go_alone(self) -> None:
+        """The operator has made sure that no standby has the guest, or will have it.
+
+        No term is needed any more: what waits for the arbiter ends.
+        """
+        self._is_alone = True
 
     async def give_up(self) -> None:
         """The guest is dead here: who is in sync may take over at once. Raises `give_up`'s."""
@@ -153,19 +169,22 @@ class Keeper:
             await self._lease.give_up()
 
     async def take_back(self, is_standbys: Callable[[str], bool]) -> bool:
-        """After `hand_over`: hold the term again, no replica in sync; tries as long as it takes.
+        """After `hand_over`: hold the term again, no replica in sync, or need none (`go_alone`).
 
-        False when another has it: this guest is not to run again. Nor is it when anybody but its
-        own standby gave the term up: that one had the guest from somebody who came after us. An
-        arbiter that knows of no term has forgotten ours, or is not mounted: it is waited for.
+        Tries until the arbiter answers. False when another has it: this guest is not to run again.
+        Nor is it when anybody but its own standby gave the term up: that one had the guest from a
+        host that came after us. An arbiter that knows of no term has forgotten ours, or is not
+        mounted: it is waited for.
         """
         again, ours = self._again, (self._lease.claimant.name, self._again.claimant.name)
-        while True:
+        while not self._is_alone:
             try:
                 seen = await again.look()
                 if seen is None:
+                    self.arbiter_fails = "the arbiter knows of no term"
                     await asyncio.sleep(RETRY_S)
                     continue
+                self.arbiter_fails = ""
                 holder = seen.now.record.holder
                 if holder not in ours and not is_standbys(holder):
                     return False
@@ -174,11 +193,13 @@ class Keeper:
                 if again.seen is None or again.seen.now.record.holder not in ours:
                     return False
                 await asyncio.sleep(RETRY_S)  # it was not told, and its lease may run
-            except (ArbiterDownError, OutcomeUnknownError, StorageError):
-                await asyncio.sleep(RETRY_S)
+            except (ArbiterDownError, OutcomeUnknownError, StorageError) as exc:
+                await self._try_again(exc)
             else:
                 self._lease, self._is_still = again, False
                 return True
+        self._is_still = False
+        return True
 
     def is_silent(self) -> bool:
         """Whether the standby has left an epoch unanswered for too long."""

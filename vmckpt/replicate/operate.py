@@ -1,4 +1,4 @@
-"""The operator's side of a replication that is under way: end it, or have the standby take over."""
+"""The operator's side of a replication: have the standby take over, remove what that replaced."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,12 +13,9 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.lease.rule import Right
-from vmckpt.replicate.claim import ask_about, is_of_this_home, refused, require_right
+from vmckpt.replicate.claim import is_of_this_home, require_right
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.folding import fold_there, stand_aside
-from vmckpt.replicate.leftover_copies import Fate, settle_copies
-from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
+from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
 from vmckpt.replicate.sides import (
     BEGIN_S,
@@ -28,151 +25,10 @@ from vmckpt.replicate.sides import (
     services,
     side_of,
     sides,
-    until_gone,
     while_there_is,
 )
 from vmckpt.vm.inventory import Vm, look, read_vm
 from vmckpt.vm.start import Replaced
-
-
-async def stop(
-    name: str,
-    hosts: Iterable[Host],
-    copies: Fate = Fate.DISCARD,
-    *,
-    standby_is_dead: bool = False,
-) -> dict[str, Any]:
-    """End the VM's replication: it runs on where it is, unprotected.
-
-    What it wrote to shared disks is on them then. `standby_is_dead`: the operator says that a
-    standby's host which gives no answer does nothing more.
-
-    `copies`: what becomes of those of a standby that was killed. What services that have ended left
-    to read goes too. When both were killed the arbiter is told that no standby may take over any
-    more. Raises NotFoundError, RefusedError when a standby whose primary is silent may have the
-    only copy of the guest, TimedOutError, OperationFailedError.
-    """
-    hosts = tuple(hosts)
-    found = await _sides_if_any(name, hosts)
-    if not found:
-        if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
-            return {"vm": name, "why": "what it wrote is on its shared disks"}
-        raise not_replicated(name)
-    answering = {str(side.status["role"]): side.host for side in found if side.answers}
-    if "standby" in answering and "primary" not in answering:
-        raise RefusedError(
-            f"the primary of '{name}' gives no answer",
-            why=f"{answering['standby'].name} may have the only copy of the guest by now",
-            remedy=f"vmckpt replicate failover {name}",
-        )
-    last = found[0].status
-    for side in found:
-        if side.answers and side.status["role"] == "primary":
-            last = await ask(side.host, Files.of(side.host, name), "stop")
-    for side in found:
-        await until_gone(side.host, name)
-    if not (standby_is_dead or any(side.status["role"] == "standby" for side in found)):
-        await _require_no_other_home(name, found)
-    last = await _settle_term(name, found, copies, standby_is_dead=standby_is_dead) or last
-    if await stand_aside(name, hosts):
-        with suppress(HostDownError):  # an old primary's is nobody's, and goes
-            await settle(name, hosts)
-        await fold_there(name, hosts, standby_is_dead=standby_is_dead)
-    for side in found:
-        await side.host.remove(Files.of(side.host, name).path)
-    return last
-
-
-async def _settle_term(
-    name: str, found: Iterable[Side], copies: Fate, *, standby_is_dead: bool
-) -> dict[str, Any] | None:
-    """No standby may take over any more, nor waits; what the primary's host says, if it was asked.
-
-    It is when its service was killed, or left the guest to a standby that does not have it.
-    """
-    has_it, last = not standby_is_dead, None
-    for side in sorted(found, key=lambda side: side.status["role"] == "primary"):
-        is_killed = not await _has_ended(side.host, name)
-        if side.status["role"] == "standby":  # the first: it may have the term
-            has_it = side.status["state"] == PROMOTED
-            await end_waiting(side.host, name)
-            if is_killed:
-                await _abandoned(side.host, name)
-            await settle_copies(side.host, Files.of(side.host, name), copies)
-        elif is_killed or (has_left(side.status) and not has_it):
-            last = await _released(side.host, name, standby_is_dead=standby_is_dead)
-    return last
-
-
-async def _require_no_other_home(name: str, found: Iterable[Side]) -> None:
-    """Nobody but a host that answers has the guest. Raises RefusedError, HostDownError.
-
-    For a primary that was replaced while its standby's host is silent: the arbiter is asked.
-    """
-    for side in found:
-        if side.status["role"] == "primary" and has_left(side.status):
-            vm = await read_vm(side.host, name)
-            answer = None if vm is None else await ask_about(vm)
-            if vm is not None and answer is not None and answer.right is not Right.OURS:
-                raise refused(vm, answer)
-
-
-async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[Side]:
-    """As `sides`; none too where only a host that gives no answer may know of one, and something
-    stands aside: `fold_there` asks more of that host, unless it is said to be dead.
-    """
-    try:
-        return await sides(name, hosts)
-    except HostDownError:
-        if await stand_aside(name, hosts):
-            return []
-        raise
-
-
-async def _has_ended(host: Host, name: str) -> bool:
-    """Whether a service there said at its end that nothing is left to be done."""
-    said = await last_word(host, Files.of(host, name))
-    return said is not None and said["state"] in ENDED
-
-
-async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> dict[str, Any]:
-    """Have the host of a primary that was killed take its term back; what it says then.
-
-    From a standby that took it only when the operator says that it is dead.
-    """
-    files = Files.of(host, name)
-    log = files.path / "release.log"
-    command = [*await host.own_command(), "replica", "release", str(files.path)]
-    process = await host.spawn([*command, *["--standby-is-dead"] * standby_is_dead], log)
-    late = TimedOutError(
-        f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
-        why="the arbiter gives no answer, or another works on the VM",
-        remedy=f"see to the arbiter: {host.name} goes on trying; then the same again",
-    )
-    await while_there_is(lambda: host.is_alive(process), late)
-    said = await last_word(host, files)
-    if said is None or said["state"] not in ENDED:
-        words = (await host.read_text(log) or "").strip().splitlines()
-        raise OperationFailedError(
-            f"the term of '{name}' was not taken back",
-            why="; ".join(words[-3:]) or "its process ended without a word",
-            remedy="mend that, and the same again: until then a standby may take over",
-        )
-    return said
-
-
-async def _abandoned(host: Host, name: str) -> None:
-    """Have the host of a standby that was killed give up a term that it took for nothing."""
-    directory = Files.of(host, name).path
-    done = await host.run(
-        [*await host.own_command(), "replica", "abandon", str(directory)], BEGIN_S
-    )
-    if done.returncode:
-        raise OperationFailedError(
-            f"the term of '{name}' was not given up",
-            why="; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}",
-            remedy="mend that, and the same again: until then nobody can go on with the VM",
-        )
 
 
 async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:

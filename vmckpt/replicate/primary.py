@@ -79,9 +79,10 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         pidfd = stack.enter_context(_pidfd(vm))
         tell_guard = stack.enter_context(_guarded(vm, files))
         await require_right(vm)
-        lease, dead = await _entitled(request)
+        lease, dead = await _entitled(request, vm)
         keeper = Keeper(lease, tell_guard)
         await keeper.take(dead)
+        await host.remove(vm.directory.gone_replica)
         options = request.options
         Claim(
             vm.name, lease.claimant.name, request.standby.name,
@@ -158,11 +159,12 @@ async def _await_request(directory: Path) -> Request:
     return read_request(directory)
 
 
-async def _entitled(request: Request) -> tuple[Lease, Holding | None]:
+async def _entitled(request: Request, vm: Vm) -> tuple[Lease, Holding | None]:
     """A lease of the VM that is at home here, and whose term it follows.
 
     Whoever holds the VM's lock where it is at home goes on from whoever held it before, whose
-    process is dead: unless a replica of that one may take over. Raises RefusedError.
+    process is dead: unless a replica of that one may take over, and is not known to be gone.
+    Raises RefusedError.
     """
     store, name = open_arbiter(request.options), f"{request.primary.name}/{request.run}"
     found = await store.read(request.vm)
@@ -170,7 +172,8 @@ async def _entitled(request: Request) -> tuple[Lease, Holding | None]:
     if found is None:
         return Lease(store, request.vm, Claimant(name), span), None
     record = found.record
-    if record.in_sync is not None:
+    gone = await vm.host.read_text(vm.directory.gone_replica)
+    if record.in_sync is not None and record.in_sync != gone:
         raise RefusedError(
             f"'{request.vm}' is protected already",
             why=f"{record.in_sync} may take over from {record.holder}, as the arbiter has it",

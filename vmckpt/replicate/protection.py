@@ -16,13 +16,14 @@ from typing import Any
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
-from vmckpt.replicate.control import write_last_word
+from vmckpt.replicate.control import GO_ALONE, write_last_word
 from vmckpt.replicate.epochs import Epochs, Grip
 from vmckpt.replicate.keeper import GIVEN_UP_S, RETRY_S, Keeper
 from vmckpt.replicate.paths import SecondPath, paths_status
 from vmckpt.replicate.request import Files, Request
 from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.sequence.steps import to_the_end
+from vmckpt.vm.inventory import read_vm
 
 POLL_S = 0.02
 # A killed QEMU takes 0.3 s per GiB to end.
@@ -86,8 +87,10 @@ class Protection:
                 # Asked to end, or a bug of ours: no guest stays behind whose output is held.
                 self._why = f"the service ended: {str(exc) or type(exc).__name__}"
                 ending = await to_the_end(self._go_on_alone())
-                await to_the_end(self._conclude(ending))
+                await to_the_end(self._conclude(await to_the_end(self._settled(ending))))
                 raise
+            # Who has taken the term may still say over the connection that it has the guest.
+            ending = await to_the_end(self._settled(ending))
         await to_the_end(self._conclude(ending))
 
     def _how_lost(self, exc: StandbyLostError) -> str:
@@ -96,12 +99,16 @@ class Protection:
             return str(exc)
         return f"{exc}; {self._second.told(self._stream.heard_s)}"
 
+    async def _settled(self, ending: Ending) -> Ending:
+        """Of one that was replaced: it goes on here after all, or nothing of it runs any more."""
+        if ending is not Ending.REPLACED:
+            return ending
+        if await self._has_term_back():
+            return await self._go_on_here()
+        await self._end_qemu()
+        return ending
+
     async def _conclude(self, ending: Ending) -> None:
-        if ending is Ending.REPLACED:
-            if await self._has_term_back():
-                ending = await self._go_on_here()
-            else:
-                await self._end_qemu()
         if ending in SETTLED_HERE:
             with suppress(StorageError):  # then whoever starts the VM asks the arbiter, once
                 await self._vm.host.remove(self._vm.directory.claim)
@@ -235,15 +242,23 @@ class Protection:
         """Whether who has taken the term gives it up in time, unable to go on with the guest.
 
         Until then that stands still here, as the guard has it. The time begins when another is
-        first seen to have the term: an arbiter may not have answered for long before.
+        first seen to have the term: an arbiter may not have answered for long before. It is over
+        as soon as the standby is known to have the guest.
         """
         until_s = math.inf
         while time.monotonic() < until_s and self._qemu_lives():
+            if self._stream.is_taken or await self._is_at_home_there():
+                return False
             if await self._keeper.take_back(self._request.is_standbys):
                 return True
             until_s = min(until_s, time.monotonic() + GIVEN_UP_S)
             await asyncio.sleep(RETRY_S)
         return False
+
+    async def _is_at_home_there(self) -> bool:
+        """Whether the standby certainly has the guest; of another machine only it can say so."""
+        asked = self._request
+        return asked.one_machine and await read_vm(asked.standby, asked.vm) is not None
 
     async def _go_on_here(self) -> Ending:
         self._why = f"the standby did not take the guest over: {self._stream.why or 'it is silent'}"
@@ -318,9 +333,13 @@ class Protection:
             self._wake.set()
 
     async def answer(self, word: str) -> dict[str, Any]:
-        """What it is asked over its control socket: status, stop, failover."""
-        if word in ("stop", "failover"):
-            self._asked = Ending.STOPPED if word == "stop" else Ending.YOURS
+        """What it is asked over its control socket: status, stop, failover, GO_ALONE."""
+        if word in ("stop", "failover", GO_ALONE):
+            self._asked = Ending.YOURS if word == "failover" else Ending.STOPPED
+            if word == GO_ALONE:
+                with suppress(StorageError):  # the guest goes on, if without a next protection
+                    await self._vm.host.write_text(self._vm.directory.gone_replica, self._replica)
+                self._keeper.go_alone()
             self._wake.set()
             while self._ending is None:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
@@ -337,7 +356,8 @@ class Protection:
             "standby": self._request.standby.name,
             "state": self._stage(),
             "ending": self._ending.name.lower() if self._ending else None,
-            "why": self._why or self._stands_still(),
+            "why": self._why or self._stands_still() or self._waits(),
+            "arbiter_fails": self._keeper.arbiter_fails,
             "term": self._keeper.term,
             "may_run": self._ending is not None or self._keeper.may_run(),
             "output_commit": options.holds_output,
@@ -359,6 +379,10 @@ class Protection:
     def _stands_still(self) -> str:
         state = self._epochs.stands_still
         return f"QEMU has stopped the guest: '{state}'" if state else ""
+
+    def _waits(self) -> str:
+        fails = self._keeper.arbiter_fails
+        return f"the arbiter gives no answer: {fails}" if fails else ""
 
     def _stage(self) -> str:
         if self._ending is not None:

@@ -88,12 +88,14 @@ async def abandon(directory: Path) -> None:
 async def give_up_term(request: Request) -> None:
     """Give up a term that the standby's service took, and does nothing with any more.
 
-    Tries as long as it takes. An arbiter that knows of no term may not be mounted, or was never
-    asked for one: it is asked for no longer than a primary waits. Raises UsageError.
+    Tries until the arbiter answers, or the replication was ended without it. An arbiter that knows
+    of no term may not be mounted, or was never asked for one: it is asked for no longer than a
+    primary waits. Raises UsageError.
     """
     store, ended = open_arbiter(request.options), f"{request.standby.name}/{request.run}"
     span, unknown_until_s = Span(request.options.lease_s), math.inf
-    while True:
+    asked = Files.of(request.standby, request.vm).request
+    while asked.exists():
         with suppress(ArbiterDownError, OutcomeUnknownError, StorageError, RefusedError):
             found = await store.read(request.vm)
             if found is None:

@@ -63,6 +63,11 @@ class VmDir(NamedTuple):
         return self.path / "claim.json"
 
     @property
+    def gone_replica(self) -> Path:
+        """The arbiter's name of a replica that may take over as it has it, and does not exist."""
+        return self.path / "gone-replica"
+
+    @property
     def away(self) -> Path:
         """There while its devices are unplugged for a checkpoint: which step was begun."""
         return self.path / "devices-away"

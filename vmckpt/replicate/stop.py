@@ -1,0 +1,269 @@
+"""The operator's side of a replication: end it, whatever is left of its services.
+
+Afterwards the VM runs where it was, no replica may take over, and it may be protected anew.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, TimedOutError
+from vmckpt.hosts.every import ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.lease.rule import Right
+from vmckpt.replicate.claim import ask_about, refused
+from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S, ask
+from vmckpt.replicate.folding import fold_there, stand_aside
+from vmckpt.replicate.leftover_copies import Fate, settle_copies
+from vmckpt.replicate.leftovers import end_waiting
+from vmckpt.replicate.operate import settle
+from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
+from vmckpt.replicate.sides import (
+    BEGIN_S,
+    Side,
+    last_word,
+    not_replicated,
+    services,
+    side_of,
+    sides,
+    until_gone,
+    while_there_is,
+)
+from vmckpt.vm.inventory import read_vm
+
+# An arbiter that fails may be back soon.
+ARBITER_S = 10.0
+
+
+async def stop(
+    name: str,
+    hosts: Iterable[Host],
+    copies: Fate = Fate.DISCARD,
+    *,
+    standby_is_dead: bool = False,
+) -> dict[str, Any]:
+    """End the VM's replication: it runs on where it is, unprotected.
+
+    What it wrote to shared disks is on them then. `standby_is_dead`: the operator says that a
+    standby's host which gives no answer does nothing more. An arbiter that gives no answer is not
+    needed once nothing is left of the standby.
+
+    `copies`: what becomes of those of a standby that was killed. What services that have ended left
+    to read goes too. When both were killed the arbiter is told that no standby may take over any
+    more. Raises NotFoundError, RefusedError when a standby whose primary is silent may have the
+    only copy of the guest, TimedOutError, OperationFailedError.
+    """
+    hosts = tuple(hosts)
+    found = await _sides_if_any(name, hosts)
+    if not found:
+        if await fold_there(name, hosts, standby_is_dead=standby_is_dead):
+            return {"vm": name, "why": "what it wrote is on its shared disks"}
+        raise not_replicated(name)
+    answering = {str(side.status["role"]): side.host for side in found if side.answers}
+    if "standby" in answering and "primary" not in answering:
+        raise RefusedError(
+            f"the primary of '{name}' gives no answer",
+            why=f"{answering['standby'].name} may have the only copy of the guest by now",
+            remedy=f"vmckpt replicate failover {name}",
+        )
+    last, has_arbiter = found[0].status, True
+    for side in found:
+        if side.answers and side.status["role"] == "primary":
+            try:
+                last = await ask(side.host, Files.of(side.host, name), "stop", _patience_s(side))
+            except HostDownError:
+                last = await _stop_without_arbiter(name, side, hosts, standby_is_dead)
+                has_arbiter = False
+    for side in found:
+        await until_gone(side.host, name)
+    if not (standby_is_dead or any(side.status["role"] == "standby" for side in found)):
+        await _require_no_other_home(name, found, hosts)
+    if has_arbiter:
+        last = (
+            await _settle_term(name, found, hosts, copies, standby_is_dead=standby_is_dead) or last
+        )
+    else:
+        await _settle_standbys(name, found, copies)
+    if await stand_aside(name, hosts):
+        with suppress(HostDownError):  # an old primary's is nobody's, and goes
+            await settle(name, hosts)
+        await fold_there(name, hosts, standby_is_dead=standby_is_dead)
+    for side in found:
+        await side.host.remove(Files.of(side.host, name).path)
+    return last
+
+
+async def _require_no_other_home(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> None:
+    """No standby has the guest, or may take it over, whose host gives no answer.
+
+    The arbiter is asked then. Raises RefusedError, HostDownError.
+    """
+    known = {host.name: host for host in hosts}
+    for side in found:
+        if side.status["role"] != "primary" or not has_left(side.status):
+            continue
+        vm, standby = await read_vm(side.host, name), known.get(str(side.status.get("standby")))
+        if vm is None or (standby is not None and await _answers(standby)):
+            continue
+        answer = await ask_about(vm)
+        if answer is None:
+            raise RefusedError(
+                f"'{name}' was left to its standby, which may run it",
+                why=f"the standby's host ({side.status.get('standby')}) gives no answer",
+                remedy=f"once it is off for certain: vmckpt replicate stop {name} "
+                "--standby-is-dead",
+            )
+        if answer.right is not Right.OURS:
+            raise refused(vm, answer)
+
+
+async def _answers(host: Host) -> bool:
+    try:
+        await host.exists(host.state_dir)
+    except HostDownError:
+        return False
+    return True
+
+
+def _patience_s(primary: Side) -> float:
+    """How long a primary may take to end: it waits for an arbiter that gives no answer."""
+    return ARBITER_S if primary.status.get("arbiter_fails") else TIMEOUT_S
+
+
+async def _stop_without_arbiter(
+    name: str, primary: Side, hosts: Iterable[Host], standby_is_dead: bool
+) -> dict[str, Any]:
+    """Have a primary that waits for the arbiter go on without it; what it says at its end.
+
+    Nothing of the standby is left then, so that it cannot have the guest. Raises RefusedError
+    when that is not certain, HostDownError when the primary waits for something else.
+    """
+    now = await side_of(primary.host, name)
+    if now is None or not now.status.get("arbiter_fails"):
+        raise HostDownError(
+            f"the primary of '{name}' on {primary.host.name} does not end",
+            why="its service does not answer 'stop' in time",
+            remedy=f"see `vmckpt replicate status {name}`",
+        )
+    if not standby_is_dead:
+        await _end_standby(name, now.status, hosts)
+    return await ask(primary.host, Files.of(primary.host, name), GO_ALONE)
+
+
+async def _end_standby(name: str, told: Mapping[str, Any], hosts: Iterable[Host]) -> None:
+    """End all of the standby. Raises RefusedError when it has the guest, or may have it."""
+    silent = f"the arbiter gives no answer ({told['arbiter_fails']}), nor does {told['standby']}"
+    host = next((host for host in hosts if host.name == told["standby"]), None)
+    try:
+        if host is None:
+            raise HostDownError(told["standby"], why="not in the inventory", remedy="add it")
+        for process in await services(host, name):
+            await host.kill(process)
+        await end_waiting(host, name)
+        home = await read_vm(host, name)
+    except HostDownError as exc:
+        raise RefusedError(
+            f"where '{name}' may run is not certain",
+            why=f"{silent} ({exc.why})",
+            remedy=f"once that host is off for certain: vmckpt replicate stop {name} "
+            "--standby-is-dead",
+        ) from exc
+    if home is not None:
+        raise RefusedError(
+            f"the standby on {host.name} has '{name}'",
+            why="it took the guest over before the arbiter gave no answer any more",
+            remedy=f"vmckpt replicate failover {name}",
+        )
+
+
+async def _settle_standbys(name: str, found: Iterable[Side], copies: Fate) -> None:
+    for side in found:
+        if side.status["role"] == "standby":
+            await settle_copies(side.host, Files.of(side.host, name), copies)
+
+
+async def _settle_term(
+    name: str, found: Iterable[Side], hosts: Iterable[Host], copies: Fate, *, standby_is_dead: bool
+) -> dict[str, Any] | None:
+    """No standby may take over any more, nor waits; what the primary's host says, if it was asked.
+
+    It is when its service was killed, or left the guest to a standby that does not have it.
+    """
+    # No standby's service: where nothing of it is left, the guest is at home there or nowhere.
+    has_it, last = not standby_is_dead and await _is_elsewhere(name, found, hosts), None
+    for side in sorted(found, key=lambda side: side.status["role"] == "primary"):
+        is_killed = not await _has_ended(side.host, name)
+        if side.status["role"] == "standby":  # the first: it may have the term
+            has_it = side.status["state"] == PROMOTED
+            await end_waiting(side.host, name)
+            if is_killed:
+                await _abandoned(side.host, name)
+            await settle_copies(side.host, Files.of(side.host, name), copies)
+        elif is_killed or (has_left(side.status) and not has_it):
+            last = await _released(side.host, name, standby_is_dead=standby_is_dead)
+    return last
+
+
+async def _is_elsewhere(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> bool:
+    """Whether the VM is at home on another host than that of its primary's service."""
+    primaries = {side.host.name for side in found if side.status["role"] == "primary"}
+    homes = await ask_every(hosts, lambda host: read_vm(host, name))
+    return any(vm.host.name not in primaries for vm in homes.given if vm is not None)
+
+
+async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[Side]:
+    """As `sides`; none too where only a host that gives no answer may know of one, and something
+    stands aside: `fold_there` asks more of that host, unless it is said to be dead.
+    """
+    try:
+        return await sides(name, hosts)
+    except HostDownError:
+        if await stand_aside(name, hosts):
+            return []
+        raise
+
+
+async def _has_ended(host: Host, name: str) -> bool:
+    """Whether a service there said at its end that nothing is left to be done."""
+    said = await last_word(host, Files.of(host, name))
+    return said is not None and said["state"] in ENDED
+
+
+async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> dict[str, Any]:
+    """Have the host of a primary that was killed take its term back; what it says then.
+
+    From a standby that took it only when the operator says that it is dead.
+    """
+    files = Files.of(host, name)
+    log = files.path / "release.log"
+    command = [*await host.own_command(), "replica", "release", str(files.path)]
+    process = await host.spawn([*command, *["--standby-is-dead"] * standby_is_dead], log)
+    late = TimedOutError(
+        f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
+        why="the arbiter gives no answer, or another works on the VM",
+        remedy=f"see to the arbiter: {host.name} goes on trying; then the same again",
+    )
+    await while_there_is(lambda: host.is_alive(process), late)
+    said = await last_word(host, files)
+    if said is None or said["state"] not in ENDED:
+        words = (await host.read_text(log) or "").strip().splitlines()
+        raise OperationFailedError(
+            f"the term of '{name}' was not taken back",
+            why="; ".join(words[-3:]) or "its process ended without a word",
+            remedy="mend that, and the same again: until then a standby may take over",
+        )
+    return said
+
+
+async def _abandoned(host: Host, name: str) -> None:
+    """Have the host of a standby that was killed give up a term that it took for nothing."""
+    directory = Files.of(host, name).path
+    done = await host.run(
+        [*await host.own_command(), "replica", "abandon", str(directory)], BEGIN_S
+    )
+    if done.returncode:
+        raise OperationFailedError(
+            f"the term of '{name}' was not given up",
+            why="; ".join(done.stderr.strip().splitlines()) or f"exit {done.returncode}",
+            remedy="mend that, and the same again: until then nobody can go on with the VM",
+        )
