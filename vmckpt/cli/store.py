@@ -160,18 +160,21 @@ def gc(
     json: Json = False,
 ) -> None:
     """Give back the space that no checkpoint needs any more."""
-    from vmckpt.store.collect import collect, plan_gc
+    from vmckpt.store.collect import Collected, collect, plan_gc
     from vmckpt.units import format_size
 
     with _open(place, key_file, key_command) as store:
         plan = plan_gc(store)
-        freed = plan.freed_bytes if dry_run else collect(store, plan)
+        done = Collected(plan.freed_bytes, 0, {}) if dry_run else collect(store, plan)
+    freed = done.freed_bytes
     result = {
         "place": store.place,
         "removed": sorted(plan.dead),
         "rewritten": [rewrite.pack_id.hex() for rewrite in plan.rewrites],
         "leftovers": sorted(plan.leftovers),
         "left_alone": list(plan.damaged),
+        "healed_chunks": done.healed,
+        "lost_chunks": done.lost,
         "freed_bytes": freed,
         "dry_run": dry_run,
     }
@@ -182,6 +185,12 @@ def gc(
     )
     if plan.damaged:
         text += f"\nleft alone, being damaged: {', '.join(plan.damaged)}"
+    if done.healed:
+        text += f"\n{done.healed} damaged chunks healed: their content was stored again since"
+    for pack, count in done.lost.items():
+        text += f"\n{pack}: {count} chunks are damaged, and checkpoints need them"
+    if done.lost:
+        text += "\nsee `vmckpt store check`: they heal when their content is stored again"
     show(result, text, as_json=json)
 
 

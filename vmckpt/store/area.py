@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.checkpoint_file import AreaMap, Maps
+from vmckpt.store.damage.elsewhere import lost_chunks
+from vmckpt.store.errors import DamagedError
 from vmckpt.store.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_of
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Numbers, Pack
@@ -29,6 +32,14 @@ class Chunks(NamedTuple):
 
     numbers: Numbers
     contents: memoryview
+
+
+class _Part(NamedTuple):
+    """Chunks by number, and where they are in a frame; without one they are gone from the pack."""
+
+    frame: int | None
+    numbers: Numbers
+    offsets: Numbers
 
 
 class FrameCache:
@@ -117,7 +128,10 @@ class Area:
             data = self._cache.get(pack, int(frame))
             return Chunks(lying[low:high], self._pick(data, offsets))
 
-        return self._opened.packs.use(self._pack_ids[pack_number], read)
+        try:
+            return self._opened.packs.use(self._pack_ids[pack_number], read)
+        except DamagedError:  # it may be elsewhere
+            return Chunks(np.array([number]), self.read(np.array([number])))
 
     def stream(self) -> Iterator[Chunks]:
         """Every chunk that is not zero, once, in the order they lie in. Raises DamagedError."""
@@ -125,9 +139,8 @@ class Area:
         try:
             for number in np.unique(packs_of(self._by_place()[1])).tolist():
                 pack = self._opened.packs.find(self._pack_ids[number])
-                for frame, chunks, offsets in self._frames(number, pack):
-                    read = self._read_frame
-                    waiting.append(self._opened.pool.submit(read, pack, frame, chunks, offsets))
+                for part in self._frames(number, pack):
+                    waiting.append(self._opened.pool.submit(self._read_frame, pack, part))
                     if len(waiting) > _AHEAD:
                         yield waiting.popleft().result()
             while waiting:
@@ -136,37 +149,37 @@ class Area:
             for future in waiting:
                 future.cancel()
 
-    def _frames(self, number: int, pack: Pack) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """The frames of a pack that are needed: which chunks, and where in the frame they are."""
+    def _frames(self, number: int, pack: Pack) -> Iterator["_Part"]:
+        """The frames of a pack that are needed, and what the pack has not any more."""
         lying, refs = self._by_place()
         ends = np.array([number + 1, number + 2], dtype=np.uint64) << np.uint64(SLOT_BITS)
         low, high = np.searchsorted(refs, ends)
-        positions = pack.table.positions(slots_of(refs[low:high]))
+        chunks, slots = lying[low:high], slots_of(refs[low:high])
+        here = pack.table.has(slots)
+        gone = chunks[~here]
+        for at in range(0, len(gone), _MOST_AT_ONCE):
+            yield _Part(None, gone[at : at + _MOST_AT_ONCE], gone[:0])
+        chunks, positions = chunks[here], pack.table.positions(slots[here])
         frames = pack.table.frames(positions)
         starts = np.flatnonzero(np.diff(frames, prepend=-1))
         for start, end in zip(starts, [*starts[1:], len(frames)], strict=True):
             frame = int(frames[start])
             for at in range(start, end, _MOST_AT_ONCE):
                 to = min(end, at + _MOST_AT_ONCE)
-                offsets = positions[at:to] - pack.table.firsts[frame]
-                yield frame, lying[low + at : low + to], offsets
+                yield _Part(frame, chunks[at:to], positions[at:to] - pack.table.firsts[frame])
 
-    def _read_frame(self, pack: Pack, frame: int, numbers: Numbers, offsets: Numbers) -> Chunks:
-        try:
-            return Chunks(numbers, self._pick(pack.frame(frame), offsets))
-        except MissingError:  # written anew, meanwhile
-            return Chunks(numbers, self.read(numbers))
+    def _read_frame(self, pack: Pack, part: "_Part") -> Chunks:
+        if part.frame is not None:
+            # Written anew meanwhile, or damaged: then it is read by itself, and may be elsewhere.
+            with suppress(MissingError, DamagedError):
+                return Chunks(part.numbers, self._pick(pack.frame(part.frame), part.offsets))
+        return Chunks(part.numbers, self.read(part.numbers))
 
     def _gather(self, slots: Numbers, pack: Pack) -> NDArray[np.uint8]:
-        """Chunks of one pack."""
-        positions = pack.table.positions(slots)
-        frames = pack.table.frames(positions)
-        out = np.empty((len(slots), self.chunk_bytes), dtype=np.uint8)
-        for frame in np.unique(frames).tolist():
-            chosen = np.flatnonzero(frames == frame)
-            data = np.frombuffer(self._cache.get(pack, frame), dtype=np.uint8)
-            offsets = positions[chosen] - pack.table.firsts[frame]
-            out[chosen] = data.reshape(-1, self.chunk_bytes)[offsets]
+        """Chunks of one pack, or, where it is damaged, what is the same elsewhere."""
+        out, found = self._opened.elsewhere.read(pack, slots, self._cache.get)
+        if not found.all():
+            raise lost_chunks(pack, int(np.sum(~found)))
         return out
 
     def _pick(self, frame: bytes, offsets: Numbers) -> memoryview:

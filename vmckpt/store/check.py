@@ -1,4 +1,4 @@
-"""check: every byte of a store read, and found to be what was written."""
+"""check: a store is read, every byte or a part, and found to be what was written, or not."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,11 +9,16 @@ from numpy.typing import NDArray
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
 from vmckpt.store.config import CONFIG, read_config
+from vmckpt.store.damage.records import DAMAGED, damage
+from vmckpt.store.damage.subset import EVERYTHING, Subset
 from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.index import Index
 from vmckpt.store.maps import Refs, packs_of, slots_of
 from vmckpt.store.pack import PACKS, Hashes, Numbers, Pack, every, pack_name
 from vmckpt.store.pins import damaged_pins
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store, is_id
+
+_FOLDERS = (CHECKPOINTS, MAPS, PACKS, DAMAGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,10 @@ class Report:
 
     checkpoints: int = 0
     packs: int = 0
+    # Of how many all of the content was read.
+    packs_read: int = 0
+    # False: the place takes no records of damage (an exported file, one that may only be read).
+    noted: bool = True
     read_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     lost: dict[str, list[str]] = field(default_factory=dict)
@@ -37,40 +46,56 @@ class Report:
     @property
     def whole(self) -> bool:
         """Nothing is wrong."""
-        return not self.findings
+        return not self.findings and not self.lost
 
 
-def check(store: Store, progress: Callable[[int, int], None] = lambda done, total: None) -> Report:
-    """Read all of a store. It goes on after each fault; gc waits meanwhile, nobody else does.
+def check(
+    store: Store,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    subset: Subset = EVERYTHING,
+) -> Report:
+    """Read a store, and write down in it which chunks are damaged: see `damage/records.py`.
 
+    It continues after each fault; only gc has to wait for its end. `subset`: the packs whose
+    content is read; of the others, and always of checkpoints and maps, everything else is.
     `progress` hears bytes done, and of how many. Raises StorageError, BusyError.
     """
     with store.opened.backend.hold(WRITERS, shared=True, wait_s=PATIENCE_S):
-        return _Check(store, progress).run()
+        return _Check(store, progress, subset).run()
 
 
 class _Check:
-    def __init__(self, store: Store, progress: Callable[[int, int], None]) -> None:
+    def __init__(self, store: Store, progress: Callable[[int, int], None], subset: Subset) -> None:
         self._opened, self._store, self._progress = store.opened, store, progress
+        self._subset = subset
         self._report = Report()
         # The slots of each pack that can be read; None where all of it is lost.
         self._good: dict[bytes, Numbers | None] = {}
         self._total = 0
+        self._names_there: Index | None = None
 
     def run(self) -> Report:
         report, backend = self._report, self._opened.backend
         checkpoints = self._store.ids()
-        sizes = {folder: backend.names(folder) for folder in (CHECKPOINTS, MAPS, PACKS)}
-        self._total = sum(sum(names.values()) for names in sizes.values())
+        sizes = {folder: backend.names(folder) for folder in _FOLDERS}
+        self._opened.records.refresh()
         self._config()
         self._strangers(sizes)
         newest = self._opened.packs.look_again()
-        for pack_id, generation, size in every(backend):
-            good = self._pack(pack_id, generation)
+        packs = list(every(backend))
+        chosen = self._subset.choose([pack_id for pack_id, _, _ in packs])
+        self._total = sum(size for pack_id, _, size in packs if pack_id in chosen)
+        self._total += sum(sum(sizes[folder].values()) for folder in (CHECKPOINTS, MAPS))
+        for pack_id, generation, size in packs:
+            whole = pack_id in chosen
+            good = self._pack(pack_id, generation) if whole else self._table(pack_id, generation)
             if newest.get(pack_id, (generation, 0))[0] == generation:
                 self._good[pack_id] = good
             report.packs += 1
-            self._read(size)
+            report.packs_read += whole
+            self._read(size if whole else 0)
+        for name, error in self._opened.records.unreadable.items():
+            self._found(f"{DAMAGED}/{name}", error.why)
         for name, size in sizes[MAPS].items():
             self._base(name)
             self._read(size)
@@ -97,7 +122,7 @@ class _Check:
         }
         for name in sorted(known):
             self._found(name, "it is no pack")
-        for folder in (CHECKPOINTS, MAPS):
+        for folder in (CHECKPOINTS, MAPS, DAMAGED):
             for name in sorted(sizes[folder]):
                 if not is_id(name):
                     self._found(f"{folder}/{name}", "nothing of a store is called so")
@@ -125,14 +150,38 @@ class _Check:
             names[slots] = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
             good[slots] = True
         self._names(name, pack, names, good)
+        known = self._opened.records.slots(pack_id, generation)
+        if gone := int(np.sum(~table.has(known))):
+            self._found(name, f"{gone} chunks were damaged when gc wrote it anew")
+        if bad := table.slots[~good[table.slots]].tolist():
+            noted = self._opened.records.note([damage(pack, np.array(bad))])
+            self._report.noted &= noted
         return np.flatnonzero(good)
+
+    def _table(self, pack_id: bytes, generation: int) -> Numbers | None:
+        """Look at a pack's tables alone; the slots that it has, but for what is known of them."""
+        try:
+            pack = self._opened.packs.open(pack_id, generation)
+        except MissingError:
+            return None
+        except DamagedError as exc:
+            self._found(pack_name(pack_id, generation), exc.why)
+            return None
+        try:
+            pack.hashes()
+        except (DamagedError, MissingError) as exc:
+            self._found(pack.name, _why(exc))
+        bad = self._opened.records.slots(pack_id, generation)
+        if len(bad):
+            self._found(pack.name, f"{len(bad)} chunks were found to be damaged before")
+        return np.setdiff1d(pack.table.slots, bad)
 
     def _names(self, name: str, pack: Pack, names: Hashes, good: NDArray[np.bool_]) -> None:
         """The chunks that can be read are what they are called; nobody restores by names."""
         try:
             hashes = pack.hashes()
         except (DamagedError, MissingError) as exc:
-            self._found(name, exc.why if isinstance(exc, DamagedError) else "it went meanwhile")
+            self._found(name, _why(exc))
             return
         gone = np.ones(len(good), dtype=bool)
         gone[pack.table.slots] = False
@@ -181,8 +230,26 @@ class _Check:
             if number >= 0:
                 slots = slots_of(refs[packs == number])
                 good = self._good.get(maps.packs[number])
-                total += len(slots) if good is None else int(np.sum(~np.isin(slots, good)))
+                lost = slots if good is None else slots[~np.isin(slots, good)]
+                if good is not None and len(lost):
+                    lost = lost[~self._elsewhere(maps.packs[number], lost)]
+                total += len(lost)
         return total
+
+    def _elsewhere(self, pack_id: bytes, slots: Numbers) -> NDArray[np.bool_]:
+        """Which chunks are, undamaged, in other packs too: there they are read from."""
+        if self._names_there is None:
+            find = self._opened.packs.find
+            packs = [find(pack) for pack, good in self._good.items() if good is not None]
+            self._names_there = Index().grown(packs, self._bad_slots)
+        names = self._opened.elsewhere.names(self._opened.packs.find(pack_id), slots)
+        found: NDArray[np.bool_] = (self._names_there.find(names)[0] >= 0) & names.any(axis=1)
+        return found
+
+    def _bad_slots(self, pack_id: bytes, _: int) -> Numbers:
+        """The slots of a pack that cannot be read, or are gone."""
+        slots, good = self._opened.packs.find(pack_id).table.slot_count, self._good[pack_id]
+        return np.setdiff1d(np.arange(slots), good if good is not None else [])
 
     def _found(self, name: str, why: str) -> None:
         self._report.findings.append(Finding(name, why))
@@ -193,6 +260,10 @@ class _Check:
     def _read(self, size: int) -> None:
         self._report.read_bytes += size
         self._progress(self._report.read_bytes, self._total)
+
+
+def _why(exc: DamagedError | MissingError) -> str:
+    return exc.why if isinstance(exc, DamagedError) else "it went meanwhile"
 
 
 def _each(pack: Pack) -> Iterator[tuple[Pack, int]]:

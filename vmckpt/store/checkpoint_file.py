@@ -23,10 +23,11 @@ import numpy as np
 
 from vmckpt.store.backends.backend import Backend, MissingError
 from vmckpt.store.compression import compress, unpack
-from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.decoding import count, decoding, id_of, json_of, listed, mapping, row, text
+from vmckpt.store.errors import damaged
 from vmckpt.store.header import HEADER_BYTES, Header, Kind
-from vmckpt.store.manifest import BlobFacts, Manifest
-from vmckpt.store.maps import Refs, decode, encode, resized
+from vmckpt.store.manifest import MOST_PACKS, MOST_PARTS, BlobFacts, Manifest, area_shape
+from vmckpt.store.maps import Refs, decode, encode, require_memory, resized
 from vmckpt.store.sealing.seal import Box, Sealer
 
 CHECKPOINTS, MAPS = "checkpoints", "maps"
@@ -35,6 +36,9 @@ _LENGTH = struct.Struct(">I")
 _LEVEL = 3
 # A manifest is nearly always had with the first read.
 _FIRST_BYTES = 16 << 10
+# Beyond these what others wrote is no checkpoint.
+_MOST_MANIFEST_BYTES = 256 << 20
+_MOST_MAPS_BYTES = 2 << 30
 
 
 @dataclass(slots=True)
@@ -91,6 +95,7 @@ class Files:
         end = file.blobs_at + sum(blob.stored_bytes for blob in manifest.blobs)
         if self.backend.read_end(file.name, 0)[1] != end:
             raise damaged(f"{file.name} is damaged", "it is longer than its manifest says")
+        require_agreement(manifest, maps)
         return manifest, maps
 
     def new_checkpoint(self, checkpoint_id: str) -> "NewFile":
@@ -106,7 +111,7 @@ class Files:
             raise damaged(f"{name} is missing", "a checkpoint's maps rest on it") from exc
         header = self.header(Kind.MAPS).read(data, name)
         seal = self.sealer.file(header, name)
-        maps = self._decode(seal.open(Box.MAPS, 0, data[HEADER_BYTES:]), name)
+        maps = self._decode(seal.open(Box.MAPS, 0, data[HEADER_BYTES:]), name, based=True)
         maps.base = base_id
         return maps
 
@@ -131,32 +136,35 @@ class Files:
             writer.discard()
         return len(data)
 
-    def _decode(self, data: bytes, name: str) -> Maps:
-        try:
+    def _decode(self, data: bytes, name: str, *, based: bool = False) -> Maps:
+        with decoding(name):
             (length,) = _LENGTH.unpack_from(data)
-            words = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+            head = json_of(data[_LENGTH.size : _LENGTH.size + length])
+            head = mapping(head, of=("base", "packs", "areas"))
             maps = Maps()
-            if words["base"] is not None:
-                maps = self.read_base(bytes.fromhex(words["base"]))
-            maps.packs += [bytes.fromhex(pack) for pack in words["packs"]]
-            maps.areas = dict(
-                self._areas(words["areas"], data[_LENGTH.size + length :], maps, name)
-            )
-        except DamagedError:
-            raise
-        except (struct.error, ValueError, TypeError, KeyError) as exc:
-            raise damaged(f"{name} is damaged", f"its maps make no sense: {exc}") from exc
-        return maps
+            if head["base"] is not None:
+                if based:
+                    raise ValueError("a base rests on another base")
+                maps = self.read_base(id_of(head["base"]))
+            maps.packs += [id_of(pack) for pack in listed(head["packs"], MOST_PACKS)]
+            areas = listed(head["areas"], MOST_PARTS)
+            maps.areas = dict(self._areas(areas, data[_LENGTH.size + length :], maps, name))
+            return maps
 
     def _areas(
         self, areas: list[Any], data: bytes, maps: Maps, name: str
     ) -> Iterable[tuple[str, AreaMap]]:
         at = 0
-        for area, size_bytes, chunk_bytes, length in areas:
-            base = base_refs(maps, area, chunk_bytes, -(-size_bytes // chunk_bytes))
-            refs = decode(data[at : at + length], base, name, len(maps.packs))
+        for written in areas:
+            area, size, chunk, length = row(written, 4)
+            size_bytes, chunk_bytes = area_shape(size, chunk)
+            end = at + count(length, len(data) - at)
+            chunks = -(-size_bytes // chunk_bytes)
+            require_memory(chunks, name)
+            base = base_refs(maps, text(area), chunk_bytes, chunks)
+            refs = decode(data[at:end], base, name, len(maps.packs))
             yield area, AreaMap(size_bytes, chunk_bytes, refs)
-            at += length
+            at = end
 
 
 class _File:
@@ -170,6 +178,8 @@ class _File:
         if len(self._begin) < HEADER_BYTES + _LENGTHS.size:
             raise damaged(f"{self.name} is damaged", "it ends too early")
         manifest, maps = _LENGTHS.unpack_from(self._begin, HEADER_BYTES)
+        if manifest > _MOST_MANIFEST_BYTES or maps > _MOST_MAPS_BYTES:
+            raise damaged(f"{self.name} is damaged", "it has lengths that no checkpoint has")
         self._manifest_at = HEADER_BYTES + _LENGTHS.size
         self._maps_at = self._manifest_at + manifest
         self.blobs_at = self._maps_at + maps
@@ -178,7 +188,8 @@ class _File:
     def manifest(self) -> Manifest:
         """What the catalogue says."""
         sealed = self._read(self._manifest_at, self._maps_at)
-        plain = unpack(self._seal.open(Box.MANIFEST, 0, sealed), None, self.name)
+        sealed = self._seal.open(Box.MANIFEST, 0, sealed)
+        plain = unpack(sealed, None, self.name, _MOST_MANIFEST_BYTES)
         return Manifest.decode(self._id, plain)
 
     def maps(self) -> bytes:
@@ -220,6 +231,16 @@ class NewFile:
         second = self._seal.seal(Box.MAPS, 0, maps)
         lengths = _LENGTHS.pack(len(first), len(second))
         self._files.write(self.name, [self._header, lengths, first, second, *self._boxes])
+
+
+def require_agreement(manifest: Manifest, maps: Maps) -> None:
+    """Raises DamagedError unless manifest and maps of a checkpoint are of the same areas."""
+    said = {area.name: (area.size_bytes, area.chunk_bytes) for area in manifest.areas}
+    mapped = {name: (area.size_bytes, area.chunk_bytes) for name, area in maps.areas.items()}
+    if said != mapped:
+        raise damaged(
+            f"{CHECKPOINTS}/{manifest.id} is damaged", "its manifest and its maps are of two shapes"
+        )
 
 
 def encode_maps(maps: Maps, base: Maps | None) -> bytes:

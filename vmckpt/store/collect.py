@@ -6,17 +6,20 @@ looking at what has come since, and for removing. Packs are rewritten before, wi
 """
 
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vmckpt.errors import RefusedError
+from vmckpt.store.area import FrameCache
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.checkpoint_file import MAPS, Maps
+from vmckpt.store.damage.records import Damage
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.maps import packs_of, slots_of
+from vmckpt.store.opened import Opened
 from vmckpt.store.pack import FRAME_BYTES, PACKS, Numbers, Pack, PackWriter, every, pack_name
 from vmckpt.store.pins import orphans
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store
@@ -51,19 +54,23 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A pack that is to be written anew, without what nobody needs."""
+    """A pack that is to be written anew, without what no checkpoint needs.
+
+    `heals`: damaged chunks of it are to be had again.
+    """
 
     pack_id: bytes
     generation: int
     stored_bytes: int
     freed_bytes: int
+    heals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What gc would do: objects to remove (name: size), packs to rewrite.
 
-    `damaged` packs are left alone.
+    `damaged` packs have no table that can be read: they are left alone.
     """
 
     dead: dict[str, int]
@@ -79,6 +86,17 @@ class Plan:
         return removed + sum(rewrite.freed_bytes for rewrite in self.rewrites)
 
 
+class Collected(NamedTuple):
+    """What gc came to: bytes that came back, chunks that were healed, and by pack those lost.
+
+    Lost chunks are needed by checkpoints and can be read nowhere, until their content is put again.
+    """
+
+    freed_bytes: int
+    healed: int
+    lost: dict[str, int]
+
+
 def plan_gc(store: Store) -> Plan:
     """What gc would do now. Changes nothing. Raises RefusedError, StorageError.
 
@@ -86,6 +104,7 @@ def plan_gc(store: Store) -> Plan:
     """
     needed = Needed()
     _look(store, needed)
+    store.opened.records.refresh()
     rewrites, bad = [], []
     newest = store.opened.packs.look_again()
     for pack_id, (generation, size) in newest.items():
@@ -94,28 +113,34 @@ def plan_gc(store: Store) -> Plan:
             continue
         try:
             pack = store.opened.packs.find(pack_id)
-            unneeded = _unneeded_bytes(pack, slots)
+            unneeded = _unneeded_bytes(pack, slots[pack.table.has(slots)])
+            heals = _may_heal(store.opened, pack, slots)
         except DamagedError:
             bad.append(pack_name(pack_id, generation))
             continue
         except MissingError:  # another gc has removed it meanwhile
             continue
-        if unneeded > size * WORTH_RATIO:
-            rewrites.append(Rewrite(pack_id, generation, size, unneeded))
+        if heals or unneeded > size * WORTH_RATIO:
+            rewrites.append(Rewrite(pack_id, generation, size, unneeded, heals))
     leftovers = store.opened.backend.leftovers()
     return Plan(_dead(store, needed), tuple(rewrites), leftovers, tuple(bad), needed)
 
 
-def collect(store: Store, plan: Plan) -> int:
-    """Do it, as far as it is still right; the bytes that came back.
+def collect(store: Store, plan: Plan) -> Collected:
+    """Do it, as far as it is still right.
 
     Killed at any moment it has harmed nothing, and the next one goes on. Raises BusyError (another
     gc, or a writer that does not end), RefusedError, StorageError.
     """
     hold, backend = store.opened.backend.hold, store.opened.backend
     needed = plan.needed
+    came = Collected(0, 0, {})
     with hold("gc", shared=False):
         before = _size(store)
+        # First: what heals a pack may lie in another one that no checkpoint needs.
+        for rewrite in plan.rewrites:
+            if rewrite.heals:
+                came = _rewritten(store, rewrite, needed, came)
         with hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
             _look(store, needed)
             garbage = [*_dead(store, needed), *backend.leftovers()]
@@ -123,51 +148,85 @@ def collect(store: Store, plan: Plan) -> int:
             for name in garbage:
                 backend.remove(name)
         for rewrite in plan.rewrites:
-            with ExitStack() as undo, suppress(DamagedError, MissingError):
-                _rewrite(store, rewrite, needed, undo)
-        return before - _size(store)
+            if not rewrite.heals:
+                came = _rewritten(store, rewrite, needed, came)
+        store.opened.records.tidy(store.opened.packs.look_again())
+        return came._replace(freed_bytes=before - _size(store))
 
 
-def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) -> None:
-    """Write a pack anew and put it in the place of the old one; both may be there for a moment."""
+def _rewritten(store: Store, rewrite: Rewrite, needed: Needed, before: Collected) -> Collected:
+    """What gc came to after one more pack was written anew, or found to be gone or unreadable."""
+    name = pack_name(rewrite.pack_id, rewrite.generation)
+    try:
+        with ExitStack() as undo:
+            healed, lost = _rewrite(store, rewrite, needed, undo)
+    except MissingError:  # another gc has written it anew
+        return before
+    except DamagedError:
+        # All that it has, since the plan was made: none of it can be told from what is whole.
+        healed, lost = 0, len(needed.slots.get(rewrite.pack_id, ()))
+    known = before.lost | ({name: lost} if lost else {})
+    return before._replace(healed=before.healed + healed, lost=known)
+
+
+def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) -> tuple[int, int]:
+    """Write a pack anew and put it in the place of the old one; both may be there for a moment.
+
+    How many of its chunks that were known to be damaged it has again, and how many are lost: these
+    are written down first, with their names, and come back when their content does.
+    """
     opened = store.opened
     pack = opened.packs.open(rewrite.pack_id, rewrite.generation)
     kept = needed.slots[pack.id]
     size = pack.table.chunk_bytes
     new = PackWriter(opened.packs, pack.id, pack.generation + 1, size, opened.pool)
     undo.callback(new.discard)
-    hashes = pack.hashes()
-    for slots, contents in _kept(pack, kept):
-        new.add(contents, hashes[slots].tobytes(), slots)
+    found = [kept[:0]]
+    for slots, contents in _kept(opened, pack, kept):
+        new.add(contents, opened.sealer.hashes(memoryview(contents), size), slots)
+        found.append(slots)
+    lost = np.setdiff1d(kept, np.concatenate(found))
+    bad = np.union1d(opened.records.slots(pack.id, pack.generation), kept[~pack.table.has(kept)])
+    healed = len(np.setdiff1d(bad[np.isin(bad, kept)], lost))
     with opened.backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
         _look(store, needed)
         if len(needed.slots[pack.id]) > len(kept):
-            return  # a checkpoint came meanwhile that needs more of it
+            return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
         lock.require()
+        if len(lost):
+            names = opened.elsewhere.names(pack, lost).astype("<u8")
+            words = [name.tobytes() if name.any() else b"" for name in names]
+            known = dict(zip(lost.tolist(), words, strict=True))
+            opened.records.write([Damage(pack.id, pack.generation + 1, known)])
         new.publish(pack.table.slot_count)
         opened.backend.remove(pack.name)
+        return healed, len(lost)
 
 
-def _kept(pack: Pack, slots: Numbers) -> Iterable[tuple[Numbers, bytes]]:
-    """Chunks of a pack, frames full of them."""
-    size = pack.table.chunk_bytes
-    positions = pack.table.positions(slots)
-    frames = pack.table.frames(positions)
-    parts: list[NDArray[np.uint8]] = []
-    at = 0
-    per_frame = FRAME_BYTES // size
-    for frame in np.unique(frames).tolist():
-        chunks = np.frombuffer(pack.frame(frame), dtype=np.uint8).reshape(-1, size)
-        parts.append(chunks[positions[frames == frame] - pack.table.firsts[frame]])
-        if sum(map(len, parts)) >= per_frame:
-            together = np.concatenate(parts)
-            for start in range(0, len(together) - per_frame + 1, per_frame):
-                yield slots[at : at + per_frame], together[start : start + per_frame].tobytes()
-                at += per_frame
-            parts = [together[len(together) - len(together) % per_frame :]]
-    rest = np.concatenate([*parts, np.zeros((0, size), dtype=np.uint8)])
-    if len(rest):
-        yield slots[at:], rest.tobytes()
+def _kept(opened: Opened, pack: Pack, slots: Numbers) -> Iterable[tuple[Numbers, bytes]]:
+    """Chunks of a pack, frames full of them: slots and contents, without those that are lost."""
+    per_frame = FRAME_BYTES // pack.table.chunk_bytes
+    cache = FrameCache()
+    for at in range(0, len(slots), per_frame):
+        wanted = slots[at : at + per_frame]
+        contents, found = opened.elsewhere.read(pack, wanted, cache.get)
+        if found.any():
+            yield wanted[found], contents[found].tobytes()
+
+
+def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
+    """Whether writing a pack anew brings back slots of it, or its table of names."""
+    try:
+        pack.hashes()
+    except DamagedError:
+        return True
+    bad = slots[~pack.table.has(slots)]
+    known = opened.records.slots(pack.id, pack.generation)
+    bad = np.union1d(bad, known[np.isin(known, slots)])
+    if not len(bad):
+        return False
+    _, found = opened.elsewhere.read(pack, bad, FrameCache().get)
+    return bool(found.any())
 
 
 def _look(store: Store, needed: Needed) -> None:

@@ -30,6 +30,8 @@ def unpack(data: bytes, size: int | None, name: str, most: int = 1 << 30) -> byt
         if decompressor is None:
             decompressor = _per_thread.decompressor = zstandard.ZstdDecompressor()
         plain: bytes = decompressor.decompress(data)
+    except MemoryError as exc:
+        raise damaged(f"{name} is damaged", f"a part of it is {expected} bytes") from exc
     except zstandard.ZstdError as exc:
         raise damaged(f"{name} is damaged", f"zstd: {exc}") from exc
     return plain

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 import numpy as np
 
 from vmckpt.store.area import Area
-from vmckpt.store.errors import DamagedError, ThereAlreadyError
+from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.pins import copied as copied_pin
 from vmckpt.store.pins import pins
@@ -33,14 +33,24 @@ def copy_checkpoints(
 
     They keep their ids, so that the target's list of what came from what is the source's, and
     operators' pins. Where the target has the parent, only what differs from it is read. `copied`
-    hears of each. Raises BusyError, NotFoundError, StorageError, DamagedError (the source's).
+    hears of each. Raises BusyError, NotFoundError, StorageError; DamagedError at the end, after all
+    that can be copied was: the source has some that cannot be read.
     """
-    done = []
-    for manifest in missing(source, target, manifests):
-        with suppress(ThereAlreadyError):  # another copy of it was faster
-            new = _copy(source, target, manifest)
-            copied(new)
-            done.append(new)
+    done, bad = [], dict[str, DamagedError]()
+    wanted = missing(source, target, manifests)
+    for manifest in wanted:
+        try:
+            with suppress(ThereAlreadyError):  # another copy of it was faster
+                new = _copy(source, target, manifest)
+                copied(new)
+                done.append(new)
+        except DamagedError as exc:
+            bad[manifest.id] = exc
+    if bad:
+        raise damaged(
+            f"{len(bad)} of {len(wanted)} checkpoints were not copied",
+            "; ".join(f"{one}: {exc.what}: {exc.why}" for one, exc in list(bad.items())[:5]),
+        )
     return done
 
 

@@ -1,9 +1,10 @@
 """Which chunks the store has, by name."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.pack import Hashes, Numbers, Pack
 
@@ -21,17 +22,23 @@ class Index:
         self._second = np.zeros(0, dtype=np.uint64)
         self._places = np.zeros(0, dtype=np.int64)
 
-    def grown(self, packs: Iterable[Pack]) -> "Index":
-        """Another, which has these packs too. One that is damaged is left out."""
+    def grown(self, packs: Iterable[Pack], damaged: Callable[[bytes, int], Numbers]) -> "Index":
+        """Another, which has these packs too, but for what is damaged: nothing should rest on it.
+
+        `damaged`: the damaged slots of a pack's generation, as far as they are known.
+        """
         firsts, seconds, places = [self._first], [self._second], [self._places]
         new = Index()
         new.packs, new.generations = self.packs, dict(self.generations)
         for pack in packs:
             try:
                 hashes = pack.hashes()
-            except DamagedError:  # nothing should rest on it
+            except (DamagedError, MissingError):
                 continue
             there = np.flatnonzero(hashes.any(axis=1))
+            bad = damaged(pack.id, pack.generation)
+            if len(bad):
+                there = np.setdiff1d(there, bad, assume_unique=True)
             firsts.append(hashes[there, 0])
             seconds.append(hashes[there, 1])
             places.append(there + (len(new.packs) << 32))

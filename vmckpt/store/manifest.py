@@ -5,11 +5,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.store.errors import damaged
+from vmckpt.store.decoding import (
+    count,
+    decoding,
+    id_of,
+    json_of,
+    listed,
+    mapping,
+    number,
+    row,
+    text,
+)
 
 # RAM, and disks.
 PAGE_CHUNK_BYTES = 4 << 10
 BLOCK_CHUNK_BYTES = 64 << 10
+# Beyond these what others wrote is no checkpoint. Of chunks: 16 TiB of RAM, 256 TiB of a disk.
+MOST_CHUNKS = 1 << 32
+MOST_CHUNK_BYTES = 1 << 20
+MOST_PARTS = 1 << 12
+MOST_PACKS = 1 << 22
+MOST_BLOB_BYTES = 16 << 30
+_MOST_BYTES = 1 << 62
+_LATEST_UNIX_S = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +87,36 @@ class Manifest:
     @classmethod
     def decode(cls, checkpoint_id: str, data: bytes) -> "Manifest":
         """The inverse. Raises DamagedError."""
-        try:
-            words = json.loads(data)
-            words["areas"] = tuple(AreaFacts(*area) for area in words["areas"])
-            words["blobs"] = tuple(BlobFacts(*blob) for blob in words["blobs"])
-            words["packs"] = tuple(words["packs"])
-            return cls(id=checkpoint_id, **words)
-        except (ValueError, TypeError, KeyError) as exc:
-            raise damaged(f"checkpoint {checkpoint_id} is damaged", f"manifest: {exc}") from exc
+        with decoding(f"the manifest of checkpoint {checkpoint_id}"):
+            given = mapping(json_of(data), of=tuple(n for n in cls.__slots__ if n != "id"))
+            parent = given["parent"]
+            return cls(
+                id=checkpoint_id,
+                vm=text(given["vm"]),
+                parent=None if parent is None else id_of(parent).hex(),
+                created_unix_s=number(given["created_unix_s"], _LATEST_UNIX_S),
+                added_bytes=count(given["added_bytes"], _MOST_BYTES),
+                areas=tuple(_area(area) for area in listed(given["areas"], MOST_PARTS)),
+                blobs=tuple(_blob(blob) for blob in listed(given["blobs"], MOST_PARTS)),
+                packs=tuple(id_of(pack).hex() for pack in listed(given["packs"], MOST_PACKS)),
+                facts=mapping(given["facts"]),
+            )
+
+
+def area_shape(size_bytes: Any, chunk_bytes: Any) -> tuple[int, int]:
+    """The size of an area and of its chunks. Raises ValueError: no area is so."""
+    chunk = count(chunk_bytes, MOST_CHUNK_BYTES, 1)
+    return count(size_bytes, MOST_CHUNKS * chunk), chunk
+
+
+def _area(written: Any) -> AreaFacts:
+    name, size, chunk, chunks, given, new = row(written, 6)
+    size_bytes, chunk_bytes = area_shape(size, chunk)
+    present = count(chunks, -(-size_bytes // chunk_bytes))
+    brought = count(given, _MOST_BYTES), count(new, _MOST_BYTES)
+    return AreaFacts(text(name), size_bytes, chunk_bytes, present, *brought)
+
+
+def _blob(written: Any) -> BlobFacts:
+    name, size, stored = row(written, 3)
+    return BlobFacts(text(name), count(size, MOST_BLOB_BYTES), count(stored, MOST_BLOB_BYTES))

@@ -10,6 +10,8 @@ bytes are sorted by significance and compressed together. So a map is complete w
 however many checkpoints came before, and an unchanged map costs nothing.
 """
 
+import os
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,7 @@ SLOT_BITS = 32
 _SLOT_MASK = np.uint64((1 << SLOT_BITS) - 1)
 _LEVEL = 9
 _COLUMNS = 4
+_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def make_refs(pack: int, slots: Numbers) -> Refs:
@@ -45,6 +48,14 @@ def resized(refs: Refs, chunks: int) -> Refs:
     kept = min(chunks, len(refs))
     new[:kept] = refs[:kept]
     return new
+
+
+def require_memory(chunks: int, name: str) -> None:
+    """Raises DamagedError when this machine cannot hold the map of so large an area."""
+    if 16 * chunks > _MEMORY_BYTES // 2:
+        raise damaged(
+            f"{name} cannot be read", f"it has an area of {chunks} chunks: more than fits in memory"
+        )
 
 
 def encode(refs: Refs, base: Refs) -> bytes:
@@ -71,7 +82,8 @@ def encode(refs: Refs, base: Refs) -> bytes:
 
 def decode(data: bytes, base: Refs, name: str, pack_count: int) -> Refs:
     """The inverse: a new array. Raises DamagedError."""
-    raw = unpack(data, None, name, 4 * _COLUMNS * (len(base) + 1))
+    most = min(4 * _COLUMNS * (len(base) + 1), _MEMORY_BYTES // 16)
+    raw = unpack(data, None, name, most)
     if len(raw) % (4 * _COLUMNS):
         raise damaged(f"{name} is damaged", "a map ends too early")
     columns = np.frombuffer(raw, dtype=np.uint8).reshape(4, -1).T
@@ -84,6 +96,7 @@ def decode(data: bytes, base: Refs, name: str, pack_count: int) -> Refs:
         int((firsts + lengths).max()) > len(base)
         or int(packs.max()) > pack_count
         or int(slots.min()) < 0
+        or int(ends.max()) > 1 << SLOT_BITS
     ):
         raise damaged(f"{name} is damaged", "a map names what is not there")
     refs = base.copy()

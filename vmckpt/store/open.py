@@ -24,7 +24,9 @@ from vmckpt.store.config import (
     read_config,
     write_config,
 )
-from vmckpt.store.header import Header, Kind
+from vmckpt.store.damage.elsewhere import Elsewhere
+from vmckpt.store.damage.records import DamageRecords
+from vmckpt.store.header import Kind
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Packs
 from vmckpt.store.sealing.keys import KeySource, clear, unwrap, wrap
@@ -128,13 +130,17 @@ def _open(backend: Backend, config: Config, secret: bytes) -> Store:
     _allow_many_files()
     store_id = bytes.fromhex(config.id)
     sealer = Sealer(secret, encrypted=config.key["kind"] != "clear")
-    header = Header(Kind.PACK, sealer.encrypted, store_id)
+    files = Files(backend, sealer, store_id)
+    packs = Packs(backend, sealer, files.header(Kind.PACK))
+    records = DamageRecords(backend, sealer, files.header(Kind.DAMAGE))
     opened = Opened(
         secret,
         backend,
         sealer,
-        Files(backend, sealer, store_id),
-        Packs(backend, sealer, header),
+        files,
+        packs,
+        records,
+        Elsewhere(packs, sealer, records),
         ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="store"),
     )
     return Store(opened, config)

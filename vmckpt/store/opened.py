@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.checkpoint_file import Files
+from vmckpt.store.damage.elsewhere import Elsewhere
+from vmckpt.store.damage.records import DamageRecords
 from vmckpt.store.pack import Packs
 from vmckpt.store.sealing.seal import Sealer
 
@@ -18,4 +20,6 @@ class Opened:
     sealer: Sealer
     files: Files
     packs: Packs
+    records: DamageRecords
+    elsewhere: Elsewhere
     pool: ThreadPoolExecutor

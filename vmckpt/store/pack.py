@@ -26,8 +26,10 @@ from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import Backend, MissingError, Writer
 from vmckpt.store.compression import compress, unpack
+from vmckpt.store.decoding import decoding
 from vmckpt.store.errors import damaged
 from vmckpt.store.header import HEADER_BYTES, Header
+from vmckpt.store.manifest import MOST_CHUNK_BYTES
 from vmckpt.store.sealing.seal import HASH_BYTES, TAG_BYTES, Box, Seal, Sealer
 
 T = TypeVar("T")
@@ -35,6 +37,9 @@ PACKS = "packs"
 FRAME_BYTES = 128 << 10
 # Of chunks, before they are compressed.
 MOST_BYTES = 128 << 20
+# Beyond these what others wrote is no pack: no number in it makes a reader take more memory.
+MOST_FRAME_BYTES = 2 << 20
+MOST_SLOTS = 1 << 22
 LEVEL = 1
 _TRAILER = struct.Struct(">IIIIII")
 _TRAILER_BYTES = _TRAILER.size + TAG_BYTES
@@ -68,6 +73,22 @@ class Table:
     slots: Numbers
     slot_count: int
     ordered: bool
+
+    def has(self, slots: Numbers) -> NDArray[np.bool_]:
+        """Which of the slots the pack has; the others are gone."""
+        if self.ordered:
+            return slots < len(self.slots)
+        if not len(self.slots):
+            return np.zeros(len(slots), dtype=bool)
+        found: NDArray[np.bool_] = (
+            self.slots[np.searchsorted(self.slots, slots).clip(max=len(self.slots) - 1)] == slots
+        )
+        return found
+
+    def frame_slots(self, frame: int) -> Numbers:
+        """The slots of the chunks in a frame."""
+        first = int(self.firsts[frame])
+        return self.slots[first : first + int(self.counts[frame])]
 
     def positions(self, slots: Numbers) -> Numbers:
         """The positions of slots, in their order. Raises DamagedError for one that is gone."""
@@ -117,18 +138,38 @@ class Pack:
         end, size = self._backend.read_end(self.name, _END_BYTES)
         trailer = self._seal.open(Box.TRAILER, 0, end[-_TRAILER_BYTES:])
         chunk_bytes, frames, slot_count, hash_bytes, table_bytes, listed = _TRAILER.unpack(trailer)
+        if (
+            not 0 < chunk_bytes <= MOST_CHUNK_BYTES
+            or frames > MOST_SLOTS
+            or slot_count > MOST_SLOTS
+            or listed > 1
+        ):
+            raise damaged(f"{self.name} is damaged", "its trailer has numbers that no pack has")
         tail = hash_bytes + table_bytes + _TRAILER_BYTES
+        if tail > size - HEADER_BYTES:
+            raise damaged(f"{self.name} is damaged", "it is shorter than its table says")
         start = size - table_bytes - _TRAILER_BYTES
         if table_bytes + _TRAILER_BYTES <= len(end):
             sealed = end[len(end) - table_bytes - _TRAILER_BYTES : len(end) - _TRAILER_BYTES]
         else:
             sealed = self._backend.read(self.name, start, table_bytes)
         self._hash_place = (start - hash_bytes, hash_bytes)
-        most = 8 * frames + 4 * slot_count
+        most = 8 * frames + (4 * slot_count if listed else 0)
         raw = unpack(self._seal.open(Box.TABLE, 0, sealed), None, self.name, most)
-        numbers = np.frombuffer(raw, dtype="<u4").astype(np.int64)
+        with decoding(self.name):
+            numbers = np.frombuffer(raw, dtype="<u4").astype(np.int64)
         stored, counts = numbers[:frames], numbers[frames : 2 * frames]
-        slots = numbers[2 * frames :] if listed else np.arange(int(counts.sum()), dtype=np.int64)
+        chunks = int(counts.sum())
+        slots = numbers[2 * frames :] if listed else np.arange(chunks, dtype=np.int64)
+        if (
+            len(counts) != frames
+            or len(slots) != chunks
+            or np.any(counts * chunk_bytes > MOST_FRAME_BYTES)
+            or np.any(np.diff(slots) <= 0)
+            or (chunks and int(slots[-1]) >= slot_count)
+            or (not listed and chunks != slot_count)
+        ):
+            raise damaged(f"{self.name} is damaged", "its table does not fit itself")
         ends = np.cumsum(stored) + HEADER_BYTES
         firsts = np.cumsum(counts) - counts
         if (int(ends[-1]) if frames else HEADER_BYTES) != size - tail:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -10,7 +11,7 @@ import numpy as np
 from vmckpt.errors import NotFoundError, UsageError
 from vmckpt.store.area import Area, FrameCache
 from vmckpt.store.backends.backend import MissingError
-from vmckpt.store.checkpoint_file import CHECKPOINTS, Maps
+from vmckpt.store.checkpoint_file import CHECKPOINTS, Maps, require_agreement
 from vmckpt.store.config import Config
 from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.index import Index
@@ -18,9 +19,9 @@ from vmckpt.store.manifest import Manifest
 from vmckpt.store.maps import Refs, packs_of, resized, slots_of
 from vmckpt.store.naming import Called, Settled, settle
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import Hashes, Numbers, Pack
+from vmckpt.store.pack import Hashes, Numbers
 from vmckpt.store.pins import Pin, Pinned, pins, require_unpinned, write_pin
-from vmckpt.store.transaction import Origin, Transaction, new_origin
+from vmckpt.store.transaction import Origin, Transaction, damaged_chunks, new_origin
 
 # For what others do in a moment: gc at its end, a writer that is about to be done.
 PATIENCE_S = 60.0
@@ -40,7 +41,7 @@ class Store:
     def __init__(self, opened: Opened, config: Config) -> None:
         self.opened, self.config = opened, config
         self.place = opened.backend.place
-        self._index = Index()
+        self._index, self._index_version = Index(), 0
 
     def close(self) -> None:
         """Let go of files and threads."""
@@ -148,7 +149,7 @@ class Store:
             require_unpinned(self.opened, settled.replaces)
             start, index = self.maps(parent) if parent else Maps(), self._indexed(there)
             if parent:
-                self._require_whole(parent, index)
+                self._require_whole(parent, start, index)
             return Transaction(
                 self.opened,
                 index,
@@ -167,7 +168,9 @@ class Store:
         lock = _reading(checkpoint_id)
         with self.opened.backend.hold(lock, shared=True, wait_s=1.0):
             manifest = self.manifest(checkpoint_id)
-            yield Checkpoint(self.opened, manifest, self.maps(checkpoint_id))
+            maps = self.maps(checkpoint_id)
+            require_agreement(manifest, maps)
+            yield Checkpoint(self.opened, manifest, maps)
 
     def maps(self, checkpoint_id: str) -> Maps:
         """Where a checkpoint's chunks are. Raises NotFoundError, DamagedError."""
@@ -224,13 +227,15 @@ class Store:
         """The pin is gone; one that is not there is no error. Raises StorageError."""
         self.opened.backend.remove(pin.name)
 
-    def _require_whole(self, checkpoint_id: str, index: Index) -> None:
+    def _require_whole(self, checkpoint_id: str, maps: Maps, index: Index) -> None:
         packs = {bytes.fromhex(pack) for pack in self.manifest(checkpoint_id).packs}
         if lost := packs - index.generations.keys():
             raise damaged(
                 f"checkpoint {checkpoint_id} is not whole",
                 f"{len(lost)} of its {len(packs)} packs are missing or damaged",
             )
+        if bad := damaged_chunks(maps, index.generations, self.opened.records):
+            raise damaged(f"checkpoint {checkpoint_id} is not whole", f"{bad} chunks are damaged")
 
     def _differences(self, maps: tuple[Maps, Maps], name: str) -> Numbers:
         areas = [one.areas[name] for one in maps if name in one.areas]
@@ -251,15 +256,23 @@ class Store:
         for number in np.unique(numbers).tolist():
             if number >= 0:
                 chosen = numbers == number
-                hashes = self.opened.packs.use(packs[number], Pack.hashes)
-                found[chosen] = hashes[slots_of(refs[chosen])]
+                slots = slots_of(refs[chosen])
+                names = self.opened.packs.use(
+                    packs[number], partial(self.opened.elsewhere.names, slots=slots)
+                )
+                # Of a chunk without a name all that is known is its place: elsewhere it differs.
+                unknown = ~names.any(axis=1)
+                names[unknown, 0] = int.from_bytes(packs[number][:8], "little")
+                names[unknown, 1] = slots[unknown]
+                found[chosen] = names
         return found
 
     def _indexed(self, manifests: Iterable[Manifest]) -> Index:
         """The chunks that these checkpoints have, for all there is to know now."""
         ids = {bytes.fromhex(pack) for m in manifests for pack in m.packs}
         newest = self.opened.packs.look_again()
-        index = self._index
+        records, version = self.opened.records, self.opened.records.refresh()
+        index = self._index if version == self._index_version else Index()
         for pack, generation in index.generations.items():
             if pack not in ids or newest.get(pack, (-1, 0))[0] != generation:
                 index = Index()
@@ -268,7 +281,7 @@ class Store:
             # One that is damaged is left out: nothing more should rest on it.
             with suppress(DamagedError):
                 packs.append(self.opened.packs.find(pack))
-        self._index = index.grown(packs)
+        self._index, self._index_version = index.grown(packs, records.slots), version
         return self._index
 
     def _not_found(self, text: str) -> NotFoundError:

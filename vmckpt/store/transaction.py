@@ -23,10 +23,11 @@ from vmckpt.store.checkpoint_file import (
     encode_maps,
 )
 from vmckpt.store.chunk_sink import ChunkSink
+from vmckpt.store.damage.records import DamageRecords
 from vmckpt.store.errors import damaged
 from vmckpt.store.index import Index
 from vmckpt.store.manifest import AreaFacts, Manifest
-from vmckpt.store.maps import packs_of
+from vmckpt.store.maps import make_refs, packs_of
 from vmckpt.store.naming import Settled
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Numbers
@@ -193,12 +194,19 @@ class Transaction:
     def _require_complete(self, manifest: Manifest, maps: Maps) -> None:
         """Raises DamagedError unless all that the new checkpoint needs is still in the store."""
         there = self._opened.packs.look_again()
+        self._opened.records.refresh()
         lost = [pack_id for pack_id in used_packs(maps) if pack_id not in there]
         bases = self._opened.backend.names(MAPS) if maps.base is not None else {}
         if lost or (maps.base is not None and maps.base.hex() not in bases):
             raise damaged(
                 f"checkpoint {manifest.id} was not made",
                 f"{len(lost)} of its packs, or its maps, were removed from the store meanwhile",
+            )
+        generations = {pack_id: generation for pack_id, (generation, _) in there.items()}
+        if bad := damaged_chunks(maps, generations, self._opened.records):
+            raise damaged(
+                f"checkpoint {manifest.id} was not made",
+                f"{bad} chunks that it was to rest on were found to be damaged meanwhile",
             )
 
     def _maps(self, published: list[str]) -> tuple[Maps, bytes, int]:
@@ -350,6 +358,17 @@ def used_packs(maps: Maps) -> list[bytes]:
     used = [np.unique(packs_of(area.refs)) for area in maps.areas.values()]
     numbers = np.unique(np.concatenate([*used, np.zeros(0, dtype=np.int64)]))
     return [maps.packs[number] for number in numbers if number >= 0]
+
+
+def damaged_chunks(maps: Maps, generations: Mapping[bytes, int], records: DamageRecords) -> int:
+    """How many chunks of the areas are known to be damaged, in packs of these generations."""
+    total = 0
+    for number, pack_id in enumerate(maps.packs):
+        bad = records.slots(pack_id, generations.get(pack_id, -1))
+        if len(bad):
+            places = make_refs(number, bad)
+            total += sum(int(np.isin(area.refs, places).sum()) for area in maps.areas.values())
+    return total
 
 
 def _renumbered(maps: Maps) -> Maps:

@@ -20,7 +20,7 @@ from vmckpt.fleet.schedule.run import Point
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.sequence.in_thread import in_thread
-from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.collect import Collected, collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.naming import IfTaken
@@ -175,5 +175,5 @@ def _point(manifest: Manifest) -> Point:
     return Point(manifest.id, facts.name, stall_s, facts.took_s, manifest.added_bytes)
 
 
-def _collect(store: Store) -> int:
+def _collect(store: Store) -> Collected:
     return collect(store, plan_gc(store))

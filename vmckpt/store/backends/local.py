@@ -52,9 +52,9 @@ class LocalBackend:
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of a file."""
         with self._reading(name) as fd:
-            if length is None:
-                length = os.fstat(fd).st_size - start
-            return os.pread(fd, max(0, length), start)
+            # No more than there is: a file may say that a part of it is 4 GiB.
+            left = max(0, os.fstat(fd).st_size - start)
+            return os.pread(fd, left if length is None else min(left, length), start)
 
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
         """The end of a file."""

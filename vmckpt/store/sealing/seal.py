@@ -33,6 +33,7 @@ class Box(IntEnum):
     BLOB = 7
     KEY = 8
     PIN = 9
+    DAMAGED = 10
 
 
 class Seal(Protocol):

@@ -1,0 +1,257 @@
+"""Damage that was met: nothing new rests on it, and it heals when its content is put again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.guest_like import RAM, Memory, dirtied, memory, require_same, save
+from vmckpt.errors import VmckptError
+from vmckpt.store.check import check
+from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.damage.subset import parse_subset
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.open import create_store, new_archive, open_store
+from vmckpt.store.store import Store
+
+PAGES = 256
+
+
+def flip_frame(place: Path, pack: str, frame: int = 0, bit: int = 0) -> None:
+    """Flip a bit in the middle of a frame of a pack."""
+    with open_store(str(place)) as store:
+        found = store.opened.packs.find(bytes.fromhex(pack))
+        at = int(found.table.starts[frame] + found.table.stored[frame] // 2)
+        path = place / found.name
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def ram_pack(store: Store, manifest: Manifest) -> str:
+    """The pack that the first pages of a checkpoint are in."""
+    maps = store.maps(manifest.id)
+    first = int(maps.areas[RAM].refs[np.flatnonzero(maps.areas[RAM].refs)[0]])
+    return maps.packs[(first >> 32) - 1].hex()
+
+
+class Damaged:
+    """A store whose only checkpoint has a damaged frame of RAM."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.ram = place, memory(PAGES, 1)
+        with create_store(str(place)) as store:
+            self.first = save(store, self.ram)
+            self.pack = ram_pack(store, self.first)
+        flip_frame(place, self.pack)
+
+    def open(self) -> Store:
+        """The store."""
+        return open_store(str(self.place))
+
+
+@pytest.fixture
+def hurt(tmp_path: Path) -> Damaged:
+    return Damaged(tmp_path / "store")
+
+
+def meet_by_check(store: Store, hurt: Damaged) -> None:
+    report = check(store)
+    assert hurt.first.id in report.lost
+    assert report.noted
+
+
+def meet_by_reading(store: Store, hurt: Damaged) -> None:
+    with pytest.raises(DamagedError, match="lost"):
+        require_same(store, hurt.first, hurt.ram)
+
+
+def meet_by_streaming(store: Store, hurt: Damaged) -> None:
+    with store.read(hurt.first.id) as point, pytest.raises(DamagedError, match="lost"):
+        list(point.area(RAM).stream())
+
+
+def meet_by_one_page(store: Store, hurt: Damaged) -> None:
+    with store.read(hurt.first.id) as point, pytest.raises(DamagedError, match="lost"):
+        point.area(RAM).read_around(int(point.area(RAM).numbers()[0]))
+
+
+MEETINGS = [meet_by_check, meet_by_reading, meet_by_streaming, meet_by_one_page]
+
+
+@pytest.mark.parametrize("meet", MEETINGS)
+def test_the_next_put_of_the_same_content_heals(meet: object, hurt: Damaged) -> None:
+    assert callable(meet)
+    with hurt.open() as store:
+        meet(store, hurt)
+    # Another process: what is known stands in the store.
+    with hurt.open() as store:
+        again = save(store, hurt.ram, vm="other")
+        require_same(store, again, hurt.ram)
+        require_same(store, hurt.first, hurt.ram)
+        assert not check(store).lost
+    with hurt.open() as store:
+        done = collect(store, plan_gc(store))
+        assert done.healed
+        assert not done.lost
+        assert check(store).whole
+        assert not store.opened.backend.names("damaged")
+        # From its own pack again: what it was healed from may go.
+        store.remove([again.id])
+        collect(store, plan_gc(store))
+        require_same(store, hurt.first, hurt.ram)
+        assert check(store).whole
+        assert plan_gc(store).freed_bytes == 0
+
+
+def test_what_heals_is_not_collected_before_it_has_healed(hurt: Damaged) -> None:
+    with hurt.open() as store:
+        meet_by_check(store, hurt)
+        again = save(store, hurt.ram, vm="other")
+        store.remove([again.id])
+        collect(store, plan_gc(store))
+        require_same(store, hurt.first, hurt.ram)
+        assert check(store).whole
+
+
+def test_a_new_checkpoint_does_not_start_from_damaged_chunks(hurt: Damaged) -> None:
+    later, dirty = dirtied(hurt.ram, 10, 2)
+    with hurt.open() as store:
+        meet_by_check(store, hurt)
+        with pytest.raises(DamagedError, match="chunks are damaged"):
+            store.begin("vm", hurt.first.id)
+        after = save(store, later)
+        require_same(store, after, later)
+        # What it started from is as it was, but for what changed since.
+        lost = check(store).lost
+        assert after.id not in lost
+    del dirty
+
+
+def test_damage_that_is_met_meanwhile_ends_the_commit(hurt: Damaged) -> None:
+    with hurt.open() as store, hurt.open() as other:
+        new = store.begin("vm")
+        area = new.area(RAM, size_bytes=hurt.ram.nbytes, chunk_bytes=4096)
+        area.put(np.arange(PAGES), hurt.ram.tobytes())
+        meet_by_check(other, hurt)
+        with pytest.raises(DamagedError, match="was not made"):
+            new.commit({})
+        assert store.ids() == [hurt.first.id]
+        require_same(store, save(store, hurt.ram), hurt.ram)
+
+
+def test_gc_keeps_what_is_good_and_remembers_what_is_lost(tmp_path: Path) -> None:
+    place, first = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(place)) as store:
+        one = save(store, first)
+        second, dirty = dirtied(first, 100, 1)
+        two = save(store, second, parent=one, dirty=dirty)
+        pack = ram_pack(store, one)
+        store.remove([one.id])
+    flip_frame(place, pack)
+    with open_store(str(place)) as store:
+        done = collect(store, plan_gc(store))
+        [(name, lost)] = done.lost.items()
+        assert pack in name
+        assert lost
+        report = check(store)
+        assert two.id in report.lost
+        assert not report.whole
+        # Once more changes nothing.
+        assert not plan_gc(store).rewrites
+        readable = 0
+        with store.read(two.id) as point:
+            for page in range(PAGES):
+                try:
+                    found = point.area(RAM).read(np.array([page]))
+                except DamagedError:
+                    continue
+                readable += 1
+                assert bytes(found) == second[page].tobytes()
+        assert PAGES - lost - 100 <= readable < PAGES
+        # It is lost, not zeroes: nothing that rests on it is as if it were the same.
+        assert len(store.diff(two.id, save(store, second * 0, vm="zero").id)[RAM]) == np.sum(
+            second.any(axis=1)
+        )
+        save(store, second, vm="other")
+        require_same(store, two, second)
+        assert collect(store, plan_gc(store)).healed == lost
+        require_same(store, two, second)
+        assert check(store).whole
+
+
+def test_a_damaged_table_of_names_is_made_anew(tmp_path: Path) -> None:
+    place, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(place)) as store:
+        first = save(store, ram)
+        pack = store.opened.packs.find(bytes.fromhex(ram_pack(store, first)))
+        at, path = pack._hash_place[0] + 20, place / pack.name
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with open_store(str(place)) as store:
+        report = check(store)
+        assert not report.whole
+        assert not report.lost
+        collect(store, plan_gc(store))
+        assert check(store).whole
+        require_same(store, first, ram)
+
+
+def test_damage_of_an_exported_file_is_said_and_nothing_is_written(
+    hurt: Damaged, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    with create_store(str(tmp_path / "good")) as good, new_archive(path, good) as archive:
+        first = save(good, hurt.ram)
+        copy_checkpoints(good, archive, [first])
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    with open_store(str(path)) as archive:
+        for _ in range(2):
+            report = check(archive)
+            assert first.id in report.lost
+            assert not report.noted
+        with pytest.raises(DamagedError):
+            require_same(archive, first, hurt.ram)
+    assert path.read_bytes() == data
+
+
+def test_one_damaged_checkpoint_does_not_keep_others_from_being_copied(
+    hurt: Damaged, tmp_path: Path
+) -> None:
+    other_ram: Memory = memory(PAGES, 9)
+    with hurt.open() as store, create_store(str(tmp_path / "target")) as target:
+        other = save(store, other_ram, vm="other")
+        with pytest.raises(DamagedError, match="1 of 2"):
+            copy_checkpoints(store, target, store.manifests())
+        assert target.ids() == [other.id]
+        require_same(target, other, other_ram)
+
+
+def test_a_copy_of_a_good_store_heals(hurt: Damaged, tmp_path: Path) -> None:
+    with create_store(str(tmp_path / "good")) as good, hurt.open() as store:
+        meet_by_check(store, hurt)
+        same = save(good, hurt.ram, vm="copied")
+        copy_checkpoints(good, store, [same])
+        require_same(store, hurt.first, hurt.ram)
+
+
+def test_part_of_a_store_is_read(hurt: Damaged) -> None:
+    with hurt.open() as store:
+        for number in range(4):
+            save(store, memory(PAGES, 20 + number))
+        parts = [check(store, subset=parse_subset(f"{n}/3")) for n in (1, 2, 3)]
+        assert sum(one.packs_read for one in parts) == parts[0].packs
+        assert any(hurt.first.id in one.lost for one in parts)
+        # Known from then on, whatever is read.
+        least = check(store, subset=parse_subset("1%"))
+        assert least.packs_read == 1
+        assert hurt.first.id in least.lost
+        assert not least.whole
+    for text in ("0%", "101%", "3/2", "0/2", "1/x", "5", "nan%"):
+        with pytest.raises(VmckptError, match="no part"):
+            parse_subset(text)

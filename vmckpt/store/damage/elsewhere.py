@@ -1,0 +1,144 @@
+"""Chunks whose own place is damaged, found by their names in other packs.
+
+A chunk that was lost comes back when its content is put again. Older checkpoints refer to its old
+place, but its name is known, from its old pack or from the record of the damage: so they can be
+read from then on, and gc writes what it found so into the next generation of the old pack.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.damage.records import DamageRecords
+from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.index import Index
+from vmckpt.store.pack import Hashes, Numbers, Pack, Packs
+from vmckpt.store.sealing.seal import Sealer
+
+# What was found may be damaged as well, or be removed while it is read: so often it is tried.
+_TRIES = 8
+
+Contents = NDArray[np.uint8]
+Found = NDArray[np.bool_]
+ReadFrame = Callable[[Pack, int], bytes]
+
+
+class Elsewhere:
+    """Reads chunks by place, and those that are damaged by name. Used by several threads."""
+
+    def __init__(self, packs: Packs, sealer: Sealer, records: DamageRecords) -> None:
+        self._packs, self._sealer, self._records = packs, sealer, records
+        self._mutex = threading.Lock()
+        self._index, self._version = Index(), -1
+
+    def read(self, pack: Pack, slots: Numbers, frame: ReadFrame) -> tuple[Contents, Found]:
+        """What slots of a pack hold, by `frame` or from elsewhere; which of them were found.
+
+        Damage that is met is written down. Raises MissingError: the pack is gone.
+        """
+        table, size = pack.table, pack.table.chunk_bytes
+        out = np.zeros((len(slots), size), dtype=np.uint8)
+        found = table.has(slots)
+        here = np.flatnonzero(found)
+        positions = table.positions(slots[here])
+        frames = table.frames(positions)
+        for number in np.unique(frames).tolist():
+            chosen = frames == number
+            try:
+                data = np.frombuffer(frame(pack, number), dtype=np.uint8)
+            except DamagedError:
+                self._records.note_frame(pack, number)
+                found[here[chosen]] = False
+                continue
+            offsets = positions[chosen] - table.firsts[number]
+            out[here[chosen]] = data.reshape(-1, size)[offsets]
+        if not found.all():
+            lost = np.flatnonzero(~found)
+            out[lost], found[lost] = self._by_name(self.names(pack, slots[lost]), size)
+        return out, found
+
+    def names(self, pack: Pack, slots: Numbers) -> Hashes:
+        """The names of slots, also of those that are gone; zeroes where nothing says them."""
+        found = np.zeros((len(slots), 2), dtype=np.uint64)
+        with suppress(DamagedError):  # the records may have them
+            found[:] = pack.hashes()[slots]
+        unknown = np.flatnonzero(~found.any(axis=1))
+        if len(unknown):
+            found[unknown] = self._records.names(pack.id, slots[unknown])
+        return found
+
+    def _by_name(self, names: Hashes, size: int) -> tuple[Contents, Found]:
+        out = np.zeros((len(names), size), dtype=np.uint8)
+        found = np.zeros(len(names), dtype=bool)
+        for attempt in range(_TRIES):
+            left = np.flatnonzero(~found & names.any(axis=1))
+            index = self._indexed(anew=attempt > 0)
+            packs, slots = index.find(names[left])
+            if not attempt and not (packs >= 0).all():
+                continue  # it may have been put since the index was made
+            if not (packs >= 0).any():
+                break
+            for number in np.unique(packs[packs >= 0]).tolist():
+                chosen = packs == number
+                places = left[chosen]
+                contents = self._read_other(index.packs[number], slots[chosen], size)
+                hashes = self._sealer.hashes(memoryview(contents.reshape(-1).data), size)
+                same = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2) == names[places]
+                right = same.all(axis=1)
+                out[places[right]] = contents[right]
+                found[places[right]] = True
+        return out, found
+
+    def _read_other(self, pack_id: bytes, slots: Numbers, size: int) -> Contents:
+        """Chunks of another pack; zeroes, which have no such name, where they cannot be read."""
+        out = np.zeros((len(slots), size), dtype=np.uint8)
+        try:
+            pack = self._packs.find(pack_id)
+            if pack.table.chunk_bytes != size:
+                return out
+            positions = pack.table.positions(slots)
+            frames = pack.table.frames(positions)
+            for number in np.unique(frames).tolist():
+                chosen = frames == number
+                try:
+                    data = np.frombuffer(pack.frame(number), dtype=np.uint8).reshape(-1, size)
+                except DamagedError:
+                    self._records.note_frame(pack, number)
+                    continue
+                out[chosen] = data[positions[chosen] - pack.table.firsts[number]]
+        except (DamagedError, MissingError):
+            pass  # it is looked for anew
+        return out
+
+    def _indexed(self, *, anew: bool) -> Index:
+        """Every chunk of every pack, but for those that are known to be damaged."""
+        with self._mutex:
+            if anew or self._version < 0:
+                newest = self._packs.look_again()
+                version = self._records.refresh()
+                index = self._index
+                if version != self._version or any(
+                    newest.get(pack, (-1, 0))[0] != generation
+                    for pack, generation in index.generations.items()
+                ):
+                    index = Index()
+                packs = []
+                for pack_id in sorted(newest.keys() - index.generations.keys()):
+                    try:
+                        packs.append(self._packs.find(pack_id))
+                    except DamagedError:
+                        continue  # nothing can be found in it
+                self._index = index.grown(packs, self._records.slots)
+                self._version = version
+            return self._index
+
+
+def lost_chunks(pack: Pack, lost: int) -> DamagedError:
+    """The error for chunks that are nowhere any more."""
+    return damaged(
+        f"{pack.name} is damaged", f"{lost} chunks are lost: their content is nowhere else either"
+    )

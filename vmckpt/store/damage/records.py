@@ -1,0 +1,216 @@
+"""Chunks that were found damaged, as the store remembers them: damaged/ID.
+
+    header     (`header.py`, kind D)
+    record     a box of zstd: JSON, a list of [pack, generation, slots, names]; names are
+               hexadecimal, or empty where they are not known
+
+Whoever meets a damaged frame adds an object; none is ever changed, so any number of processes may
+do so at once, under no lock. A record is about one generation of a pack: once `gc` has written the
+pack anew, its records are history and are removed.
+
+Records are advice: new checkpoints do not rest on what they name, and `gc` heals it. Reading never
+believes them: a chunk that can be read is read.
+"""
+
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vmckpt.errors import VmckptError
+from vmckpt.store.backends.backend import Backend, MissingError
+from vmckpt.store.compression import compress, unpack
+from vmckpt.store.decoding import count, decoding, id_of, json_of, listed, row
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.header import HEADER_BYTES, Header
+from vmckpt.store.pack import Hashes, Numbers, Pack
+from vmckpt.store.sealing.seal import Box, Sealer
+
+DAMAGED = "damaged"
+# Beyond so many records gc writes one in their place.
+MANY_RECORDS = 32
+_LEVEL = 3
+_MOST_BYTES = 64 << 20
+_MOST_CHUNKS = 1 << 20
+_MOST_SLOT = (1 << 32) - 1
+
+
+class Damage(NamedTuple):
+    """Chunks of one generation of a pack: the name of each slot, or b"" where it is not known."""
+
+    pack_id: bytes
+    generation: int
+    names: Mapping[int, bytes]
+
+
+class DamageRecords:
+    """What is known to be damaged in a store. Used by several threads."""
+
+    def __init__(self, backend: Backend, sealer: Sealer, header: Header) -> None:
+        self._backend, self._sealer, self._header = backend, sealer, header
+        self._mutex = threading.Lock()
+        self._written: dict[str, list[Damage]] = {}
+        # Could not be written, in a place that may only be read.
+        self._unwritten: list[Damage] = []
+        self._known: dict[bytes, dict[int, dict[int, bytes]]] = {}
+        self.unreadable: dict[str, DamagedError] = {}
+        # Grows whenever something else is known.
+        self.version = 0
+
+    def refresh(self) -> int:
+        """Learn what others have written; the version of what is known then. StorageError."""
+        there = set(self._backend.names(DAMAGED))
+        with self._mutex:
+            gone = self._written.keys() - there
+            new = there - self._written.keys() - self.unreadable.keys()
+            self.unreadable = {n: e for n, e in self.unreadable.items() if n in there}
+            for name in gone:
+                del self._written[name]
+            for name in new:
+                try:
+                    self._written[name] = self._read(name)
+                except DamagedError as exc:
+                    self.unreadable[name] = exc
+                except MissingError:
+                    continue
+            if gone or new:
+                self._learn()
+        return self.version
+
+    def slots(self, pack_id: bytes, generation: int) -> Numbers:
+        """The damaged slots of a generation of a pack, ascending."""
+        with self._mutex:
+            known = self._known.get(pack_id, {}).get(generation, {})
+            return np.array(sorted(known), dtype=np.int64)
+
+    def names(self, pack_id: bytes, slots: Numbers) -> Hashes:
+        """The names that slots had; zeroes where no record says so."""
+        found = np.zeros((len(slots), 2), dtype=np.uint64)
+        with self._mutex:
+            for known in self._known.get(pack_id, {}).values():
+                for place, slot in enumerate(slots.tolist()):
+                    if name := known.get(slot):
+                        found[place] = np.frombuffer(name, dtype="<u8")
+        return found
+
+    def note_frame(self, pack: Pack, frame: int) -> None:
+        """Write down that a frame cannot be read. Never raises: the reader has an error to tell."""
+        slots = pack.table.frame_slots(frame)
+        if not np.isin(slots, self.slots(pack.id, pack.generation)).all():
+            self.note([damage(pack, slots)])
+
+    def note(self, found: Sequence[Damage]) -> bool:
+        """Write damage down; False: the place takes no record, and this process alone knows.
+
+        What is known already is not written again.
+        """
+        new = [one for one in map(self._unknown, found) if one.names]
+        if not new:
+            return not self._unwritten
+        try:
+            self.write(new)
+        except VmckptError:
+            with self._mutex:
+                self._unwritten += new
+                self._learn()
+            return False
+        return True
+
+    def write(self, found: Sequence[Damage]) -> None:
+        """Write damage down: it lasts when this returns. Raises StorageError, RefusedError."""
+        name = token_hex(16)
+        header = self._header.new()
+        rows = [
+            [
+                one.pack_id.hex(),
+                one.generation,
+                list(one.names),
+                [n.hex() for n in one.names.values()],
+            ]
+            for one in found
+        ]
+        data = compress(json.dumps(rows, separators=(",", ":")).encode(), _LEVEL)
+        seal = self._sealer.file(header, f"{DAMAGED}/{name}")
+        writer = self._backend.write(f"{DAMAGED}/{name}")
+        try:
+            writer.write(header + seal.seal(Box.DAMAGED, 0, data))
+            writer.publish()
+        finally:
+            writer.discard()
+        with self._mutex:
+            self._written[name] = list(found)
+            self._learn()
+
+    def tidy(self, newest: Mapping[bytes, tuple[int, int]]) -> None:
+        """Remove what says nothing any more, and make many records one. By gc, one at a time.
+
+        `newest`: every pack's newest generation. Raises StorageError.
+        """
+        self.refresh()
+        with self._mutex:
+            written = dict(self._written)
+            unreadable = list(self.unreadable)
+        kept: list[Damage] = []
+        past = list(unreadable)
+        for name, found in written.items():
+            mine = [one for one in found if newest.get(one.pack_id, (-1, 0))[0] == one.generation]
+            kept += mine
+            if not mine:
+                past.append(name)
+        if len(written) - len(past) > MANY_RECORDS:
+            self.write(_merged(kept))
+            past = [*written, *unreadable]
+        for name in past:
+            self._backend.remove(f"{DAMAGED}/{name}")
+        self.refresh()
+
+    def _unknown(self, found: Damage) -> Damage:
+        known = set(self.slots(found.pack_id, found.generation).tolist())
+        names = {slot: name for slot, name in found.names.items() if slot not in known}
+        return found._replace(names=names)
+
+    def _learn(self) -> None:
+        self._known = {}
+        self.version += 1
+        for one in [*(d for found in self._written.values() for d in found), *self._unwritten]:
+            slots = self._known.setdefault(one.pack_id, {}).setdefault(one.generation, {})
+            for slot, name in one.names.items():
+                slots[slot] = name or slots.get(slot, b"")
+
+    def _read(self, name: str) -> list[Damage]:
+        full = f"{DAMAGED}/{name}"
+        data = self._backend.read(full)
+        seal = self._sealer.file(self._header.read(data, full), full)
+        plain = unpack(seal.open(Box.DAMAGED, 0, data[HEADER_BYTES:]), None, full, _MOST_BYTES)
+        with decoding(full):
+            return [_parsed(one) for one in listed(json_of(plain), _MOST_CHUNKS)]
+
+
+def damage(pack: Pack, slots: Numbers) -> Damage:
+    """Damage of a pack, with the names that its slots have, if these can be read."""
+    names = [b""] * len(slots)
+    with suppress(DamagedError, MissingError):
+        hashes = pack.hashes()[slots]
+        names = [one.tobytes() if one.any() else b"" for one in hashes.astype("<u8")]
+    return Damage(pack.id, pack.generation, dict(zip(slots.tolist(), names, strict=True)))
+
+
+def _parsed(written: Any) -> Damage:
+    pack_id, generation, slots, names = row(written, 4)
+    numbers = [count(slot, _MOST_SLOT) for slot in listed(slots, _MOST_CHUNKS)]
+    known = [id_of(name) if name else b"" for name in row(names, len(numbers))]
+    found = dict(zip(numbers, known, strict=True))
+    return Damage(id_of(pack_id), count(generation, _MOST_SLOT), found)
+
+
+def _merged(found: Iterable[Damage]) -> list[Damage]:
+    together: dict[tuple[bytes, int], dict[int, bytes]] = {}
+    for one in found:
+        names = together.setdefault((one.pack_id, one.generation), {})
+        for slot, name in one.names.items():
+            names[slot] = name or names.get(slot, b"")
+    return [Damage(*key, names) for key, names in together.items()]

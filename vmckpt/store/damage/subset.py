@@ -1,0 +1,50 @@
+"""Which packs' content a check reads: all, a part of them at random, or one of several parts."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vmckpt.errors import UsageError
+
+MOST_PARTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """So many per cent, drawn anew each time; or one of several parts, each pack always in one."""
+
+    percent: float = 100.0
+    part: int = 1
+    parts: int = 1
+
+    def choose(self, pack_ids: Sequence[bytes]) -> set[bytes]:
+        """Those whose content is to be read; of `percent` at least one."""
+        if self.parts > 1:
+            return {
+                pack_id
+                for pack_id in pack_ids
+                if int.from_bytes(pack_id[:8]) % self.parts == self.part - 1
+            }
+        different = sorted(set(pack_ids))
+        count = min(len(different), max(1, round(len(different) * self.percent / 100)))
+        return set(random.sample(different, count))
+
+
+EVERYTHING = Subset()
+
+
+def parse_subset(text: str) -> Subset:
+    """`5%`, or `2/7`: the second of seven parts. Raises UsageError."""
+    part, slash, parts = text.partition("/")
+    try:
+        if slash and 1 <= int(part) <= int(parts) <= MOST_PARTS:
+            return Subset(part=int(part), parts=int(parts))
+        if not slash and text.endswith("%") and 0 < float(text[:-1]) <= 100:
+            return Subset(percent=float(text[:-1]))
+    except ValueError:
+        pass  # said below
+    raise UsageError(
+        f"'{text}' is no part of a store",
+        why=f"it is N%, more than 0 and up to 100, or n/t with n from 1 to t, t up to {MOST_PARTS}",
+        remedy="write e.g. 5%, or 1/7 (tomorrow 2/7, and so on)",
+    )
