@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.hosts.durable import part_of
+from vmckpt.events.durable import part_of
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.journal import Journal
 from vmckpt.vm.paths import vm_dir

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.errors import BusyError, NotFoundError, OutcomeUnknownError, UsageError
+from vmckpt.errors import BusyError, NotFoundError, OutcomeUnknownError, StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, check_name, find_host, state_dir
 from vmckpt.hosts.local import LocalHost
@@ -183,7 +183,7 @@ def test_a_damaged_vm_file_is_named(state: Path, content: bytes) -> None:
     add_vm(host, "web")
     current = vm_dir(host.state_dir, "web").current
     current.write_bytes(content)
-    with pytest.raises(UsageError, match=f"{current} is damaged"):
+    with pytest.raises(StorageError, match=f"{current} is damaged"):
         asyncio.run(read_vm(host, "web"))
 
 
@@ -207,7 +207,7 @@ def test_a_damaged_journal_is_named(state: Path, text: str) -> None:
     path = vm_dir(host.state_dir, "web").journal
     asyncio.run(host.make_dir(path.parent))
     path.write_text(text)
-    with pytest.raises(UsageError, match=f"{path} on a is damaged"):
+    with pytest.raises(StorageError, match=f"{path} on a is damaged"):
         asyncio.run(Journal.read(host, "web"))
 
 
@@ -226,7 +226,7 @@ def test_of_two_journals_the_one_that_got_further_counts(state: Path) -> None:
 def test_a_journal_with_a_step_that_nobody_knows_is_damaged(state: Path) -> None:
     host = LocalHost("a", state / "a", "127.0.0.1")
     asyncio.run(JOURNAL._replace(step="teleport").write((host,)))
-    with pytest.raises(UsageError, match="damaged"):
+    with pytest.raises(StorageError, match="damaged"):
         asyncio.run(Journal.read(host, "web"))
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vmckpt.errors import StorageError
+from vmckpt.events.durable import write_durably
 from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
 from vmckpt.store.area import Area
 
@@ -42,11 +44,8 @@ def next_noted(noted: Sequence[int], waited_for: Iterable[int], used: Collection
 
 def note(path: Path, pages: Sequence[int]) -> None:
     """Note pages. Where that fails the next restore takes longer."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part.write_text(json.dumps(pages))
-        part.rename(path)
+    with suppress(StorageError):
+        write_durably(path, json.dumps(pages))
 
 
 def put_first(ram_file: Path, area: Area, numbers: Sequence[int]) -> NDArray[np.bool_]:

@@ -25,6 +25,7 @@ from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
+from vmckpt.events.durable import rename_durably
 from vmckpt.hosts.inventory import check_name, local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES, give_name, unnamed
@@ -162,7 +163,7 @@ class _Forking:
                 chunks = self._point.area(facts.area).stream()
                 write = partial(write_image, part, facts.format, facts.size_bytes, chunks)
                 await in_thread(write)
-                part.rename(path)
+                rename_durably(part, path.name)
 
     def _fill(self) -> None:
         """The checkpoint's memory as a file with holes. Blocking."""

@@ -6,10 +6,13 @@ that moment on all of it is the VM's, and the guest is let run.
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from vmckpt.events.durable import damaged_record, parse_record, rename_durably
 from vmckpt.hosts.host import Host
+from vmckpt.sequence.in_thread import in_thread
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
@@ -43,12 +46,11 @@ async def settle(host: Host, name: str) -> None:
     text = await host.read_text(directory.restoring)
     if text is None:
         return
-    making = Making(**json.loads(text))
+    making = _parse(text, f"{directory.restoring} on {host.name}", name)
     now = await read_vm(host, name)
     if now is not None and now.qemu.files.qemu_id == making.qemu_id:
         for made, path in making.renames:
-            if Path(made).exists():
-                Path(made).rename(path)
+            await in_thread(partial(rename_durably, Path(made), Path(path).name))
         await host.write_text(directory.spec, making.spec)
         await host.remove(directory.restoring)
         return
@@ -57,3 +59,15 @@ async def settle(host: Host, name: str) -> None:
     for made in (*making.made, *(made for made, _ in making.renames)):
         await host.remove(Path(made))
     await host.remove(directory.path if now is None else directory.restoring)
+
+
+def _parse(text: str, where: str, name: str) -> Making:
+    remedy = (
+        f"it lists what a restore of '{name}' that was cut off was making: see that no QEMU of it "
+        "runs there, remove images that only the restore made, and remove the file"
+    )
+    words = parse_record(text, where, remedy=remedy)
+    try:
+        return Making(**words)
+    except TypeError as exc:
+        raise damaged_record(text, where, exc, remedy=remedy) from exc

@@ -1,7 +1,6 @@
 """The operator's side: having a checkpoint made, restored or forked by the host it is to be on."""
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -31,7 +30,8 @@ from vmckpt.checkpoint.service import (
     request_for,
 )
 from vmckpt.checkpoint.whole import require_savable
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import OperationFailedError, RefusedError, StorageError
+from vmckpt.events.durable import parse_record
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
@@ -207,11 +207,11 @@ async def begun(work: Work) -> AsyncIterator[tuple[Files, ProcessId]]:
 
 async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> dict[str, Any]:
     host, verb = work.host, work.asked.verb
-    said = 0
+    told = 0
     try:
         while True:
             alive = await host.is_alive(service)
-            status = json.loads(await host.read_text(files.status) or "{}")
+            status = said(await host.read_text(files.status), files.status)
             done = status.get("state") in (SETTLED, DONE)
             if done or (status.get("state") == RUNNING and not alive):
                 result: dict[str, Any] = status["result"]
@@ -221,9 +221,9 @@ async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> d
             if not alive:
                 raise await died(host, files, verb)
             steps = status.get("steps", [])
-            for step in steps[said:]:
+            for step in steps[told:]:
                 tell(step)
-            said = max(said, len(steps))
+            told = max(told, len(steps))
             await asyncio.sleep(POLL_S)
     except asyncio.CancelledError:
         await finish(interrupted(host, service))
@@ -231,6 +231,14 @@ async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> d
     finally:
         if verb != RESTORE:
             await finish(host.remove(files.path))
+
+
+def said(text: str | None, path: Path) -> dict[str, Any]:
+    """What a service's file says; of one that a power cut emptied nothing, as it ended then too."""
+    try:
+        return parse_record(text or "", path, remedy="-")
+    except StorageError:
+        return {}
 
 
 async def interrupted(host: Host, service: ProcessId) -> None:
@@ -248,15 +256,15 @@ async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> N
     directory = host.state_dir / DIRECTORY
     for run in await host.list_dir(directory):
         files = Files(directory / run)
-        request = json.loads(await host.read_text(files.request) or "{}")
+        request = said(await host.read_text(files.request), files.request)
         if not request or not unwanted(request):
             continue
         # In this order: whoever has not said yet who it is sees this, and does nothing.
         await host.write_text(files.revoked, "")
-        status = json.loads(await host.read_text(files.status) or "{}")
-        process = await host.read_text(files.process)
-        if process is not None and status.get("state") in (None, WORKING):
-            await interrupted(host, ProcessId(**json.loads(process)))
+        status = said(await host.read_text(files.status), files.status)
+        process = said(await host.read_text(files.process), files.process)
+        if process and status.get("state") in (None, WORKING):
+            await interrupted(host, ProcessId(**process))
 
 
 async def died(host: Host, files: Files, verb: str) -> OperationFailedError:

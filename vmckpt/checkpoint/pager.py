@@ -39,6 +39,7 @@ import numpy as np
 
 from vmckpt.checkpoint.first_pages import next_noted, note, put_first, read_noted, runs
 from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.events.durable import replace
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
 from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
@@ -203,7 +204,7 @@ def _serve(pager: Pager, pid: int, marker: Path) -> None:
     except VmckptError as exc:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         told = json.loads(marker.read_text()) | {"lost": str(exc)}
-        marker.write_text(json.dumps(told))
+        replace(marker, json.dumps(told))
         sys.exit(1)
     except ProcessLookupError:
         marker.unlink(missing_ok=True)

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from vmckpt.errors import OperationFailedError, VmLostError
+from vmckpt.errors import OperationFailedError, StorageError, VmLostError
+from vmckpt.events.durable import parse_record
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.sequence.in_thread import in_thread
@@ -162,7 +163,12 @@ async def is_whole(host: Host, qemu: Qemu) -> bool:
     text = await host.read_text(qemu.files.missing)
     if text is None:
         return True
-    told = json.loads(text)
+    try:
+        told = _parse(text, host, qemu)
+    except StorageError:
+        if not await host.is_alive(qemu.process):
+            return True  # the memory that was to come is gone with the QEMU
+        raise
     if "lost" in told:
         raise VmLostError(
             f"'{qemu.files.vm_name}' was ended: a page of its memory could not be had",
@@ -172,13 +178,23 @@ async def is_whole(host: Host, qemu: Qemu) -> bool:
     return False
 
 
+def _parse(text: str, host: Host, qemu: Qemu) -> dict[str, Any]:
+    name = qemu.files.vm_name
+    return parse_record(
+        text,
+        f"{qemu.files.missing} on {host.name}",
+        remedy=f"vmckpt vm stop {name} --force, and restore its checkpoint again",
+    )
+
+
 async def see_to_pages(host: Host, qemu: Qemu) -> None:
     """Wait until the memory of a QEMU is whole; a pager that died gets a successor.
 
     Raises VmLostError, OperationFailedError.
     """
     while not await is_whole(host, qemu) and await host.is_alive(qemu.process):
-        told = json.loads(await host.read_text(qemu.files.missing) or "{}")
+        text = await host.read_text(qemu.files.missing)
+        told = _parse(text, host, qemu) if text is not None else {}
         if told and not (told["pager"] and await host.is_alive(ProcessId(**told["pager"]))):
             log = qemu.files.path / "pager.log"
             key = Path(told["key"]) if "key" in told else None

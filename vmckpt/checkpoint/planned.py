@@ -10,6 +10,7 @@ from pathlib import Path
 from vmckpt.checkpoint.facts import Facts
 from vmckpt.devices.checks import free_checks
 from vmckpt.errors import RefusedError
+from vmckpt.events.durable import make_dir_durably, sync_file
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.vm import target_checks
@@ -140,8 +141,9 @@ def copy_variables(planned: Planned) -> None:
     """Make a copy's UEFI variable store, if it has one. Blocking. Raises OSError."""
     own = planned.own_variables
     if planned.variables is not None and own is not None:
-        own.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_dir_durably(own.parent)
         shutil.copyfile(planned.variables, own)
+        sync_file(own)
 
 
 def aside_path(path: Path) -> Path:

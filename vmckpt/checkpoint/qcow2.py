@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vmckpt.events.durable import sync_directory
 from vmckpt.qemu.qcow2 import CLUSTER_BYTES, clusters_of, write_at, write_tables
 
 Chunks = Iterable[tuple["np.ndarray[Any, Any]", Any]]
@@ -33,6 +34,7 @@ def write_image(
         else:
             _write_qcow2(fd, size_bytes, chunks, None)
         os.fdatasync(fd)
+        sync_directory(path.parent)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -45,6 +47,8 @@ def write_overlay(path: Path, size_bytes: int, backing: Path, backing_kind: str)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         _write_qcow2(fd, size_bytes, (), (str(backing), backing_kind))
+        os.fdatasync(fd)
+        sync_directory(path.parent)
     finally:
         os.close(fd)
 

@@ -54,6 +54,7 @@ from vmckpt.errors import (
     RefusedError,
     VmckptError,
 )
+from vmckpt.events.durable import make_dir_durably
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
@@ -312,7 +313,7 @@ class _Restoring:
                     remedy="restore another checkpoint",
                 )
             path = self._made[disk.number]
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_dir_durably(path.parent)
             area, first = self._point.area(facts.area), np.array([0])
             chunks = [(first, area.read(first))] if 0 in area.numbers()[:1] else []
             write_image(path, facts.format, facts.size_bytes, chunks)

@@ -1,1 +1,1 @@
-"""What an operation tells while it runs, and the record it leaves."""
+"""What an operation tells while it runs, the record it leaves, and files that outlive a crash."""

@@ -1,7 +1,6 @@
 """Run records: one JSON file per operation with its request, samples, events and result."""
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import NotFoundError
+from vmckpt.events.durable import make_dir_durably, replace
 from vmckpt.events.types import Event, Progress
 
 FORMAT = 1
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
@@ -40,17 +39,10 @@ class RunRecord:
 
         Returns its path. Raises OSError.
         """
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_dir_durably(directory)
         path = directory / f"{self.run}.json"
-        part = directory / f".{self.run}.part"
         fields = {name: getattr(self, name) for name in self.__slots__}
-        try:
-            with os.fdopen(os.open(part, _NEW_FILE, 0o600), "w") as file:
-                file.write(json.dumps({"format": FORMAT, **fields}))
-            part.rename(path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        replace(path, json.dumps({"format": FORMAT, **fields}))
         return path
 
     @classmethod

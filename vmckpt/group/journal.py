@@ -20,8 +20,8 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
+from vmckpt.events.durable import write_durably
 from vmckpt.group.services import ended
-from vmckpt.hosts.durable import write_durably
 from vmckpt.hosts.inventory import find_host, local_host, state_dir
 from vmckpt.hosts.process import ProcessId
 from vmckpt.sequence.in_thread import in_thread

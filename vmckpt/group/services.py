@@ -1,14 +1,13 @@
 """A group's members at work: a service on each VM's host, and a line to each."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line
 from vmckpt.checkpoint.group_member import HEAD_S
-from vmckpt.checkpoint.operate import POLL_S, Work, begun, died
+from vmckpt.checkpoint.operate import POLL_S, Work, begun, died, said
 from vmckpt.checkpoint.service import FAILED, RESTORE, Files
 from vmckpt.errors import VmckptError
 from vmckpt.group.head import Head
@@ -73,7 +72,7 @@ async def _line(service: Service) -> Line:
     while not await host.await_path(files.ear, 1.0):
         is_late = asyncio.get_running_loop().time() > given_up_s
         if is_late or not await host.is_alive(service.process):
-            status = json.loads(await host.read_text(files.status) or "{}")
+            status = said(await host.read_text(files.status), files.status)
             if status.get("state") == FAILED:
                 raise unpack_error(status["error"])
             raise await died(host, files, service.work.asked.verb)

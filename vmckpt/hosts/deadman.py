@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from vmckpt.events.durable import NEW_FILE
+from vmckpt.hosts.process import APPENDED
+
 
 @contextmanager
 def armed(command: Sequence[str], log: Path) -> Iterator[None]:
@@ -14,7 +17,7 @@ def armed(command: Sequence[str], log: Path) -> Iterator[None]:
     xargs reads a pipe to its end before it runs the command, once, since it was given nothing
     there. However this process ends, the kernel closes the pipe's only other end.
     """
-    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:
+    with os.fdopen(os.open(log, NEW_FILE, 0o600), "wb") as output:
         watcher = subprocess.Popen(
             ["xargs", *command],
             stdin=subprocess.PIPE,
@@ -39,7 +42,7 @@ def attended(command: Sequence[str], log: Path) -> Iterator[Callable[[str], None
     Its standard input ends when this process does, however it does. Output goes to the file `log`.
     What is told is never waited for: OSError when it has ended, or does not read.
     """
-    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+    with os.fdopen(os.open(log, APPENDED, 0o600), "wb") as output:
         attendant = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
         )

@@ -198,7 +198,7 @@ class Host(Protocol):
     async def write_text(self, path: Path, text: str) -> None:
         """Replace a file (mode 0600) in one step: a reader sees the old one or the new one.
 
-        Raises StorageError.
+        The new one is on the disk when this returns. Raises StorageError.
         """
 
     async def make_dir(self, path: Path) -> None:
@@ -215,7 +215,10 @@ class Host(Protocol):
         """Sorted names in a directory; empty when there is none."""
 
     async def remove(self, path: Path) -> None:
-        """Remove a file or a whole directory; nothing there is no error. Raises StorageError."""
+        """Remove a file or a whole directory; nothing there is no error. Raises StorageError.
+
+        It does not come back after a power cut.
+        """
 
     async def free_bytes(self, directory: Path) -> int:
         """Bytes this user can still write below `directory`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
-from vmckpt.hosts.durable import write_durably
+from vmckpt.events.durable import write_durably
 from vmckpt.hosts.entries import LOCAL, entry_to_json, parse_entry
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, StorageError
+from vmckpt.events.durable import make_dir_durably, remove_durably, replace, sync_directory
 from vmckpt.hosts import kernel, process
-from vmckpt.hosts.durable import part_of
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
@@ -229,24 +229,16 @@ class LocalHost(Entry):
             return b""
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Replace a file (mode 0600) in one step: a reader sees the old one or the new one.
-
-        Raises StorageError.
-        """
-        part = part_of(path)
+        """Replace a file (mode 0600) in one step; it outlives a power cut. Raises StorageError."""
         try:
-            with os.fdopen(os.open(part, process.PRIVATE_FILE, 0o600), "w") as file:
-                file.write(text)
-            part.rename(path)
+            replace(path, text)
         except OSError as exc:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
             raise self._cannot_write(path, exc) from exc
 
     async def make_dir(self, path: Path) -> None:
-        """A directory that only its owner may enter, parents included."""
+        """A directory that only its owner may enter, parents included. Raises StorageError."""
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_dir_durably(path)
         except OSError as exc:
             raise self._cannot_write(path, exc) from exc
 
@@ -280,8 +272,10 @@ class LocalHost(Entry):
                 import shutil
 
                 shutil.rmtree(path, ignore_errors=True)
+                with suppress(FileNotFoundError):  # its parent went too
+                    sync_directory(path.parent)
             else:
-                path.unlink(missing_ok=True)
+                remove_durably(path)
         except OSError as exc:
             raise StorageError(
                 f"cannot remove {path} on {self.name}",

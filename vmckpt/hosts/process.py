@@ -17,7 +17,8 @@ KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.001
 # Of /proc/PID/stat: the thread has left user code for good (include/linux/sched.h).
 _PF_EXITING = 0x4
-PRIVATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+# Never through a link that another user made.
+APPENDED = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def spawn(argv: list[str], stderr_path: Path) -> ProcessId:
     It gets no other descriptor: one that this process inherited could be somebody's lock. It is
     reaped if it ends while this process lives. Raises OSError.
     """
-    log_fd = os.open(stderr_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log_fd = os.open(stderr_path, APPENDED, 0o600)
     null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     streams = [(os.POSIX_SPAWN_DUP2, *pair) for pair in ((null_fd, 0), (log_fd, 1), (log_fd, 2))]
     closed = [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()]

@@ -41,6 +41,8 @@ async def create_files(host: Host, run: str, copies: Iterable[DiskCopy]) -> None
                 why=done.stderr.strip(),
                 remedy="remove or rename what stands there",
             )
+        # By this name it has to be found when the source's image is gone.
+        await host.run(["sync", "--", str(copy.target.parent)])
 
 
 async def remove_files(host: Host, run: str, disks: Iterable[CopiedDisk]) -> None:

@@ -23,9 +23,9 @@ from vmckpt.errors import (
     OperationFailedError,
     VmckptError,
 )
+from vmckpt.events.durable import fill, reserve
 from vmckpt.events.lines import to_line
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
-from vmckpt.hosts.durable import fill, reserve
 from vmckpt.hosts.entries import fields_to_json, parse_fields
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost

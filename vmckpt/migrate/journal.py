@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
-from vmckpt.errors import HostDownError, UsageError
-from vmckpt.hosts.durable import part_of
+from vmckpt.errors import HostDownError
+from vmckpt.events.durable import damaged_record, parse_record, part_of
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
@@ -81,7 +81,7 @@ class Journal(NamedTuple):
 
     @classmethod
     async def read(cls, host: Host, vm: str) -> Self | None:
-        """The journal on a host, None when there is none. Raises UsageError when it is damaged."""
+        """The journal on a host, None when there is none. Raises StorageError (damaged)."""
         return await cls.read_from(host, vm_dir(host.state_dir, vm).journal)
 
     @classmethod
@@ -90,8 +90,10 @@ class Journal(NamedTuple):
         text = await host.read_text(path)
         if text is None:
             return None
+        where = f"{path} on {host.name}"
+        remedy = "end the VM's QEMU on the host where it is not to run, and remove the file"
+        data = parse_record(text, where, remedy=remedy)
         try:
-            data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise ValueError("written by another version of vmckpt")
             if data["step"] not in STEPS:
@@ -100,18 +102,14 @@ class Journal(NamedTuple):
             given = data.pop("platform", None)
             return cls(**data, disks=disks, platform=Platform(**given) if given else None)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise UsageError(
-                f"{path} on {host.name} is damaged",
-                why=f"{type(exc).__name__}: {exc}",
-                remedy="end the VM's QEMU on the host where it shall not run, and remove the file",
-            ) from exc
+            raise damaged_record(text, where, exc, remedy=remedy) from exc
 
 
 async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     """The journal of a migration of the VM: of two the one that got further.
 
     Writing it on one host may have failed, or been cut off after the other. Hosts that do not
-    answer are left out: both ends of the migration have it. Raises UsageError when one is damaged
+    answer are left out: both ends of the migration have it. Raises StorageError when one is damaged
     and none is whole.
     """
     answers = await ask_every(hosts, lambda host: Journal.read(host, vm))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError
+from vmckpt.errors import HostDownError, OutcomeUnknownError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import hand_over_files, remove_files
@@ -27,19 +27,7 @@ async def keep_at(journal: Journal, host: Host) -> None:
 
     Raises StorageError, HostDownError.
     """
-    path = _path(journal, host)
-    await journal.write_to(host, path)
-    try:
-        parents = path.parent, path.parent.parent
-        done = await host.run(["sync", "--", *map(str, (path, *parents))])
-    except OutcomeUnknownError as exc:
-        raise HostDownError(exc.what, why=exc.why, remedy=exc.remedy) from exc
-    if done.returncode:
-        raise StorageError(
-            f"cannot keep {path} on {host.name}",
-            why=done.stderr.strip(),
-            remedy="mend the storage of its state directory",
-        )
+    await journal.write_to(host, _path(journal, host))
 
 
 async def is_kept_at(journal: Journal, host: Host) -> bool:

@@ -1,7 +1,6 @@
 """Watching a migration that runs on its source host by itself, from its beginning to its end."""
 
 import asyncio
-import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from vmckpt.errors import (
     OutcomeUnknownError,
     StorageError,
 )
+from vmckpt.events.durable import parse_record, write_durably
 from vmckpt.events.lines import Lines
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Note, heard_or_not
@@ -133,8 +133,11 @@ class _Watch:
                 self._at_s = max(self._at_s, event.at_s)
                 self._emit(event)
         if text is not None:
-            result: dict[str, Any] = json.loads(text)
-            return result
+            return parse_record(
+                text,
+                f"{self._files.result} on {self._source.name}",
+                remedy="`vmckpt vm list` shows where the VM is",
+            )
         await self._check_alive()
         return None
 
@@ -190,10 +193,11 @@ class _Watch:
 
 
 def _process(text: str | None) -> ProcessId | None:
-    if not text:
+    try:
+        data = parse_record(text or "", "process.json", remedy="-")
+        return ProcessId(data["pid"], data["start_ticks"])
+    except (StorageError, KeyError):
         return None
-    data = json.loads(text)
-    return ProcessId(data["pid"], data["start_ticks"])
 
 
 async def _conclude(
@@ -231,22 +235,14 @@ async def _conclude(
 async def _fetch(source: Host, path: Path) -> None:
     """Write the source's record of a run, unless it is silent or has none.
 
-    In one step: on a full disk there is none here, and not a part of one. Raises OSError,
-    StorageError.
+    In one step: on a full disk there is none here, and not a part of one. Raises StorageError.
     """
     text = None
     with suppress(HostDownError):
         text = await source.read_text(source.state_dir / "runs" / path.name)
     if not text:
         return
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = path.with_name(f".{path.stem}.part")
-    try:
-        part.write_text(text)
-        part.rename(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    write_durably(path, text)
 
 
 def _complete(path: Path, result: dict[str, str]) -> None:

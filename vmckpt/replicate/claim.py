@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import HostDownError, RefusedError, StorageError
-from vmckpt.hosts.durable import write_durably
+from vmckpt.events.durable import write_durably
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.request import Files, Options, Request

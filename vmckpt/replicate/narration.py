@@ -17,7 +17,7 @@ from typing import Any
 
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Entry, Host
-from vmckpt.hosts.process import PRIVATE_FILE
+from vmckpt.hosts.process import APPENDED
 from vmckpt.replicate.paths import UNHEARD
 
 MOST_BYTES = 1 << 20
@@ -87,8 +87,7 @@ def tell_event(host: Entry, said: dict[str, Any]) -> None:
     path = events_file(host, said["vm"])
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = (PRIVATE_FILE & ~os.O_TRUNC) | os.O_APPEND
-        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+        with os.fdopen(os.open(path, APPENDED, 0o600), "w") as file:
             file.write(f"{line}\n")
             is_full = file.tell() >= MOST_BYTES
         if is_full:

@@ -6,7 +6,6 @@ lease has ended.
 """
 
 import asyncio
-import json
 import math
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +36,7 @@ from vmckpt.replicate.keeper import GIVEN_UP_S
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
 from vmckpt.replicate.request import Files, Request, read_request
+from vmckpt.replicate.sides import last_word
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
@@ -132,7 +132,7 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead:
     else:
         await remove_stale_home(request.primary, request.vm, request.qemu_id)
         said = "replaced: the standby has taken over; this QEMU was ended"
-    status = json.loads(files.status.read_text()) if files.status.exists() else {}
+    status = await last_word(request.primary, files) or {}
     about = {"role": "primary", "vm": request.vm, "run": request.run, "state": "ended"}
     about |= {"ending": said.partition(":")[0], "why": said}
     await write_last_word(request.primary, files, status | about)

@@ -1,12 +1,12 @@
 """What the services of a replication say, on whichever hosts they are, and whether they live."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from vmckpt.errors import HostDownError, NotFoundError, TimedOutError, VmckptError
+from vmckpt.errors import HostDownError, NotFoundError, StorageError, TimedOutError, VmckptError
+from vmckpt.events.durable import parse_record
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
@@ -63,7 +63,9 @@ async def side_of(host: Host, name: str) -> Side | None:
 
 async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> dict[str, Any]:
     """The status of a service that was killed, or stands still."""
-    asked = json.loads(await host.read_text(files.request) or "{}")
+    text = await host.read_text(files.request) or "{}"
+    remedy = f"end the replication: vmckpt replicate stop {files.path.name}"
+    asked = parse_record(text, f"{files.request} on {host.name}", remedy=remedy)
     role = "primary" if asked.get("primary", {}).get("name") == host.name else "standby"
     about = {name: asked.get(name) for name in ("vm", "run")}
     if await services(host, files.path.name):
@@ -73,12 +75,15 @@ async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> d
 
 
 async def last_word(host: Host, files: Files) -> dict[str, Any] | None:
-    """What a service wrote down at its end; None: it has not ended, or was killed."""
+    """What a service wrote down at its end; None: it has not ended, or was killed.
+
+    A last word that a power cut emptied is none.
+    """
     text = await host.read_text(files.status)
-    if text is None:
+    try:
+        return parse_record(text or "", files.status, remedy="-")
+    except StorageError:
         return None
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 async def services(host: Host, name: str) -> list[ProcessId]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vmckpt.epoch.load import SETTINGS, feed, has_loaded
 from vmckpt.errors import OperationFailedError
+from vmckpt.events.durable import sync_directory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
@@ -94,6 +95,7 @@ class Warm:
     def settle_here(self) -> None:
         """The VM is at home here, and what was taken over from is stale. Raises OSError."""
         _ready(self.directory).rename(self.directory.current)
+        sync_directory(self.directory.path)
 
     async def run(self) -> None:
         """Let the guest run, as soon as it may: what held its disks may still be ending.

@@ -5,7 +5,16 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError, RefusedError
+from vmckpt.errors import (
+    HostDownError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    UsageError,
+    VmckptError,
+)
+from vmckpt.events.durable import damaged_record
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
@@ -70,11 +79,14 @@ class Look(NamedTuple):
 
 
 async def read_vm(host: Host, name: str) -> Vm | None:
-    """The VM if it is at home on `host`. Raises UsageError on damaged files."""
+    """The VM if it is at home on `host`. Raises StorageError, UsageError on damaged files."""
     directory = vm_dir(host.state_dir, name)
     current, text = await both(host.read_text(directory.current), host.read_text(directory.spec))
     if current is None or text is None:
         return None
+    if not text.strip("\0 \n"):
+        remedy = "write the VM's spec into it again (docs/spec.md)"
+        raise damaged_record(text, f"{directory.spec} on {host.name}", ValueError(), remedy=remedy)
     return Vm(
         parse_spec(text, str(directory.spec), directory.path),
         host,
@@ -139,16 +151,27 @@ async def look(vm: Vm) -> Look:
 
 
 async def look_all(hosts: Iterable[Host]) -> Answers[Look]:
-    """Every VM of `hosts`, looked at concurrently, and which of them do not answer."""
+    """Every VM of `hosts`, looked at concurrently, and which of them do not answer.
 
-    async def look_at(host: Host) -> list[Look]:
+    A VM whose files are damaged is named among what is silent, and hides no other.
+    """
+    damaged = list[VmckptError]()
+
+    async def look_one(host: Host, name: str) -> Look | None:
+        try:
+            vm = await read_vm(host, name)
+            return None if vm is None else await look(vm)
+        except (UsageError, StorageError) as exc:
+            damaged.append(exc)
+            return None
+
+    async def look_at(host: Host) -> list[Look | None]:
         names = await host.list_dir(vms_dir(host.state_dir))
-        vms = await asyncio.gather(*(read_vm(host, name) for name in names))
-        return await asyncio.gather(*(look(vm) for vm in vms if vm is not None))
+        return await asyncio.gather(*(look_one(host, name) for name in names))
 
     answers = await ask_every(hosts, look_at)
-    given = [look for looks in answers.given for look in looks]
-    return Answers(given, answers.silent, answers.unheard)
+    given = [look for looks in answers.given for look in looks if look is not None]
+    return Answers(given, answers.silent + damaged, answers.unheard)
 
 
 async def is_worked_on(name: str) -> bool:

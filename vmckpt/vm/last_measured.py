@@ -1,12 +1,13 @@
 """Each VM's last measured dirty rate, kept for `vmckpt metrics`: dirty-rates/VM.json."""
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from vmckpt.errors import StorageError
+from vmckpt.events.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.vm.dirty_rate import DirtyRate
 
@@ -14,12 +15,9 @@ from vmckpt.vm.dirty_rate import DirtyRate
 def keep(name: str, measured: DirtyRate) -> None:
     """Remember a measurement that ended now; that it cannot be written loses nothing else."""
     directory = _directory()
-    part = directory / f".{name}.{os.getpid()}.part"
     data = measured.to_json() | {"windows": [], "at_unix_s": time.time()}
-    with suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part.write_text(json.dumps(data))
-        part.rename(directory / f"{name}.json")
+    with suppress(StorageError):
+        write_durably(directory / f"{name}.json", json.dumps(data))
 
 
 def all_kept() -> Iterator[tuple[str, float, DirtyRate]]:

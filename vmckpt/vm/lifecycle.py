@@ -300,10 +300,15 @@ async def _create_disks(host: Host, spec: Spec, created: list[Path]) -> None:
 
 
 async def create_image(host: Host, path: Path, image_format: str, size_bytes: int) -> None:
-    """An empty disk image; nothing may stand at `path`. Raises OperationFailedError."""
+    """An empty disk image; nothing may stand at `path`. Raises OperationFailedError.
+
+    It is on the disk when this returns: what a guest flushes later would be lost with its name.
+    """
     done = await host.run(
         [str(qemu_img(host)), "create", "-q", "-f", image_format, str(path), str(size_bytes)]
     )
+    if not done.returncode:
+        done = await host.run(["sync", "--", str(path), str(path.parent)])
     if done.returncode:
         await host.remove(path)
         raise OperationFailedError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
+from vmckpt.events.durable import damaged_record, parse_record
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
@@ -66,9 +67,13 @@ class Qemu(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str, directory: VmDir) -> Self:
-        """The inverse. Raises UsageError on a damaged file."""
+        """The inverse. Raises StorageError on a damaged file."""
+        remedy = (
+            f"end the VM's QEMU by hand if it runs, keep a copy of {directory.spec.name}, remove "
+            f"{directory.path}, and run the VM again from the copy: vmckpt vm run"
+        )
+        data = parse_record(text, directory.current, remedy=remedy)
         try:
-            data = json.loads(text)
             process = ProcessId(data["pid"], data["start_ticks"])
             return cls(
                 directory.qemu(data["qemu_id"])._replace(is_loose="memory" not in data),
@@ -80,11 +85,7 @@ class Qemu(NamedTuple):
                 data.get("private_ram", False),
             )
         except (ValueError, KeyError, TypeError) as exc:
-            raise UsageError(
-                f"{directory.current} is damaged",
-                why=f"{type(exc).__name__}: {exc}",
-                remedy=f"end the VM's QEMU by hand and remove {directory.path}",
-            ) from exc
+            raise damaged_record(text, directory.current, exc, remedy=remedy) from exc
 
 
 def new_qemu_id() -> str:
@@ -156,20 +157,17 @@ async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
 async def foreign_process(host: Host, files: QemuDir) -> ProcessId | None:
     """The QEMU of `files` while it runs, if somebody else started it.
 
-    Raises UsageError on a damaged file.
+    Raises StorageError on a damaged file.
     """
     text = await host.read_text(files.process)
     if text is None:
         return None
+    remedy = 'write {"pid": N, "start_ticks": N} into it, both as in vm.json of the VM'
+    data = parse_record(text, files.process, remedy=remedy)
     try:
-        data = json.loads(text)
         recorded = ProcessId(int(data["pid"]), int(data["start_ticks"]))
     except (ValueError, KeyError, TypeError) as exc:
-        raise UsageError(
-            f"{files.process} is damaged",
-            why=f"{type(exc).__name__}: {exc}",
-            remedy='write {"pid": N, "start_ticks": N} into it, both as in vm.json of the VM',
-        ) from exc
+        raise damaged_record(text, files.process, exc, remedy=remedy) from exc
     return recorded if await host.is_alive(recorded) else None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import StorageError
-from vmckpt.hosts.durable import write_durably
+from vmckpt.events.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.plan.crowding import Past, Taken
 from vmckpt.plan.fleet import Cost, Move

@@ -14,7 +14,7 @@ from vmckpt.checkpoint.pinning import pin, release_all
 from vmckpt.checkpoint.place import Key
 from vmckpt.errors import VmckptError
 from vmckpt.fleet.guard.record import Record, guards_dir
-from vmckpt.hosts.durable import write_durably
+from vmckpt.events.durable import write_durably
 from vmckpt.store.pins import Pin
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import NotFoundError, StorageError
-from vmckpt.hosts.durable import write_durably
+from vmckpt.events.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, VmckptError
+from vmckpt.events.durable import write_durably
 from vmckpt.fleet.schedule.due import Claim, Every, Moment, State, Timing
 from vmckpt.fleet.schedule.instants import Calendar, Day, parse_zone
 from vmckpt.fleet.schedule.learned import Interval, Learned, interval
 from vmckpt.fleet.schedule.request import Request, When
-from vmckpt.hosts.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.replicate.keeping import Window
 

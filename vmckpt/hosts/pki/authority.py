@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
-from vmckpt.hosts.durable import write_durably
+from vmckpt.events.durable import write_durably
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.certificate import Certificate, canonical, parse_certificate
 from vmckpt.hosts.pki.dh_group import DH_PARAMS, DH_PARAMS_FILE

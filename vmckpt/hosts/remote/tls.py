@@ -9,7 +9,6 @@ import asyncio
 import errno
 import hmac
 import json
-import os
 import secrets
 import shutil
 import ssl
@@ -20,9 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.events.durable import replace
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.one_time import make_one_time
-from vmckpt.hosts.process import PRIVATE_FILE
 from vmckpt.hosts.remote.link import SILENCE_S
 from vmckpt.hosts.remote.serve import serve
 from vmckpt.hosts.remote.session import Wire
@@ -148,15 +147,13 @@ async def listening(directory: Path, visit: Visit) -> asyncio.Server:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     pem = directory / "one-time.pem"
-    with os.fdopen(os.open(pem, PRIVATE_FILE, 0o600), "w") as file:
-        file.write(one_time.key + one_time.certificate)
+    replace(pem, one_time.key + one_time.certificate)
     context.load_cert_chain(pem)
     pem.unlink()
     server = await _bind(visit, asked["address"], (asked["first"], asked["last"]), context)
     port = server.sockets[0].getsockname()[1]
-    part = directory / f".{_LISTENS}"
-    part.write_text(json.dumps({"port": port, "fingerprint": one_time.fingerprint}))
-    part.rename(directory / _LISTENS)
+    told = json.dumps({"port": port, "fingerprint": one_time.fingerprint})
+    replace(directory / _LISTENS, told)
     return server
 
 

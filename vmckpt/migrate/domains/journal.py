@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from vmckpt.errors import BusyError, UsageError
+from vmckpt.errors import BusyError
+from vmckpt.events.durable import damaged_record, parse_record
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.migrate.disk_files import CopiedDisk
 
@@ -111,18 +112,15 @@ class DomainJournal:
         text = await local_host().read_text(path)
         if text is None:
             return None
+        remedy = "see where the domain runs (virsh list), and remove the file"
+        data = parse_record(text, path, remedy=remedy)
         try:
-            data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise ValueError("written by another version of vmckpt")
             disks = tuple(CopiedDisk(**disk) for disk in data.pop("disks"))
             return cls(**data, disks=disks)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise UsageError(
-                f"{path} is damaged",
-                why=f"{type(exc).__name__}: {exc}",
-                remedy="see where the domain runs (virsh list), and remove the file",
-            ) from exc
+            raise damaged_record(text, path, exc, remedy=remedy) from exc
 
 
 async def make_room(vm: str) -> None:

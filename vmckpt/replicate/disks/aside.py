@@ -20,8 +20,8 @@ from pathlib import Path
 
 from vmckpt.epoch.guarding import guard_command, standing_still
 from vmckpt.errors import OperationFailedError, RefusedError, StorageError
+from vmckpt.events.durable import rename_durably, write_durably
 from vmckpt.hosts.deadman import attended
-from vmckpt.hosts.durable import rename_durably, write_durably
 from vmckpt.hosts.host import Host
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError, StorageError
+from vmckpt.events.durable import make_dir_durably, sync_directory
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu.qcow2 import UnfitError, read_clusters
 from vmckpt.replicate.disks import placed
@@ -127,7 +128,7 @@ def _set(file: Path | int, mark: Mark) -> None:
 def _create(copy: Copy, mark: Mark) -> None:
     path = copy.path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_dir_durably(path.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open_fd(os.open(path, flags, 0o600)) as fd:
             _set(fd, mark)
@@ -135,6 +136,7 @@ def _create(copy: Copy, mark: Mark) -> None:
                 os.ftruncate(fd, copy.size_bytes)
             else:
                 placed.create(fd, copy.size_bytes)
+        sync_directory(path.parent)
     except OSError as exc:
         raise _no_copy(path, exc) from exc
 

@@ -1,0 +1,224 @@
+"""A power cut at any moment: each record is the old one or the new one, and recovery says which."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.power_cut import Disk, lay_out
+from vmckpt.checkpoint.making import Making, settle, write_down
+from vmckpt.checkpoint.qcow2 import write_image
+from vmckpt.errors import StorageError, VmckptError
+from vmckpt.events.record import RunRecord
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.ends import End
+from vmckpt.migrate.handover import settle_on_target
+from vmckpt.migrate.journal import Journal, find_journal, newest
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import Vm, look_all, read_vm
+from vmckpt.vm.paths import VmDir, vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+pytestmark = pytest.mark.contract
+
+SPEC = 'name = "web"\nmemory = "64M"\n'
+NOBODYS = ProcessId(2**22 - 1, 1)
+PLATFORM = Platform("pc-q35-10.0", "tcg", "max")
+
+
+def a_host(state: Path, name: str = "here") -> LocalHost:
+    return LocalHost(name, state, "127.0.0.1")
+
+
+def a_vm(host: LocalHost, qemu_id: str) -> Vm:
+    directory = vm_dir(host.state_dir, "web")
+    qemu = Qemu(directory.qemu(qemu_id), NOBODYS, PLATFORM)
+    return Vm(parse_spec(SPEC, "web.toml", directory.path), host, directory, qemu)
+
+
+async def is_at_home(vm: Vm) -> None:
+    await vm.host.make_dir(vm.directory.path)
+    await vm.host.write_text(vm.directory.spec, SPEC)
+    await vm.host.write_text(vm.directory.current, vm.qemu.to_json())
+
+
+def cuts(
+    root: Path, work: Callable[[], Coroutine[Any, Any, None]], tmp_path: Path
+) -> list[tuple[str, Path]]:
+    """Where the power may be cut in `work`, and what the disk has then, laid out."""
+    disk = Disk(root)
+    with disk.recorded():
+        asyncio.run(work())
+    found = []
+    for number, (when, image) in enumerate(disk.cuts):
+        lay_out(image, tmp_path / f"cut-{number}")
+        found.append((when, tmp_path / f"cut-{number}"))
+    assert len(found) > 3
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "disk"
+    path.mkdir()
+    return path
+
+
+def test_a_vm_that_starts_again_is_at_home_whenever_the_power_fails(
+    root: Path, tmp_path: Path
+) -> None:
+    old, new = a_vm(a_host(root), "00000001"), a_vm(a_host(root), "00000002")
+    asyncio.run(is_at_home(old))
+
+    async def start() -> None:
+        await new.host.make_dir(new.qemu.files.path)
+        await new.host.write_text(new.directory.current, new.qemu.to_json())
+
+    seen = set[str]()
+    for when, state in cuts(root, start, tmp_path):
+        found = asyncio.run(read_vm(a_host(state), "web"))
+        assert found is not None, when
+        seen.add(found.qemu.files.qemu_id)
+    assert seen == {"00000001", "00000002"}
+
+
+def test_a_journal_is_of_one_of_the_steps_that_were_begun(root: Path, tmp_path: Path) -> None:
+    hosts = [a_host(root / name, name) for name in ("a", "b")]
+    asyncio.run(is_at_home(a_vm(hosts[0], "00000001")))
+    journal = Journal("r", "web", "a", "b", "1", "2", "/dev/shm", was_running=True, step="begin")
+    steps = ("begin", "prepare", "transfer", "drain", "handover")
+    begun = list[str]()
+
+    async def move() -> None:
+        for step in steps:
+            begun.append(step)
+            await journal._replace(step=step).write(hosts)
+
+    seen = set[str | None]()
+    for when, state in cuts(root, move, tmp_path):
+        there = [a_host(state / name, name) for name in ("a", "b")]
+        found = [asyncio.run(Journal.read(host, "web")) for host in there]
+        seen.add(one.step if (one := newest(one for one in found if one)) else None)
+        # One host at a time is told of a step.
+        at = [steps.index(one.step) if one else -1 for one in found]
+        assert at[0] - at[1] in (0, 1), (when, at)
+        assert asyncio.run(find_journal("web", there)) == newest(one for one in found if one)
+    assert seen == {None, *steps}
+
+
+def test_a_handover_leaves_a_home_on_one_host_or_on_both(root: Path, tmp_path: Path) -> None:
+    source, target = a_host(root / "a", "a"), a_host(root / "b", "b")
+    asyncio.run(is_at_home(a_vm(source, "00000001")))
+    arrived = a_vm(target, "00000002")
+
+    async def hand_over() -> None:
+        await target.make_dir(arrived.directory.path)
+        await target.write_text(arrived.directory.spec, SPEC)
+        await settle_on_target(End(target, arrived.qemu.files), arrived.qemu, source)
+
+    for when, state in cuts(root, hand_over, tmp_path):
+        homes = [asyncio.run(read_vm(a_host(state / name, name), "web")) for name in ("a", "b")]
+        assert any(homes), when
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_restore_in_place_is_undone_or_finished(
+    root: Path, tmp_path: Path, *, committed: bool
+) -> None:
+    host = a_host(root)
+    old, new = a_vm(host, "00000001"), a_vm(host, "00000002")
+    asyncio.run(is_at_home(old))
+    images = root / "images"
+    images.mkdir()
+    (images / "web.qcow2").write_text("the old disk")
+    made = images / "web.qcow2.vmckpt-1"
+
+    def making(state: Path) -> Making:
+        paths = str(made), str(images / "web.qcow2")
+        renames = [tuple(path.replace(str(root), str(state)) for path in paths)]
+        return Making("00000002", SPEC, (), renames)  # type: ignore[arg-type]
+
+    async def restore() -> None:
+        await write_down(old, making(root))
+        write_image(made, "raw", 12, [(np.array([0]), b"the new disk")])
+        if committed:
+            await host.write_text(new.directory.current, new.qemu.to_json())
+        await settle(host, "web")
+
+    for when, state in cuts(root, restore, tmp_path):
+        there = a_host(state)
+        directory = vm_dir(state, "web")
+        if directory.restoring.exists():
+            directory.restoring.write_text(json.dumps(making(state)._asdict()))
+        asyncio.run(settle(there, "web"))
+        found = asyncio.run(read_vm(there, "web"))
+        assert found is not None, when
+        disk = (state / "images/web.qcow2").read_text()
+        was = found.qemu.files.qemu_id == "00000002"
+        assert disk == ("the new disk" if was else "the old disk"), when
+        assert sorted(path.name for path in (state / "images").iterdir()) == ["web.qcow2"], when
+
+
+def test_a_run_record_is_whole_or_not_there(root: Path, tmp_path: Path) -> None:
+    async def save() -> None:
+        for _ in range(2):
+            RunRecord("r1", "migrate", {}).save(root / "runs")
+
+    for when, state in cuts(root, save, tmp_path):
+        path = state / "runs/r1.json"
+        assert not path.exists() or RunRecord.load(path).operation == "migrate", when
+
+
+EMPTIED: dict[str, Callable[[VmDir], Path]] = {
+    "vm.json": lambda directory: directory.current,
+    "spec.toml": lambda directory: directory.spec,
+    "migration.json": lambda directory: directory.journal,
+    "restore.json": lambda directory: directory.restoring,
+    "missing.json": lambda directory: directory.qemu("00000001").missing,
+}
+
+
+async def recovered(vm: Vm) -> None:
+    """What the next command on a VM does after a power cut, but for the commands of its own."""
+    await find_journal("web", [vm.host])
+    await settle(vm.host, "web")
+    await read_vm(vm.host, "web")
+
+
+@pytest.mark.parametrize("name", EMPTIED)
+@pytest.mark.parametrize("content", ["", "\0" * 300, "{", "[]", "{}"])
+def test_a_record_that_an_older_vmckpt_left_empty_is_named_once(
+    root: Path, name: str, content: str
+) -> None:
+    vm = a_vm(a_host(root), "00000001")
+    asyncio.run(is_at_home(vm))
+    path = EMPTIED[name](vm.directory)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    try:
+        asyncio.run(recovered(vm))
+        assert name == "missing.json"  # its memory is gone with its QEMU
+    except VmckptError as exc:
+        assert path.name in exc.what + exc.why
+        assert not content.strip("\0") or "power cut" not in exc.why
+        assert len(exc.remedy) > 10
+
+
+def test_a_vm_with_a_damaged_record_hides_no_other(root: Path) -> None:
+    host = a_host(root)
+    asyncio.run(is_at_home(a_vm(host, "00000001")))
+    broken = vm_dir(root, "broken")
+    broken.path.mkdir()
+    broken.spec.write_text(SPEC.replace("web", "broken"))
+    broken.current.touch()
+    answers = asyncio.run(look_all([host]))
+    assert [look.vm.name for look in answers.given] == ["web"]
+    assert [type(exc) for exc in answers.silent] == [StorageError]
+    assert str(broken.current) in answers.silent[0].what
+    assert answers.unheard == ()
