@@ -1,22 +1,24 @@
 """What opens an encrypted store, on its way to the processes that need it on a host.
 
-They have no way to the operator's key: they are given the store's secret, in a file in memory
-(tmpfs), its owner's alone, and never on a disk or a command line. A service reads and removes its
-file at once. While pages of a guest's memory are still to come there is one beside that memory,
-which is as secret, so that whoever goes on after a killed pager can.
+They cannot reach the operator's key: they are given the store's secret in a file in memory (tmpfs),
+in a directory that only its owner may enter, and never on a disk or a command line. A service reads
+and removes its file at once. While pages of a guest's memory are still to come there is one beside
+that memory, which is as secret, so that a killed pager's successor can continue.
 """
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.events.durable import replace
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.paths import IN_MEMORY
 
-_PREFIX = "vmckpt-key-"
+_PREFIX, _FILE = "vmckpt-key-", "secret"
 # A service takes its secret as it begins, on the busiest host within this.
 _TAKEN_WITHIN_S = 600.0
 
@@ -37,12 +39,14 @@ async def written_on(host: Host, run: str, secret: bytes | None) -> AsyncIterato
             why=f"{IN_MEMORY} is not in memory there (tmpfs)",
             remedy="mount a tmpfs there, or use a store that is not encrypted",
         )
-    path = IN_MEMORY / f"{_PREFIX}{run}"
+    directory = IN_MEMORY / f"{_PREFIX}{run}"
+    # Others may write to where that is made. One that is theirs is refused, and left alone.
+    await host.make_private_dir(directory)
     try:
-        await host.write_text(path, secret.hex())
-        yield path
+        await host.write_text(directory / _FILE, secret.hex())
+        yield directory / _FILE
     finally:
-        await finish(host.remove(path))
+        await finish(host.remove(directory))
 
 
 def taken_from(path: str | None) -> bytes | None:
@@ -51,7 +55,7 @@ def taken_from(path: str | None) -> bytes | None:
         return None
     try:
         secret = bytes.fromhex(Path(path).read_text())
-        Path(path).unlink()
+        forget(Path(path))
     except (OSError, ValueError) as exc:
         raise OperationFailedError(
             "what opens the encrypted store is not there",
@@ -62,15 +66,25 @@ def taken_from(path: str | None) -> bytes | None:
 
 
 def keep(path: Path, secret: bytes) -> None:
-    """Leave it for processes to come. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(secret.hex())
+    """Leave it for processes to come, in a private directory. Raises OSError."""
+    replace(path, secret.hex())
+
+
+def forget(path: Path) -> None:
+    """Remove what was left for a service, if it is there. Raises OSError."""
+    path.unlink(missing_ok=True)
+    with suppress(OSError):  # gone already
+        if path.parent.name.startswith(_PREFIX):
+            path.parent.rmdir()
 
 
 def forget_old_secrets(now_unix_s: float) -> None:
     """Remove what killed operators have left for services that never began."""
     for path in IN_MEMORY.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another's, or just gone
-            if path.stat().st_mtime < now_unix_s - _TAKEN_WITHIN_S:
-                path.unlink()
+            found = path.lstat()
+            if found.st_uid == os.geteuid() and found.st_mtime < now_unix_s - _TAKEN_WITHIN_S:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:  # an older vmckpt's
+                    path.unlink()

@@ -21,7 +21,7 @@ from vmckpt.checkpoint import fork, recover, restore, take
 from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.group_member import FAILED as GAVE_UP
 from vmckpt.checkpoint.group_member import Member, joined
-from vmckpt.checkpoint.secret import forget_old_secrets, taken_from
+from vmckpt.checkpoint.secret import forget, forget_old_secrets, taken_from
 from vmckpt.checkpoint.whole import take_whole
 from vmckpt.errors import NotFoundError, VmckptError
 from vmckpt.hosts.deadman import armed
@@ -268,7 +268,7 @@ def _read(files: Files) -> dict[str, Any]:
 
 def _forget_key(asked: Mapping[str, Any]) -> None:
     if asked["key"]:
-        Path(asked["key"]).unlink(missing_ok=True)
+        forget(Path(asked["key"]))
 
 
 def _host(asked: Mapping[str, Any]) -> LocalHost:

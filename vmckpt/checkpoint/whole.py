@@ -25,6 +25,7 @@ from vmckpt.devices.checks import saved_whole_checks
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.events.durable import NEW_FILE
 from vmckpt.memory.ram_file import Span, extents, open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
@@ -160,7 +161,8 @@ class _TakingWhole(Taking):
 
     async def _save(self, *, mapped: bool) -> float:
         """The guest into the file, the disks held to the same moment; how long it stood still."""
-        fd = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self.file, flags, 0o600)
         with open_fd(fd):
             if not mapped:
                 await self._monitor.give_fd(_FD_NAME, fd)
@@ -244,7 +246,8 @@ def _speed_bytes_per_s(beside: Path) -> float:
     """How fast files are written there now. Blocking. Raises OSError."""
     path = beside.with_name(f"{beside.name}.probe")
     data = os.urandom(PAGE_CHUNK_BYTES)  # QEMU writes page by page
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    path.unlink(missing_ok=True)
+    fd = os.open(path, NEW_FILE, 0o600)
     try:
         with open_fd(fd):
             began_s = time.perf_counter()

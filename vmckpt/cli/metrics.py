@@ -79,16 +79,9 @@ def _address(listen: str) -> tuple[str, int]:
 
 def write(path: Path, text: str) -> None:
     """Replace a file in one step, readable for everybody, as another user's exporter reads it."""
-    import os
+    from vmckpt.events.durable import replace
 
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text)
-        part.chmod(0o644)
-        part.rename(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    replace(path, text, mode=0o644)
 
 
 async def collect() -> str:

@@ -39,7 +39,7 @@ def write_durably(path: Path, text: str) -> None:
         ) from exc
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, text: str, *, mode: int = 0o600) -> None:
     """As `write_durably`, in a directory that is there. Raises OSError."""
     part = part_of(path)
     try:
@@ -47,6 +47,7 @@ def replace(path: Path, text: str) -> None:
         with os.fdopen(os.open(part, NEW_FILE, 0o600), "w") as file:
             file.write(text)
             file.flush()
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         part.rename(path)
         sync_directory(path.parent)
@@ -143,7 +144,12 @@ def make_dir_durably(directory: Path) -> None:
         missing.append(at)
         at = at.parent
     for one in reversed(missing):
-        one.mkdir(exist_ok=True, mode=0o700)
+        try:
+            one.mkdir(mode=0o700)
+        except FileExistsError:
+            # Made meanwhile: by another process of this user's, else it is a trap.
+            if not one.is_dir() or one.lstat().st_uid != os.geteuid():
+                raise
         sync_directory(one.parent)
     if not missing:
         directory.mkdir(exist_ok=True)  # raises when a file is in its place

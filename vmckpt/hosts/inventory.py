@@ -12,6 +12,7 @@ from vmckpt.events.durable import write_durably
 from vmckpt.hosts.entries import LOCAL, entry_to_json, parse_entry
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.ownership import require_own
 
 if TYPE_CHECKING:
     from vmckpt.hosts.remote.host import RemoteHost
@@ -23,12 +24,25 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 def state_dir() -> Path:
-    """This user's state: $VMCKPT_STATE_DIR, else /var/lib/vmckpt for root, XDG's for others."""
+    """This user's state: $VMCKPT_STATE_DIR, else /var/lib/vmckpt for root, XDG's for others.
+
+    Raises RefusedError when another user may put anything there.
+    """
     if given := os.environ.get("VMCKPT_STATE_DIR"):
-        return Path(given).absolute()
-    if os.geteuid() == 0:
-        return Path("/var/lib/vmckpt")
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "vmckpt"
+        path = Path(given).absolute()
+    elif os.geteuid() == 0:
+        path = Path("/var/lib/vmckpt")
+    else:
+        path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "vmckpt"
+    if path not in _own:
+        require_own(path)
+        if path.exists():
+            _own.add(path)
+    return path
+
+
+# State directories found to be this user's alone; one that is not there yet is looked at again.
+_own = set[Path]()
 
 
 def check_name(name: str, what: str) -> str:

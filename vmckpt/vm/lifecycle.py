@@ -304,6 +304,14 @@ async def create_image(host: Host, path: Path, image_format: str, size_bytes: in
 
     It is on the disk when this returns: what a guest flushes later would be lost with its name.
     """
+    # qemu-img would follow a link that another user put there, to a file that is not there yet.
+    done = await host.run(["sh", "-c", 'set -C; : >"$1"', "sh", str(path)])
+    if done.returncode:
+        raise OperationFailedError(
+            f"cannot create disk image {path} on {host.name}",
+            why=done.stderr.strip(),
+            remedy="remove what stands there, or correct the path",
+        )
     done = await host.run(
         [str(qemu_img(host)), "create", "-q", "-f", image_format, str(path), str(size_bytes)]
     )

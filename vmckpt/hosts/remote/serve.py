@@ -11,6 +11,7 @@ from vmckpt import __version__
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
+from vmckpt.hosts.ownership import require_own
 from vmckpt.hosts.remote.frames import MAGIC, PROTOCOL, Frame, Kind, broken, read_frame, with_json
 from vmckpt.hosts.remote.link import Link
 from vmckpt.hosts.remote.values import pack, pack_error, unbind, unpack
@@ -61,6 +62,7 @@ class _Server:
         self._link = Link(reader, writer, "the asker", self._handle)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[Path, AsyncExitStack] = {}
+        self._is_own = False
 
     async def run(self) -> None:
         """Until the connection ends; commands under way are ended, locks freed."""
@@ -95,6 +97,9 @@ class _Server:
             await self._link.send(reply)
 
     async def _do(self, frame: Frame) -> Any:
+        if not self._is_own:  # it was named by the asker
+            require_own(self._host.state_dir)
+            self._is_own = True
         request = frame.json
         name, given = request["do"], request["with"]
         if name == "lock":

@@ -1,0 +1,97 @@
+"""The state directory is this user's alone, and so is each directory that leads to it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import RefusedError
+from vmckpt.events.durable import NEW_FILE, make_dir_durably, replace
+from vmckpt.hosts.ownership import require_own
+
+pytestmark = pytest.mark.unit
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+
+
+def test_one_that_is_not_there_yet_is_this_users(tmp_path: Path) -> None:
+    require_own(tmp_path / "new/state")
+    require_own(tmp_path)
+
+
+@needs_root
+@pytest.mark.parametrize("where", ["state", "above"])
+def test_another_users_directory_is_refused(tmp_path: Path, where: str) -> None:
+    state = tmp_path / "above/state"
+    state.mkdir(parents=True)
+    os.chown(state if where == "state" else state.parent, NOBODY, NOBODY)
+    with pytest.raises(RefusedError, match="not this user's alone") as caught:
+        require_own(state)
+    assert f"uid {NOBODY}" in caught.value.why
+
+
+@needs_root
+def test_a_link_that_another_user_can_turn_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "state"
+    link.symlink_to(tmp_path / "real")
+    require_own(link)
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(RefusedError):
+        require_own(link)
+
+
+@pytest.mark.parametrize(
+    ("above", "state", "is_own"),
+    [(0o1777, 0o700, True), (0o777, 0o700, False), (0o755, 0o777, False), (0o755, 0o1777, False)],
+)
+def test_where_every_user_may_write_the_sticky_bit_has_to_be(
+    tmp_path: Path, above: int, state: int, *, is_own: bool
+) -> None:
+    directory = tmp_path / "above/state"
+    directory.mkdir(parents=True)
+    directory.chmod(state)
+    directory.parent.chmod(above)
+    if is_own:
+        require_own(directory)
+    else:
+        with pytest.raises(RefusedError, match="not this user's alone"):
+            require_own(directory)
+
+
+def test_a_file_that_was_put_there_is_neither_followed_nor_reused(tmp_path: Path) -> None:
+    """Names are guessable; where others may write they may be taken."""
+    target, path = tmp_path / "target", tmp_path / "record"
+    target.write_text("another's")
+    for name in ("record", ".record.part"):
+        (tmp_path / name).symlink_to(target)
+    held = os.open(target, os.O_RDONLY)
+    replace(path, "secret")
+    assert target.read_text() == "another's"
+    assert os.read(held, 100) == b"another's"
+    os.close(held)
+    assert path.read_text() == "secret"
+    assert path.lstat().st_mode & 0o7777 == 0o600
+    path.unlink()
+    path.symlink_to(tmp_path / "gone")
+    with pytest.raises(FileExistsError):
+        os.open(path, NEW_FILE, 0o600)
+
+
+@needs_root
+def test_a_directory_that_another_makes_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "state"
+
+    def absent_at_first(path: Path) -> bool:
+        if path == trap and not os.path.lexists(trap):
+            trap.mkdir()
+            os.chown(trap, NOBODY, NOBODY)
+            return False
+        return os.path.lexists(path)
+
+    monkeypatch.setattr(Path, "exists", absent_at_first)
+    with pytest.raises(FileExistsError):
+        make_dir_durably(trap / "vms")

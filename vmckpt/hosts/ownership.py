@@ -1,0 +1,52 @@
+"""Whose a directory is that vmckpt keeps its state in: no other user may put anything there."""
+
+import os
+import stat
+from pathlib import Path
+
+from vmckpt.errors import RefusedError
+
+_UID_MAP, _OVERFLOW_UID = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/overflowuid")
+_ALL_UIDS = 2**32 - 1
+
+
+def require_own(directory: Path) -> None:
+    """Raises RefusedError when another user owns `directory`, or could put another in its place.
+
+    As sshd's StrictModes: it, each directory above it and each link on the way there belongs to
+    this user or to root, and others may write only where the sticky bit keeps them from renaming
+    what is not theirs. What is not there yet is made by this user.
+    """
+    trusted = _trusted()
+    real = directory.resolve()
+    for path in dict.fromkeys((*directory.parents, directory, *real.parents, real)):
+        try:
+            found = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        why = ""
+        is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in trusted:
+            why = f"{path} belongs to uid {found.st_uid}, who may put anything there"
+        elif stat.S_ISDIR(found.st_mode) and is_open:
+            why = f"every user may rename what is in {path} (mode {found.st_mode & 0o7777:o})"
+        elif path == real and found.st_mode & stat.S_IWOTH:
+            why = f"every user may write to it (mode {found.st_mode & 0o7777:o})"
+        if why:
+            raise RefusedError(
+                f"the state directory {directory} is not this user's alone",
+                why=why,
+                remedy="name another one (VMCKPT_STATE_DIR), or correct its owner and mode after "
+                "making sure of what is in it",
+            )
+
+
+def _trusted() -> set[int]:
+    trusted = {0, os.geteuid()}
+    if os.geteuid() == 0 and (asked_by := os.environ.get("SUDO_UID", "")).isdecimal():
+        trusted.add(int(asked_by))
+    # In a user namespace whoever is not mapped, root among them, shows as one and the same uid.
+    lengths = (int(line.split()[2]) for line in _UID_MAP.read_text().splitlines())
+    if sum(lengths) < _ALL_UIDS:
+        trusted.add(int(_OVERFLOW_UID.read_text()))
+    return trusted
