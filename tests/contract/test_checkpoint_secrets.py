@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint.secret import forget_old_secrets
+from vmckpt.checkpoint.secret import forget_old_secrets, taken_from, written_on
 from vmckpt.checkpoint.service import Asked, Files, recover_from, request_for
+from vmckpt.errors import StorageError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.paths import IN_MEMORY
 
 
 @pytest.fixture
@@ -36,3 +39,49 @@ def test_one_that_nobody_takes_is_forgotten_in_time(left: Path) -> None:
     assert left.exists()
     forget_old_secrets(time.time() + 700)
     assert not left.exists()
+
+
+@pytest.mark.parametrize("planted", ["file", "link", "directory", "open directory"])
+def test_a_name_that_another_user_took_gets_no_secret(tmp_path: Path, planted: str) -> None:
+    """Names in /dev/shm can be guessed: what is there already is neither followed nor reused."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    host = LocalHost("here", tmp_path, "127.0.0.1")
+    run = f"test-{os.getpid()}"
+    name, target = IN_MEMORY / f"vmckpt-key-{run}", tmp_path / "target"
+    target.touch()
+    match planted:
+        case "file":
+            name.touch(0o666)
+        case "link":
+            name.symlink_to(target)
+        case _:
+            name.mkdir(mode=0o777 if "open" in planted else 0o700)
+    os.chown(name, 65534, 65534, follow_symlinks=False)
+
+    async def write() -> None:
+        async with written_on(host, run, b"the secret"):
+            raise AssertionError("it was written")
+
+    try:
+        with pytest.raises(StorageError, match="is not private"):
+            asyncio.run(write())
+        assert target.read_bytes() == b""
+        if name.is_dir():
+            assert list(name.iterdir()) == []
+    finally:
+        shutil.rmtree(name) if name.is_dir() and not name.is_symlink() else name.unlink()
+
+
+def test_a_secret_is_in_a_directory_of_its_owners_alone(tmp_path: Path) -> None:
+    host, run = LocalHost("here", tmp_path, "127.0.0.1"), f"test-{os.getpid()}"
+
+    async def taken() -> bytes | None:
+        async with written_on(host, run, b"the secret") as path:
+            assert path is not None
+            modes = [one.stat().st_mode & 0o7777 for one in (path.parent, path)]
+            assert modes == [0o700, 0o600]
+            return taken_from(str(path))
+
+    assert asyncio.run(taken()) == b"the secret"
+    assert not list(IN_MEMORY.glob(f"vmckpt-key-{run}*"))

@@ -16,7 +16,7 @@ import pytest
 
 from tests.remote_hosts import PipedServes
 from tests.sshd import Sshd, sshd
-from vmckpt.errors import HostDownError, StorageError
+from vmckpt.errors import HostDownError, OperationFailedError, StorageError
 from vmckpt.hosts import process
 from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import Completed, Host, Queues
@@ -24,6 +24,7 @@ from vmckpt.hosts.inventory import reach
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.tcp_table import table_queues
+from vmckpt.vm.lifecycle import create_image
 
 T = TypeVar("T")
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -482,3 +483,12 @@ def test_what_may_be_written_to(host: Host, ask: Ask, tmp_path: Path) -> None:
     assert ask(host.may_write_below(tmp_path / "not" / "yet"))
     (tmp_path / "file").touch()
     assert not ask(host.may_write_below(tmp_path / "file" / "below"))
+
+
+def test_no_image_is_made_through_a_link(host: Host, ask: Ask, tmp_path: Path) -> None:
+    """One that leads to nothing would have qemu-img write where another user wants it."""
+    image, target = tmp_path / "disk.raw", tmp_path / "target"
+    image.symlink_to(target)
+    with pytest.raises(OperationFailedError, match=f"cannot create disk image {image}"):
+        ask(create_image(host, image, "raw", 1 << 20))
+    assert not target.exists()

@@ -245,7 +245,7 @@ def test_a_command_that_is_odd_is_one_word(server: Sshd, tmp_path: Path) -> None
 def test_a_host_out_of_disk_says_so(server: Sshd, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", full], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,mode=0700", "tmpfs", full], check=True)
     try:
         (full / "filler").write_bytes(bytes(4096))
         with pytest.raises(StorageError, match=r"cannot write .*/file on a: No space left"):

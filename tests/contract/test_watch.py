@@ -42,7 +42,7 @@ def full(source: LocalHost) -> Iterator[None]:
     """The operator's disk has no space, but an unfinished record."""
     state = runs_dir().parent
     state.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(state)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k,mode=0700", "tmpfs", str(state)]
     subprocess.run(mount, check=True)
     try:
         RunRecord("r1", "migrate", {"vm": "web"}).save(runs_dir())
