@@ -213,8 +213,10 @@ def test_what_cannot_be_written_says_where_and_why(host: Host, ask: Ask, tmp_pat
 
 
 def test_a_private_directory_is_this_users_alone(host: Host, ask: Ask, tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    path = tmp_path / "vmckpt-web-0123abcd"
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    path = shared / "vmckpt-web-0123abcd"
     for _ in range(2):
         ask(host.make_private_dir(path))
         assert path.stat().st_mode & 0o7777 == 0o700
