@@ -3,7 +3,11 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from vmckpt.vm.adopted.isolation import isolated
 from vmckpt.vm.argv import Platform, default_mac, qemu_argv
 from vmckpt.vm.paths import QemuDir, VmDir
 from vmckpt.vm.spec import parse_spec
@@ -66,7 +70,7 @@ GOLDEN = r"""/usr/bin/qemu
 -cpu qemu64
 -smp 2
 -m 1024M
--object {"qom-type":"memory-backend-file","id":"ram0","size":1073741824,"mem-path":"/ram/vmckpt-web-0123abcd.ram","share":true}
+-object {"qom-type":"memory-backend-file","id":"ram0","size":1073741824,"mem-path":"/ram/vmckpt-web-0123abcd/ram","share":true}
 -chardev socket,id=console,path=/state/vms/web/qemu-0123abcd/console.sock,server=on,wait=off,logfile=/state/vms/web/qemu-0123abcd/console.log,logappend=on
 -serial chardev:console
 -kernel /boot/vmlinuz
@@ -174,3 +178,42 @@ def test_macs_are_local_unicast_stable_and_apart() -> None:
         octets = bytes.fromhex(mac.replace(":", ""))
         assert len(octets) == 6
         assert octets[0] & 0b11 == 0b10
+
+
+def netdevs(words: list[str]) -> list[Any]:
+    return [json.loads(words[n + 1]) for n, word in enumerate(words) if word == "-netdev"]
+
+
+def test_an_isolated_nic_is_the_same_device_and_connected_to_nothing() -> None:
+    nics = tuple(nic._replace(isolated=True) for nic in SPEC.nics)
+    cut = qemu_argv(SPEC._replace(nics=nics), TCG, files(), "/usr/bin/qemu", incoming=False)
+    assert [one["type"] for one in netdevs(argv(files()))] == ["tap", "user"]
+    assert netdevs(cut)[0] == netdevs(argv(files()))[0]  # it is put on no bridge
+    assert netdevs(cut)[1] == {"type": "hubport", "id": "net1", "hubid": 1}
+    assert [word for word in cut if "virtio-net" in word] == [
+        word for word in argv(files()) if "virtio-net" in word
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["-netdev", "user,id=n0,hostfwd=tcp::22-:22"], ["-netdev", "type=hubport,hubid=1,id=n0"]),
+        (["-nic", "user,model=e1000,mac=52:54:00:00:00:02"],
+         ["-nic", "type=hubport,hubid=1,model=e1000,mac=52:54:00:00:00:02"]),
+        (["-nic", "model=virtio"], ["-nic", "type=hubport,hubid=1,model=virtio"]),
+        (["-net", "nic,model=e1000", "-net", "user"], ["-net", "type=nic,model=e1000"]),
+        (['-netdev', '{"type":"socket","id":"s","connect":"127.0.0.1:9"}'],
+         ["-netdev", "type=hubport,hubid=1,id=s"]),
+        (["-netdev", "stream,id=s", "-netdev", "dgram,id=t"],
+         ["-netdev", "type=hubport,hubid=1,id=s", "-netdev", "type=hubport,hubid=2,id=t"]),
+        (["--netdev", "vde,id=v", "-m", "64M"],
+         ["--netdev", "type=hubport,hubid=1,id=v", "-m", "64M"]),
+        (["-netdev", "tap,id=t,ifname=<vmckpt:tap0>"],
+         ["-netdev", "type=tap,id=t,ifname=<vmckpt:tap0>"]),
+    ],
+)  # fmt: skip
+def test_an_adopted_vms_networks_are_cut_off_of_every_kind(
+    before: list[str], after: list[str]
+) -> None:
+    assert isolated(before) == after

@@ -1,12 +1,16 @@
 """What a checkpoint becomes: the VM itself as it was, or a copy with an identity of its own."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts, Facts
 from vmckpt.checkpoint.planned import plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.isolation import isolation_checks
 from vmckpt.vm.spec import parse_spec
 
 SPEC = """
@@ -56,6 +60,22 @@ def test_a_copy_shares_nothing_that_it_can_write() -> None:
     assert copy.spec.firmware.vars == Path("/state/images/web-2-vars.fd")
     assert copy.variables == Path("/specs/web-vars.fd")
     assert copy.spec.devices[0]["guid"] != "11111111-1111-1111-1111-111111111111"
+
+
+def test_a_copy_has_no_network_now_or_later_unless_it_is_asked_for() -> None:
+    for plugged in (False, True):
+        copy = plan_copy(taken(), HOST, "web-2", keep_macs=False, plugged=plugged).spec
+        again = parse_spec(copy.text, "its file", Path("/elsewhere"))
+        assert [nic.isolated for nic in again.nics] == [not plugged]
+        itself = plan_itself(taken(), HOST, plugged=plugged).spec
+        assert [nic.isolated for nic in itself.nics] == [not plugged]
+
+
+@pytest.mark.parametrize("driver", ["vhost-vsock-pci", "ivshmem-plain", "virtio-rng-pci"])
+def test_a_device_that_reaches_the_host_is_in_no_isolated_copy(driver: str) -> None:
+    spec = plan_copy(taken(), HOST, "web-2", keep_macs=False).spec
+    found = asyncio.run(isolation_checks(spec._replace(devices=({"driver": driver},)), HOST))
+    assert [check.verdict for check in found] == ["ok" if driver.startswith("virtio") else "refuse"]
 
 
 def test_a_copys_spec_says_what_it_is() -> None:

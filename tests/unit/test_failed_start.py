@@ -43,7 +43,10 @@ def test_where_the_disk_is_full_qemu_is_ended_all_the_same(
 
     monkeypatch.setattr(lifecycle, "start_qemu", start_qemu)
     monkeypatch.setattr(lifecycle, "end_qemu", end_qemu)
-    spec = cast("Spec", SimpleNamespace(name="web", nics=(), passthrough=(), ram_dir=tmp_path))
+    spec = cast(
+        "Spec",
+        SimpleNamespace(name="web", nics=(), passthrough=(), ram_dir=tmp_path, is_isolated=False),
+    )
     platform = cast("Platform", None)
     with pytest.raises(StorageError):
         asyncio.run(lifecycle._boot(spec, Full("a", tmp_path, "127.0.0.1"), platform))

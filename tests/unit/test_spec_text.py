@@ -39,6 +39,7 @@ cache = "writeback"
 
 [[nics]]
 network = "user"
+isolated = true
 
 [[nics]]
 mac = "52:54:00:12:34:56"

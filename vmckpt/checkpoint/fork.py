@@ -119,8 +119,12 @@ class _Forking:
                 remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
             )
         names = [check_name(name, "VM") for name in self._wish.names]
-        planned = [plan_copy(self._facts, self._host, name, keep_macs=False) for name in names]
-        found = await checks(planned[0], in_place=False, lazy=False, plugged=self._wish.plugged)
+        plugged = self._wish.plugged
+        planned = [
+            plan_copy(self._facts, self._host, name, keep_macs=False, plugged=plugged)
+            for name in names
+        ]
+        found = await checks(planned[0], in_place=False, lazy=False, plugged=plugged)
         require(found, names[0], self._host.name)
         try:
             await self._make_base(planned[0])

@@ -17,6 +17,7 @@ from vmckpt.vm import target_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
+from vmckpt.vm.isolation import isolation_checks
 from vmckpt.vm.paths import IMAGES, vm_dir
 from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec import Disk, Firmware, Spec, parse_spec
@@ -55,11 +56,16 @@ class Planned:
         return firmware.vars if firmware is not None and self.variables is not None else None
 
 
-def plan_itself(facts: Facts, host: Host) -> Planned:
-    """The VM itself, as it was: its name, its disks' paths, its MACs. Its generation is another."""
+def plan_itself(facts: Facts, host: Host, *, plugged: bool = True) -> Planned:
+    """The VM itself, as it was: its name, its disks' paths, its MACs. Its generation is another.
+
+    What was isolated stays so; all of it is, unless it is `plugged`.
+    """
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
-    if any(device["driver"] == "vmgenid" for device in spec.devices):
+    if not plugged:
+        spec = _isolated(spec, isolated=True)
+    if not plugged or any(device["driver"] == "vmgenid" for device in spec.devices):
         spec = _renewed(spec)
     disks = [
         NewDisk(number, disk.on(host.state_dir))
@@ -69,8 +75,13 @@ def plan_itself(facts: Facts, host: Host) -> Planned:
     return _planned(spec, facts, host, disks)
 
 
-def plan_copy(facts: Facts, host: Host, name: str, *, keep_macs: bool) -> Planned:
-    """Another VM: its own name, disks in the host's `images/`, MACs and generation."""
+def plan_copy(
+    facts: Facts, host: Host, name: str, *, keep_macs: bool, plugged: bool = False
+) -> Planned:
+    """Another VM: its own name, disks in the host's `images/`, MACs and generation.
+
+    It has no network, now or later, unless it is `plugged`.
+    """
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
     if spec.adopted is not None:
@@ -111,8 +122,13 @@ def plan_copy(facts: Facts, host: Host, name: str, *, keep_macs: bool) -> Planne
         for number, disk in enumerate(disks)
         if not disk.read_only
     ]
+    copy = _isolated(copy, isolated=not plugged)
     planned = _planned(_renewed(copy), facts, host, new)
     return replace(planned, variables=spec.firmware.vars if spec.firmware else None)
+
+
+def _isolated(spec: Spec, *, isolated: bool) -> Spec:
+    return spec._replace(nics=tuple(nic._replace(isolated=isolated) for nic in spec.nics))
 
 
 def _own(disk: Disk, name: str, number: int, facts: Facts) -> Disk:
@@ -165,8 +181,10 @@ async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool)
     found += [check async for check in _disks(planned, in_place=in_place)]
     if not in_place:  # else it gets those of the one whose place it takes
         found += await free_checks(vm.spec.passthrough, host)
-    if plugged:
+    if plugged and not vm.spec.is_isolated:
         found += [c for c in await target_checks.network(vm, host) if c.code == "bridge"]
+    if not plugged:
+        found += await isolation_checks(vm.spec, host)
     if lazy:
         found.append(await target_checks.userfaults(host))
     return found

@@ -127,9 +127,11 @@ async def restore(
     async with reading(*source) as point:
         facts = known_facts(point.manifest.facts)
         if wish.name is None:
-            planned = plan_itself(facts, host)
+            planned = plan_itself(facts, host, plugged=wish.plugged)
         else:
-            planned = plan_copy(facts, host, wish.name, keep_macs=wish.keep_macs)
+            planned = plan_copy(
+                facts, host, wish.name, keep_macs=wish.keep_macs, plugged=wish.plugged
+            )
         async with _entitled(planned, wish) as old:
             work = _Restoring(planned, point, source, wish, old, member=member)
             await work.run(running)
@@ -416,11 +418,15 @@ class _Restoring:
         try:
             await stand_still(old)
             await self._old_ones_still()
+            if not self._wish.plugged:  # so that it stays isolated where it moves, and starts again
+                await self._host.write_text(vm.directory.spec, vm.spec.text)
             await self._host.write_text(vm.directory.current, qemu.to_json())
             await self._run(monitor)
         except BaseException:
             # The new one is ended first: whatever became of `cont`, the guest runs once.
             await end_qemu(self._host, vm.spec.ram_dir, self._files)
+            if not self._wish.plugged:
+                await self._host.write_text(vm.directory.spec, old.spec.text)
             await self._host.write_text(vm.directory.current, old.qemu.to_json())
             await let_run(old)
             raise

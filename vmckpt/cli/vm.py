@@ -1,5 +1,6 @@
 """vmckpt vm: run, adopt, list, show, console, start, stop, rm."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,6 +103,29 @@ def start(name: Name, json: Json = False) -> None:
 
     vm = run(find(name))
     _show_started(name, vm.host.name, run(vm.start()), as_json=json)
+
+
+class Connection(StrEnum):
+    """Whether a VM's NICs are connected."""
+
+    plugged = "plugged"
+    isolated = "isolated"
+
+
+@app.command()
+def network(
+    name: Name,
+    connection: Annotated[Connection, typer.Argument(help="From its next start on.")],
+    json: Json = False,
+) -> None:
+    """Connect a stopped VM's NICs, or cut them off: a copy and a fork are isolated at first."""
+    from vmckpt.vm.inventory import find_vm
+    from vmckpt.vm.lifecycle import set_network
+
+    vm = run(find_vm(name))
+    run(set_network(vm, plugged=connection is Connection.plugged))
+    facts = {"vm": name, "host": vm.host.name, "network": connection.value}
+    show(facts, f"{name} is {connection.value} when it next starts", as_json=json)
 
 
 @app.command()

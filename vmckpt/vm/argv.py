@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.vm.adopted.escape import double_commas
 from vmckpt.vm.adopted.holes import fill
+from vmckpt.vm.adopted.isolation import isolated
 from vmckpt.vm.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
-from vmckpt.vm.spec import Disk, Spec
+from vmckpt.vm.spec import Disk, Nic, Spec
 
 FIRST_SLOT = 3
 
@@ -62,7 +64,9 @@ def qemu_argv(
 def _adopted(spec: Spec, files: QemuDir) -> list[str]:
     """The machine that was adopted, as its own command line has it."""
     images = [disk.on(files.state_dir) for disk in spec.disks]
-    arguments = spec.adopted.arguments if spec.adopted else ()
+    arguments: Sequence[str] = spec.adopted.arguments if spec.adopted else ()
+    if spec.is_isolated:
+        arguments = isolated(arguments)
     return fill(arguments, files, files.ram(spec.ram_dir), images, len(spec.nics))
 
 
@@ -97,9 +101,8 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
         slot += 1
     for number, nic in enumerate(spec.nics):
         mac = nic.mac or default_mac(spec.name, number)
-        tap = files.tap(number) if nic.network == "bridge" else None
         pair = {"failover": True} if number in stand_ins else {}
-        argv += _nic(number, mac, tap, slot, virtio | pair)
+        argv += _nic(number, mac, _netdev(number, nic, files.tap(number)), slot, virtio | pair)
         slot += 1
     if spec.guest_agent:
         argv += _agent(files, slot, virtio)
@@ -122,20 +125,32 @@ def _virtio(accel: str) -> dict[str, Any]:
     return {"ioeventfd": False} if accel == "tcg" else {}
 
 
-def _nic(number: int, mac: str, tap: str | None, slot: int, virtio: dict[str, Any]) -> list[str]:
-    netdev: dict[str, Any] = {"type": "user", "id": f"net{number}"}
-    if tap is not None:
-        netdev = _tap(f"net{number}", tap)
+def _nic(
+    number: int, mac: str, netdev: dict[str, Any], slot: int, more: dict[str, Any]
+) -> list[str]:
     device = {
         "driver": "virtio-net-pci",
         "id": f"nic{number}",
-        "netdev": f"net{number}",
+        "netdev": netdev["id"],
         "mac": mac,
         "addr": hex(slot),
         "romfile": "",
-        **virtio,
+        **more,
     }
     return ["-netdev", _json(netdev), "-device", _json(device)]
+
+
+def _netdev(number: int, nic: Nic, tap: str) -> dict[str, Any]:
+    """What a NIC is connected to. An isolated one's tap is on no bridge, a hub has no other port.
+
+    It is still a tap: what the guest has negotiated with its NIC goes by the kind of back end.
+    """
+    name = f"net{number}"
+    if nic.network == "bridge":
+        return _tap(name, tap)
+    if nic.isolated:
+        return {"type": "hubport", "id": name, "hubid": number}
+    return {"type": "user", "id": name}
 
 
 def _tap(name: str, tap: str) -> dict[str, Any]:

@@ -230,7 +230,7 @@ async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:
         directory = vm_dir(host.state_dir, vm)
         for name in await host.list_dir(directory.path):
             files = directory.qemu(name.removeprefix(QEMU_PREFIX))
-            if name.startswith(QEMU_PREFIX) and files != besides:
+            if name.startswith(QEMU_PREFIX) and (besides is None or files.path != besides.path):
                 given = await read_given(host, files)
                 found |= {one for addresses in given.values() for one in addresses}
     return found

@@ -26,6 +26,7 @@ from vmckpt.vm.plug import plug
 from vmckpt.vm.power_off import power_off
 from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec import Spec, anchored, parse_spec
+from vmckpt.vm.spec_text import written
 from vmckpt.vm.start import (
     end_qemu,
     new_qemu_id,
@@ -99,6 +100,19 @@ async def start_vm(vm: Vm) -> Vm:
             return await _go_on(now)
         # What was "auto" was settled when it first ran.
         return await _boot(now.spec, now.host, now.qemu.platform)
+
+
+async def set_network(vm: Vm, *, plugged: bool) -> None:
+    """Whether a stopped VM has a network when it next starts. Raises RefusedError while it runs."""
+    async with held(vm, "vm network") as now:
+        if await now.is_alive():
+            raise RefusedError(
+                f"'{now.name}' runs",
+                why="its NICs are connected, or not, when its QEMU starts",
+                remedy=f"stop it first: vmckpt vm stop {now.name}",
+            )
+        nics = tuple(nic._replace(isolated=not plugged) for nic in now.spec.nics)
+        await now.host.write_text(now.directory.spec, written(now.spec._replace(nics=nics)))
 
 
 async def stop_vm(vm: Vm, *, force: bool, timeout_s: float) -> None:

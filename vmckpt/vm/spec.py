@@ -51,10 +51,14 @@ class Disk(NamedTuple):
 
 
 class Nic(NamedTuple):
-    """One virtio NIC: on the host's bridge, or behind QEMU's user-mode NAT."""
+    """One virtio NIC: on the host's bridge, or behind QEMU's user-mode NAT.
+
+    An `isolated` one is the same device to the guest, and connected to nothing.
+    """
 
     network: str
     mac: str | None
+    isolated: bool = False
 
 
 class Adopted(NamedTuple):
@@ -105,6 +109,11 @@ class Spec(NamedTuple):
     placement: Placement
     adopted: Adopted | None
     text: str
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether any of its NICs is cut off; then whatever else leads to a network is, too."""
+        return any(nic.isolated for nic in self.nics)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -250,7 +259,8 @@ def _nic(table: Table) -> Nic:
         raise table.wrong(
             "mac", "a MAC address is six pairs of hex digits", "write e.g. 52:54:00:12:34:56"
         )
-    nic = Nic(table.choice("network", ("bridge", "user"), "bridge"), mac)
+    network = table.choice("network", ("bridge", "user"), "bridge")
+    nic = Nic(network, mac, table.boolean("isolated", False))
     table.no_more_keys()
     return nic
 

@@ -7,7 +7,7 @@ from typing import Any
 from vmckpt.units import MIB
 from vmckpt.vm.passthrough import Passthrough
 from vmckpt.vm.paths import IMAGES
-from vmckpt.vm.spec import Disk, Spec
+from vmckpt.vm.spec import Disk, Nic, Spec
 
 
 def written(spec: Spec) -> str:
@@ -35,9 +35,7 @@ def written(spec: Spec) -> str:
     for disk in spec.disks:
         lines += ["", "[[disks]]", *_disk(disk, has_node=spec.adopted is not None)]
     for nic in spec.nics:
-        lines += ["", "[[nics]]", _line("network", nic.network)]
-        if nic.mac:
-            lines.append(_line("mac", nic.mac))
+        lines += ["", "[[nics]]", *_nic(nic)]
     for device in spec.devices:
         lines += ["", "[[devices]]", *(_line(name, value) for name, value in device.items())]
     for one in spec.passthrough:
@@ -91,6 +89,15 @@ def _disk(disk: Disk, *, has_node: bool) -> list[str]:
         lines.append(_line("size", str(disk.size_bytes)))
     if has_node:
         lines.append(_line("node", disk.node))
+    return lines
+
+
+def _nic(nic: Nic) -> list[str]:
+    lines = [_line("network", nic.network)]
+    if nic.mac:
+        lines.append(_line("mac", nic.mac))
+    if nic.isolated:
+        lines.append(_line("isolated", nic.isolated))
     return lines
 
 

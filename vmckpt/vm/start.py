@@ -306,10 +306,12 @@ async def _check_room(host: Host, spec: Spec, files: QemuDir, *, needs_all: bool
 
 
 async def plug_taps(host: Host, spec: Spec, files: QemuDir) -> None:
-    """Put the taps of a QEMU that runs on the host's bridge.
+    """Put the taps of a QEMU that runs on the host's bridge, but for those of isolated NICs.
 
     Raises RefusedError (no bridge), OperationFailedError.
     """
+    if spec.is_isolated:
+        return
     bridged = [number for number, nic in enumerate(spec.nics) if nic.network == "bridge"]
     first = len(spec.nics)
     bridged += [n for n, device in enumerate(spec.passthrough, first) if device.netdev]

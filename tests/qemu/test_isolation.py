@@ -1,0 +1,117 @@
+"""An isolated guest sends nothing to anywhere, though its NIC is on QEMU's user-mode network."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.qemu.world import World, image, qemu, world
+
+SILENT_S = 3.0
+HEARD_S = 60.0
+
+
+class Observer:
+    """A UDP socket on this machine's loopback, which guests of `network = "user"` reach."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.port: int = sock.getsockname()[1]
+
+    def senders(self, for_s: float) -> set[int]:
+        """The source ports that packets come from within so long: each guest has its own."""
+        self._drop()
+        found, until_s = set[int](), time.monotonic() + for_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._sock.settimeout(left_s)
+            try:
+                found.add(self._sock.recvfrom(64)[1][1])
+            except TimeoutError:
+                break
+        return found
+
+    def hears(self) -> bool:
+        """Whether anything comes, sooner or later."""
+        given_up_s = time.monotonic() + HEARD_S
+        while time.monotonic() < given_up_s:
+            if self.senders(0.5):
+                return True
+        return False
+
+    def _drop(self) -> None:
+        self._sock.setblocking(False)
+        try:
+            while True:
+                self._sock.recv(64)
+        except BlockingIOError:
+            return
+
+
+@contextmanager
+def observer() -> Iterator[Observer]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield Observer(sock)
+
+
+def spec(port: int) -> str:
+    where = image()
+    words = f"vk.id=1 vk.ip=10.0.2.15/24 vk.gw=10.0.2.2 vk.heartbeat=10.0.2.2:{port}"
+    return f"""
+name = "guest"
+memory = "128M"
+[boot]
+kernel = "{where}/vmlinuz"
+initrd = "{where}/initrd"
+cmdline = "console=ttyS0 quiet panic=-1 cryptomgr.notests {words}"
+[[nics]]
+network = "user"
+"""
+
+
+def end(made: World, name: str) -> None:
+    made.ok("vm", "stop", name, "--force")
+    assert made.qemus(name) == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", ["10.0", "7.2"])
+def test_copies_forks_and_a_guards_proof_send_nothing(version: str) -> None:
+    with world(qemu(version)) as made, observer() as outside:
+        made.ok("host", "set", "local", "--qemu", str(qemu(version)))
+        file = made.shared / "guest.toml"
+        file.write_text(spec(outside.port))
+        made.ok("vm", "run", str(file), "--host", "local")
+        assert outside.hears()
+        asyncio.run(asyncio.sleep(1))
+        taken = made.ok("checkpoint", "create", "guest", "--name", "point")
+        # While a guard proves its checkpoint the guest itself is heard, and it alone.
+        guarding = made.begin("guard", "guest", "--for", "1s", "--", "true")
+        assert len(outside.senders(SILENT_S * 2)) == 1
+        assert guarding.wait(timeout=60) == 0
+        guarding.communicate()
+        end(made, "guest")
+        assert outside.senders(SILENT_S) == set()
+        made.ok("checkpoint", "restore", taken["id"], "--as", "copy")
+        made.ok("fork", taken["id"], "--count", "2", "--name", "f")
+        assert all(len(made.qemus(name)) == 1 for name in ("copy", "f-1", "f-2"))
+        assert outside.senders(SILENT_S) == set()
+        for name in ("f-1", "f-2", "copy"):
+            end(made, name)
+        # It stays so when it starts anew, until the operator says otherwise.
+        made.ok("vm", "start", "copy")
+        made.ok("checkpoint", "restore", taken["id"], "--network", "isolated")
+        assert outside.senders(SILENT_S * 3) == set()
+        end(made, "copy")
+        made.ok("vm", "network", "copy", "plugged")
+        made.ok("vm", "start", "copy")
+        assert outside.hears()
+        end(made, "copy")
+        # The guests did send: one that is plugged is heard at once.
+        made.ok("checkpoint", "restore", taken["id"], "--as", "loud", "--network", "plugged")
+        assert len(outside.senders(SILENT_S)) == 1
+        for name in ("loud", "guest"):
+            end(made, name)

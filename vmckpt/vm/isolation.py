@@ -1,0 +1,38 @@
+"""A guest with no way out: what its machine may not have, beside networks that are cut off."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vmckpt.hosts.host import Host
+from vmckpt.vm.cards import cards_of
+from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.vm.spec import Spec
+
+# Devices that reach past QEMU to the host's kernel, or to a program beside it.
+_OUTWARD = ("vhost-", "ivshmem-")
+# The base class of a PCI function that is a network controller (/sys/.../class).
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NETWORK_CLASS = "0x02"
+
+
+async def isolation_checks(spec: Spec, host: Host) -> list[Check]:
+    """What of the VM leads out of it, however its NICs are cut off. Raises HostDownError."""
+    remedy = "accept that it is not isolated: --network plugged"
+    found = []
+    for device in spec.devices:
+        driver = str(device["driver"])
+        if driver.startswith(_OUTWARD):
+            reason = f"its device {driver} is a connection to the host"
+            found.append(Check("isolated", REFUSE, reason, remedy))
+    wanted = {device.match: device.id for device in spec.passthrough if device.match}
+    for card in await cards_of(host) if wanted else ():
+        if card.name in wanted and await _is_network(host, card.addresses):
+            reason = f"'{wanted[card.name]}' is a network card of {host.name}"
+            found.append(Check("isolated", REFUSE, reason, remedy))
+    return found or [Check("isolated", OK, "nothing of it leads to a network")]
+
+
+async def _is_network(host: Host, addresses: Sequence[str]) -> bool:
+    paths = [_PCI_DEVICES / address / "class" for address in addresses]
+    classes = [await host.read_text(path) or "" for path in paths]
+    return any(one.startswith(_NETWORK_CLASS) for one in classes)
