@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.vm.adopted.escape import double_commas
 from vmckpt.vm.adopted.holes import fill
-from vmckpt.vm.adopted.isolation import isolated
+from vmckpt.vm.adopted.isolation import isolated, unconnected
 from vmckpt.vm.passthrough import port_arguments
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec import Disk, Nic, Spec
@@ -102,6 +102,8 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
     for number, nic in enumerate(spec.nics):
         mac = nic.mac or default_mac(spec.name, number)
         pair = {"failover": True} if number in stand_ins else {}
+        if nic.isolated and nic.network == "user":
+            argv += ["-netdev", _json(unconnected(f"net{number}-off"))]
         argv += _nic(number, mac, _netdev(number, nic, files.tap(number)), slot, virtio | pair)
         slot += 1
     if spec.guest_agent:
