@@ -17,7 +17,7 @@ from vmckpt.fleet.schedule.due import Begin, Moment, Settle, Wait, decide
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import MOST_RUNS, Record, add, forget, load, new_record
 from vmckpt.fleet.schedule.request import CatchUp, Request, When
-from vmckpt.fleet.schedule.run import DONE, SKIPPED, UNCOPIED, Event, Point, Tools, run
+from vmckpt.fleet.schedule.run import DONE, SKIPPED, UNCOPIED, Event, Gone, Point, Tools, run
 
 # 2026-11-22 00:00 UTC; multiples of an hour, and so of what divides one.
 BEGIN_S = 1795305600.0
@@ -169,9 +169,9 @@ class World:
             raise HostDownError("the other host is down", why="as it was told", remedy="wait")
         return ["store"]
 
-    async def prune(self, record: Record) -> list[str]:
+    async def prune(self, record: Record, taken: str) -> Gone:
         self._maybe_die()
-        return []
+        return Gone([])
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         raise NotFoundError("not asked", why="-", remedy="-")

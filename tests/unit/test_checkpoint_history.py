@@ -16,6 +16,13 @@ def test_a_hosts_own_store_needs_no_mention() -> None:
     assert History.parse(history.text) == history
 
 
+def test_the_largest_number_of_a_checkpoint_stays_known() -> None:
+    history = History().then("a", HOST, "/srv/points", 7).then("b", HOST, "/srv/points", 3)
+    assert history.sequence == 7
+    assert History.parse(history.text) == history
+    assert History.parse('{"last": "a", "stores": []}') == History("a")  # of an older vmckpt
+
+
 def test_each_store_is_known_once_by_whose_directory_it_is() -> None:
     history = History()
     for place in ("/srv/points", "s3://bucket/web", "/srv/points"):

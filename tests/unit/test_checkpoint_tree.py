@@ -1,5 +1,7 @@
 """Checkpoints as a tree, and what one says of itself."""
 
+from dataclasses import replace
+
 from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError, machine_from_json, machine_to_json
 from vmckpt.checkpoint.place import Place
@@ -52,6 +54,35 @@ def entry(name: str, number: int, parent: str | None) -> Entry:
 def test_a_line_stays_flat_and_a_branch_moves_in() -> None:
     listed = [entry("a", 1, None), entry("b", 2, "a"), entry("c", 3, "b"), entry("d", 4, "a")]
     assert [row[0] for row in rows(listed)] == ["a", "└ b", "  c", "└ d"]
+
+
+def test_a_chain_longer_than_python_recurses() -> None:
+    chain = [renamed(entry("a", n, None), n, n - 1 if n else None) for n in range(5000)]
+    found = rows(chain)
+    assert [row[1] for row in found] == [one.id[:12] for one in chain]
+    assert {row[0] for row in found} == {"a"}
+
+
+def test_a_ring_of_parents_hides_nothing() -> None:
+    ring = [renamed(entry("a", n, None), n, (n + 1) % 3) for n in range(3)]
+    assert {row[1] for row in rows(ring)} == {one.id[:12] for one in ring}
+
+
+def test_two_vms_of_one_name_are_told_apart() -> None:
+    ids = [f"{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "ab"]
+    both = [with_vm_id(entry("a", 1, None), ids[0]), with_vm_id(entry("b", 2, None), ids[1])]
+    assert [row[2] for row in rows(both)] == ["web (aaaaaaaa)", "web (bbbbbbbb)"]
+    assert [row[2] for row in rows(both[:1])] == ["web"]
+    assert dict(lines(both[0]))["vm id"] == ids[0]
+
+
+def renamed(one: Entry, number: int, parent: int | None) -> Entry:
+    ids = [None if n is None else f"{n:012d}{'0' * 20}" for n in (number, parent)]
+    return replace(one, manifest=replace(one.manifest, id=str(ids[0]), parent=ids[1]))
+
+
+def with_vm_id(one: Entry, vm_id: str) -> Entry:
+    return replace(one, manifest=replace(one.manifest, vm_id=vm_id))
 
 
 def test_a_checkpoint_whose_parent_was_removed_stands_first() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.checkpoint.retention import Candidate, Rule, plan
+from vmckpt.checkpoint.retention import Candidate, Rule, contradictions, dates, plan
 from vmckpt.errors import UsageError
 
 NOW_S = datetime(2026, 11, 22, 12, 0, tzinfo=UTC).timestamp()
@@ -18,7 +18,9 @@ def at(hours_ago: float, added_bytes: int = 1) -> Candidate:
 
 
 def kept(candidates: list[Candidate], rule: Rule) -> list[str]:
-    found = plan(candidates, rule, now_unix_s=NOW_S)
+    """Those that are kept, in the order given; they were taken in the order of their clocks."""
+    in_order = sorted(candidates, key=lambda one: one.taken_unix_s)
+    found = plan(in_order, rule, now_unix_s=NOW_S)
     return [one.id for one in candidates if found[one.id].keep]
 
 
@@ -43,6 +45,39 @@ def test_age_and_size_take_away_what_others_keep() -> None:
     assert kept(four, Rule(max_bytes=25)) == ["0h", "1h"]
 
 
+def test_a_clock_that_is_behind_does_not_make_the_newest_the_oldest() -> None:
+    """What was just taken on a host that is a day behind stays, and is the newest."""
+    taken = [at(3), at(2), at(1), at(24)]
+    found = plan(taken, Rule(keep_last=2), now_unix_s=NOW_S)
+    assert [one.id for one in taken if found[one.id].keep] == ["1h", "24h"]
+    assert [one.id for one in contradictions(taken, now_unix_s=NOW_S)] == ["24h"]
+
+
+def test_a_clock_that_was_ahead_once_ages_only_its_own() -> None:
+    """One host's clock was a year ahead, once: the others are dated by what they say."""
+    ahead = Candidate("ahead", NOW_S + 365 * 24 * HOUR_S, 1)
+    taken = [at(30), at(26), ahead, at(2), at(1)]
+    assert dates([one.taken_unix_s for one in taken], now_unix_s=NOW_S) == [
+        at(30).taken_unix_s, at(26).taken_unix_s, *[at(2).taken_unix_s] * 2, at(1).taken_unix_s,
+    ]  # fmt: skip
+    found = plan(taken, Rule(max_age_s=24 * HOUR_S), now_unix_s=NOW_S)
+    assert [one.id for one in taken if found[one.id].keep] == ["ahead", "2h", "1h"]
+    assert contradictions(taken, now_unix_s=NOW_S) == [ahead]
+
+
+def test_no_clock_that_is_wrong_takes_what_its_own_host_says_is_young() -> None:
+    found = plan([at(1), at(9999)], Rule(max_age_s=2 * HOUR_S), now_unix_s=NOW_S)
+    assert all(verdict.keep for verdict in found.values())
+
+
+def test_what_was_just_taken_stays() -> None:
+    """A restore to an older checkpoint, in a store that another host has gone on in."""
+    taken = [at(3), at(2), at(1)]
+    found = plan(taken, Rule(keep_last=1), now_unix_s=NOW_S, just_taken=["2h"])
+    assert [one.id for one in taken if found[one.id].keep] == ["2h", "1h"]
+    assert found["2h"].why == "just taken"
+
+
 def test_the_newest_stays_whatever_the_rule_says() -> None:
     assert kept([at(9), at(8)], Rule(max_age_s=1.0)) == ["8h"]
 
@@ -50,6 +85,26 @@ def test_the_newest_stays_whatever_the_rule_says() -> None:
 def test_a_rule_that_says_nothing_is_refused() -> None:
     with pytest.raises(UsageError):
         plan([at(1)], Rule(), now_unix_s=NOW_S)
+
+
+@given(st.lists(st.floats(-5000, 5000), max_size=40))
+def test_dates_never_fall_and_change_nothing_that_agrees(hours: list[float]) -> None:
+    said = [NOW_S - h * HOUR_S for h in hours]
+    found = dates(said, now_unix_s=NOW_S)
+    assert found == sorted(found)
+    assert dates(found, now_unix_s=NOW_S) == found
+    assert dates(sorted(said), now_unix_s=NOW_S) == sorted(said)
+
+
+@given(
+    st.lists(st.floats(-5000, 5000), min_size=1, max_size=40),
+    st.builds(
+        Rule, *[st.integers(0, 5)] * 4, st.none() | st.floats(0, 9e6), st.none() | st.just(5)
+    ).filter(any),
+)
+def test_whatever_clocks_say_the_newest_stays(hours: list[float], rule: Rule) -> None:
+    taken = [Candidate(str(n), NOW_S - h * HOUR_S, 1) for n, h in enumerate(hours)]
+    assert plan(taken, rule, now_unix_s=NOW_S)[taken[-1].id].keep
 
 
 @given(

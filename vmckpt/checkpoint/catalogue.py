@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import Key, Place, is_there, opened, own, parse_place
+from vmckpt.checkpoint.whose import vm_labels
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -21,6 +22,7 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.manifest import Manifest
+from vmckpt.store.order import in_order
 from vmckpt.store.pins import Pin, Pinned
 from vmckpt.vm.paths import vm_dir, vms_dir
 
@@ -72,9 +74,10 @@ class Catalogue(NamedTuple):
         if len(found) == 1:
             return found[0]
         if found:
+            labels = vm_labels([one.manifest for one in found])
             raise UsageError(
                 f"'{text}' is {len(found)} checkpoints",
-                why=", ".join(f"{one.id[:12]} of {one.manifest.vm}" for one in found),
+                why=", ".join(f"{one.id[:12]} of {labels[one.id]}" for one in found),
                 remedy="write more of the id",
             )
         whys = ["no store that was looked in has it", *(f"{e.what}: {e.why}" for e in self.silent)]
@@ -158,16 +161,16 @@ def _merged(
     for place, manifest in found:
         places.setdefault(manifest.id, []).append(place)
         manifests[manifest.id] = manifest
-    entries = [
-        Entry(
+    entries = {
+        one: Entry(
             tuple(sorted(places[one], key=lambda place: (not place.is_here, place.host is None))),
             manifest,
             _facts(manifest),
             tuple({pin.id: pin for pin in pins.get(one, ())}.values()),
         )
         for one, manifest in manifests.items()
-    ]
-    return sorted(entries, key=lambda one: (one.manifest.created_unix_s, one.id))
+    }
+    return [entries[manifest.id] for manifest in in_order(manifests.values())]
 
 
 def _facts(manifest: Manifest) -> Facts | None:
@@ -183,6 +186,8 @@ def to_json(entry: Entry) -> dict[str, Any]:
     return {
         "id": manifest.id,
         "vm": manifest.vm,
+        "vm_id": manifest.vm_id,
+        "sequence": manifest.sequence,
         "parent": manifest.parent,
         "created_unix_s": manifest.created_unix_s,
         "added_bytes": manifest.added_bytes,

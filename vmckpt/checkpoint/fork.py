@@ -35,6 +35,7 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.store.store import Checkpoint
+from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IMAGES, lock_path
@@ -257,6 +258,7 @@ class _Forking:
                 await plug_taps(host, spec, files)
             await plug_in(vm._replace(qemu=qemu), monitor)
             await host.write_text(vm.directory.spec, spec.text)
+            await host.write_text(vm.directory.identity, f"{new_identity()}\n")
             await host.write_text(vm.directory.point, self._history.text)
             await host.write_text(vm.directory.current, qemu.to_json())
         except BaseException:

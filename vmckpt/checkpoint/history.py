@@ -14,18 +14,21 @@ from vmckpt.hosts.host import Host
 class History:
     """`last`: what it was last taken or restored as, the next one's parent.
 
+    `sequence` is the largest number that a checkpoint of it has (`store.manifest`).
     `stores` are those that it was taken into besides hosts' own: `s3://...`, or `HOST:DIRECTORY`.
     """
 
     last: str | None = None
     stores: tuple[str, ...] = ()
+    sequence: int = 0
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
         """Of its file, which may be missing, or damaged: then nothing is known."""
         try:
             words = json.loads(text or "")
-            return cls(str(words["last"]), tuple(map(str, words["stores"])))
+            stores = tuple(map(str, words["stores"]))
+            return cls(str(words["last"]), stores, int(words.get("sequence", 0)))
         except (ValueError, KeyError, TypeError):
             return cls()
 
@@ -34,15 +37,18 @@ class History:
         """For its file."""
         return json.dumps(asdict(self))
 
-    def then(self, checkpoint_id: str, host: Host, place: str) -> "History":
+    def then(
+        self, checkpoint_id: str, host: Host, place: str, sequence: int | None = None
+    ) -> "History":
         """After a checkpoint was taken, or restored, by `host` from the store at `place`."""
+        largest = max(self.sequence, sequence or 0)
         name = place
         if "://" not in place:
             if place == own(host).path:
-                return History(checkpoint_id, self.stores)
+                return History(checkpoint_id, self.stores, largest)
             name = f"{host.name}:{place}"
         others = tuple(one for one in self.stores if one != name)
-        return History(checkpoint_id, (*others, name))
+        return History(checkpoint_id, (*others, name), largest)
 
     def places(self, home: Host) -> Sequence[Place]:
         """Where to look, for a VM that is on `home` now: a directory may be one that it shares."""

@@ -1,16 +1,17 @@
 """Looking into stores, and removing from them."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.place import Key, Place, opened
-from vmckpt.checkpoint.retention import Candidate, Rule, Verdict, plan
+from vmckpt.checkpoint.retention import Candidate, Rule, Verdict, contradictions, plan
 from vmckpt.errors import RefusedError
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.order import in_order
 from vmckpt.store.pins import pinned_error
 from vmckpt.store.store import Store
 
@@ -30,6 +31,13 @@ class Decision:
     entry: Entry
     keep: bool
     why: str
+
+
+class Pruned(NamedTuple):
+    """What a rule means for a VM's checkpoints, oldest first, and what is wrong with clocks."""
+
+    decisions: list[Decision]
+    clocks: str
 
 
 async def differences(one: Entry, other: Entry, key: Key = None) -> list[AreaDifference]:
@@ -87,25 +95,47 @@ async def remove(found: Sequence[Entry], key: Key = None) -> None:
 
 
 async def prune(
-    entries: Sequence[Entry], rule: Rule, tags: Mapping[str, str], key: Key, *, apply: bool
-) -> list[Decision]:
-    """What the rule means for a VM's checkpoints that have the tags; done with `apply`.
+    entries: Sequence[Entry],
+    rule: Rule,
+    tags: Mapping[str, str],
+    key: Key,
+    *,
+    apply: bool,
+    just_taken: Collection[str] = (),
+) -> Pruned:
+    """What the rule means for one VM's checkpoints that have the tags; done with `apply`.
 
     Pinned ones are kept, and the rule is for the others: they count for nothing in it.
     """
-    found = [one for one in entries if _has(one, tags)]
+    there = {one.id: one for one in entries}
+    ordered = in_order(one.manifest for one in entries)
+    found = [there[one.id] for one in ordered if _has(there[one.id], tags)]
     candidates = [
         Candidate(one.id, one.manifest.created_unix_s, one.manifest.added_bytes)
         for one in found
         if not one.pins
     ]
+    now_unix_s = time.time()
     verdicts = {
         one.id: Verdict(True, f"pinned: {one.pins[0].in_words}") for one in found if one.pins
-    } | dict(plan(candidates, rule, now_unix_s=time.time()))
+    } | dict(plan(candidates, rule, now_unix_s=now_unix_s, just_taken=just_taken))
     decisions = [Decision(one, *verdicts[one.id]) for one in found]
     if apply:
         await remove([one.entry for one in decisions if not one.keep], key)
-    return decisions
+    wrong = contradictions(candidates, now_unix_s=now_unix_s)
+    return Pruned(decisions, _clocks([there[one.id] for one in wrong]))
+
+
+def _clocks(wrong: Sequence[Entry]) -> str:
+    """What is said where hosts' clocks disagree; empty where they agree."""
+    if not wrong:
+        return ""
+    hosts = sorted({one.facts.host if one.facts else "?" for one in wrong})
+    names = ", ".join(one.name for one in wrong[:3]) + (", ..." if len(wrong) > 3 else "")
+    return (
+        f"the clocks of hosts disagree: the times of {len(wrong)} checkpoints ({names}; taken on "
+        f"{', '.join(hosts)}) contradict the order in which they were taken, which counts instead"
+    )
 
 
 def _has(entry: Entry, tags: Mapping[str, str]) -> bool:

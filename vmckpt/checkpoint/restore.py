@@ -64,6 +64,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import both, finish, to_the_end
 from vmckpt.store.store import Checkpoint
+from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import held, owner
 from vmckpt.vm.paths import IN_MEMORY, lock_path
@@ -412,6 +413,7 @@ class _Restoring:
         if old is None:
             await self._old_ones_still()
             await self._host.write_text(vm.directory.spec, vm.spec.text)
+            await self._host.write_text(vm.directory.identity, f"{self._identity()}\n")
             await self._host.write_text(vm.directory.current, qemu.to_json())
             await self._run(monitor)
             return
@@ -431,11 +433,19 @@ class _Restoring:
             await let_run(old)
             raise
 
+    def _identity(self) -> str:
+        """Which VM it is from now on: the checkpoint's, or, as a copy, a new one."""
+        theirs = self._point.manifest.vm_id
+        return theirs if self._wish.name is None and theirs else new_identity()
+
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
         """Only forward: the guest runs. What it could not be told."""
         vm = self._planned.vm
         history = History.parse(await self._host.read_text(vm.directory.point))
-        history = history.then(self._point.manifest.id, self._host, self._source.place)
+        manifest = self._point.manifest
+        is_itself = self._old is None and self._wish.name is None
+        sequence = manifest.sequence if is_itself else None
+        history = history.then(manifest.id, self._host, self._source.place, sequence)
         await self._host.write_text(vm.directory.point, history.text)
         if self._old is not None:
             await end_qemu(self._host, self._old.spec.ram_dir, self._old.qemu.files)

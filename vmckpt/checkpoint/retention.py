@@ -1,6 +1,12 @@
-"""Which checkpoints a rule keeps. Pure: facts in, verdicts out."""
+"""Which checkpoints a rule keeps. Pure: facts in, verdicts out.
 
-from collections.abc import Callable, Mapping, Sequence
+What is newest follows from the order in which checkpoints were taken (`store/order.py`). Hosts'
+clocks, which may be wrong, only date them: where clocks contradict that order, the largest number
+of checkpoints whose clocks agree with it is believed (`dates`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -8,7 +14,7 @@ from vmckpt.errors import UsageError
 
 
 class Candidate(NamedTuple):
-    """A checkpoint as the rule sees it."""
+    """A checkpoint as the rule sees it. `taken_unix_s` is what its host's clock said."""
 
     id: str
     taken_unix_s: float
@@ -44,9 +50,17 @@ _PERIODS: tuple[tuple[str, Callable[[datetime], str]], ...] = (
 
 
 def plan(
-    candidates: Sequence[Candidate], rule: Rule, *, now_unix_s: float
+    candidates: Sequence[Candidate],
+    rule: Rule,
+    *,
+    now_unix_s: float,
+    just_taken: Collection[str] = (),
 ) -> Mapping[str, Verdict]:
-    """A verdict for each, by id. The newest is always kept. Raises UsageError for an empty rule."""
+    """A verdict for each, by id. `candidates` of one VM, in the order in which they were taken.
+
+    The newest is always kept, and so are those that were `just_taken`. Raises UsageError for an
+    empty rule.
+    """
     if not any(rule):
         raise UsageError(
             "nothing says which checkpoints to keep",
@@ -54,7 +68,9 @@ def plan(
             remedy="say at least one of --keep-last, --hourly, --daily, --weekly, --max-age, "
             "--max-size",
         )
-    newest_first = sorted(candidates, key=lambda one: (one.taken_unix_s, one.id), reverse=True)
+    dated = dates([one.taken_unix_s for one in candidates], now_unix_s=now_unix_s)
+    newest_first = list(reversed(candidates))
+    when_s = {one.id: unix_s for one, unix_s in zip(candidates, dated, strict=True)}
     why: dict[str, list[str]] = {one.id: [] for one in newest_first}
     counts = rule.keep_last or rule.hourly or rule.daily or rule.weekly
     for number, one in enumerate(newest_first):
@@ -65,7 +81,7 @@ def plan(
     for name, period in _PERIODS:
         seen: set[str] = set()
         for one in newest_first:
-            when = period(datetime.fromtimestamp(one.taken_unix_s, UTC))
+            when = period(datetime.fromtimestamp(when_s[one.id], UTC))
             if when not in seen and len(seen) < getattr(rule, name):
                 seen.add(when)
                 why[one.id].append(f"{name} {when}")
@@ -73,23 +89,75 @@ def plan(
         key: Verdict(bool(words), ", ".join(words) or "no rule keeps it")
         for key, words in why.items()
     }
-    verdicts |= _too_old(newest_first, verdicts, rule, now_unix_s)
+    verdicts |= _too_old(newest_first, when_s, verdicts, rule, now_unix_s)
     verdicts |= _too_much(newest_first, verdicts, rule)
-    if newest_first and not verdicts[newest_first[0].id].keep:
-        verdicts[newest_first[0].id] = Verdict(True, "the newest")
+    for number, one in enumerate(newest_first):
+        if not verdicts[one.id].keep and (number == 0 or one.id in just_taken):
+            verdicts[one.id] = Verdict(True, "just taken" if number else "the newest")
     return verdicts
 
 
+def dates(taken_unix_s: Sequence[float], *, now_unix_s: float) -> list[float]:
+    """When each was taken, as far as it can be known: never falling, in the order of taking.
+
+    A longest part of the times that does not fall is believed. Each other time is replaced by the
+    next one that is believed, those at the end by `now_unix_s`.
+    """
+    believed = _rising(taken_unix_s)
+    found = list(taken_unix_s)
+    later = max([now_unix_s, *(found[at] for at in believed)])
+    for at in range(len(found) - 1, -1, -1):
+        if at in believed:
+            later = found[at]
+        found[at] = later
+    return found
+
+
+def contradictions(candidates: Sequence[Candidate], *, now_unix_s: float) -> list[Candidate]:
+    """Those whose hosts' clocks contradict the order in which they were taken."""
+    dated = dates([one.taken_unix_s for one in candidates], now_unix_s=now_unix_s)
+    return [
+        one for one, unix_s in zip(candidates, dated, strict=True) if one.taken_unix_s != unix_s
+    ]
+
+
+def _rising(values: Sequence[float]) -> set[int]:
+    """The places of a longest part that does not fall, by patience sorting; O(n log n)."""
+    tops: list[float] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for at, value in enumerate(values):
+        pile = bisect_right(tops, value)
+        before.append(ends[pile - 1] if pile else -1)
+        if pile == len(tops):
+            tops.append(value)
+            ends.append(at)
+        else:
+            tops[pile], ends[pile] = value, at
+    found, at = set[int](), ends[-1] if ends else -1
+    while at >= 0:
+        found.add(at)
+        at = before[at]
+    return found
+
+
 def _too_old(
-    newest_first: Sequence[Candidate], so_far: Mapping[str, Verdict], rule: Rule, now_unix_s: float
+    newest_first: Sequence[Candidate],
+    when_s: Mapping[str, float],
+    so_far: Mapping[str, Verdict],
+    rule: Rule,
+    now_unix_s: float,
 ) -> dict[str, Verdict]:
+    """Only what is too old by its own host's clock too, unless that is ahead of this machine's."""
     if rule.max_age_s is None:
         return {}
-    return {
-        one.id: Verdict(False, "older than --max-age")
-        for one in newest_first
-        if so_far[one.id].keep and now_unix_s - one.taken_unix_s > rule.max_age_s
-    }
+    gone = dict[str, Verdict]()
+    for one in newest_first:
+        said_s = one.taken_unix_s if one.taken_unix_s <= now_unix_s else when_s[one.id]
+        age_s = now_unix_s - max(when_s[one.id], said_s)
+        if so_far[one.id].keep and age_s > rule.max_age_s:
+            gone[one.id] = Verdict(False, "older than --max-age")
+    return gone
 
 
 def _too_much(

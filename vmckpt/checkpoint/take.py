@@ -41,12 +41,14 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.naming import Called, IfTaken
+from vmckpt.store.order import of_vm
 from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
-from vmckpt.store.transaction import AreaWriter, Origin, Transaction, new_origin
+from vmckpt.store.transaction import AreaWriter, Origin, Transaction, new_id
 from vmckpt.vm import capture_checks
 from vmckpt.vm.argv import default_mac
 from vmckpt.vm.check import REFUSE, Check
+from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
 
@@ -204,8 +206,15 @@ class Taking:
 
     async def _take(self, store: Store) -> Taken:
         history = History.parse(await self._vm.host.read_text(self._vm.directory.point))
-        parent = await self._parent(store, history)
-        new, damaged = await self._begin(store, await self._origin(store, parent))
+        vm_id = await identity_of(self._vm.host, self._vm.directory)
+        every = await self._aside(store.manifests)
+        mine = of_vm(every, self._vm.name, vm_id, history.last)
+        parent = await self._parent(store, history, mine)
+        # Past all that are known of; the clock, where it is right, sees to those in other stores.
+        known = max([history.sequence, *(one.sequence or 0 for one in mine)])
+        sequence = max(known + 1, int(time.time()))
+        origin = Origin(self._wish.id, self._vm.name, parent, None, vm_id, sequence)
+        new, damaged = await self._begin(store, await self._named(store, origin))
         try:
             start = None if damaged else parent
             await self._disks.prepare(self._written_disks(), new.id, start)
@@ -236,15 +245,14 @@ class Taking:
         """It is there, and the VM's history says so: the next one is to rest on it."""
         commit = partial(new.commit, facts.to_json(), created_unix_s=facts.taken_unix_s)
         manifest = await self._aside(commit)
-        now = history.then(manifest.id, self._vm.host, place)
+        now = history.then(manifest.id, self._vm.host, place, manifest.sequence)
         await self._vm.host.write_text(self._vm.directory.point, now.text)
         return manifest
 
-    async def _parent(self, store: Store, history: History) -> str | None:
-        """What it was last taken or restored as, else the VM's newest checkpoint."""
+    async def _parent(self, store: Store, history: History, mine: Sequence[Manifest]) -> str | None:
+        """What it was last taken or restored as, else the VM's newest checkpoint of `mine`."""
         if history.last is not None and history.last in await self._aside(store.ids):
             return history.last
-        mine = await self._aside(partial(store.manifests, self._vm.name))
         return mine[-1].id if mine else None
 
     async def _begin(self, store: Store, origin: Origin) -> tuple[Transaction, str | None]:
@@ -258,21 +266,21 @@ class Taking:
                 raise
             return await self._aside(begin), f"{exc.what}: {exc.why}"
 
-    async def _origin(self, store: Store, parent: str | None) -> Origin:
+    async def _named(self, store: Store, origin: Origin) -> Origin:
         """Of a new id, or of that which was asked for. Raises RefusedError: that is there.
 
         The VM's lock is held: whoever else was to take it has done so, or finds it here.
         """
-        wanted = self._wish.id
+        wanted = origin.id
         if not wanted:
-            return new_origin(self._vm.name, parent)
+            return origin._replace(id=new_id())
         if wanted in await self._aside(store.ids):
             raise RefusedError(
                 f"checkpoint {wanted} is there already",
                 why="somebody who was asked for it before has taken it",
                 remedy="nothing is to be done: see `vmckpt checkpoint show`",
             )
-        return Origin(wanted, self._vm.name, parent, None)
+        return origin
 
     async def _end(self, new: Transaction) -> None:
         try:

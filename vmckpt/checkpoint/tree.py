@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.whose import vm_labels
 from vmckpt.units import format_size
 
 
@@ -15,25 +16,30 @@ def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
         parent = one.manifest.parent if one.manifest.parent in present else None
         children.setdefault(parent, []).append(one)
     found: list[tuple[str, ...]] = []
+    # What is still to be shown, the next one last: chains are longer than Python may recurse.
+    waiting = [(one, 0, False) for one in reversed(children.get(None, []))]
+    labels = vm_labels([one.manifest for one in entries])
+    shown = set[str]()
+    while waiting:
+        one, depth, is_branch = waiting.pop()
+        # A line of descent stands one below the other; only a branch is moved in.
+        mark = "  " * depth + ("└ " if is_branch else "")
+        found.append(_row(one, mark, labels[one.id]))
+        shown.add(one.id)
+        below = children.get(one.id, [])
+        inner = depth + is_branch
+        waiting += [(child, inner, len(below) > 1) for child in reversed(below)]
+    # A ring of parents, which only a forged manifest makes, hides none.
+    rest = [one for one in entries if one.id not in shown]
+    return found + [_row(one, "", labels[one.id]) for one in rest]
 
-    def add(parent: str | None, depth: int) -> None:
-        below = children.get(parent, [])
-        for one in below:
-            # A line of descent stands one below the other; only a branch is moved in.
-            mark = "  " * depth + ("└ " if parent and len(below) > 1 else "")
-            found.append(_row(one, mark))
-            add(one.id, depth + (1 if parent and len(below) > 1 else 0))
 
-    add(None, 0)
-    return found
-
-
-def _row(entry: Entry, mark: str) -> tuple[str, ...]:
+def _row(entry: Entry, mark: str, vm: str) -> tuple[str, ...]:
     facts, manifest = entry.facts, entry.manifest
     return (
         f"{mark}{entry.name}",
         manifest.id[:12],
-        manifest.vm,
+        vm,
         ", ".join(place.label for place in entry.places),
         f"{_when(manifest.created_unix_s)}",
         format_size(manifest.added_bytes),
@@ -51,6 +57,7 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
     found = [
         ("id", manifest.id),
         ("vm", manifest.vm),
+        ("vm id", manifest.vm_id or "- (taken before VMs had one)"),
         ("taken", _when(manifest.created_unix_s)),
         ("parent", manifest.parent or "-"),
         ("store", ", ".join(place.label for place in entry.places)),

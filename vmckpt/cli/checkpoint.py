@@ -32,6 +32,7 @@ from vmckpt.cli.checkpoint_options import (
     Tags,
     Trigger,
     Vm,
+    VmId,
     Where,
 )
 from vmckpt.cli.confirm import Yes, confirm
@@ -45,6 +46,7 @@ from vmckpt.cli.which_checkpoint import (
     catalogue,
     find,
     home,
+    identities,
     key_source,
 )
 
@@ -313,6 +315,7 @@ def prune(
     vm: Vm,
     *,
     retention: Retention,
+    vm_id: VmId = None,
     tag: OnlyTag = None,
     apply: Apply = False,
     stored: Stored,
@@ -320,6 +323,7 @@ def prune(
 ) -> None:
     """Remove the checkpoints that a rule does not keep: shown first, done with --apply."""
     from vmckpt.checkpoint.look import prune as prune_
+    from vmckpt.checkpoint.whose import chosen
     from vmckpt.ui.tables import table
 
     rule = retention.rule()
@@ -328,7 +332,15 @@ def prune(
     there = catalogue(stored.store, key, vm)
     for error in there.silent:
         warn(f"left alone: {error.what}: {error.why}")
-    decisions = run(prune_(there.entries, rule, wanted, key, apply=apply))
+    whose = chosen(there.entries, vm, run(identities(vm)), vm_id)
+    if whose.others:
+        warn(
+            f"left alone: {len(whose.others)} checkpoints of another '{vm}', or taken before VMs "
+            f"had ids; to prune them: --vm-id ID (see vmckpt checkpoint list {vm})"
+        )
+    decisions, clocks = run(prune_(whose.mine, rule, wanted, key, apply=apply))
+    if clocks:
+        warn(clocks)
     rows = [
         (one.entry.name, one.entry.id[:12], "keep" if one.keep else "remove", one.why)
         for one in decisions
@@ -337,7 +349,8 @@ def prune(
     if not apply and any(not one.keep for one in decisions):
         text += "\nnothing was removed: add --apply"
     facts = [{"id": d.entry.id, "keep": d.keep, "why": d.why} for d in decisions]
-    show({"vm": vm, "applied": apply, "checkpoints": facts}, text, as_json=json)
+    told = {"vm": vm, "applied": apply, "checkpoints": facts, "clocks": clocks or None}
+    show(told, text, as_json=json)
 
 
 @app.command()

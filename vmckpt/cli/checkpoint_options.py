@@ -100,6 +100,14 @@ class Retention(NamedTuple):
 
 
 OnlyTag = Annotated[str | None, typer.Option("--tag", help="Only checkpoints with this key=value.")]
+VmId = Annotated[
+    str | None,
+    typer.Option(
+        "--vm-id",
+        help="Which of several VMs of that name: the beginning of its id, or none: checkpoints "
+        "taken before VMs had ids.",
+    ),
+]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it; else it is only shown.")]
 
 InPlace = Annotated[

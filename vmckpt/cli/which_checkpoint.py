@@ -53,6 +53,22 @@ def find(point: str, store: str | None, key: "KeySource | None") -> "Entry":
     return catalogue(store, key).find(point)
 
 
+async def identities(vm: str) -> "list[str | None]":
+    """The ids of the VMs of that name in the inventory; None: it has none yet."""
+    from vmckpt.hosts.every import ask_every
+    from vmckpt.hosts.inventory import all_hosts
+    from vmckpt.vm.identity import read_identity
+    from vmckpt.vm.paths import vm_dir
+
+    async def ask(host: "Host") -> "list[str | None]":
+        directory = vm_dir(host.state_dir, vm)
+        there = await host.exists(directory.current)
+        return [await read_identity(host, directory)] if there else []
+
+    answers = await ask_every(all_hosts(), ask)
+    return [one for those in answers.given for one in those]
+
+
 def key_source(key_file: str | None, key_command: str | None) -> "KeySource | None":
     """Where an encrypted store's key is had, by options; None: the environment's, or the agent's.
 

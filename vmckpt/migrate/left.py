@@ -90,7 +90,11 @@ async def clear_target(journal: Journal, source: Host, target: Host) -> None:
     found = await Journal.read(target, journal.vm)
     if found is not None and found.run == journal.run:
         await journal.remove((target,))
-    if set(await target.list_dir(directory.path)) <= {directory.spec.name, directory.point.name}:
+    if set(await target.list_dir(directory.path)) <= {
+        directory.spec.name,
+        directory.identity.name,
+        directory.point.name,
+    }:
         await target.remove(directory.path)
     await source.remove(_path(journal, source))
 

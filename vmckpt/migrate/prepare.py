@@ -11,18 +11,17 @@ from vmckpt.migrate.settings import set_source, set_target
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.sequence.steps import both
+from vmckpt.vm.identity import hand_over
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu, plug_taps, start_qemu
 
 
 async def write_down(vm: Vm, pair: Pair) -> None:
-    """The target's host knows the VM, and where its checkpoints are. Raises StorageError."""
+    """The target's host knows the VM, which it is, and its checkpoints. StorageError."""
     theirs = vm_dir(pair.target.host.state_dir, vm.name)
     await pair.target.host.write_text(theirs.spec, vm.spec.text)
-    # Where its checkpoints are, and which was the last.
-    if point := await vm.host.read_text(vm.directory.point):
-        await pair.target.host.write_text(theirs.point, point)
+    await hand_over(vm.host, vm.directory, pair.target.host)
 
 
 async def prepare_target(vm: Vm, pair: Pair, agreement: Agreement, absent: Collection[str]) -> Qemu:

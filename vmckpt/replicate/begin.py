@@ -32,6 +32,7 @@ from vmckpt.replicate.sides import (
 )
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.check import REFUSE, WARN, refusal
+from vmckpt.vm.identity import hand_over
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
 
@@ -70,9 +71,8 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         await _write(standby, theirs, request)
         place = await have_listen(standby, theirs.path, ("replica", "standby"))
         await _require_same(vm, standby)
-        # Where its checkpoints are, and which was the last: none is taken while it is protected.
-        if point := await vm.host.read_text(vm.directory.point):
-            await standby.write_text(vm_dir(standby.state_dir, vm.name).point, point)
+        # And its last checkpoint: none is taken while it is protected.
+        await hand_over(vm.host, vm.directory, standby)
         await _write(vm.host, ours, replace(request, place=place))
         command = [*await vm.host.own_command(), "replica", "primary", str(ours.path)]
         service = await vm.host.spawn(command, ours.log)

@@ -8,6 +8,7 @@ import numpy as np
 from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.manifest import Manifest
+from vmckpt.store.order import in_order
 from vmckpt.store.pins import copied as copied_pin
 from vmckpt.store.pins import pins
 from vmckpt.store.store import Store
@@ -19,8 +20,7 @@ _BATCH_BYTES = 4 << 20
 def missing(source: Store, target: Store, manifests: Iterable[Manifest]) -> list[Manifest]:
     """Those that the target has not, in the order in which they should be copied."""
     there = set(target.ids())
-    found = (manifest for manifest in manifests if manifest.id not in there)
-    return sorted(found, key=lambda manifest: (manifest.created_unix_s, manifest.id))
+    return in_order(manifest for manifest in manifests if manifest.id not in there)
 
 
 def copy_checkpoints(
@@ -82,7 +82,14 @@ def _copy(source: Store, target: Store, manifest: Manifest) -> Manifest:
 
 def _begin(target: Store, manifest: Manifest, parent: str | None) -> tuple[Transaction, str | None]:
     """It in the target, and what it starts from: nothing, where that is damaged there."""
-    origin = Origin(manifest.id, manifest.vm, manifest.parent, manifest.created_unix_s)
+    origin = Origin(
+        manifest.id,
+        manifest.vm,
+        manifest.parent,
+        manifest.created_unix_s,
+        manifest.vm_id,
+        manifest.sequence,
+    )
     try:
         return target.begin(manifest.vm, parent, origin=origin), parent
     except DamagedError:

@@ -58,6 +58,8 @@ class BlobFacts:
 class Manifest:
     """A checkpoint, in words.
 
+    `vm_id` is the VM's UUID, and `sequence` numbers its checkpoints in the order in which they were
+    taken; both None: taken before there were any. `created_unix_s` is what the host's clock said.
     `parent` need not be there any more. `added_bytes` is what the store grew by. `facts` are the
     maker's: the store looks only for a "name" in them, by which `Store.find` finds it. `packs` hold
     its chunks.
@@ -72,6 +74,8 @@ class Manifest:
     blobs: tuple[BlobFacts, ...]
     packs: tuple[str, ...]
     facts: Mapping[str, Any]
+    vm_id: str | None = None
+    sequence: int | None = None
 
     def area(self, name: str) -> AreaFacts | None:
         """The area of that name."""

@@ -19,6 +19,7 @@ from vmckpt.store.manifest import Manifest
 from vmckpt.store.maps import Refs, packs_of, resized, slots_of
 from vmckpt.store.naming import Called, Settled, settle
 from vmckpt.store.opened import Opened
+from vmckpt.store.order import in_order, of_vm
 from vmckpt.store.pack import Hashes, Numbers
 from vmckpt.store.pins import Pin, Pinned, pins, require_unpinned, write_pin
 from vmckpt.store.transaction import Origin, Transaction, damaged_chunks, new_origin
@@ -69,8 +70,7 @@ class Store:
                 continue
             except DamagedError as exc:
                 bad[checkpoint_id] = exc
-        found.sort(key=lambda manifest: (manifest.created_unix_s, manifest.id))
-        return Catalogue(found, bad)
+        return Catalogue(in_order(found), bad)
 
     def ids(self) -> list[str]:
         """All checkpoints' ids, in no order."""
@@ -117,7 +117,9 @@ class Store:
         origin: Origin | None = None,
         called: Called | None = None,
     ) -> Transaction:
-        """Begin a checkpoint of `vm`: for the store a name, under which one writes at a time.
+        """Begin a checkpoint of `vm`; one writes at a time for each VM.
+
+        A VM is known by its UUID (`origin.vm_id`), or, without one, by its name.
 
         It starts from what `parent` holds, of whatever VM. With `called` the name is looked up, and
         those that it replaces are locked until its end. Raises BusyError, NotFoundError,
@@ -127,7 +129,7 @@ class Store:
         with ExitStack() as locks:
             hold = self.opened.backend.hold
             held = [
-                locks.enter_context(hold(f"writer of {vm}", shared=False)),
+                locks.enter_context(hold(f"writer of {_whole_name(vm, origin)}", shared=False)),
                 locks.enter_context(hold(WRITERS, shared=True, wait_s=PATIENCE_S)),
             ]
 
@@ -142,7 +144,10 @@ class Store:
                     remedy="nothing is to be done: see `vmckpt checkpoint show`",
                 )
             there = self.catalogue().manifests
-            settled = settle(called, [m for m in there if m.vm == vm]) if called else Settled("")
+            settled = Settled("")
+            if called:
+                vm_id = origin.vm_id if origin else None
+                settled = settle(called, of_vm(there, vm, vm_id, parent))
             held += [
                 locks.enter_context(hold(_reading(old), shared=False)) for old in settled.replaces
             ]
@@ -327,6 +332,10 @@ class Checkpoint:
 def is_id(text: str) -> bool:
     """Whether a checkpoint may be called so."""
     return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)
+
+
+def _whole_name(vm: str, origin: Origin | None) -> str:
+    return f"{vm} ({origin.vm_id})" if origin and origin.vm_id else vm
 
 
 def _reading(checkpoint_id: str) -> str:

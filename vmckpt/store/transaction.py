@@ -46,11 +46,18 @@ class Origin(NamedTuple):
     vm: str
     parent: str | None
     created_unix_s: float | None
+    vm_id: str | None = None
+    sequence: int | None = None
+
+
+def new_id() -> str:
+    """What no checkpoint is called yet."""
+    return secrets.token_hex(16)
 
 
 def new_origin(vm: str, parent: str | None) -> Origin:
     """A checkpoint that there was not yet."""
-    return Origin(secrets.token_hex(16), vm, parent, None)
+    return Origin(new_id(), vm, parent, None)
 
 
 class Transaction:
@@ -182,6 +189,8 @@ class Transaction:
             blobs=blobs,
             packs=tuple(pack.hex() for pack in used_packs(maps)),
             facts=facts,
+            vm_id=self._origin.vm_id,
+            sequence=self._origin.sequence,
         )
         self._require_locks()
         published.append(self._file.name)

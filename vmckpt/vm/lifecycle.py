@@ -20,6 +20,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import session
 from vmckpt.sequence.steps import all_of, finish, to_the_end
 from vmckpt.vm.argv import Platform
+from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir
 from vmckpt.vm.plug import plug
@@ -78,6 +79,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
         created: list[Path] = []
         try:
             await host.write_text(directory.spec, spec.text)
+            await identity_of(host, directory)
             await _create_disks(host, spec, created)
             return await _boot(spec, host, await _platform(spec, host))
         except BaseException:

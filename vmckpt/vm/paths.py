@@ -28,6 +28,11 @@ class VmDir(NamedTuple):
         return self.path / "migration.json"
 
     @property
+    def identity(self) -> Path:
+        """Which VM it is (UUID); see vm/identity.py. It goes with the VM wherever that moves."""
+        return self.path / "identity"
+
+    @property
     def point(self) -> Path:
         """Which checkpoint it was last taken or restored as, and where it has some (JSON).
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vmckpt.errors import BusyError, StorageError, VmckptError
 from vmckpt.fleet.schedule.due import (
@@ -73,11 +73,21 @@ class Work(Protocol):
     async def copy(self, record: Record, point: Point) -> list[str]:
         """Copy it to the stores that it is to be copied to; those that did not have it yet."""
 
-    async def prune(self, record: Record) -> list[str]:
-        """Remove what the schedule's rule does not keep: the names of what went."""
+    async def prune(self, record: Record, taken: str) -> "Gone":
+        """Remove what the schedule's rule does not keep.
+
+        Only of the VM that checkpoint `taken` is of, and never that one.
+        """
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         """How the VM is; None: nobody knows."""
+
+
+class Gone(NamedTuple):
+    """The checkpoints that were removed, by name; `clocks`: what is wrong with hosts' clocks."""
+
+    names: list[str]
+    clocks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +197,21 @@ class _Running:
             self._tell("failed", f"{point.name} was not copied: {exc}")
         if took_s is None:
             took_s = self._tools.clock().since(self._claim.begun)
-        await self._prune()
+        await self._prune(point.id)
         learned = self._record.learned.paid(Cost(point.stall_s, took_s))
         return self._end(outcome, point.id, why, learned=learned)
 
-    async def _prune(self) -> None:
+    async def _prune(self, taken: str) -> None:
         """What cannot be removed now is removed after another run."""
         try:
-            gone = await self._tools.work.prune(self._record)
+            gone = await self._tools.work.prune(self._record, taken)
         except VmckptError as exc:
             self._tell("not-pruned", f"what is not to be kept is still there: {exc}")
             return
-        if gone:
-            self._tell("pruned", f"removed: {', '.join(gone)}", removed=gone)
+        if gone.clocks:
+            self._tell("note", gone.clocks)
+        if gone.names:
+            self._tell("pruned", f"removed: {', '.join(gone.names)}", removed=gone.names)
 
     async def _attempt(self, work: Callable[[], Any]) -> Result:
         try:

@@ -16,7 +16,7 @@ from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, Vmckpt
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import Making, Record
-from vmckpt.fleet.schedule.run import Point
+from vmckpt.fleet.schedule.run import Gone, Point
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.sequence.in_thread import in_thread
@@ -24,6 +24,7 @@ from vmckpt.store.collect import Collected, collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.naming import IfTaken
+from vmckpt.store.order import owners
 from vmckpt.store.sealing.keys import Keeper, KeySource
 from vmckpt.store.store import Store
 from vmckpt.vm.inventory import Vm, read_vm
@@ -107,11 +108,11 @@ class Checkpoints:
                         done.append(label)
         return done
 
-    async def prune(self, record: Record) -> list[str]:
+    async def prune(self, record: Record, taken: str) -> Gone:
         """See `Work`."""
         rule = record.request.rule
         if rule is None:
-            return []
+            return Gone([])
         key, silent = _key(record), list[str]()
         entries: dict[str, Entry] = {}
         places: dict[str, Place] = {}
@@ -126,8 +127,17 @@ class Checkpoints:
                 both = (*known.places, *one.places) if known else one.places
                 entries[one.id] = replace(one, places=both)
                 places |= {place.label: place for place in one.places}
-        decisions = await prune(list(entries.values()), rule, {TAG: record.name}, key, apply=True)
-        gone = [one.entry for one in decisions if not one.keep]
+        gone, clocks = list[Entry](), ""
+        if taken in entries:
+            # Those of another VM of that name are another's: two sites may share a store.
+            every = list(entries.values())
+            whose = owners(one.manifest for one in every)
+            mine = [one for one in every if whose[one.id] == whose[taken]]
+            tags = {TAG: record.name}
+            found, clocks = await prune(mine, rule, tags, key, apply=True, just_taken=[taken])
+            gone = [one.entry for one in found if not one.keep]
+        else:
+            silent.append(f"checkpoint {taken}, just taken, is in no store that answers")
         for label in {place.label for one in gone for place in one.places}:
             async with opened(places[label], key) as store:
                 await in_thread(partial(_collect, store))
@@ -137,7 +147,7 @@ class Checkpoints:
                 why="; ".join(silent),
                 remedy="what is in them is looked at again after the next run",
             )
-        return [one.name for one in gone]
+        return Gone([one.name for one in gone], clocks)
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         """See `Work`."""

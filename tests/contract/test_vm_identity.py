@@ -1,0 +1,46 @@
+"""A VM's UUID: made once, carried along, never guessed."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import UsageError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.vm.identity import hand_over, identity_of, is_identity, read_identity
+from vmckpt.vm.paths import vm_dir
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> list[LocalHost]:
+    return [LocalHost(name, tmp_path / name, "127.0.0.1") for name in ("a", "b")]
+
+
+def test_it_is_made_once_and_goes_with_the_vm(hosts: list[LocalHost]) -> None:
+    a, b = hosts
+    ours, theirs = (vm_dir(host.state_dir, "web") for host in hosts)
+
+    async def run() -> None:
+        await a.make_dir(ours.path)
+        await b.make_dir(theirs.path)
+        assert await read_identity(a, ours) is None
+        await a.write_text(ours.point, "{}")
+        await hand_over(a, ours, b)  # an old VM has none before it is first needed
+        made = await identity_of(a, ours)
+        assert is_identity(made)
+        assert made == await identity_of(a, ours) == await read_identity(b, theirs)
+        assert await b.read_text(theirs.point) == "{}"
+
+    asyncio.run(run())
+
+
+def test_a_damaged_one_is_refused_by_name(hosts: list[LocalHost]) -> None:
+    directory = vm_dir(hosts[0].state_dir, "web")
+
+    async def run() -> None:
+        await hosts[0].make_dir(directory.path)
+        await hosts[0].write_text(directory.identity, "web")
+        with pytest.raises(UsageError, match="identity is damaged"):
+            await identity_of(hosts[0], directory)
+
+    asyncio.run(run())

@@ -1,0 +1,60 @@
+"""Which VM it is, whatever its name: a UUID in `vms/VM/identity`, made with the VM.
+
+It goes with the VM wherever that moves. Copies and forks get their own. A VM that was made before
+there were any gets one when it is first needed.
+"""
+
+import uuid
+
+from vmckpt.errors import UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.vm.paths import VmDir, vm_dir
+
+
+def new_identity() -> str:
+    """One that no VM has."""
+    return str(uuid.uuid4())
+
+
+async def read_identity(host: Host, directory: VmDir) -> str | None:
+    """The VM's; None: it has none yet. Raises UsageError on a damaged file."""
+    text = await host.read_text(directory.identity)
+    if text is None:
+        return None
+    if not is_identity(text.strip()):
+        raise UsageError(
+            f"{directory.identity} is damaged",
+            why="it holds no UUID",
+            remedy="write the `vm_id` of the VM's checkpoints into it (vmckpt checkpoint list "
+            "--json), or remove it: the VM then gets a new one, and its old checkpoints are kept "
+            "until you remove them",
+        )
+    return text.strip()
+
+
+async def identity_of(host: Host, directory: VmDir) -> str:
+    """The VM's, made if it has none; for the holder of its lock.
+
+    Raises UsageError, StorageError.
+    """
+    found = await read_identity(host, directory)
+    if found is None:
+        found = new_identity()
+        await host.write_text(directory.identity, f"{found}\n")
+    return found
+
+
+async def hand_over(host: Host, directory: VmDir, target: Host) -> None:
+    """The target's host knows which VM it is, and its checkpoints. Raises StorageError."""
+    theirs = vm_dir(target.state_dir, directory.path.name)
+    await target.write_text(theirs.identity, f"{await identity_of(host, directory)}\n")
+    if point := await host.read_text(directory.point):
+        await target.write_text(theirs.point, point)
+
+
+def is_identity(text: str) -> bool:
+    """Whether the text is a UUID as it is written."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
