@@ -3,18 +3,28 @@
 A writer holds the lock `writers`, shared, from before it looks up what the store has until its
 checkpoint is there; what is removed is removed under that lock, exclusive, and held only for
 looking at what has come since, and for removing. Packs are rewritten before, without it.
+
+In object storage a lock can be lost at any instant, unnoticed until later (a host that sleeps, a
+request that hangs). So the order is such that this harms nothing: gc publishes what it is about to
+do (`doomed/`, or a pack's next generation), then looks at checkpoints once more, then removes; a
+writer puts its checkpoint, then looks at what gc has published (`Transaction`). Whichever is first,
+the other sees it: gc leaves the objects, or the writer takes its checkpoint back. No generation is
+written twice, so two that write a pack anew do not overwrite one another's.
 """
 
+import secrets
+import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from vmckpt.errors import RefusedError
+from vmckpt.store import doomed
 from vmckpt.store.area import FrameCache
-from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.backends.backend import Held, MissingError
 from vmckpt.store.checkpoint_file import MAPS, Maps
 from vmckpt.store.damage.records import Damage
 from vmckpt.store.errors import DamagedError
@@ -26,6 +36,8 @@ from vmckpt.store.store import PATIENCE_S, WRITERS, Store
 
 # A pack is rewritten when more than this part of it is of no use.
 WORTH_RATIO = 0.2
+# A generation is higher than the one before by up to so much, at random.
+_GENERATIONS = 1 << 32
 
 
 @dataclass(slots=True)
@@ -143,15 +155,29 @@ def collect(store: Store, plan: Plan) -> Collected:
                 came = _rewritten(store, rewrite, needed, came)
         with hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
             _look(store, needed)
-            garbage = [*_dead(store, needed), *backend.leftovers()]
-            lock.require()
-            for name in garbage:
+            _remove_dead(store, needed, lock)
+            for name in backend.leftovers():
+                lock.require()
                 backend.remove(name)
         for rewrite in plan.rewrites:
             if not rewrite.heals:
                 came = _rewritten(store, rewrite, needed, came)
         store.opened.records.tidy(store.opened.packs.look_again())
         return came._replace(freed_bytes=before - _size(store))
+
+
+def _remove_dead(store: Store, needed: Needed, lock: Held) -> None:
+    backend = store.opened.backend
+    for name in doomed.stale(backend, time.time()):
+        lock.require()
+        backend.remove(name)
+    if not (dead := _dead(store, needed)):
+        return
+    with doomed.published(backend, dead):
+        _look(store, needed)
+        for name in dead.keys() & _dead(store, needed).keys():
+            lock.require()
+            backend.remove(name)
 
 
 def _rewritten(store: Store, rewrite: Rewrite, needed: Needed, before: Collected) -> Collected:
@@ -179,7 +205,8 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
     pack = opened.packs.open(rewrite.pack_id, rewrite.generation)
     kept = needed.slots[pack.id]
     size = pack.table.chunk_bytes
-    new = PackWriter(opened.packs, pack.id, pack.generation + 1, size, opened.pool)
+    generation = pack.generation + 1 + secrets.randbelow(_GENERATIONS)
+    new = PackWriter(opened.packs, pack.id, generation, size, opened.pool)
     undo.callback(new.discard)
     found = [kept[:0]]
     for slots, contents in _kept(opened, pack, kept):
@@ -197,8 +224,15 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
             names = opened.elsewhere.names(pack, lost).astype("<u8")
             words = [name.tobytes() if name.any() else b"" for name in names]
             known = dict(zip(lost.tolist(), words, strict=True))
-            opened.records.write([Damage(pack.id, pack.generation + 1, known)])
+            opened.records.write([Damage(pack.id, generation, known)])
+        # Undone until it is certain that it has all that is needed, whatever `publish` says.
+        undo.callback(opened.backend.remove, new.name)
         new.publish(pack.table.slot_count)
+        _look(store, needed)
+        if len(needed.slots[pack.id]) > len(kept):
+            return 0, len(lost)
+        lock.require()
+        undo.pop_all()
         opened.backend.remove(pack.name)
         return healed, len(lost)
 
@@ -248,17 +282,37 @@ def _look(store: Store, needed: Needed) -> None:
 
 
 def _dead(store: Store, needed: Needed) -> dict[str, int]:
-    """Objects that nobody needs: packs, older generations, maps, pins of no checkpoint."""
-    newest = store.opened.packs.look_again()
-    dead = {
-        pack_name(pack_id, generation): size
-        for pack_id, generation, size in every(store.opened.backend)
-        if pack_id not in needed.slots or generation < newest[pack_id][0]
-    }
+    """Objects that no checkpoint needs: packs, all but one of their generations, maps, pins."""
+    generations: dict[bytes, list[tuple[int, int]]] = {}
+    for pack_id, generation, size in every(store.opened.backend):
+        generations.setdefault(pack_id, []).append((generation, size))
+    dead = dict[str, int]()
+    for pack_id, found in generations.items():
+        kept = None
+        if pack_id in needed.slots:
+            kept = _kept_generation(store, pack_id, found, needed.slots[pack_id])
+        dead |= {pack_name(pack_id, number): size for number, size in found if number != kept}
     for name, size in store.opened.backend.names(MAPS).items():
         if name not in {base.hex() for base in needed.bases}:
             dead[f"{MAPS}/{name}"] = size
     return dead | orphans(store.opened, store.ids)
+
+
+def _kept_generation(
+    store: Store, pack_id: bytes, found: Iterable[tuple[int, int]], slots: Numbers
+) -> int:
+    """The newest that has all that is needed but for known damage; where none has, the newest.
+
+    A gc that was stopped for long may have published one that lacks what came meanwhile.
+    """
+    newest_first = sorted((number for number, _ in found), reverse=True)
+    for number in newest_first if len(newest_first) > 1 else []:
+        with suppress(DamagedError, MissingError):
+            table = store.opened.packs.open(pack_id, number).table
+            known = store.opened.records.slots(pack_id, number)
+            if np.isin(slots[~table.has(slots)], known).all():
+                return number
+    return newest_first[0]
 
 
 def _unneeded_bytes(pack: Pack, slots: Numbers) -> int:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.errors import OutcomeUnknownError, StorageError, UsageError
+from vmckpt.errors import OperationFailedError, OutcomeUnknownError, StorageError, UsageError
+from vmckpt.store import doomed
 from vmckpt.store.backends.backend import Buffer
 from vmckpt.store.checkpoint_file import (
     CHECKPOINTS,
@@ -24,14 +25,14 @@ from vmckpt.store.checkpoint_file import (
 )
 from vmckpt.store.chunk_sink import ChunkSink
 from vmckpt.store.damage.records import DamageRecords
-from vmckpt.store.errors import damaged
+from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.manifest import AreaFacts, Manifest
-from vmckpt.store.maps import make_refs, packs_of
+from vmckpt.store.maps import make_refs, packs_of, slots_of
 from vmckpt.store.naming import Settled
 from vmckpt.store.opened import Opened
-from vmckpt.store.pack import Numbers
-from vmckpt.store.pins import Pin, write_pin
+from vmckpt.store.pack import Numbers, pack_name
+from vmckpt.store.pins import PINS, Pin, write_pin
 
 # Looked at in one go: it stays in the processor's cache.
 _BATCH_BYTES = 1 << 20
@@ -195,13 +196,18 @@ class Transaction:
         self._require_locks()
         published.append(self._file.name)
         self._file.write(manifest, encoded)
-        self._require_complete(manifest, maps)
+        self._require_complete(manifest, maps, published)
         # After the look at what is there: a lock that was lost before allowed its removal.
         self._require_locks()
         return manifest
 
-    def _require_complete(self, manifest: Manifest, maps: Maps) -> None:
-        """Raises DamagedError unless all that the new checkpoint needs is still in the store."""
+    def _require_complete(self, manifest: Manifest, maps: Maps, published: list[str]) -> None:
+        """Raises DamagedError, OperationFailedError unless all that the new checkpoint needs is
+        still in the store, and no gc is about to remove it (`doomed.py`).
+        """
+        backend = self._opened.backend
+        # Before the look at what is there: a gc that has removed it may be over by then.
+        doomed_now = doomed.names(backend)
         there = self._opened.packs.look_again()
         self._opened.records.refresh()
         lost = [pack_id for pack_id in used_packs(maps) if pack_id not in there]
@@ -217,6 +223,41 @@ class Transaction:
                 f"checkpoint {manifest.id} was not made",
                 f"{bad} chunks that it was to rest on were found to be damaged meanwhile",
             )
+        self._require_slots(maps, there)
+        needed = {pack_name(pack_id, there[pack_id][0]) for pack_id in used_packs(maps)}
+        if maps.base is not None:
+            needed.add(self._opened.files.base_name(maps.base))
+        pins = {name for name in published if name.startswith(f"{PINS}/")}
+        lost_pins = {name.partition("/")[2] for name in pins} - (
+            backend.names(PINS) if pins else {}
+        ).keys()
+        if lost_pins or (needed | pins) & doomed_now:
+            raise self._collected()
+
+    def _require_slots(self, maps: Maps, there: Mapping[bytes, tuple[int, int]]) -> None:
+        """Raises OperationFailedError when gc has meanwhile written a pack anew without what the
+        new checkpoint needs of it: its locks were lost, here or there.
+        """
+        for number, pack_id in enumerate(maps.packs):
+            known = self._index.generations.get(pack_id, 0)
+            if there.get(pack_id, (known, 0))[0] == known:
+                continue
+            refs = [area.refs[packs_of(area.refs) == number] for area in maps.areas.values()]
+            slots = slots_of(np.unique(np.concatenate([*refs, np.zeros(0, dtype=np.uint64)])))
+            if not len(slots):
+                continue
+            try:
+                self._opened.packs.find(pack_id).table.positions(slots)
+            except DamagedError as exc:
+                raise self._collected() from exc
+
+    def _collected(self) -> OperationFailedError:
+        return OperationFailedError(
+            f"checkpoint {self.id} was not made",
+            why="gc removes content that it was about to share: a lock in the store was lost, here "
+            "or at gc",
+            remedy="run this again",
+        )
 
     def _maps(self, published: list[str]) -> tuple[Maps, bytes, int]:
         """The maps, as they are written, and the size of a base that was written for them.

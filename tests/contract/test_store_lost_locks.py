@@ -1,0 +1,216 @@
+"""gc and a writer whose locks were lost, at every instant: what is committed stays whole."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.guest_like import Memory, memory, require_same, save
+from vmckpt.errors import OperationFailedError, VmckptError
+from vmckpt.store.backends.local import LocalBackend, LocalHeld, LocalWriter
+from vmckpt.store.check import check
+from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.open import create_store, open_store
+from vmckpt.store.store import Store
+from vmckpt.store.transaction import Transaction
+
+PAGES = 64
+
+
+class Counted(LocalWriter):
+    """Publishing is an instant of its own, before and after."""
+
+    def publish(self) -> None:
+        backend = self._backend
+        assert isinstance(backend, Lockless)
+        backend.instant()
+        super().publish()
+        backend.instant()
+
+
+class Lockless(LocalBackend):
+    """A directory whose locks keep none away; `then` is called at the instant number `at`."""
+
+    at = -1
+    then: Callable[[], None] = staticmethod(lambda: None)
+    count = 0
+
+    def instant(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            self.then()
+
+    @contextmanager
+    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator[LocalHeld]:
+        self.instant()
+        yield LocalHeld()
+
+    def names(self, folder: str) -> dict[str, int]:
+        self.instant()
+        return super().names(folder)
+
+    def remove(self, name: str) -> None:
+        self.instant()
+        super().remove(name)
+        self.instant()
+
+    def write(self, name: str) -> LocalWriter:
+        return Counted(self, name)
+
+
+def prepared(place: Path) -> tuple[Manifest, Memory]:
+    """A store with a pack of which more than half is of no use, and what is needed of it."""
+    ram = memory(PAGES, 1)
+    with create_store(str(place)) as store:
+        first = save(store, ram)
+        kept = ram.copy()
+        kept[: PAGES * 2 // 3] = 0
+        second = save(store, kept)
+        store.remove([first.id])
+        return second, kept
+
+
+def begun(store: Store) -> Transaction:
+    """A writer that has found in the store what no checkpoint needs any more."""
+    ram = memory(PAGES, 1)
+    new = store.begin("late")
+    for name, size in (("ram", PAGE_CHUNK_BYTES), ("disk-0", 64 << 10)):
+        area = new.area(name, size_bytes=ram.nbytes, chunk_bytes=size)
+        area.put(np.arange(ram.nbytes // size), ram.tobytes())
+    new.blob("device-state", ram[:3].tobytes() + b"end")
+    return new
+
+
+def collected_with_a_writer(
+    place: Path, at: int, second: Manifest, kept: Memory
+) -> tuple[int, bool]:
+    """How many instants gc had, and whether the writer that commits at one of them did so."""
+    backend = Lockless(place)
+    committed: list[Manifest] = []
+    with open_store(Lockless(place)) as late, open_store(backend) as store:
+        new = begun(late)
+
+        def commit() -> None:
+            try:
+                committed.append(new.commit({}))
+            except VmckptError:
+                new.abort()
+
+        plan = plan_gc(store)
+        backend.count, backend.at, backend.then = 0, at, commit
+        try:
+            collect(store, plan)
+        finally:
+            backend.at = -1
+        if backend.count < at:
+            commit()
+        instants = backend.count
+    require_whole(place, [(second, kept), *((one, memory(PAGES, 1)) for one in committed)])
+    return instants, bool(committed)
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_a_writer_that_commits_at_any_instant_of_gc(tmp_path: Path, step: int) -> None:
+    made, at, committed = prepared(tmp_path / "made"), 0, set[bool]()
+    while True:
+        place = copied(tmp_path / "made", tmp_path / str(at))
+        instants, is_committed = collected_with_a_writer(place, at, *made)
+        committed.add(is_committed)
+        if (at := at + step) > instants:
+            break
+    assert at > 20
+    # Some commit in time, some are refused: none is committed and lost.
+    assert committed == {True, False}
+
+
+def test_gc_at_any_instant_of_a_commit(tmp_path: Path) -> None:
+    second, kept = prepared(tmp_path / "made")
+    at, instants, committed = 1, 1, set[bool]()
+    while at <= instants:
+        place = copied(tmp_path / "made", tmp_path / str(at))
+        backend = Lockless(place)
+        with open_store(backend) as late, open_store(Lockless(place)) as store:
+            new = begun(late)
+            backend.count, backend.at = 0, at
+            backend.then = partial(void, partial(collect_now, store))
+            made = list[Manifest]()
+            with suppress(VmckptError):
+                made.append(new.commit({}))
+            new.abort()
+            instants = backend.count
+        committed.add(bool(made))
+        require_whole(place, [(second, kept), *((one, memory(PAGES, 1)) for one in made)])
+        at += 1
+    assert committed == {True, False}
+
+
+def test_two_that_write_a_pack_anew_do_not_overwrite_one_another(tmp_path: Path) -> None:
+    second, kept = prepared(tmp_path / "store")
+    backend = Lockless(tmp_path / "store")
+    with open_store(backend) as store, open_store(str(tmp_path / "store")) as other:
+        plans = plan_gc(store), plan_gc(other)
+        assert plans[0].rewrites
+        for at in range(1, 200):
+            backend.count, backend.at = 0, at
+            backend.then = partial(void, partial(collect_now, other))
+            void(partial(collect_now, store))
+            require_same(store, second, kept)
+            if backend.count < at:
+                break
+        assert check(other).whole
+
+
+def test_gc_looks_at_its_lock_before_each_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create_store(str(tmp_path / "store")) as store:
+        for seed in range(4):
+            gone = save(store, memory(PAGES, seed))
+            store.remove([gone.id])
+        plan = plan_gc(store)
+        assert len(plan.dead) > 4
+        asked: list[int] = []
+
+        def require(_: LocalHeld) -> None:
+            asked.append(1)
+            if len(asked) == 4:
+                raise OperationFailedError("a lock in the store was lost", why="-", remedy="-")
+
+        monkeypatch.setattr(LocalHeld, "require", require)
+        with pytest.raises(OperationFailedError):
+            collect(store, plan)
+        monkeypatch.undo()
+        assert len(plan_gc(store).dead) == len(plan.dead) - 3
+
+
+def require_whole(place: Path, wanted: list[tuple[Manifest, Memory]]) -> None:
+    """These checkpoints are there and no others, before and after another gc."""
+    with open_store(str(place)) as after:
+        for _ in range(2):
+            for manifest, ram in wanted:
+                require_same(after, manifest, ram)
+            assert set(after.ids()) == {manifest.id for manifest, _ in wanted}
+            assert check(after).whole
+            collect_now(after)
+
+
+def copied(made: Path, place: Path) -> Path:
+    shutil.copytree(made, place)
+    return place
+
+
+def collect_now(store: Store) -> None:
+    collect(store, plan_gc(store))
+
+
+def void(work: Callable[[], object]) -> None:
+    """A gc that finds that another was faster says so, or does nothing."""
+    try:
+        work()
+    except VmckptError:
+        return
