@@ -39,7 +39,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.qemu.nbd import MOST_READ_BYTES, NbdExport
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, MOST_SEQUENCE, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.naming import Called, IfTaken
 from vmckpt.store.order import of_vm
 from vmckpt.store.pack import Numbers
@@ -212,7 +212,7 @@ class Taking:
         parent = await self._parent(store, history, mine)
         # Past all that are known of; the clock, where it is right, sees to those in other stores.
         known = max([history.sequence, *(one.sequence or 0 for one in mine)])
-        sequence = max(known + 1, int(time.time()))
+        sequence = min(max(known + 1, int(time.time())), MOST_SEQUENCE)
         origin = Origin(self._wish.id, self._vm.name, parent, None, vm_id, sequence)
         new, damaged = await self._begin(store, await self._named(store, origin))
         try:

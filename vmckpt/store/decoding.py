@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
 from typing import Any, NoReturn
+from uuid import UUID
 
 from vmckpt.store.errors import damaged
 
@@ -58,11 +59,13 @@ def json_of(data: bytes) -> Any:
     return found
 
 
-def mapping(value: Any, *, of: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """An object; `of`: with just these keys."""
+def mapping(
+    value: Any, *, of: tuple[str, ...] | None = None, maybe: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """An object; `of`: with just these keys, and perhaps some of `maybe`."""
     if not isinstance(value, dict):
         raise _not(value, "an object")
-    if of is not None and value.keys() != set(of):
+    if of is not None and value.keys() - set(maybe) != set(of):
         raise ValueError(f"its words are {_shown(sorted(value))}, not {', '.join(of)}")
     return value
 
@@ -101,6 +104,13 @@ def text(value: Any, most: int = MOST_NAME) -> str:
     """Printable text."""
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise _not(value, f"printable text of at most {most} characters")
+    return value
+
+
+def uuid_of(value: Any) -> str:
+    """A UUID, written as vmckpt writes it."""
+    if not isinstance(value, str) or str(UUID(value)) != value:
+        raise _not(value, "a UUID")
     return value
 
 

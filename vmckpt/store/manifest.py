@@ -15,6 +15,7 @@ from vmckpt.store.decoding import (
     number,
     row,
     text,
+    uuid_of,
 )
 
 # RAM, and disks.
@@ -26,8 +27,14 @@ MOST_CHUNK_BYTES = 1 << 20
 MOST_PARTS = 1 << 12
 MOST_PACKS = 1 << 22
 MOST_BLOB_BYTES = 16 << 30
+MOST_SEQUENCE = 1 << 53
 _MOST_BYTES = 1 << 62
 _LATEST_UNIX_S = 1e12
+# What a manifest says; an older vmckpt did not say the last two.
+_WORDS = (
+    "vm", "parent", "created_unix_s", "added_bytes", "areas", "blobs", "packs", "facts",
+)  # fmt: skip
+_LATER_WORDS = ("vm_id", "sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +99,8 @@ class Manifest:
     def decode(cls, checkpoint_id: str, data: bytes) -> "Manifest":
         """The inverse. Raises DamagedError."""
         with decoding(f"the manifest of checkpoint {checkpoint_id}"):
-            given = mapping(json_of(data), of=tuple(n for n in cls.__slots__ if n != "id"))
-            parent = given["parent"]
+            given = mapping(json_of(data), of=_WORDS, maybe=_LATER_WORDS)
+            parent, vm_id, sequence = map(given.get, ("parent", *_LATER_WORDS))
             return cls(
                 id=checkpoint_id,
                 vm=text(given["vm"]),
@@ -104,6 +111,8 @@ class Manifest:
                 blobs=tuple(_blob(blob) for blob in listed(given["blobs"], MOST_PARTS)),
                 packs=tuple(id_of(pack).hex() for pack in listed(given["packs"], MOST_PACKS)),
                 facts=mapping(given["facts"]),
+                vm_id=None if vm_id is None else uuid_of(vm_id),
+                sequence=None if sequence is None else count(sequence, MOST_SEQUENCE),
             )
 
 
