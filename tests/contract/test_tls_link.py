@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -70,6 +71,24 @@ def test_nobody_else_is_served(tmp_path: Path) -> None:
             assert b"vmckpt" not in await reader.read()
             writer.close()
             assert await over(place, tmp_path).exists(tmp_path)
+
+    asyncio.run(play())
+
+
+def test_strangers_who_say_nothing_use_up_no_descriptors(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with listening(tmp_path) as place:
+            (service,) = process.find_by_argument(str(tmp_path / "b/jobs/r1"))
+            before = len(os.listdir(f"/proc/{service.pid}/fd"))
+            idle = [
+                await asyncio.open_connection("127.0.0.1", place.port)
+                for _ in range(5 * tls.MOST_STRANGERS)
+            ]
+            assert await over(place, tmp_path).exists(tmp_path)
+            open_now = len(os.listdir(f"/proc/{service.pid}/fd")) - before
+            assert open_now <= tls.MOST_STRANGERS + 4
+            for _, writer in idle:
+                writer.transport.abort()
 
     asyncio.run(play())
 

@@ -16,7 +16,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.deadman import armed
-from vmckpt.hosts.remote.tls import is_invited, listening, token_of
+from vmckpt.hosts.remote.tls import listening, token_of
 from vmckpt.hosts.scheduling import be_prompt, give_way
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
@@ -135,25 +135,21 @@ class Standby:
         left = asyncio.Event()
 
         async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                if await is_invited(reader, token) and not came.done():
-                    came.set_result(Channel(reader, writer, 0))
-                    await left.wait()
-            except (OSError, ValueError, TimeoutError):
-                return  # it spoke nothing that we know
-            finally:
-                writer.transport.abort()
+            if not came.done():
+                came.set_result(Channel(reader, writer, 0))
+                await left.wait()
 
         async with (
             second_path(self._request, Sender.STANDBY, token) as second,
             answering(self._files.control, self._answer),
-            await listening(self._files.path, visit),
+            await listening(self._files.path, visit) as listener,
         ):
             self._second = second
             try:
                 # Listening before: it takes a second for every few GiB.
                 refusal = await self._reserve(ram)
                 channel = await self._came(came)
+                listener.close()  # a protection has one primary
                 if refusal is not None:
                     await channel.fail(refusal)
                     return

@@ -11,12 +11,14 @@ import hmac
 import json
 import secrets
 import shutil
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.events.durable import replace
@@ -33,6 +35,9 @@ IDLE_S = 600.0
 # Half of what is read before somebody takes it: each time that stops and goes on costs switches.
 READ_AHEAD_BYTES = 1 << 20
 START_TIMEOUT_S = 30.0
+# Connections that have not presented the token yet.
+MOST_STRANGERS = 16
+_ACCEPT_AGAIN_S, _BACKLOG = 0.1, 128
 _LOOK_S = 0.5
 _ASKED, _LISTENS, _LOG = "link.json", "listens.json", "link.log"
 
@@ -123,10 +128,10 @@ async def listen(directory: Path, state_dir: Path) -> None:
     Or until nobody has been connected for ten minutes. Who is connected then may end what is begun,
     for as long as a connection may be silent. Raises OperationFailedError.
     """
-    visits = _Visits(token_of(directory), state_dir)
-    async with await listening(directory, visits.visit) as server:
+    visits = _Visits(state_dir)
+    async with await listening(directory, visits.visit) as listener:
         await visits.until_over(directory)
-        server.close()
+        listener.close()
         await visits.end()
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -136,8 +141,96 @@ def token_of(directory: Path) -> str:
     return str(json.loads((directory / _ASKED).read_text())["token"])
 
 
-async def listening(directory: Path, visit: Visit) -> asyncio.Server:
-    """A server as was asked for below `directory`, where it says how it is reached.
+class Listener:
+    """Accepts TLS connections; `visit` is called for those that present the token.
+
+    Connections that have not presented it are few and short-lived, so that no stranger uses up this
+    process's descriptors: at most MOST_STRANGERS at a time, the oldest makes room for the newest.
+    """
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, token: str, visit: Visit
+    ) -> None:
+        self._sock, self._context, self._token, self._visit = sock, context, token, visit
+        # Oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._guests: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.ensure_future(self._accept())
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._sock.getsockname()[1])
+
+    def close(self) -> None:
+        """Accept no more; those who presented the token stay until their visit ends."""
+        self._accepting.cancel()
+        for task in tuple(self._strangers):
+            task.cancel()
+        self._sock.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        strangers = tuple(self._strangers)
+        self.close()
+        await asyncio.gather(self._accepting, *strangers, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._sock)
+            except OSError:  # it has gone already, or no descriptor is free
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            if len(self._strangers) >= MOST_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.cancel()
+            task = asyncio.ensure_future(self._admit(sock))
+            self._strangers[task] = None
+            task.add_done_callback(self._has_left)
+
+    def _has_left(self, task: "asyncio.Task[None]") -> None:
+        self._strangers.pop(task, None)
+        self._guests.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            context = {"message": "a visit failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    async def _admit(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=READ_AHEAD_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport: asyncio.BaseTransport | None = None
+        try:
+            async with asyncio.timeout(TOKEN_TIMEOUT_S):
+                transport, _ = await loop.connect_accepted_socket(
+                    lambda: protocol, sock, ssl=self._context
+                )
+                said = await reader.readline()
+            if not hmac.compare_digest(said.strip(), self._token.encode()):
+                return
+            me = asyncio.current_task()
+            if me is not None and me in self._strangers:
+                del self._strangers[me]
+                self._guests.add(me)
+            if isinstance(transport, asyncio.WriteTransport):
+                writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+                await self._visit(reader, writer)
+        except (OSError, ValueError, TimeoutError):
+            return  # it spoke nothing that we know
+        finally:
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+            else:
+                sock.close()
+
+
+async def listening(directory: Path, visit: Visit) -> Listener:
+    """A listener as was asked for below `directory`, where it says how it is reached.
 
     Raises OperationFailedError.
     """
@@ -150,30 +243,22 @@ async def listening(directory: Path, visit: Visit) -> asyncio.Server:
     replace(pem, one_time.key + one_time.certificate)
     context.load_cert_chain(pem)
     pem.unlink()
-    server = await _bind(visit, asked["address"], (asked["first"], asked["last"]), context)
-    port = server.sockets[0].getsockname()[1]
-    told = json.dumps({"port": port, "fingerprint": one_time.fingerprint})
+    sock = await _bind(asked["address"], (asked["first"], asked["last"]))
+    listener = Listener(sock, context, asked["token"], visit)
+    told = json.dumps({"port": listener.port, "fingerprint": one_time.fingerprint})
     replace(directory / _LISTENS, told)
-    return server
+    return listener
 
 
-async def is_invited(reader: asyncio.StreamReader, token: str) -> bool:
-    """Whether the visitor knows the token. Raises OSError, ValueError, TimeoutError."""
-    async with asyncio.timeout(TOKEN_TIMEOUT_S):
-        said = await reader.readline()
-    return hmac.compare_digest(said.strip(), token.encode())
-
-
-async def _bind(
-    visit: Visit, address: str, ports: tuple[int, int], context: ssl.SSLContext
-) -> asyncio.Server:
+async def _bind(address: str, ports: tuple[int, int]) -> socket.socket:
     """Listen on the first free port of a range."""
     first, last = ports
+    loop = asyncio.get_running_loop()
     for port in range(first, last + 1):
         try:
-            return await asyncio.start_server(
-                visit, address, port, ssl=context, limit=READ_AHEAD_BYTES
-            )
+            found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, where = found[0]
+            return _bound(socket.socket(family, kind, protocol), where)
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or port == last:
                 raise OperationFailedError(
@@ -186,27 +271,32 @@ async def _bind(
     )
 
 
+def _bound(sock: socket.socket, where: Any) -> socket.socket:
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
 class _Visits:
     """Connections to a listener, and since when there is none."""
 
-    def __init__(self, token: str, state_dir: Path) -> None:
-        self._token, self._state_dir = token, state_dir
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
         self._present: set[asyncio.StreamWriter] = set()
 
     async def visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one visitor who knows the token."""
+        """Serve one visitor who presented the token."""
+        self._present.add(writer)
         try:
-            if not await is_invited(reader, self._token):
-                return
-            self._present.add(writer)
-            try:
-                await serve(reader, writer, self._state_dir)
-            finally:
-                self._present.remove(writer)
-        except (OSError, ValueError, TimeoutError):
-            return  # it spoke nothing that we know
+            await serve(reader, writer, self._state_dir)
         finally:
-            writer.transport.abort()
+            self._present.remove(writer)
 
     async def until_over(self, directory: Path) -> None:
         """Until the directory is gone, or nobody will come any more."""
