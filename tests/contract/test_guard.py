@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from vmckpt.epoch import guard
 from vmckpt.hosts.deadman import attended
+from vmckpt.hosts.process import find_by_argument
 from vmckpt.hosts.scheduling import in_real_time
 from vmckpt.lease.clock import boottime_s
 
@@ -215,6 +217,21 @@ def test_an_attendant_hears_what_it_is_told_and_ends_with_the_block(tmp_path: Pa
         while log.read_text() != "one\ntwo\n":
             assert time.monotonic() < given_up_s
             time.sleep(0.01)
+
+
+def test_an_attendant_that_is_frozen_is_found_out(tmp_path: Path) -> None:
+    program = "import os\nwhile said := os.read(0, 4096): os.write(0, b'.' * said.count(b'\\n'))"
+    with attended([sys.executable, "-c", program], tmp_path / "log", answer_s=1.0) as say:
+        (child,) = find_by_argument(program)
+        for _ in range(3):
+            say("inf")
+            time.sleep(0.3)
+        os.kill(child.pid, signal.SIGSTOP)
+        given_up_s = time.monotonic() + 10
+        with pytest.raises(TimeoutError):
+            while time.monotonic() < given_up_s:
+                say("inf")
+                time.sleep(0.1)
 
 
 def test_what_is_told_is_never_waited_for(tmp_path: Path) -> None:

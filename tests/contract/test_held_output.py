@@ -38,7 +38,7 @@ class Qemu:
             assert command == "cont"
             self.runs = True
 
-    async def is_alive(self) -> bool:
+    def lives(self) -> bool:
         self._lives_for -= 1
         return self._lives_for >= 0
 
@@ -61,7 +61,7 @@ def test_what_a_killed_service_left_of_its_buffers_is_found_and_removed(
 async def let_go(qemu: Any) -> None:
     ended: Any = Protection.__new__(Protection)
     intake = SimpleNamespace(let_go=lambda: None)
-    ended._keeper, ended._vm = SimpleNamespace(free=lambda: None), qemu
+    ended._keeper, ended._qemu_lives = SimpleNamespace(free=lambda: None), qemu.lives
     ended._grip = SimpleNamespace(
         output=HeldOutput(qemu, ["net0"]),
         capture=SimpleNamespace(resume=partial(resume, qemu)),

@@ -3,9 +3,12 @@
 import asyncio
 import math
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,8 +19,13 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import Versioned
+from vmckpt.memory.ram_file import open_fd
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import MonitorLostError
+from vmckpt.qemu.replies import RunState
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.primary import _guarded
+from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.request import Files
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -71,6 +79,53 @@ def test_nothing_stops_the_guest_before_anybody_may_take_over(tmp_path: Path) ->
     asyncio.run(main())
     assert math.isfinite(float(store.told_before[-1]))
     assert math.isfinite(float(store.told[-1]))
+
+
+class Right:
+    """A keeper whose lease can end, beside a guard that may be dead."""
+
+    def __init__(self, *, has_guard: bool) -> None:
+        self.has_guard, self.is_over = has_guard, False
+
+    def must_stop(self) -> bool:
+        return self.is_over
+
+
+@pytest.mark.parametrize("has_guard", [True, False])
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_service_stops_the_guest_too_when_its_lease_has_ended(
+    monkeypatch: pytest.MonkeyPatch, *, has_guard: bool, answers: bool
+) -> None:
+    right, told = Right(has_guard=has_guard), list[str]()
+
+    async def query_status(_monitor: object, _timeout_s: float) -> RunState:
+        if not answers:
+            raise MonitorLostError("silent", why="a test's", remedy="-")
+        return RunState("running", "stop" not in told)
+
+    async def stop(_monitor: object) -> None:
+        told.append("stop")
+
+    monkeypatch.setattr(commands, "query_status", query_status)
+    monkeypatch.setattr(commands, "stop", stop)
+    watching: Any = Protection.__new__(Protection)
+    watching._keeper, watching._monitor = right, None
+    with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
+        watching._grip = SimpleNamespace(pidfd=pidfd)
+
+        async def main() -> None:
+            task = asyncio.ensure_future(watching._stop_without_right())
+            await asyncio.sleep(0.3)
+            assert not told
+            right.is_over = True
+            await asyncio.sleep(0.5)
+            task.cancel()
+
+        asyncio.run(main())
+        is_killed = qemu.poll() is not None
+        qemu.kill()
+    assert told == (["stop"] if answers else [])
+    assert is_killed is (not answers and not has_guard)
 
 
 def _last_words(tell: Callable[[str], None]) -> str:

@@ -7,13 +7,15 @@ The arbiter's faults are in tests/real/test_replication.py.
 """
 
 import asyncio
+import fcntl
 import os
 import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ FROZEN_S, CUT_S = 8.0, 8.0
 HANDING_OVER_S = 0.15
 FLIPS = {f"what the {role} sends": role for role in ("primary", "standby")}
 FLIPPING = Path(__file__).parents[1] / "flipping"
+ARBITER = "arbiter"
 NETWORK = ("cut", "cut to the standby", "cut to the primary", "slow", "very slow")
 SLOW_BYTES_PER_S = {"slow": 4 << 20, "very slow": 256 << 10}
 FULL, SMALL = "standby's disk full", ("vms", "replicas")
@@ -53,6 +56,7 @@ SAMPLE = (
     ("protected", "kill", "guard"),
     ("protected", "shut down", SHUT_DOWN),
 )
+SAMPLE_OF_PAIRS = (("guard", ARBITER), ("primary", "cut"))
 MATRIX: Counter[tuple[str, str]] = Counter()
 GAPS_MS: dict[str, list[float]] = {}
 
@@ -62,11 +66,31 @@ class Case:
     step: str
     does: str
     to: str
+    also: "Case | None" = None
 
     def __str__(self) -> str:
-        return f"{self.does} {self.to}, {self.step}"
+        also = f" and {self.also.does} {self.also.to}" if self.also else ""
+        return f"{self.does} {self.to}{also}, {self.step}"
+
+    @property
+    def faults(self) -> tuple["Case", ...]:
+        """Those that happen at once; one that takes its time comes last."""
+        return (self,) if self.also is None else (self, self.also)
+
+    def kills(self, *victims: str) -> bool:
+        return any(one.does == "kill" and one.to in victims for one in self.faults)
 
 
+SINGLE = [
+    *(Case(PROTECTED, does, to) for does in ("kill", "freeze") for to in VICTIMS[:5]),
+    Case(PROTECTED, "take away", ARBITER),
+    Case(PROTECTED, "link", "cut"),
+]
+PAIRS = [
+    Case(PROTECTED, one.does, one.to, also=other)
+    for one, other in combinations(SINGLE, 2)
+    if one.to != other.to
+]
 ALL = [
     *(Case(step, does, to) for step in STEPS for does in ("kill", "freeze") for to in VICTIMS),
     *(Case(step, "link", to) for step in STEPS for to in NETWORK),
@@ -76,12 +100,15 @@ ALL = [
     Case(HANDED_OVER, "link", "cut"),
     Case(PROTECTED, "disk", f"{FULL}, then kill all of primary"),
     *(Case(step, "shut down", SHUT_DOWN) for step in (*STEPS, HANDED_OVER)),
+    *PAIRS,
 ]
 
 
 def marked() -> Iterator[Any]:
     for case in ALL:
-        is_sample = (case.step, case.does, case.to) in SAMPLE
+        is_sample = (case.step, case.does, case.to) in SAMPLE and not case.also
+        if case.also and case.does == "freeze":
+            is_sample = (case.to, case.also.to) in SAMPLE_OF_PAIRS
         yield pytest.param(case, marks=[] if is_sample else [pytest.mark.long], id=str(case))
 
 
@@ -153,7 +180,9 @@ async def struck(made: World, case: Case, home: str, away: str, counting: Counti
         if case.step == HANDED_OVER:
             handing = asyncio.ensure_future(hand_over(made, home))
             await asyncio.sleep(random.uniform(0.0, HANDING_OVER_S))
-        async with struck_by(made, case, home, away):
+        async with AsyncExitStack() as stack:
+            for fault in case.faults:
+                await stack.enter_async_context(struck_by(made, fault, home, away))
             outcome = await settled(made, case, home)
         if case.does == "shut down" and case.step == PROTECTED:
             assert outcome == TOOK_OVER
@@ -201,6 +230,9 @@ async def struck_by(made: World, case: Case, home: str, away: str) -> AsyncItera
         else:
             await asyncio.sleep(2.0)
         yield
+    elif case.to == ARBITER:
+        with arbiter_away(made):
+            yield
     elif case.does == "shut down":
         which = pids(made, case.to, home, away)
         random.shuffle(which)
@@ -219,6 +251,18 @@ async def struck_by(made: World, case: Case, home: str, away: str) -> AsyncItera
         finally:
             thaw.cancel()
             send(signal.SIGCONT, which)
+
+
+@contextmanager
+def arbiter_away(made: World) -> Iterator[None]:
+    """For CUT_S it takes no change: a process that stands still has its lock."""
+    with (made.state_dir / "leases" / f"{NAME}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        back = asyncio.get_running_loop().call_later(CUT_S, fcntl.flock, lock, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            back.cancel()
 
 
 @asynccontextmanager
@@ -306,7 +350,8 @@ async def settled(made: World, case: Case, home: str) -> str:
     """What came of it, when nothing is under way any more; and that both sides say why."""
     loop = asyncio.get_running_loop()
     # What goes on did so for longer than anything may take to be found out.
-    goes_on_from_s = loop.time() + (FROZEN_S + 3.0 if case.does == "freeze" else 3.0)
+    is_brief = all(one.does == "kill" for one in case.faults)
+    goes_on_from_s = loop.time() + (3.0 if is_brief else FROZEN_S + 3.0)
     async with asyncio.timeout(SETTLED_S):
         while True:
             done = await asyncio.to_thread(made.vmckpt, "replicate", "status", NAME)
@@ -345,10 +390,13 @@ async def judge(
     made: World, case: Case, outcome: str, control: GuestControl, counting: Counting
 ) -> None:
     """It is as the case allows, and the guest lost nothing."""
-    guest_died = case.does == "shut down" or (
-        case.to in ("qemu", "all of primary") and case.does == "kill"
+    guest_died = case.does == "shut down" or case.kills("qemu", "all of primary")
+    # Two faults may take both copies; a QEMU that stands still cannot go on with the guest.
+    both_died = case.kills("qemu") and any(
+        (one.does, one.to) != ("freeze", "standby") and one.to in ("standby", "waiting qemu")
+        for one in case.faults
     )
-    may_be_lost = case.step == FIRST and guest_died
+    may_be_lost = (case.step == FIRST and guest_died) or both_died
     assert outcome != LOST or may_be_lost or case.step == HANDED_OVER, outcome
     MATRIX[(str(case), outcome)] += 1
     GAPS_MS.setdefault(str(case), []).append(counting.longest_ms)

@@ -2,7 +2,8 @@
 
     python -I -S guard.py RESCUE_MONITOR QEMU_PID [HOLD ...]
 
-On its standard input it is told, a line each time, until when the guest may run, in seconds of
+On its standard input, a stream socket, it is told (and answers each line with a dot, so that one
+that is frozen is found out), until when the guest may run, in seconds of
 CLOCK_BOOTTIME, or `inf`; or `free` and such a time: by then its teller is to be out of its way. It
 acts in three cases, by a monitor of its own that it holds open:
 
@@ -89,9 +90,14 @@ class Guard:
     def _hear(self) -> bool:
         """Take what the teller has told; False once it has died."""
         while select.select([0], [], [], 0)[0]:
-            said = os.read(0, 4096)
+            try:
+                said = os.read(0, 4096)
+            except ConnectionResetError:  # it died, with answers unread
+                said = b""
             self._heard += said
             *whole, self._heard = self._heard.split(b"\n")
+            with suppress(OSError):  # who hears no answers may have given no ear for them
+                os.write(0, b"." * len(whole))
             for line in whole:
                 word, _, time_s = line.partition(b" ")
                 if time_s:

@@ -1,9 +1,13 @@
 """Dead-man's switches: commands that act when their starter dies, kill -9 included."""
 
+import errno
 import os
+import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vmckpt.events.durable import NEW_FILE
@@ -35,27 +39,53 @@ def armed(command: Sequence[str], log: Path) -> Iterator[None]:
         log.unlink(missing_ok=True)
 
 
+class Attendant:
+    """A program beside this one. Called with a line it tells it that, and never waits.
+
+    One that answers every line with a byte is found out when it is frozen: `answer_s` says within
+    what. Raises OSError when it has ended, does not read, or has left a line unanswered so long.
+    """
+
+    def __init__(self, ear: socket.socket, answer_s: float | None) -> None:
+        self._ear, self._answer_s = ear, answer_s
+        # When each line was told that has no answer yet.
+        self._unanswered: deque[float] = deque()
+
+    def __call__(self, line: str) -> None:
+        """Tell it a line."""
+        if self._answer_s is not None:
+            self._take_answers()
+            now_s = time.monotonic()
+            if self._unanswered and now_s - self._unanswered[0] > self._answer_s:
+                raise TimeoutError(errno.ETIMEDOUT, f"no answer for {self._answer_s:g} s")
+            self._unanswered.append(now_s)
+        self._ear.send(f"{line}\n".encode())
+
+    def _take_answers(self) -> None:
+        with suppress(BlockingIOError):
+            while said := self._ear.recv(4096):
+                for _ in range(min(len(said), len(self._unanswered))):
+                    self._unanswered.popleft()
+
+
 @contextmanager
-def attended(command: Sequence[str], log: Path) -> Iterator[Callable[[str], None]]:
+def attended(
+    command: Sequence[str], log: Path, *, answer_s: float | None = None
+) -> Iterator[Attendant]:
     """Have `command` run beside this process for the block; it hears the lines that are told to it.
 
-    Its standard input ends when this process does, however it does. Output goes to the file `log`.
-    What is told is never waited for: OSError when it has ended, or does not read.
+    Its standard input, a stream socket, ends when this process does, however it does. Output goes
+    to the file `log`.
     """
-    with os.fdopen(os.open(log, APPENDED, 0o600), "wb") as output:
-        attendant = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
-        )
-    with attendant:
-        stdin = attendant.stdin
-        if stdin is None:
-            raise ChildProcessError(f"{command[0]} has no standard input")
-        os.set_blocking(stdin.fileno(), False)
-        try:
-            yield lambda line: _tell(stdin.fileno(), line)
-        finally:
-            attendant.kill()
-
-
-def _tell(fd: int, line: str) -> None:
-    os.write(fd, f"{line}\n".encode())
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs, os.fdopen(os.open(log, APPENDED, 0o600), "wb") as output:
+            attendant = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=output, stderr=output, start_new_session=True
+            )
+        ours.setblocking(False)
+        with attendant:
+            try:
+                yield Attendant(ours, answer_s)
+            finally:
+                attendant.kill()

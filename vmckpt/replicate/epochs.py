@@ -4,9 +4,8 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from vmckpt.epoch.budget import Budget
@@ -17,7 +16,7 @@ from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.scheduling import prompt
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.keeper import Keeper
@@ -30,8 +29,9 @@ COPY_BYTES = 16 << 20
 # Epochs of the first copy that may be under way at once.
 COPIES_AHEAD = 2
 POLL_S = 0.02
-# A QEMU that has not given an epoch after so long is taken for dead, and killed.
-EPOCH_S = 5.0
+# When an epoch takes longer than DOUBT_S, QEMU is probed: one that leaves PROBES in a row
+# unanswered, each for PROBE_S, is killed.
+DOUBT_S, PROBE_S, PROBES = 3.0, 1.0, 2
 
 
 class Grip(NamedTuple):
@@ -132,16 +132,38 @@ class Epochs:
 
     @contextmanager
     def _killed_if_stuck(self) -> Iterator[None]:
-        """For the block: a QEMU that answers nothing for too long is dead; the standby goes on."""
-        loop, timer = asyncio.get_running_loop(), None
+        """For the block: a QEMU that answers nothing for too long is killed; the standby goes on.
+
+        Only its silence counts, not the time that copying takes here, and only while there is a
+        standby that could go on with the guest.
+        """
+        loop, probing = asyncio.get_running_loop(), list["asyncio.Task[None]"]()
+        timer = None
         if self.is_safe:
-            end = partial(signal.pidfd_send_signal, self._pidfd, signal.SIGKILL)
-            timer = loop.call_later(EPOCH_S, end)
+            timer = loop.call_later(
+                DOUBT_S, lambda: probing.append(asyncio.ensure_future(self._kill_when_silent()))
+            )
         try:
             yield
         finally:
             if timer is not None:
                 timer.cancel()
+            for task in probing:
+                task.cancel()
+
+    async def _kill_when_silent(self) -> None:
+        silences = 0
+        while silences < PROBES:
+            try:
+                await commands.query_status(self._monitor, PROBE_S)
+                silences = 0
+            except MonitorLostError:
+                silences += 1
+            if self._stream.why or self._keeper.is_silent():
+                silences = 0  # nobody would go on with the guest
+            await asyncio.sleep(POLL_S)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _learn(self, epoch: Epoch) -> None:
         pause = epoch.pause

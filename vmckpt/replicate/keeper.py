@@ -27,7 +27,7 @@ from vmckpt.replicate.fencing.agent import TIMEOUT_S
 
 # What stopping the guest may take: the guard does it so long before the lease ends.
 MARGIN_S = 0.25
-RETRY_S, LOOK_S = 0.1, 0.05
+RETRY_S, LOOK_S, TELL_S = 0.1, 0.05, 0.5
 # A standby that took the term, and could not go on with the guest, has given it up so long after:
 # it has fenced the primary or waited for its lease, tried to load the guest, and told the arbiter.
 GIVEN_UP_S = TIMEOUT_S + LOAD_TIMEOUT_S + 5.0
@@ -43,7 +43,7 @@ class Keeper:
         self._term = 0
         # While no replica is entitled to the term the guest may run, lease or not.
         self._is_free, self._is_still = True, False
-        self._guard_died = ""
+        self._guard_died, self._told_s = "", boottime_s()
         self._is_alone = False
         # Why the arbiter gives no answer; "": it does.
         self.arbiter_fails = ""
@@ -84,8 +84,8 @@ class Keeper:
         while not self.replaced.is_set():
             if self._guard_died:
                 raise OperationFailedError(
-                    "the guard beside the VM has died",
-                    why=f"{self._guard_died}; nobody would stop the guest at the lease's end",
+                    "the guard beside the VM has died, or is frozen",
+                    why=f"{self._guard_died}; it would not stop the guest at the lease's end",
                     remedy="protect the VM again",
                 )
             move = decide(self.view(), now_s=boottime_s(), margin_s=MARGIN_S, patience_s=PATIENCE_S)
@@ -95,6 +95,8 @@ class Keeper:
                 await self._renew()
             else:
                 await asyncio.sleep(LOOK_S)
+            if boottime_s() - self._told_s > TELL_S:
+                self._tell()  # also to see that the guard answers
 
     async def _renew(self) -> None:
         try:
@@ -210,6 +212,15 @@ class Keeper:
         """Whether the guest's vCPUs may run now."""
         return may_run(self.view(), now_s=boottime_s(), margin_s=MARGIN_S)
 
+    @property
+    def has_guard(self) -> bool:
+        """Whether the guard hears and answers, as far as is known."""
+        return not self._guard_died
+
+    def must_stop(self) -> bool:
+        """Whether a replica may take over, and the lease, or the term, is gone."""
+        return not (self._is_free or self.may_run())
+
     def may_release(self, epoch: int) -> bool:
         """Whether the output of `epoch` may leave now."""
         return may_release(self.view(), epoch, now_s=boottime_s(), margin_s=0.0)
@@ -223,6 +234,7 @@ class Keeper:
         until_s = math.inf if self._is_free else self._lease.held_until_s - MARGIN_S
         if self._is_still:
             until_s = 0.0
+        self._told_s = boottime_s()
         try:
             self._tell_guard(f"{until_s:.3f}")
         except OSError as exc:

@@ -51,6 +51,8 @@ from vmckpt.vm.paths import lock_path
 
 # The standby has memory for all of the guest before it says welcome.
 HELLO_S, REQUEST_S, POLL_S = 60.0, 60.0, 0.02
+# A guard that leaves a line unanswered for so long is as good as dead.
+GUARD_ANSWER_S = 5.0
 
 
 async def serve_primary(directory: Path, own_command: list[str]) -> None:
@@ -189,11 +191,13 @@ def _guarded(vm: Vm, files: Files) -> Iterator[Callable[[str], None]]:
 
     That raises OSError with the last words of one that has died, if it had any.
     """
-    with attended(guard_command(vm.qemu), files.guard_log) as tell:
+    with attended(guard_command(vm.qemu), files.guard_log, answer_s=GUARD_ANSWER_S) as tell:
 
         def told(line: str) -> None:
             try:
                 tell(line)
+            except TimeoutError:
+                raise
             except OSError as exc:
                 words = files.guard_log.read_text().strip().splitlines()
                 raise OSError(exc.errno, words[-1] if words else "it was killed") from exc

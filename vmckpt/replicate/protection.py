@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError, StorageError, VmckptError
-from vmckpt.qemu.monitor import MonitorLostError
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
 from vmckpt.replicate.channel import ALONE, GUEST_OFF, PATIENCE_S, STOPPED, YOURS, Channel
 from vmckpt.replicate.control import GO_ALONE, write_last_word
 from vmckpt.replicate.epochs import Epochs, Grip
@@ -26,6 +27,8 @@ from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.inventory import read_vm
 
 POLL_S = 0.02
+# How often it is looked whether the guest must stop, and within what QEMU has to answer then.
+STOP_POLL_S, STOP_ANSWER_S = 0.1, 1.0
 # A killed QEMU takes 0.3 s per GiB to end.
 DYING_S = 2.0
 # A standby that has the term says within this whether it can go on with the guest.
@@ -147,7 +150,12 @@ class Protection:
     @asynccontextmanager
     async def _in_background(self) -> AsyncIterator[list["asyncio.Task[None]"]]:
         """Receiving, heartbeats and the lease, for the block."""
-        work = (self._stream.receive(), self._stream.beat(), self._keeper.keep())
+        work = (
+            self._stream.receive(),
+            self._stream.beat(),
+            self._keeper.keep(),
+            self._stop_without_right(),
+        )
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
             yield tasks
@@ -155,6 +163,26 @@ class Protection:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stop_without_right(self) -> None:
+        """See to it that the guest does not run once its lease has ended; runs until cancelled.
+
+        The guard does so too. Either may be frozen or dead; a guest whose QEMU answers neither is
+        killed then: a replica that may take over has all that left it.
+        """
+        while True:
+            await asyncio.sleep(STOP_POLL_S)
+            if not self._keeper.must_stop():
+                continue
+            try:
+                status = await commands.query_status(self._monitor, STOP_ANSWER_S)
+                if status.running and self._keeper.must_stop():
+                    await commands.stop(self._monitor)
+            except (MonitorLostError, OutcomeUnknownError, CommandRefusedError):
+                if self._keeper.has_guard or not self._keeper.must_stop():
+                    continue  # it holds a QEMU that does not answer
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._grip.pidfd, signal.SIGKILL)
 
     @contextmanager
     def _woken_by_its_end(self) -> Iterator[None]:
