@@ -250,8 +250,20 @@ def test_a_host_that_could_not_send_it_back_gets_none(world: World) -> None:
         (f"vm{n}", h): Check("way-back", WARN, "older") for n in range(5) for h in "bc"
     }
     refused = world.drain()
-    assert (refused.exit_code, len(refused.stay)) == (4, 5)
+    assert (refused.exit_code, len(refused.stay), refused.closed) == (4, 5, False)
+    assert not world.closed("a")  # nothing was changed
+    assert records.load("a") is None
     assert world.drain(one_way=True).exit_code == 0
+
+
+def test_a_drained_host_stays_so_when_none_of_the_rest_could_move(world: World) -> None:
+    world.drain()
+    world.where["late"] = "a"
+    world.refused = {("late", host): Check("cpu-model", REFUSE, "no CPU", "-") for host in "bc"}
+    again = world.drain()
+    assert (again.exit_code, again.closed) == (4, True)
+    assert world.closed("a")
+    assert records.load("a") is not None
 
 
 @pytest.mark.parametrize("kind", [RefusedError, OperationFailedError])

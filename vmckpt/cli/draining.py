@@ -182,4 +182,5 @@ def _text(result: "Result") -> "Iterable[str]":
     if plan.stopped:
         yield f"  not running, and left where they are: {', '.join(plan.stopped)}"
     if result.took_s is not None and result.action == DRAIN:
-        yield f"  nothing is put on {result.host} until: vmckpt undrain {result.host}"
+        closed = f"  nothing is put on {result.host} until: vmckpt undrain {result.host}"
+        yield closed if result.closed else f"  nothing was changed: {result.host} stays open"

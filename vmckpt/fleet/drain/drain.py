@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import (
@@ -48,7 +48,10 @@ SETTLE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How it ended. `moved`: VM and where it is now; `plan` is what was meant at the beginning."""
+    """How it ended. `moved`: VM and where it is now; `plan` is what was meant at the beginning.
+
+    `closed`: no VM is put on the host until `undrain`.
+    """
 
     host: str
     action: str
@@ -56,6 +59,7 @@ class Result:
     moved: dict[str, str]
     stay: tuple[Stay, ...]
     took_s: float | None
+    closed: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -73,6 +77,7 @@ class Result:
         return {
             "host": self.host,
             "action": self.action,
+            "closed": self.closed,
             "moved": [{"vm": vm, "host": host} for vm, host in self.moved.items()],
             "stay": [one._asdict() for one in self.stay],
             "stopped": list(self.plan.stopped),
@@ -86,8 +91,9 @@ async def drain(
 ) -> Result:
     """Move all that runs on `host` elsewhere, and have nothing put there until `undrain`.
 
-    Whoever cannot move stays, with the reason in the result. Raises RefusedError (nothing was
-    changed), BusyError, HostDownError, CancelledByUserError (the same again goes on).
+    A VM that cannot move stays, with the reason in the result; if none could move, nothing was
+    changed and the host is as it was. Raises RefusedError (nothing was changed), BusyError,
+    HostDownError, CancelledByUserError (the same again goes on).
     """
     async with _only_one(host):
         record = records.load(host.name) or Record(host.name, new_run(), time.time())
@@ -97,7 +103,13 @@ async def drain(
             await close(host, {"run": record.run, "since_unix_s": record.began_unix_s})
         try:
             work = _Work(DRAIN, host, record, asked=asked, tools=tools, show=show)
-            return await work.carried_out(targets, dry_run=dry_run)
+            result = await work.carried_out(targets, dry_run=dry_run)
+            if dry_run or result.exit_code != RefusedError.exit_code or was_closed:
+                return replace(result, closed=was_closed or not dry_run)
+            # None could move, and the exit code says that nothing was changed.
+            records.forget(host.name)
+            await finish(reopen(host))
+            return result
         except BaseException:
             # What ends before the first move has changed nothing.
             if not (was_closed or dry_run) and records.load(host.name) is None:
