@@ -1,10 +1,12 @@
 """Which accelerator a host can use, asked of a QEMU that does not start with KVM."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.commands import vmckpt
 from vmckpt.errors import HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.probe import abilities, choose_accel, kvm_obstacle
@@ -54,3 +56,28 @@ def test_a_host_that_cannot_be_entered_is_down_not_its_qemu_at_fault(tmp_path: P
     host = LocalHost("a", tmp_path, "127.0.0.1", qemu="true", enter=(str(entry),))
     with pytest.raises(HostDownError, match="host a is down: cannot open /proc/1/ns/net"):
         asyncio.run(abilities(host))
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("exit 0", "it says: nothing"),
+        ("echo 'sh (GNU) 9.1'", "it says: sh (GNU) 9.1"),
+        ("echo 'QEMU emulator version 9.0'; exit 1", "it says: QEMU"),
+        ("case $1 in --version) echo 'QEMU emulator version 9.0';; *) exit 1; esac", "no monitor"),
+    ],
+)
+def test_a_lab_takes_no_program_for_a_qemu_that_is_none(
+    tmp_path: Path, program: str, says: str
+) -> None:
+    path = tmp_path / "program"
+    path.write_text(f"#!/bin/sh\n{program}\n")
+    path.chmod(0o755)
+    done = vmckpt(tmp_path / "state", "lab", "up", "--qemu", str(path), "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["what"]) == (
+        2, f"'{path}' is not a QEMU that runs x86-64 guests"
+    )  # fmt: skip
+    assert says == "no monitor" or says in error["why"]
+    assert not (tmp_path / "state" / "lab").exists()
+    assert json.loads(vmckpt(tmp_path / "state", "lab", "status", "--json").stdout)["up"] is False

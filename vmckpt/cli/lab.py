@@ -37,7 +37,7 @@ def up(
     """Make a lab: hosts lab-a, lab-b, ... with a network between their guests and this machine."""
     from vmckpt.hosts.inventory import state_dir
     from vmckpt.lab.lab import up as lab_up
-    from vmckpt.lab.real.build import Look, usual_packages
+    from vmckpt.lab.real.build import Look, check_look, usual_packages
     from vmckpt.lab.state import ssh_config
 
     if not real and (bare or packages):
@@ -54,6 +54,9 @@ def up(
         )
     look = Look(packages or usual_packages(), bare) if real else None
     qemus = qemu or ([] if bare else [_installed_qemu()])
+    if look:
+        check_look(look)
+    run(_require_qemus(qemus))
     lab = run(lab_up(state_dir(), hosts=hosts, qemus=qemus, look=look))
     names = [host.name for host in lab.hosts]
     text = f"the lab is up: {', '.join(names)}"
@@ -121,6 +124,16 @@ def demo(
     from vmckpt.cli.demo import demo as run_demo
 
     run_demo(image, qemu or _installed_qemu())
+
+
+async def _require_qemus(paths: list[Path]) -> None:
+    """Before anything is made. Raises UsageError."""
+    from vmckpt.hosts.inventory import state_dir
+    from vmckpt.hosts.local import LocalHost
+    from vmckpt.vm.probe import require_qemu
+
+    for path in dict.fromkeys(path.absolute() for path in paths):
+        await require_qemu(LocalHost("local", state_dir(), "127.0.0.1", qemu=str(path)))
 
 
 def _installed_qemu() -> Path:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.hosts.host import Executable, Host
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
@@ -18,6 +18,9 @@ from vmckpt.vm.start import greeted, last_words
 
 VIRTUALIZATION_FLAGS = frozenset({"vmx", "svm"})
 DEV_KVM = Path("/dev/kvm")
+# The machine that a spec has if it names none.
+MACHINE = "q35"
+VERSION_TIMEOUT_S = 10.0
 T = TypeVar("T")
 
 
@@ -39,6 +42,33 @@ async def abilities(host: Host) -> Abilities:
     await host.make_dir(cache.parent)
     await host.write_text(cache, json.dumps(found.to_json()))
     return found
+
+
+async def require_qemu(host: Host) -> Abilities:
+    """What the program that the host has as its QEMU offers, once it is known to be one.
+
+    Raises UsageError when it is none, or none that runs x86-64 guests as vmckpt needs them.
+    """
+    try:
+        said = await host.run([host.qemu, "--version"], VERSION_TIMEOUT_S)
+        first = said.stdout.partition("\n")[0]
+        if said.returncode or not first.startswith("QEMU emulator version"):
+            words = first or said.stderr.partition("\n")[0] or "nothing"
+            raise _no_qemu(host, f"asked for its version it says: {words[:200]}")
+        found = await abilities(host)
+    except (HostDownError, OperationFailedError) as exc:
+        raise _no_qemu(host, f"{exc.what}: {exc.why}") from exc
+    if MACHINE not in found.machines:
+        raise _no_qemu(host, f"it has no machine '{MACHINE}': it is for other guests than x86-64")
+    return found
+
+
+def _no_qemu(host: Host, why: str) -> UsageError:
+    return UsageError(
+        f"'{host.qemu}' is not a QEMU that runs x86-64 guests",
+        why=why,
+        remedy="name the path of a qemu-system-x86_64",
+    )
 
 
 async def choose_accel(host: Host, wished: str) -> tuple[str, str]:
