@@ -227,3 +227,31 @@ def test_listing_hosts_asks_none_and_needs_no_ssh(operator: Operator) -> None:
         check=True,
     )
     assert "192.0.2.1" in done.stdout
+
+
+def test_a_libvirtd_that_is_named_has_to_listen_and_can_be_left_out_again(
+    operator: Operator, tmp_path: Path
+) -> None:
+    def libvirt() -> object:
+        return operator.vmckpt("host", "list")[1]["hosts"][0]["libvirt"]
+
+    path = tmp_path / "libvirt-sock"
+    code, refused = operator.vmckpt("host", "set", "local", "--libvirt", str(path))
+    assert (code, refused["error"]["kind"]) == (4, "refused")
+    assert "--libvirt none" in refused["error"]["remedy"]
+    assert libvirt() is None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert operator.vmckpt("host", "set", "local", "--libvirt", str(path))[0] == 0
+        assert libvirt() == str(path)
+    for unset in ("none", ""):
+        assert operator.vmckpt("host", "set", "local", "--libvirt", unset)[0] == 0
+        assert libvirt() is None
+
+
+def test_a_libvirtd_elsewhere_is_asked_there(operator: Operator, tmp_path: Path) -> None:
+    operator.add("a", "--state-dir", str(tmp_path / "a"))
+    code, refused = operator.vmckpt("host", "set", "a", "--libvirt", str(tmp_path / "gone"))
+    assert (code, "listens at" in refused["error"]["what"]) == (4, True)
+    assert operator.vmckpt("host", "set", "a", "--libvirt", "none")[0] == 0

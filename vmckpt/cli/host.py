@@ -115,7 +115,9 @@ def set_(
     migration_ports: Annotated[
         str | None, typer.Option(help="Ports that migrations may come in on.", metavar="A-B")
     ] = None,
-    libvirt: Annotated[Path | None, typer.Option(help="The socket of its libvirtd.")] = None,
+    libvirt: Annotated[
+        str | None, typer.Option(help="The socket of its libvirtd, which has to answer; or none.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Change what the inventory says of a host; nothing on it changes."""
@@ -129,11 +131,12 @@ def set_(
         "qemu": qemu,
         "bridge": bridge,
         "migration_ports": _ports(migration_ports),
-        "libvirt": libvirt,
     }
     changes = {field: value for field, value in wished.items() if value is not None}
     if second_addr is not None:
         changes["second_address"] = _second(second_addr)
+    if libvirt is not None:
+        changes["libvirt"] = None if libvirt in ("", "none") else Path(libvirt)
     if not changes:
         raise UsageError(
             f"nothing of '{name}' is to be changed",
@@ -142,6 +145,8 @@ def set_(
         )
     changed = replace(entry, **changes)
     _require_two(changed)
+    if changes.get("libvirt"):
+        run(_require_socket(changed))
     change_host(changed)
     show(host_facts(changed), f"{name} is changed: {', '.join(changes)}", as_json=json)
 
@@ -162,6 +167,26 @@ def _moved(entry: "LocalHost | SshEntry", text: str) -> "Address":
     where = Address.parse(text, entry.address.config)
     run(greet(entry.name, where, entry.vmckpt, entry.state_dir))
     return where
+
+
+async def _require_socket(entry: "LocalHost | SshEntry") -> None:
+    """A libvirtd listens there. Raises RefusedError, HostDownError when the host is silent."""
+    from vmckpt.errors import HostDownError, RefusedError
+    from vmckpt.hosts.inventory import host_of
+
+    host, socket = host_of(entry), entry.libvirt
+    await host.require_up()
+    if socket is None or not socket.is_absolute():
+        return  # refused for that, when it is written
+    try:
+        (await host.connect(socket)).close()
+    except HostDownError as exc:
+        raise RefusedError(
+            f"no libvirtd listens at {socket} on {entry.name}",
+            why=exc.why,
+            remedy=f"start it (systemctl start libvirtd), or leave it out: vmckpt host set "
+            f"{entry.name} --libvirt none",
+        ) from exc
 
 
 def _second(text: str) -> str | None:

@@ -111,5 +111,6 @@ def host_facts(host: "Host | Entry") -> dict[str, Any]:
         "second_address": host.second_address,
         "qemu": host.qemu,
         "bridge": host.bridge,
+        "libvirt": str(host.libvirt) if host.libvirt else None,
         "state_dir": str(host.state_dir),
     }

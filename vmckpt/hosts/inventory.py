@@ -75,12 +75,12 @@ def all_hosts() -> list[Host]:
     A host elsewhere is the same object each time: all that asks it shares one connection. Raises
     UsageError on a malformed inventory file.
     """
-    return [_host_of(entry) for entry in all_entries()]
+    return [host_of(entry) for entry in all_entries()]
 
 
 def find_host(name: str) -> Host:
     """The host of that name. Raises NotFoundError, naming those there are."""
-    return _host_of(find_entry(name))
+    return host_of(find_entry(name))
 
 
 def find_entry(name: str) -> "LocalHost | SshEntry":
@@ -196,7 +196,8 @@ def _read(path: Path) -> "LocalHost | SshEntry":
         ) from exc
 
 
-def _host_of(entry: "LocalHost | SshEntry") -> Host:
+def host_of(entry: "LocalHost | SshEntry") -> Host:
+    """What asks the host that an entry describes, in the inventory or not."""
     if isinstance(entry, LocalHost):
         return entry
     made_from, host = _elsewhere.get(entry.name, (None, None))
