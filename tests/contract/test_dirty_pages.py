@@ -20,7 +20,7 @@ from vmckpt.hosts.lock import Owner, held
 from vmckpt.memory import process_call
 from vmckpt.memory.borrowed import descriptor_from
 from vmckpt.memory.content import PIECES, pages_content, ram_content, ram_layout
-from vmckpt.memory.dirty_pages import DirtyPages, tracked
+from vmckpt.memory.dirty_pages import PARTS, DirtyPages, tracked, uses_kvm
 from vmckpt.memory.observe import TICK_S, observe
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
 from vmckpt.vm.dirty_rate import DirtyRate
@@ -75,6 +75,34 @@ def test_a_page_is_counted_once_among_however_many() -> None:
         assert {end - start for start, end in spans} == {PAGE_BYTES}
         assert taken(pages) == list(every_other)
         assert pages.count() == 0
+
+
+@pytest.mark.parametrize("every", [1, 2, 37, 1000])
+def test_a_narrow_scan_finds_the_same_and_asks_about_what_was_written(every: int) -> None:
+    """KVM forgets what it had mapped of all that a protecting scan is asked about."""
+    count = 8 * PAGES
+    with writing(count) as writer, tracked(writer.pid, writer.path) as pages:
+        assert not uses_kvm(writer.pid)
+        narrow = DirtyPages(pages._fd, pages._mappings, is_narrow=True)
+        written = list(range(5, count, every))
+        for _ in range(2):
+            writer.does("write", *written)
+            before = narrow.asked_bytes
+            assert taken(narrow) == written
+            asked_pages = (narrow.asked_bytes - before) / PAGE_BYTES
+            if len(written) <= PARTS:
+                assert asked_pages == len(written)
+            assert asked_pages <= written[-1] + 1 - written[0]
+            assert narrow.count() == 0
+        assert taken(narrow) == []
+        assert narrow.asked_bytes - before == asked_pages * PAGE_BYTES
+        # Of two written places far apart nothing between them.
+        writer.does("write", 3, count - 2)
+        before = narrow.asked_bytes
+        assert narrow.take_spans() == [
+            (page * PAGE_BYTES, (page + 1) * PAGE_BYTES) for page in (3, count - 2)
+        ]
+        assert narrow.asked_bytes - before == 2 * PAGE_BYTES
 
 
 def test_nothing_stays_in_the_process_and_one_tracks_at_a_time(writer: Writer) -> None:
