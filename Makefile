@@ -11,7 +11,7 @@ BIN := .venv/bin
 
 # What the machine itself must have. QEMU, libvirt, sshd and the guest's parts are unpacked into
 # the user's cache.
-APT_PACKAGES := gcc iproute2 libc6-dev libvirt-dev openssh-client openssh-server pkg-config \
+APT_PACKAGES := fuse3 gcc iproute2 libc6-dev libvirt-dev openssh-client openssh-server pkg-config \
 	python3-dev python3-venv util-linux
 
 # Folders with Python in them: mypy refuses a name that is not there.
@@ -93,7 +93,7 @@ role: .venv-ansible/made build/hosts-11.3 wheels ## The Ansible role: lint, then
 		$(BIN)/pytest -m role tests/role
 
 lock: setup ## Resolve the dependencies in pyproject.toml and of ansible/ anew
-	$(COMPILE) --extra libvirt --extra s3 --extra dev --extra bench --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra libvirt --extra mount --extra s3 --extra dev --extra bench --output-file requirements.lock pyproject.toml
 	$(COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
 	$(COMPILE) --output-file ansible/requirements.txt ansible/requirements.in
 

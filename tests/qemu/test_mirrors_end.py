@@ -17,10 +17,9 @@ from vmckpt.lab.labguest import LabGuest
 from vmckpt.migrate import disks as migrated
 from vmckpt.migrate.disk_plan import COPY_PREFIX
 from vmckpt.migrate.ends import End
-from vmckpt.qemu import block, commands
+from vmckpt.qemu import block, commands, nbd_server
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.disks import mirrors as replicated
-from vmckpt.replicate.disks import nbd
 from vmckpt.vm.inventory import read_vm
 
 ROUNDS, MIB = 20, 1 << 20
@@ -61,7 +60,7 @@ async def rounds(
 ) -> None:
     """Mirrors begun, and ended by `drop`; after their server `goes`, or before."""
     for number in range(ROUNDS):
-        async with nbd.serving(socket, {name: Slow()}):
+        async with nbd_server.serving(socket, {name: Slow()}):
             await begin(monitor, socket, name, until_ready=until_ready)
             await asyncio.sleep(0.01 + 0.001 * number)
             if not goes:

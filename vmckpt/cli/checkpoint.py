@@ -1,10 +1,10 @@
-"""vmckpt checkpoint: create, list, show, diff, verify, pin, unpin, rm, prune, restore."""
+"""vmckpt checkpoint: create, list, show, diff, verify, pin, rm, prune, restore, and its disks."""
 
 from typing import Annotated
 
 import typer
 
-from vmckpt.cli import checkpoint_group, snapshot
+from vmckpt.cli import checkpoint_disks, checkpoint_group, snapshot
 from vmckpt.cli.checkpoint_given import given_name, given_tags, one_of, plugged, teller
 from vmckpt.cli.checkpoint_options import (
     Apply,
@@ -419,6 +419,11 @@ def restore(
         f"{result['vm']} runs on {result['host']} from {found.name}, {result['running_ms']:.0f} ms"
     )
     show(result, text, as_json=json)
+
+
+app.command()(checkpoint_disks.export_disk)
+app.command()(checkpoint_disks.serve_disk)
+app.command()(checkpoint_disks.mount)
 
 
 def _whose(vm: str | None) -> str:

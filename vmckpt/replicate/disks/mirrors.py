@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from vmckpt.epoch.guarding import standing_still
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError
-from vmckpt.qemu import block, commands
+from vmckpt.qemu import block, commands, nbd_server
 from vmckpt.qemu.monitor import CommandRefusedError, Events, Monitor
-from vmckpt.replicate.disks import nbd
 from vmckpt.replicate.disks.intake import Intake
 from vmckpt.replicate.disks.known import Known
 from vmckpt.replicate.wire.messages import Disk, DiskWrite, decode_digests
@@ -167,7 +166,7 @@ async def mirrored(
         if not sources:
             yield mirrors
             return
-        async with nbd.serving(socket, exports):
+        async with nbd_server.serving(socket, exports):
             try:
                 await drop_mirrors(monitor, tell_guard)  # of a service that was killed
                 yield mirrors

@@ -1,8 +1,9 @@
-"""An NBD server that only takes writes: what a mirror in QEMU sends it.
+"""An NBD server: of exports that only take writes, as a mirror in QEMU makes them, or only reads.
 
 Fixed newstyle, one simple reply a request (github.com/NetworkBlockDevice/nbd, doc/proto.md).
 Written here, for no library serves: libnbd and its like are clients, and nbdkit is a process of its
 own, which would have to be asked what came before the guest was stopped.
+Clients of read-only exports are anything that speaks NBD: qemu-img, qemu-nbd, nbdcopy, nbd-client.
 """
 
 import asyncio
@@ -10,7 +11,9 @@ import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from vmckpt.errors import VmckptError
 
 # Requests may be as long as QEMU ever makes them.
 MOST_BYTES = 32 << 20
@@ -20,21 +23,34 @@ _OPTION = struct.Struct(">QII")
 _OPTION_MAGIC = 0x49484156454F5054
 _ANSWER = struct.Struct(">QIII")
 _ANSWER_MAGIC = 0x3E889045565A9
-_EXPORT_NAME, _ABORT, _GO = 1, 2, 7
-_ACK, _INFO = 1, 3
+_EXPORT_NAME, _ABORT, _LIST, _LOOK, _GO = 1, 2, 3, 6, 7
+_ACK, _SERVER, _INFO = 1, 2, 3
 _UNSUPPORTED, _INVALID, _UNKNOWN = (1 << 31) + 1, (1 << 31) + 3, (1 << 31) + 6
 _INFO_EXPORT = struct.Struct(">HQH")
 _INFO_BLOCKS = struct.Struct(">HIII")
-# Its flags: they are there; zeroes may be written by length alone.
-_FLAGS = 1 | 64
+# Flags of an export: they are there; zeroes may be written by length alone; it is read-only, and
+# several connections see the same.
+_WRITES_FLAGS, _READS_FLAGS = 1 | 64, 1 | 2 | 256
 _REQUEST = struct.Struct(">IHHQQI")
 _REQUEST_MAGIC = 0x25609513
 _REPLY = struct.Struct(">IIQ")
 _REPLY_MAGIC = 0x67446698
-_WRITE, _DISCONNECT, _WRITE_ZEROES = 1, 2, 6
-_EINVAL = 22
+_READ, _WRITE, _DISCONNECT, _WRITE_ZEROES = 0, 1, 2, 6
+_EPERM, _EIO, _EINVAL = 1, 5, 22
 # No option that makes sense is longer.
 _MOST_OPTION_BYTES = 1 << 16
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """What one disk holds, to read."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How long the disk is."""
+
+    async def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """So many bytes. Raises VmckptError: the client gets an I/O error."""
 
 
 class Export(Protocol):
@@ -59,8 +75,10 @@ class _SpokenWrongError(Exception):
 
 
 @asynccontextmanager
-async def serving(path: Path, exports: Mapping[str, Export]) -> AsyncIterator[None]:
-    """Take writes to `exports`, by name, at a Unix socket for the block. Raises OSError."""
+async def serving(
+    path: Path, exports: Mapping[str, Export] | Mapping[str, Readable]
+) -> AsyncIterator[None]:
+    """Serve `exports`, by name, at a Unix socket for the block. Raises OSError."""
     visits = set[asyncio.Task[None]]()
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,7 +90,9 @@ async def serving(path: Path, exports: Mapping[str, Export]) -> AsyncIterator[No
             # A client that breaks off or talks nonsense is the export's to notice.
             with suppress(OSError, EOFError, _SpokenWrongError):
                 export = await _agree(reader, writer, exports)
-                if export is not None:
+                if isinstance(export, Readable):
+                    await _serve_reads(reader, writer, export)
+                elif export is not None:
                     try:
                         await _serve(reader, writer, export)
                     finally:
@@ -93,8 +113,10 @@ async def serving(path: Path, exports: Mapping[str, Export]) -> AsyncIterator[No
 
 
 async def _agree(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, exports: Mapping[str, Export]
-) -> Export | None:
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    exports: Mapping[str, Export] | Mapping[str, Readable],
+) -> Export | Readable | None:
     """The export that the client chooses; None when it goes without."""
     writer.write(_HELLO)
     flags = int.from_bytes(await reader.readexactly(4))
@@ -113,7 +135,12 @@ async def _agree(
         if option == _ABORT:
             answer(_ACK)
             return None
-        if option != _GO:
+        if option == _LIST:
+            for one in exports:
+                answer(_SERVER, len(one.encode()).to_bytes(4) + one.encode())
+            answer(_ACK)
+            continue
+        if option not in (_GO, _LOOK):
             answer(_UNSUPPORTED)
             continue
         name = _name(data)
@@ -122,10 +149,13 @@ async def _agree(
         elif name not in exports:
             answer(_UNKNOWN)
         else:
-            answer(_INFO, _INFO_EXPORT.pack(0, exports[name].size_bytes, _FLAGS))
+            export = exports[name]
+            flags = _READS_FLAGS if isinstance(export, Readable) else _WRITES_FLAGS
+            answer(_INFO, _INFO_EXPORT.pack(0, export.size_bytes, flags))
             answer(_INFO, _INFO_BLOCKS.pack(3, 1, 4096, MOST_BYTES))
             answer(_ACK)
-            return exports[name]
+            if option == _GO:
+                return export
 
 
 def _name(data: bytes) -> str | None:
@@ -136,6 +166,30 @@ def _name(data: bytes) -> str | None:
     with suppress(UnicodeDecodeError):
         return data[4 : 4 + length].decode()
     return None
+
+
+async def _serve_reads(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, export: Readable
+) -> None:
+    while True:
+        request = _REQUEST.unpack(await reader.readexactly(_REQUEST.size))
+        magic, _, kind, cookie, offset, length = request
+        if magic != _REQUEST_MAGIC or (kind == _WRITE and length > MOST_BYTES):
+            raise _SpokenWrongError
+        if kind == _DISCONNECT:
+            return
+        error, data = _EPERM, b""
+        if kind == _WRITE:
+            await reader.readexactly(length)  # refused, but its data comes all the same
+        elif kind == _READ and (length > MOST_BYTES or offset + length > export.size_bytes):
+            error = _EINVAL
+        elif kind == _READ:
+            try:
+                error, data = 0, await export.read(offset, length)
+            except VmckptError:
+                error = _EIO
+        writer.write(_REPLY.pack(_REPLY_MAGIC, error, cookie) + data)
+        await writer.drain()
 
 
 async def _serve(

@@ -1,0 +1,144 @@
+"""vmckpt checkpoint export-disk, serve-disk, mount: what its disks hold, outside a VM."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vmckpt.cli.checkpoint_options import Point
+from vmckpt.cli.loop import run_until_interrupted
+from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace, find, key_source
+
+if TYPE_CHECKING:
+    from vmckpt.errors import VmckptError
+
+DiskName = Annotated[
+    str, typer.Argument(help="Which disk: disk-0, disk-1, ..., or its image's path.")
+]
+EVERY_S = 1.0
+
+
+def export_disk(
+    point: Point,
+    disk: DiskName,
+    file: Annotated[Path, typer.Argument(help="The image to make; it must not exist.")],
+    format_: Annotated[
+        str | None, typer.Option("--format", help="qcow2 or raw; else by the file's name.")
+    ] = None,
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Write one disk of a checkpoint to an image file, sparse; every byte read is checked."""
+    from vmckpt.checkpoint.export import Image, format_of
+    from vmckpt.checkpoint.export import export_disk as export_disk_
+    from vmckpt.units import format_size
+
+    kind, target = format_of(file, format_), file.absolute()
+    key = key_source(key_file, key_command)
+    found = find(point, store, key)
+    with progress("exporting", quiet=json) as moved:
+        done = run(export_disk_(found, disk, Image(target, kind), moved, key))
+    facts = {
+        "checkpoint": found.id,
+        "disk": done.disk.name,
+        "file": str(target),
+        "format": done.format,
+        "size_bytes": done.disk.size_bytes,
+        "written_bytes": done.written_bytes,
+    }
+    text = (
+        f"{done.disk.name} of {found.name} is in {target}: {done.format}, "
+        f"{format_size(done.disk.size_bytes)}, {format_size(done.written_bytes)} of it not zero"
+    )
+    show(facts, text, as_json=json)
+
+
+def serve_disk(
+    point: Point,
+    socket: Annotated[Path, typer.Argument(help="The Unix socket to make; it must not exist.")],
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Serve a checkpoint's disks over NBD, read-only, until Ctrl-C; exports disk-0, disk-1, ..."""
+    import asyncio
+
+    from vmckpt.checkpoint.serve_disks import served
+
+    key = key_source(key_file, key_command)
+    found, path = find(point, store, key), socket.absolute()
+
+    async def serve() -> None:
+        async with served(found, path, unreadable, key) as disks:
+            names = [disk.name for disk in disks]
+            lines = [f"nbd+unix:///{name}?socket={path}" for name in names]
+            facts = {"checkpoint": found.id, "socket": str(path), "exports": names}
+            show(facts, "\n".join([*lines, "Ctrl-C ends it"]), as_json=json)
+            await asyncio.Event().wait()
+
+    run_until_interrupted(serve())
+
+
+def mount(
+    point: Point,
+    folder: Annotated[Path, typer.Argument(help="Where: an empty directory.", metavar="DIR")],
+    store: StorePlace = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Mount a checkpoint's disks as raw images, read-only, until Ctrl-C or umount (FUSE)."""
+    from vmckpt.checkpoint.mount import mount as mount_
+
+    key = key_source(key_file, key_command)
+    found, path = find(point, store, key), folder.absolute()
+
+    def mounted(names: list[str]) -> None:
+        files = [str(path / name) for name in names]
+        facts = {"checkpoint": found.id, "files": files}
+        show(facts, "\n".join([*files, f"Ctrl-C, or `umount {folder}`, ends it"]), as_json=json)
+
+    run_until_interrupted(mount_(found, path, unreadable, mounted, key))
+
+
+def unreadable(error: "VmckptError") -> None:
+    """Tell of a read that failed; who reads only gets an I/O error."""
+    warn(f"cannot be read: {error.what}: {error.why}")
+
+
+@contextmanager
+def progress(verb: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Bytes done, and of how many: one line that is replaced, or one a second without a terminal.
+
+    The function may be called in any thread.
+    """
+    from vmckpt.units import format_size
+
+    live, shown_s = sys.stderr.isatty(), 0.0
+
+    def moved(done: int, total: int) -> None:
+        nonlocal shown_s
+        now_s = time.monotonic()
+        if quiet or (now_s - shown_s < (0.1 if live else EVERY_S) and done < total):
+            return
+        shown_s = now_s
+        share = 100 * done // total if total else 100
+        text = f"  {verb}: {format_size(done)} of {format_size(total)} ({share} %)"
+        if live:
+            print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
+        else:
+            warn(text)
+
+    try:
+        yield moved
+    finally:
+        if live and shown_s:
+            print(file=sys.stderr, flush=True)
