@@ -105,7 +105,8 @@ async def catalogue(
 
     async def look(place: Place) -> _There:
         try:
-            return await _read(place, key, vm) if await is_there(place) else _There([], [], {})
+            is_known = await is_there(place)
+            return await _read(place, key, vm, named=False) if is_known else _There([], [], {})
         except _ITS_OWN as exc:
             return _There([], [exc], {})
 
@@ -143,8 +144,8 @@ class _There(NamedTuple):
     pins: Pinned
 
 
-async def _read(place: Place, key: Key, vm: str | None) -> _There:
-    async with opened(place, key) as store:
+async def _read(place: Place, key: Key, vm: str | None, *, named: bool = True) -> _There:
+    async with opened(place, key, any_encryption=not named) as store:
         found = await in_thread(store.catalogue)
         pins = await in_thread(store.pins)
     mine = [(place, one) for one in found.manifests if vm is None or one.vm == vm]

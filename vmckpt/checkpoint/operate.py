@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from vmckpt.checkpoint import fork, restore, take
 from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.facts import FILE
-from vmckpt.checkpoint.place import Place, own, parse_place, secret_at
+from vmckpt.checkpoint.place import Place, access_to, own, parse_place, remember_made
 from vmckpt.checkpoint.recover import recover
 from vmckpt.checkpoint.secret import written_on
 from vmckpt.checkpoint.service import (
@@ -39,6 +39,7 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.steps import finish
 from vmckpt.store.checkpoint_file import CHECKPOINTS
+from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
@@ -49,13 +50,13 @@ Tell = Callable[[str], None]
 
 
 class Work(NamedTuple):
-    """What a host is to be asked for; `secret` opens the store at `place`."""
+    """What a host is to be asked for; `access` opens the store at `place`."""
 
     host: Host
     asked: Asked
     wish: Mapping[str, Any]
     place: Place
-    secret: bytes | None
+    access: Access
 
 
 async def create(
@@ -75,8 +76,8 @@ async def taking(vm: Vm, given: str | None, wish: take.Wish, key: KeySource | No
             remedy=f"take it into a store there, then: vmckpt store copy {place.label}",
         )
     await (require_savable(vm) if wish.kind == FILE else take.require_capturable(vm))
-    secret = await secret_at(place, key)
-    return Work(vm.host, Asked(CREATE, vm.name, place.path), wish._asdict(), place, secret)
+    access = await access_to(place, key, to_write=True, named=given is not None)
+    return Work(vm.host, Asked(CREATE, vm.name, place.path), wish._asdict(), place, access)
 
 
 async def restore_to(
@@ -94,9 +95,9 @@ async def restoring(
     if not wish.in_place:
         await _require_unused([name], host)
     place = await _seen_from(host, entry)
-    secret = await secret_at(place, key)
+    access = await access_to(place, key)
     words = wish._asdict() | {"checkpoint": entry.id}
-    return Work(host, Asked(RESTORE, name, place.path), words, place, secret)
+    return Work(host, Asked(RESTORE, name, place.path), words, place, access)
 
 
 async def fork_on(
@@ -105,9 +106,9 @@ async def fork_on(
     """Have the host make forks of a checkpoint; each says how it went."""
     await _require_unused([f"{wish.name}-{number + 1}" for number in range(wish.number)], host)
     place = await _seen_from(host, entry)
-    secret = await secret_at(place, key)
+    access = await access_to(place, key)
     asked = Asked(FORK, wish.name, place.path)
-    return await _have_done(Work(host, asked, wish._asdict(), place, secret), tell)
+    return await _have_done(Work(host, asked, wish._asdict(), place, access), tell)
 
 
 async def recover_there(vm: Vm) -> None:
@@ -196,13 +197,15 @@ async def begun(work: Work) -> AsyncIterator[tuple[Files, ProcessId]]:
     host, run = work.host, new_run()
     files = Files.of(host, run)
     await host.make_dir(files.path)
-    async with written_on(host, run, work.secret) as key_path:
-        text = request_for(host, work.asked, work.wish, key_path)
+    async with written_on(host, run, work.access.secret) as key_path:
+        text = request_for(host, work.asked, work.wish, key_path, work.access)
         await host.write_text(files.request, text)
         command = [*await host.own_command(), "checkpointing", str(files.path)]
         if work.asked.verb == CREATE and work.asked.held_s is not None:
             command.append("--last")  # several at once, beside guests that are to talk on
         yield files, await host.spawn(command, files.log)
+    if work.access.may_be_made:
+        await remember_made(work.place)
 
 
 async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from vmckpt.events.durable import replace
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
 from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
-from vmckpt.store.open import open_store
+from vmckpt.store.open import Access, open_store
 
 # Streamed at once between two looks for faults.
 PIECE_PAGES = 32
@@ -142,7 +142,7 @@ def main() -> None:
         key = Path(where["key"]) if "key" in where else None
         secret = bytes.fromhex(key.read_text()) if key else None
         try:
-            with open_store(where["store"], secret).read(where["checkpoint"]) as point:
+            with open_store(where["store"], Access(secret)).read(where["checkpoint"]) as point:
                 _page(told, lines, where, point.area("ram"))
         except VmckptError as exc:
             sys.exit(f"{exc.what}: {exc.why}")

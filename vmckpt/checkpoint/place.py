@@ -6,6 +6,7 @@ there (`vmckpt lend`), which has no key and sees only what lies in the store.
 """
 
 import asyncio
+import os
 import re
 import secrets
 import time
@@ -16,18 +17,28 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
+from vmckpt.checkpoint.known_stores import known, require_never_used, require_unchanged
 from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host, local_host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.store.backends.lent import LentBackend
-from vmckpt.store.config import CONFIG
-from vmckpt.store.open import S3_SCHEME, config_at, create_store, open_store, secret_of
+from vmckpt.store.config import NAMES, OBJECT_FOLDERS, Config, chosen
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.open import (
+    S3_SCHEME,
+    Access,
+    config_at,
+    create_store,
+    open_store,
+    require_encrypted,
+)
 from vmckpt.store.sealing.keys import KeySource, from_environment
+from vmckpt.store.sealing.wrapping import unwrap
 from vmckpt.store.store import Checkpoint, Store
 
-Key = KeySource | bytes | None
+Key = KeySource | None
 LEND_TIMEOUT_S, MAKING_S, POLL_S = 30.0, 10.0, 0.02
 _OF_HOST = re.compile(r"([a-z0-9][a-z0-9._-]*):(/.*)?")
 
@@ -48,6 +59,14 @@ class Place:
     def is_own(self) -> bool:
         """Whether it is where its host keeps checkpoints unless told otherwise."""
         return self.host is not None and self.path == own_place(self.host.state_dir)
+
+    @property
+    def location(self) -> str:
+        """What the operator's side remembers it by: the same for every name that it is given."""
+        if self.host is None:
+            return f"{os.environ.get('AWS_ENDPOINT_URL', '')} {self.path.rstrip('/')}".strip()
+        path = os.path.normpath(self.path)
+        return path if self.host.is_this_machine else f"{self.host.name}:{path}"
 
     @property
     def label(self) -> str:
@@ -88,22 +107,60 @@ def parse_place(text: str, at: Host | None = None) -> Place:
 
 
 async def is_there(place: Place) -> bool:
-    """Whether there is a store. Of object storage that is not asked. Raises HostDownError."""
-    return place.host is None or await place.host.exists(Path(place.path) / CONFIG)
+    """Whether there is a store, or was one. Of object storage that is not asked. HostDownError."""
+    if place.host is None:
+        return True
+    host, path = place.host, Path(place.path)
+    if await host.exists(path / NAMES[0]):
+        return True
+    left = await asyncio.gather(
+        *(host.exists(path / name) for name in (*NAMES[1:], *OBJECT_FOLDERS))
+    )
+    return any(left) or known(place.location) is not None
 
 
 @asynccontextmanager
-async def opened(place: Place, key: Key = None) -> AsyncIterator[Store]:
-    """A place's store for the block; its calls block: in a thread. Raises as `open_store`."""
+async def opened(
+    place: Place, key: KeySource | None = None, *, any_encryption: bool = False
+) -> AsyncIterator[Store]:
+    """A location's store for the block; its calls block: in a thread. Raises as `open_store`.
+
+    RefusedError too when it is not the store that was there before. With a key one that is not
+    encrypted is refused unless the operator has accepted it, or `any_encryption`: the key is for
+    other stores that are looked into beside it.
+    """
+    ok = any_encryption or is_accepted(place)
     if place.host is None or place.host.is_this_machine:
-        store = await in_thread(partial(open_store, place.path, key))
+        opening = partial(open_store, place.path, key, unencrypted_ok=ok)
     else:
         sock = await lent(place.host, place.path)
-        store = await in_thread(partial(open_store, LentBackend(sock, place.label), key))
+        backend = LentBackend(sock, place.label)
+        opening = partial(open_store, backend, key, unencrypted_ok=ok)
     try:
+        store = await in_thread(opening)
+    except NotFoundError:
+        require_never_used(place.location, place.label)
+        raise
+    try:
+        require_as_known(place, store.config)
         yield store
     finally:
         store.close()
+
+
+def require_as_known(place: Place, config: Config) -> None:
+    """Raises RefusedError: it is not the store that was there before; StorageError."""
+    # An exported file comes and goes: it is compared only with one that was accepted.
+    is_file = place.is_here and place.host is not None and Path(place.path).is_file()
+    if is_file and known(place.location) is None:
+        return
+    require_unchanged(place.location, place.label, config)
+
+
+def is_accepted(place: Place) -> bool:
+    """Whether the operator has said that the store there is meant to be unencrypted."""
+    before = known(place.location)
+    return before is not None and before.accepted and not before.encrypted
 
 
 async def lent(host: Host, path: str) -> socket:
@@ -135,40 +192,75 @@ async def lent(host: Host, path: str) -> socket:
         await finish(host.remove(directory))
 
 
-async def secret_at(place: Place, key: KeySource | None) -> bytes | None:
-    """What opens an encrypted store; None: it is not encrypted, or not there and without a key.
+async def access_to(
+    place: Place, key: KeySource | None, *, to_write: bool = False, named: bool = True
+) -> Access:
+    """What opens the store, and which it is, for a process on a host.
 
-    The key is had here, by the operator's process. Raises as `open_store`; NotFoundError: a key is
-    given, and there is no store that it could open.
+    The key is had here, by the operator's process. `to_write`: where there is none, one may be made
+    if it is the host's own, which was not `named`. Raises as `opened`; NotFoundError: there is
+    none, and none may be made.
     """
-    config = await _config(place)
-    if config is not None:
-        return await in_thread(partial(secret_of, config, place.label, key))
-    if key is not None or from_environment() is not None:
-        raise NotFoundError(
-            f"there is no store in {place.label}",
-            why="a key was given, and a store that is made by the way is not encrypted",
-            remedy=f"make it first: vmckpt store init {place.label} --key-file FILE",
-        )
-    return None
-
-
-async def _config(place: Place) -> bytes | None:
-    if place.host is not None:
-        text = await place.host.read_text(Path(place.path) / CONFIG)
-        return None if text is None else text.encode()
     try:
-        return await in_thread(partial(config_at, place.path))
+        config = await _config(place)
     except NotFoundError:
-        return None
+        require_never_used(place.location, place.label)
+        if named or not to_write:
+            raise
+        if key is not None or from_environment() is not None:
+            raise NotFoundError(
+                f"there is no store in {place.label}",
+                why="a key is given, and a store that is made by the way is not encrypted",
+                remedy=f"make it first: vmckpt store init {place.label} --key-file FILE",
+            ) from None
+        return Access(may_be_made=True)
+    if not is_accepted(place):
+        require_encrypted(config, place.label, key)
+    require_as_known(place, config)
+    if not config.is_encrypted:
+        return Access(None, config.id)
+    return Access((await in_thread(partial(unwrap, config, key))).secret, config.id)
+
+
+async def remember_made(place: Place) -> None:
+    """That a store was made there by the way, if it was. Raises as `access_to`."""
+    try:
+        config = await _config(place)
+    except NotFoundError:
+        return
+    require_as_known(place, config)
+
+
+async def _config(place: Place) -> Config:
+    """Raises NotFoundError, DamagedError, RefusedError."""
+    host = place.host
+    if host is None or host.is_this_machine:
+        return await in_thread(partial(config_at, place.path))
+    paths = [Path(place.path) / name for name in NAMES]
+    first = {NAMES[0]: await _text(host, paths[0])}
+    try:
+        return chosen(first, place.label, had_objects=False)
+    except (NotFoundError, DamagedError):
+        texts = await asyncio.gather(*(_text(host, path) for path in paths))
+        folders = [Path(place.path) / folder for folder in OBJECT_FOLDERS]
+        objects = await asyncio.gather(*(host.list_dir(folder) for folder in folders))
+        found = dict(zip(NAMES, texts, strict=True))
+        return chosen(found, place.label, had_objects=any(objects))
+
+
+async def _text(host: Host, path: Path) -> bytes | None:
+    text = await host.read_text(path)
+    return None if text is None else text.encode()
 
 
 @asynccontextmanager
-async def reading(place: str, checkpoint_id: str, key: Key = None) -> AsyncIterator[Checkpoint]:
+async def reading(
+    place: str, checkpoint_id: str, secret: bytes | None = None
+) -> AsyncIterator[Checkpoint]:
     """A checkpoint of a store that this process gets to, to read from for the block, in which it is
-    not removed. Raises as both do.
+    not removed. `secret` opens an encrypted store; without it no other is read. Raises as both do.
     """
-    store = await in_thread(partial(open_store, place, key))
+    store = await in_thread(partial(open_store, place, Access(secret)))
     opened_ = store.read(checkpoint_id)
     try:
         point = await in_thread(opened_.__enter__)
@@ -180,18 +272,18 @@ async def reading(place: str, checkpoint_id: str, key: Key = None) -> AsyncItera
         store.close()
 
 
-def open_or_create(place: str, secret: bytes | None = None) -> Store:
-    """The store at `place`, made when there is none. Blocking. Raises as both do."""
+def open_or_create(place: str, access: Access) -> Store:
+    """The store at `place`, made when there is none and one may be. Blocking. Raises as both do."""
     given_up_s = time.monotonic() + MAKING_S
     while True:
         try:
-            return open_store(place, secret)
+            return open_store(place, access)
         except NotFoundError:
-            if secret is not None:
+            if not access.may_be_made:
                 raise
         try:
             return create_store(place)
-        except (RefusedError, BusyError):  # somebody else has made it, or is about to
+        except (RefusedError, BusyError):  # another process has made it, or is about to
             if time.monotonic() > given_up_s:
                 raise
         time.sleep(POLL_S)

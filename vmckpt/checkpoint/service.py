@@ -31,6 +31,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.hosts.scheduling import session_has_waited
+from vmckpt.store.open import Access
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
 
@@ -102,14 +103,24 @@ class Asked(NamedTuple):
     held_s: float | None = None
 
 
-def request_for(host: Host, asked: Asked, wish: Mapping[str, Any], key_path: Path | None) -> str:
+def request_for(
+    host: Host,
+    asked: Asked,
+    wish: Mapping[str, Any],
+    key_path: Path | None,
+    access: Access | None = None,
+) -> str:
     """The text of a request. `wish` is the verb's own.
 
-    `key_path` is where the secret of an encrypted store is left (`secret.py`).
+    `key_path` is where the secret of an encrypted store is left (`secret.py`). Of `access` all but
+    the secret is in it.
     """
     where = {"name": host.name, **fields_to_json(host)}
     key = str(key_path) if key_path else None
-    return json.dumps({"host": where, **asked._asdict(), "wish": dict(wish), "key": key})
+    more = dict[str, Any]()
+    if access is not None:
+        more = {"access": {"store_id": access.store_id, "may_be_made": access.may_be_made}}
+    return json.dumps({"host": where, **asked._asdict(), "wish": dict(wish), "key": key, **more})
 
 
 async def serve(directory: Path, own_command: list[str]) -> None:
@@ -216,11 +227,11 @@ class _Service:
                     why="it was moved or removed meanwhile",
                     remedy="see `vmckpt vm list`",
                 )
-            asked = take.Wish(**wish)
+            asked, access = take.Wish(**wish), self._access(secret)
             if asked.kind == FILE:
-                taken = await take_whole(vm, place, asked, self._step, secret)
+                taken = await take_whole(vm, place, asked, self._step, access)
             else:
-                taken = await take.take(vm, place, asked, self._step, secret, member=member)
+                taken = await take.take(vm, place, asked, self._step, access, member=member)
             self._say(DONE, result=taken.to_json())
             if member is not None:
                 member.say("committed", result=taken.to_json())
@@ -234,6 +245,11 @@ class _Service:
             run = self._files.path.name
             forks = await fork.fork(self._host, place, fork.Wish(**wish), secret, run=run)
             self._say(DONE, result={"forks": [one.to_json() for one in forks]})
+
+    def _access(self, secret: bytes | None) -> Access:
+        """What the operator's process found the store to be. An older one says less of it."""
+        found = self._asked.get("access") or {"store_id": None, "may_be_made": secret is None}
+        return Access(secret, found["store_id"], found["may_be_made"])
 
     def _step(self, text: str) -> None:
         self._steps.append(text)

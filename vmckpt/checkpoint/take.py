@@ -41,6 +41,7 @@ from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, MOST_SEQUENCE, PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.naming import Called, IfTaken
+from vmckpt.store.open import Access
 from vmckpt.store.order import of_vm
 from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
@@ -126,12 +127,12 @@ async def take(
     place: str,
     wish: Wish,
     tell: Callable[[str], None],
-    secret: bytes | None = None,
+    access: Access,
     *,
     member: Member | None = None,
 ) -> Taken:
     """Take it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
-    OperationFailedError: then nothing of it is there. `secret` opens an encrypted store. With
+    OperationFailedError: then nothing of it is there. `access` opens the store at `place`. With
     `member` it is taken together with those of other VMs.
     """
     async with held(vm, "checkpoint create") as now:
@@ -147,7 +148,7 @@ async def take(
                 if member is not None:
                     work.join(member, tell_guard)
                 return await without_devices(
-                    now, monitor, wish.name, tell, lambda: work.take(place, secret)
+                    now, monitor, wish.name, tell, lambda: work.take(place, access)
                 )
 
 
@@ -196,9 +197,9 @@ class Taking:
         """Take it together with others."""
         self._member, self._tell_guard = member, tell_guard
 
-    async def take(self, place: str, secret: bytes | None) -> Taken:
+    async def take(self, place: str, access: Access) -> Taken:
         """All of it, into the store at `place`."""
-        store = await self._aside(partial(open_or_create, place, secret))
+        store = await self._aside(partial(open_or_create, place, access))
         try:
             return await self._take(store)
         finally:

@@ -32,6 +32,7 @@ from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.open import Access
 from vmckpt.store.transaction import Transaction
 from vmckpt.units import format_duration, format_rate, format_size
 from vmckpt.vm.blockers import device_checks
@@ -72,7 +73,7 @@ async def require_savable(vm: Vm) -> None:
 
 
 async def take_whole(
-    vm: Vm, place: str, wish: Wish, tell: Callable[[str], None], secret: bytes | None = None
+    vm: Vm, place: str, wish: Wish, tell: Callable[[str], None], access: Access
 ) -> Taken:
     """Save it; the guest runs on, whatever happens. Raises RefusedError, BusyError, StorageError,
     OperationFailedError: then nothing of it is there. `wish.max_pause_s` of 0: as long as it takes.
@@ -80,7 +81,7 @@ async def take_whole(
     async with held(vm, "checkpoint create") as now:
         await require_savable(now)
         # What is encrypted in the store does not stand on a disk in the clear before.
-        file = now.qemu.files.saved_file(in_memory=secret is not None)
+        file = now.qemu.files.saved_file(in_memory=access.secret is not None)
         if file.is_relative_to(now.qemu.files.memory(IN_MEMORY)):
             await now.host.make_private_dir(file.parent)
         connected = await now.host.connect(now.qemu.files.operator)
@@ -88,7 +89,7 @@ async def take_whole(
             taking = _TakingWhole(now, monitor, wish, aside, tell)
             taking.file = file
             try:
-                return await taking.take(place, secret)
+                return await taking.take(place, access)
             finally:
                 file.unlink(missing_ok=True)
 

@@ -1,15 +1,17 @@
-"""vmckpt store: init, info, check, gc, export, import, copy."""
+"""vmckpt store: init, info, accept, check, gc, export, import, copy; `key` is in store_key.py."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vmckpt.cli import store_key
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
+    from vmckpt.checkpoint.place import Place as Location
     from vmckpt.store.backends.backend import Backend
     from vmckpt.store.manifest import Manifest
     from vmckpt.store.sealing.keys import KeySource
@@ -21,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.add_typer(store_key.app, name="key")
 Place = Annotated[
     str | None, typer.Argument(help="The store; this host's own when it is left out.")
 ]
@@ -60,9 +63,13 @@ def init(
     json: Json = False,
 ) -> None:
     """Make a store, encrypted when a key is given."""
+    from vmckpt.checkpoint.known_stores import require_never_used
+    from vmckpt.checkpoint.place import require_as_known
+    from vmckpt.store.config import require_no_store
     from vmckpt.store.open import create_store
     from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 
+    location = location_of(place)
     source = key_of(key_file, key_command)
     if key_agent:
         source = _one_key(source, KeySource(Keeper.AGENT))
@@ -70,8 +77,12 @@ def init(
     if key_file is not None and made:
         make_key_file(Path(key_file))
     try:
-        with _backend(place or _own_place()) as where, create_store(where, source) as store:
-            result = _facts(store)
+        with backend_of(location) as where:
+            require_no_store(where)
+            require_never_used(location.location, location.label)
+            with create_store(where, source) as store:
+                require_as_known(location, store.config)
+                result = _facts(store)
     except BaseException:
         if key_file is not None and made:
             Path(key_file).unlink()
@@ -90,11 +101,14 @@ def info(
     json: Json = False,
 ) -> None:
     """Show what a store holds, and what that takes."""
+    from vmckpt.checkpoint.known_stores import difference, known
     from vmckpt.ui.tables import fields
     from vmckpt.units import format_size
 
-    with _open(place, key_file, key_command) as store:
+    with _open(place, key_file, key_command, as_before=False) as store:
         facts = _facts(store) | _contents(store)
+        before = known(location_of(place).location)
+        facts["changed"] = difference(before, store.config) if before else None
     pairs = [
         ("place", facts["place"]),
         ("id", facts["id"]),
@@ -105,7 +119,39 @@ def info(
     ]
     if facts["damaged"]:
         pairs.append(("damaged", f"{', '.join(facts['damaged'])}: see `vmckpt store check`"))
+    if facts["changed"]:
+        pairs.append(("CHANGED", f"{facts['changed']} (if that is right: vmckpt store accept)"))
     show(facts, fields(pairs), as_json=json)
+
+
+@app.command()
+def accept(place: Place = None, json: Json = False) -> None:
+    """Use the store as it is now, although another was there before, or a key is given for it.
+
+    vmckpt remembers which store each location had, and refuses another one, one that is encrypted
+    no longer, and one with older keys. Where no store is any more, the one that was is forgotten.
+    """
+    from vmckpt.checkpoint.known_stores import accept as remember
+    from vmckpt.checkpoint.known_stores import forget
+    from vmckpt.errors import NotFoundError
+    from vmckpt.store.config import read_config
+    from vmckpt.store.open import described
+
+    location = location_of(place)
+    result: dict[str, Any] = {"place": location.label, "id": None, "encrypted": None}
+    try:
+        with backend_of(location) as backend:
+            config = read_config(backend)
+    except NotFoundError:
+        known = forget(location.location)
+        text = f"no store is in {location.label}: " + (
+            "the one that was there is forgotten" if known else "none was used there before"
+        )
+        show(result, text, as_json=json)
+        return
+    remember(location.location, config)
+    result |= {"id": config.id, "encrypted": config.is_encrypted}
+    show(result, f"accepted: in {location.label} is {described(config)}", as_json=json)
 
 
 @app.command()
@@ -224,7 +270,7 @@ def import_(
     """Take checkpoints from an exported file into a store. Those that it has are left out."""
     with (
         _open(str(file), key_file, key_command) as source,
-        _open(store, target_key_file, target_key_command) as target,
+        _open(store, target_key_file, target_key_command, to_write=True) as target,
     ):
         _copy(source, target, checkpoints, target.place, json)
 
@@ -243,7 +289,7 @@ def copy(
     """Copy checkpoints to another store. Those that it has are left out."""
     with (
         _open(store, key_file, key_command) as source,
-        _open(target, target_key_file, target_key_command) as other,
+        _open(target, target_key_file, target_key_command, to_write=True) as other,
     ):
         _copy(source, other, checkpoints, other.place, json)
 
@@ -273,35 +319,64 @@ def _copy(
     show(result, text, as_json=json)
 
 
-def _own_place() -> str:
-    from vmckpt.hosts.inventory import state_dir
-
-    return str(state_dir() / "checkpoints")
-
-
 @contextmanager
-def _open(place: str | None, key_file: str | None, key_command: str | None) -> "Iterator[Store]":
-    """A store for the block; one of another host is used over the connection to that host."""
+def _open(
+    place: str | None,
+    key_file: str | None,
+    key_command: str | None,
+    *,
+    to_write: bool = False,
+    as_before: bool = True,
+) -> "Iterator[Store]":
+    """A store for the block; one of another host is used over the connection to that host.
+
+    Of one that is not `to_write` the key in the environment may be another's. `as_before`: it has
+    to be what was there before.
+    """
+    from vmckpt.checkpoint.known_stores import require_never_used
+    from vmckpt.checkpoint.place import is_accepted, require_as_known
+    from vmckpt.errors import NotFoundError
     from vmckpt.store.open import open_store
 
-    key = key_of(key_file, key_command)
-    with _backend(place or _own_place()) as backend, open_store(backend, key) as store:
-        yield store
+    key, location = key_of(key_file, key_command), location_of(place)
+    ok = (key is None and not to_write) or is_accepted(location)
+    with backend_of(location) as backend:
+        try:
+            opened = open_store(backend, key, unencrypted_ok=ok)
+        except NotFoundError:
+            require_never_used(location.location, location.label)
+            raise
+        with opened as store:
+            if as_before:
+                require_as_known(location, store.config)
+            yield store
+
+
+def location_of(text: str | None) -> "Location":
+    """The store that was named, else this host's own. Raises UsageError, NotFoundError."""
+    from vmckpt.checkpoint.place import own, parse_place
+    from vmckpt.hosts.inventory import local_host
+
+    return own(local_host()) if text is None else parse_place(text)
 
 
 @contextmanager
-def _backend(text: str) -> "Iterator[str | Backend]":
-    from vmckpt.checkpoint.place import lent, parse_place
+def backend_of(place: "Location") -> "Iterator[Backend]":
+    """Where a store lies, for the block; of another host over the connection to that host."""
+    from vmckpt.checkpoint.place import lent
     from vmckpt.store.backends.lent import LentBackend
+    from vmckpt.store.open import backend_at
 
-    place = parse_place(text)
     if place.host is None or place.host.is_this_machine:
-        yield place.path
+        with closing(backend_at(place.path)) as backend:
+            yield backend
         return
     from vmckpt.cli.beside import beside
 
     with beside() as call:
-        yield LentBackend(call(lent(place.host, place.path)), place.label)
+        sock = call(lent(place.host, place.path))
+        with closing(LentBackend(sock, place.label)) as far:
+            yield far
 
 
 def key_of(key_file: str | None, key_command: str | None) -> "KeySource | None":
@@ -327,13 +402,17 @@ def _one_key(first: "KeySource | None", second: "KeySource") -> "KeySource":
 
 
 def _facts(store: "Store") -> dict[str, Any]:
+    from vmckpt.store.sealing.wrapping import keys_of
+
     config = store.config
+    keys = keys_of(config)
     return {
         "place": store.place,
         "id": config.id,
         "format": config.format,
         "created_unix_s": config.created_unix_s,
-        "encrypted": None if config.key["kind"] == "clear" else config.key["kind"],
+        "encrypted": " + ".join(dict.fromkeys(one.kind for one in keys)) or None,
+        "keys": len(keys),
     }
 
 

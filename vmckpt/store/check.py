@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
-from vmckpt.store.config import CONFIG, read_config
 from vmckpt.store.damage.records import DAMAGED, damage
 from vmckpt.store.damage.subset import EVERYTHING, Subset
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.index import Index
+from vmckpt.store.keyring import restore_copies
 from vmckpt.store.maps import Refs, packs_of, slots_of
 from vmckpt.store.pack import PACKS, Hashes, Numbers, Pack, every, pack_name
 from vmckpt.store.pins import damaged_pins
@@ -56,7 +56,8 @@ def check(
 ) -> Report:
     """Read a store, and write down in it which chunks are damaged: see `damage/records.py`.
 
-    It continues after each fault; only gc has to wait for its end. `subset`: the packs whose
+    Copies of the config that are damaged or missing are written anew from a whole one. The check
+    continues after each fault; only gc has to wait for its end. `subset`: the packs whose
     content is read; of the others, and always of checkpoints and maps, everything else is.
     `progress` hears bytes done, and of how many. Raises StorageError, BusyError.
     """
@@ -79,7 +80,8 @@ class _Check:
         checkpoints = self._store.ids()
         sizes = {folder: backend.names(folder) for folder in _FOLDERS}
         self._opened.records.refresh()
-        self._config()
+        for name, why in restore_copies(self._store):
+            self._found(name, why)
         self._strangers(sizes)
         newest = self._opened.packs.look_again()
         packs = list(every(backend))
@@ -106,15 +108,6 @@ class _Check:
             self._read(sizes[CHECKPOINTS].get(checkpoint_id, 0))
             report.checkpoints += 1
         return report
-
-    def _config(self) -> None:
-        try:
-            config = read_config(self._opened.backend)
-        except DamagedError as exc:
-            self._found(CONFIG, exc.why)
-            return
-        if config != self._store.config:
-            self._found(CONFIG, "it is not as it was when the store was opened")
 
     def _strangers(self, sizes: dict[str, dict[str, int]]) -> None:
         known = {f"{PACKS}/{name}" for name in sizes[PACKS]} - {

@@ -1,33 +1,52 @@
-"""`store`: the file that says that this is a store, which, and how its secret is come by.
+"""`store`: the file that says that this is a store, which, and what wraps its secret.
 
 JSON in one line, and a second line: BLAKE2b of the first one. What was not written so is refused.
+It lies in the store three times (`NAMES`): any whole copy opens the store, and `check` writes the
+others anew. A store with one key has format 1. A store whose keys were changed has format 2, so
+that a vmckpt that does not know of several keys refuses it by that number.
 """
 
 import json
 import os
 import time
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
 
 from vmckpt.errors import NotFoundError, RefusedError
 from vmckpt.store.backends.backend import Backend, MissingError
-from vmckpt.store.errors import damaged
-from vmckpt.store.header import VERSION
+from vmckpt.store.errors import DamagedError
 
 CONFIG = "store"
+# The first one is read; the others only where that is damaged or missing.
+NAMES = (CONFIG, "config/1", "config/2")
+# What only a store has: where objects lie in one of them, there was a store.
+OBJECT_FOLDERS = ("checkpoints", "maps", "packs")
 SECRET_BYTES = 32
+CLEAR, SEVERAL = "clear", "several"
+ONE_KEY, KEYS = 1, 2
+_MOST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A store's facts. `key` has the secret, or how it is wrapped (`sealing/keys.py`)."""
+    """A store's facts. `key` has the secret, or how it is wrapped (`sealing/wrapping.py`)."""
 
     id: str
     created_unix_s: int
     key: dict[str, Any]
-    format: int = VERSION
+    format: int = ONE_KEY
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it takes a key to read the store."""
+        return self.key.get("kind") != CLEAR
+
+    @property
+    def revision(self) -> int:
+        """How often its keys were changed."""
+        return int(self.key["revision"]) if self.format == KEYS else 0
 
     def encode(self) -> bytes:
         """As the file's bytes."""
@@ -41,50 +60,168 @@ def new_config(key: dict[str, Any]) -> Config:
 
 
 def write_config(backend: Backend, config: Config) -> None:
-    """Make the place a store. Raises RefusedError when it is one, StorageError."""
+    """Make the location a store. Raises RefusedError when it is or was one, StorageError."""
     with backend.hold("config", shared=False):
-        with suppress(MissingError):  # as it has to be
-            backend.read(CONFIG)
-            raise RefusedError(
-                f"{backend.place} is a store already",
-                why="making it anew would lose what is in it",
-                remedy="choose another place, or use the one that is there",
-            )
-        writer = backend.write(CONFIG)
-        try:
-            writer.write(config.encode())
-            writer.publish()
-        finally:
-            writer.discard()
+        require_no_store(backend)
+        replace_config(backend, config)
+
+
+def replace_config(backend: Backend, config: Config) -> None:
+    """Write all copies of a store's config. The caller holds "config". Raises StorageError.
+
+    The first one, which is the one that is read, is written first; `check` brings the others up to
+    it where a crash left them old.
+    """
+    for name in NAMES:
+        write_copy(backend, name, config)
+
+
+def write_copy(backend: Backend, name: str, config: Config) -> None:
+    """One of the copies; it is there, whole, when this returns. Raises StorageError."""
+    writer = backend.write(name)
+    try:
+        writer.write(config.encode())
+        writer.publish()
+    finally:
+        writer.discard()
+
+
+def require_no_store(backend: Backend) -> None:
+    """Raises RefusedError: a store is at the location, or what one has left without its config."""
+    found = _copies(backend)
+    if any(data is not None for data in found.values()):
+        raise RefusedError(
+            f"{backend.place} is a store already",
+            why="making it anew would lose what is in it",
+            remedy="choose another place, or use the one that is there",
+        )
+    if folders := _objects(backend):
+        raise RefusedError(
+            f"{backend.place} had a store, whose file `{CONFIG}` is missing",
+            why=f"objects lie in {', '.join(folders)}: a new store would not read them",
+            remedy=f"restore the file from a backup: vmckpt store key import FILE "
+            f"--store {backend.place}; or choose another place",
+        )
 
 
 def read_config(backend: Backend) -> Config:
     """What the store says of itself. Raises NotFoundError, DamagedError, RefusedError."""
+    found = {CONFIG: _copy(backend, CONFIG)}
     try:
-        data = backend.read(CONFIG)
-    except MissingError as exc:
-        raise NotFoundError(
-            f"there is no store in {backend.place}",
-            why="it has no file `store`",
-            remedy="make one: vmckpt store init",
-        ) from exc
-    return parse_config(data, backend.place)
+        return chosen(found, backend.place, had_objects=False)
+    except (NotFoundError, DamagedError):
+        return chosen(_copies(backend), backend.place, had_objects=bool(_objects(backend)))
 
 
-def parse_config(data: bytes, place: str) -> Config:
+def chosen(found: Mapping[str, bytes | None], place: str, *, had_objects: bool) -> Config:
+    """The config by its copies (None: missing): the first if it is whole, else the newest whole.
+
+    `had_objects`: other objects of a store lie there. Raises NotFoundError: there is no store;
+    DamagedError: no copy is whole; RefusedError: another vmckpt wrote it.
+    """
+    whole, bad = list[Config](), list[DamagedError]()
+    for name in NAMES:
+        data = found.get(name)
+        if data is None:
+            continue
+        try:
+            config = parse_config(data, place, name)
+        except DamagedError as exc:
+            bad.append(exc)
+            continue
+        if name == CONFIG:
+            return config
+        whole.append(config)
+    if whole:
+        return max(whole, key=lambda config: config.revision)
+    if bad:
+        raise bad[0]
+    if had_objects:
+        raise _no_config(place, "objects of a store lie there, and no copy of it does")
+    raise NotFoundError(
+        f"there is no store in {place}",
+        why=f"it has no file `{CONFIG}`",
+        remedy=f"make one: vmckpt store init {place}; or, if there was one, check that its file "
+        "system is mounted",
+    )
+
+
+def copies(backend: Backend) -> dict[str, Config | DamagedError | None]:
+    """All copies, as they are; None where there is none. Raises StorageError, RefusedError."""
+    found = dict[str, Config | DamagedError | None]()
+    for name, data in _copies(backend).items():
+        try:
+            found[name] = None if data is None else parse_config(data, backend.place, name)
+        except DamagedError as exc:
+            found[name] = exc
+    return found
+
+
+def parse_config(data: bytes, place: str, name: str = CONFIG) -> Config:
     """The file's bytes. Raises DamagedError, RefusedError."""
     try:
-        words = json.loads(data.partition(b"\n")[0])["vmckpt-store"]
+        words = json.loads(data[:_MOST_BYTES].partition(b"\n")[0])["vmckpt-store"]
         config = Config(**words)
         whole = config.encode() == data
-    except (ValueError, TypeError, KeyError) as exc:
-        raise damaged(f"{place}/{CONFIG} is damaged", str(exc)) from exc
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise _damaged_config(place, name, str(exc)) from exc
     if not whole:
-        raise damaged(f"{place}/{CONFIG} is damaged", "its checksum does not hold")
-    if config.format != VERSION:
+        raise _damaged_config(place, name, "its checksum does not hold")
+    if config.format not in (ONE_KEY, KEYS):
         raise RefusedError(
             f"the store {place} has format {config.format}",
-            why=f"this vmckpt reads and writes format {VERSION}",
+            why=f"this vmckpt reads and writes formats {ONE_KEY} and {KEYS}",
             remedy="use the vmckpt that made it",
         )
+    _require_typed(config, place, name)
     return config
+
+
+def _require_typed(config: Config, place: str, name: str) -> None:
+    """The checksum is nobody's secret: whoever writes there can make a whole file of anything."""
+    try:
+        right = (
+            len(bytes.fromhex(config.id)) == 16
+            and type(config.created_unix_s) is int
+            and type(config.key) is dict
+            and type(config.key.get("kind")) is str
+        )
+        if right and config.format == KEYS:
+            revision = config.key.get("revision")
+            right = config.key["kind"] == SEVERAL and type(revision) is int and revision > 0
+    except (ValueError, TypeError) as exc:
+        raise _damaged_config(place, name, str(exc)) from exc
+    if not right:
+        raise _damaged_config(place, name, "it says nothing that a store is")
+
+
+def _copies(backend: Backend) -> dict[str, bytes | None]:
+    return {name: _copy(backend, name) for name in NAMES}
+
+
+def _copy(backend: Backend, name: str) -> bytes | None:
+    try:
+        return backend.read(name)
+    except MissingError:
+        return None
+
+
+def _objects(backend: Backend) -> list[str]:
+    return [folder for folder in OBJECT_FOLDERS if backend.names(folder)]
+
+
+def _damaged_config(place: str, name: str, why: str) -> DamagedError:
+    return DamagedError(
+        f"{place}/{name} is damaged",
+        why=why,
+        remedy="a whole copy opens the store, and `vmckpt store check` writes the others anew; "
+        f"where no copy is whole: vmckpt store key import FILE --store {place}",
+    )
+
+
+def _no_config(place: str, why: str) -> DamagedError:
+    return DamagedError(
+        f"the file `{CONFIG}` of the store {place} is missing",
+        why=why,
+        remedy=f"restore it from a backup: vmckpt store key import FILE --store {place}",
+    )

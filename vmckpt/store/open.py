@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.store.backends.archive import ArchiveBackend, NewArchive
@@ -20,7 +21,6 @@ from vmckpt.store.config import (
     SECRET_BYTES,
     Config,
     new_config,
-    parse_config,
     read_config,
     write_config,
 )
@@ -29,8 +29,9 @@ from vmckpt.store.damage.records import DamageRecords
 from vmckpt.store.header import Kind
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Packs
-from vmckpt.store.sealing.keys import KeySource, clear, unwrap, wrap
+from vmckpt.store.sealing.keys import KeySource, from_environment
 from vmckpt.store.sealing.seal import Sealer
+from vmckpt.store.sealing.wrapping import clear, renamed, unwrap, wrap
 from vmckpt.store.store import Store
 
 S3_SCHEME = "s3://"
@@ -38,51 +39,96 @@ S3_SCHEME = "s3://"
 MOST_FILES = 65536
 
 
+class Access(NamedTuple):
+    """What the operator's process found a store to be, for processes that have no way to a key.
+
+    `secret` opens an encrypted store; None: it is not encrypted, and must not be. `store_id`: which
+    store; None: any. `may_be_made`: there was none, and one may be made.
+    """
+
+    secret: bytes | None = None
+    store_id: str | None = None
+    may_be_made: bool = False
+
+
 def create_store(place: str | Backend, key: KeySource | None = None) -> Store:
     """Make a store, and open it; with a key it is encrypted.
 
-    Raises RefusedError when there is one, or no key is had; StorageError.
+    Raises RefusedError when there is or was one, or no key is had; StorageError.
     """
-    backend = _backend(place) if isinstance(place, str) else place
+    backend = backend_at(place) if isinstance(place, str) else place
     secret = os.urandom(SECRET_BYTES)
-    config = new_config(wrap(secret, key) if key else clear(secret))
+    config = new_config(wrap(secret, key).to_json() if key else clear(secret))
     write_config(backend, config)
     return _open(backend, config, secret)
 
 
-def open_store(place: str | Backend, key: KeySource | bytes | None = None) -> Store:
+def open_store(
+    place: str | Backend,
+    key: KeySource | Access | None = None,
+    *,
+    unencrypted_ok: bool = False,
+) -> Store:
     """Open a store. Without `key` an encrypted one takes the environment's, or ssh-agent's.
 
-    Bytes are the secret itself, as somebody had it from `secret_of`. Raises NotFoundError,
-    DamagedError, RefusedError, StorageError.
+    With a key, also one of the environment, a store that is not encrypted is refused, unless
+    `unencrypted_ok`. Raises NotFoundError, DamagedError, RefusedError, StorageError.
     """
-    backend = _backend(place) if isinstance(place, str) else place
+    backend = backend_at(place) if isinstance(place, str) else place
     try:
         config = read_config(backend)
-        secret = key if isinstance(key, bytes) else unwrap(config.key, key)[0]
+        if isinstance(key, Access):
+            _require_as_found(config, backend.place, key)
+            secret = key.secret or unwrap(config, None).secret
+        else:
+            if not unencrypted_ok:
+                require_encrypted(config, backend.place, key)
+            secret = unwrap(config, key).secret
         return _open(backend, config, secret)
     except BaseException:
         backend.close()
         raise
 
 
-def config_at(place: str) -> bytes:
-    """The file `store` of a store. Raises NotFoundError, StorageError."""
-    backend = _backend(place)
+def config_at(place: str) -> Config:
+    """What a store says of itself. Raises NotFoundError, DamagedError, RefusedError."""
+    backend = backend_at(place)
     try:
-        return read_config(backend).encode()
+        return read_config(backend)
     finally:
         backend.close()
 
 
-def secret_of(config: bytes, place: str, key: KeySource | None) -> bytes | None:
-    """What opens the encrypted store whose file `store` is `config`; None: it is not encrypted.
+def require_encrypted(config: Config, place: str, key: KeySource | None) -> None:
+    """Raises RefusedError: a key is given, or in the environment, and the store has none."""
+    source = key or from_environment()
+    if source is None or config.is_encrypted:
+        return
+    whence = "" if key else " in the environment"
+    raise RefusedError(
+        f"the store {place} is not encrypted",
+        why=f"a key is given{whence} ({source.keeper} {source.where}), and all that is written "
+        "there could be read without it",
+        remedy="if it was encrypted before, another has replaced its file `store`: find out who, "
+        "and restore it (vmckpt store key import); if it is to be unencrypted, give no key, or: "
+        f"vmckpt store accept {place}",
+    )
 
-    For a process that has no way to the key, and keeps this in memory alone. Raises as
-    `open_store` does.
-    """
-    secret, encrypted = unwrap(parse_config(config, place).key, key)
-    return secret if encrypted else None
+
+def _require_as_found(config: Config, place: str, access: Access) -> None:
+    """Raises RefusedError: it was replaced since the operator's process read it."""
+    if config.is_encrypted == (access.secret is not None) and access.store_id in (None, config.id):
+        return
+    raise RefusedError(
+        f"the store {place} is not the one that the command began with",
+        why=f"it is {described(config)} now: its file `store` was replaced meanwhile",
+        remedy="find out who writes there; `vmckpt store info` shows what it is",
+    )
+
+
+def described(config: Config) -> str:
+    """Its id, and whether it is encrypted, in words."""
+    return f"store {config.id[:12]}, {'encrypted' if config.is_encrypted else 'not encrypted'}"
 
 
 @contextmanager
@@ -94,9 +140,10 @@ def new_archive(path: Path, like: Store) -> Iterator[Store]:
     """
     archive = NewArchive(path.absolute())
     try:
-        config = new_config(like.config.key)
+        fresh, secret = new_config({}), like.opened.secret
+        config = renamed(like.config, fresh.id, fresh.created_unix_s, secret)
         write_config(archive, config)
-        with _open(archive, config, like.opened.secret) as store:
+        with _open(archive, config, secret) as store:
             yield store
             archive.finish()
     finally:
@@ -111,7 +158,8 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _backend(place: str) -> Backend:
+def backend_at(place: str) -> Backend:
+    """Where a store lies, or is to lie. Raises RefusedError, UsageError, DamagedError."""
     if place.startswith(S3_SCHEME):
         try:
             from vmckpt.store.backends.s3 import S3Backend
@@ -129,7 +177,7 @@ def _backend(place: str) -> Backend:
 def _open(backend: Backend, config: Config, secret: bytes) -> Store:
     _allow_many_files()
     store_id = bytes.fromhex(config.id)
-    sealer = Sealer(secret, encrypted=config.key["kind"] != "clear")
+    sealer = Sealer(secret, encrypted=config.is_encrypted)
     files = Files(backend, sealer, store_id)
     packs = Packs(backend, sealer, files.header(Kind.PACK))
     records = DamageRecords(backend, sealer, files.header(Kind.DAMAGE))

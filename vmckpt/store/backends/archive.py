@@ -108,8 +108,10 @@ class ArchiveBackend(_Objects):
         yield LocalHeld()
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+        """Close the file. May be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _finished(self) -> RefusedError:
         return RefusedError(

@@ -34,6 +34,11 @@ def first_key() -> str:
     )
 
 
+def fingerprints() -> list[str]:
+    """Those of all its Ed25519 keys. Raises RefusedError."""
+    return [fingerprint(key) for key in _keys()]
+
+
 def signature(wanted: str, message: bytes) -> bytes:
     """What the key of that fingerprint makes of a message. Raises NotFoundError, RefusedError."""
     for key in _keys():

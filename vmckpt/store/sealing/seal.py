@@ -110,6 +110,11 @@ class _Encrypted:
             raise _broken(self._what, box, number) from exc
 
 
+def keyed_tag(secret: bytes, what: bytes, data: bytes) -> bytes:
+    """32 bytes that only a holder of the secret can make, for one purpose."""
+    return blake3(data, key=_derive(secret, what)).digest(32)
+
+
 def _broken(what: str, box: Box, number: int) -> Exception:
     return damaged(f"{what} is damaged", f"{box.name.lower()} {number} is not what was written")
 

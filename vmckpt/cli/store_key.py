@@ -1,0 +1,287 @@
+"""vmckpt store key: list, add, remove, rotate, export, import."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vmckpt.cli.output import Json, show
+
+if TYPE_CHECKING:
+    from vmckpt.store.sealing.keys import KeySource
+    from vmckpt.store.sealing.wrapping import Wrapped
+
+app = typer.Typer(
+    help="The keys of an encrypted store, changed without writing its data anew; a backup of what "
+    "opens it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+StoreOption = Annotated[
+    str | None, typer.Option("--store", help="The store; this host's own when it is left out.")
+]
+KeyFile = Annotated[
+    str | None, typer.Option("--key-file", help="A file with a key that opens the store.")
+]
+KeyCommand = Annotated[
+    str | None, typer.Option("--key-command", help="A command that prints a key that opens it.")
+]
+NewKeyFile = Annotated[
+    str | None,
+    typer.Option("--new-key-file", help="The new key's file, made when it is not there."),
+]
+NewKeyCommand = Annotated[
+    str | None, typer.Option("--new-key-command", help="A command that prints the new key.")
+]
+NewKeyAgent = Annotated[
+    bool, typer.Option("--new-key-agent", help="The new key is ssh-agent's first Ed25519 key.")
+]
+Name = Annotated[str, typer.Option("--name", help="What `list` calls the new key.")]
+
+
+@app.command("list")
+def list_(store: StoreOption = None, json: Json = False) -> None:
+    """List a store's keys. It takes none of them."""
+    from vmckpt.cli.store import backend_of, location_of
+    from vmckpt.store.config import read_config
+    from vmckpt.store.sealing.wrapping import keys_of
+    from vmckpt.ui.tables import table
+
+    with backend_of(location_of(store)) as backend:
+        config = read_config(backend)
+    found = [_json(one) for one in keys_of(config)]
+    rows = [[one["id"], one["kind"], one["name"] or "-", one["added"] or "-"] for one in found]
+    text = (
+        table(["id", "kind", "name", "added"], rows)
+        if found
+        else "the store is not encrypted: it has no keys"
+    )
+    show({"keys": found, "revision": config.revision}, text, as_json=json)
+
+
+@app.command()
+def add(
+    store: StoreOption = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    new_key_file: NewKeyFile = None,
+    new_key_command: NewKeyCommand = None,
+    new_key_agent: NewKeyAgent = False,
+    name: Name = "",
+    json: Json = False,
+) -> None:
+    """Let one more key open a store. A vmckpt before 0.12 does not open it from then on."""
+    from vmckpt.store.keyring import add_key
+
+    new = _NewKey(new_key_file, new_key_command, new_key_agent)
+    with new as source, _Location(store, key_file, key_command) as at:
+        made = add_key(at.backend, at.key, source, name)
+        at.remember()
+    show(_json(made), f"key {made.id} opens the store too{new.advice}", as_json=json)
+
+
+@app.command()
+def rotate(
+    store: StoreOption = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    new_key_file: NewKeyFile = None,
+    new_key_command: NewKeyCommand = None,
+    new_key_agent: NewKeyAgent = False,
+    name: Name = "",
+    json: Json = False,
+) -> None:
+    """Replace the key that is given by a new one. The store's data stay as they are.
+
+    Who has opened the store with the old key may have kept the secret that all of it is encrypted
+    with: against him only a new store helps (`store init`, `store copy`).
+    """
+    from vmckpt.store.keyring import rotate_key
+
+    new = _NewKey(new_key_file, new_key_command, new_key_agent)
+    with new as source, _Location(store, key_file, key_command) as at:
+        made = rotate_key(at.backend, at.key, source, name)
+        at.remember()
+    text = f"key {made.id} opens the store in place of the one that was given{new.advice}"
+    show(_json(made), text, as_json=json)
+
+
+@app.command()
+def remove(
+    key_id: Annotated[str, typer.Argument(help="Which key: see `list`.")],
+    store: StoreOption = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Let a key open a store no more: any but the one that is given.
+
+    Who has opened the store with it may have kept the secret that all of it is encrypted with:
+    against him only a new store helps (`store init`, `store copy`).
+    """
+    from vmckpt.store.keyring import remove_key
+
+    with _Location(store, key_file, key_command) as at:
+        gone = remove_key(at.backend, at.key, key_id)
+        at.remember()
+    show(_json(gone), f"key {gone.id} opens the store no more", as_json=json)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The file to make; - prints it.")],
+    store: StoreOption = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Short lines with checksums, to be printed and typed.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Back up what a key needs to open a store: its file `store`.
+
+    Of an encrypted store it is of no use without one of the keys: keep both, apart from each other.
+    """
+    from vmckpt.cli.store import backend_of, location_of
+    from vmckpt.store.config import read_config
+    from vmckpt.store.keyring import backup_text
+
+    with backend_of(location_of(store)) as backend:
+        config = read_config(backend)
+    text = backup_text(config, on_paper=paper)
+    if str(file) == "-":
+        print(text, end="")
+        return
+    _write_new(file, text)
+    result = {"file": str(file), "id": config.id, "encrypted": config.is_encrypted}
+    said = f"wrote {file}"
+    if not config.is_encrypted:
+        said += ": the store is not encrypted, and this file alone reads a copy of it"
+    show(result, said, as_json=json)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(help="What `export` wrote, also typed from paper; - reads it from stdin."),
+    ],
+    store: StoreOption = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also where a whole file `store` is that differs.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Restore the file `store` of a store from a backup. A key has to open it."""
+    from vmckpt.store.keyring import parse_backup, restore_backup
+
+    config = parse_backup(_read(file))
+    with _Location(store, key_file, key_command) as at:
+        restore_backup(at.backend, config, at.key, replace=replace)
+        at.remember()
+    result = {"place": at.place.label, "id": config.id, "revision": config.revision}
+    show(result, f"restored the file `store` of {at.place.label}", as_json=json)
+
+
+class _Location:
+    """A store's location for the block, and the key that was given for it."""
+
+    def __init__(self, store: str | None, key_file: str | None, key_command: str | None) -> None:
+        from vmckpt.cli.store import backend_of, key_of, location_of
+
+        self.place, self.key = location_of(store), key_of(key_file, key_command)
+        self._backend = backend_of(self.place)
+
+    def __enter__(self) -> "_Location":
+        self.backend = self._backend.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._backend.__exit__(*error)
+
+    def remember(self) -> None:
+        """What the operator's side knows of the store is what this command has made it."""
+        from vmckpt.checkpoint.known_stores import known, remember
+        from vmckpt.store.config import read_config
+
+        before, config = known(self.place.location), read_config(self.backend)
+        remember(self.place.location, config, accepted=bool(before and before.accepted))
+
+
+class _NewKey:
+    """A new key for the block; its file, if it was made, goes when the block fails."""
+
+    def __init__(self, file: str | None, command: str | None, agent: bool) -> None:
+        from vmckpt.errors import UsageError
+
+        if (file is not None) + (command is not None) + agent != 1:
+            raise UsageError(
+                "one new key is needed",
+                why="one of --new-key-file, --new-key-command and --new-key-agent names it",
+                remedy="give one of them",
+            )
+        self._file, self._command = file, command
+        self._made = file is not None and not Path(file).exists()
+
+    @property
+    def advice(self) -> str:
+        """What to do with a file that was made."""
+        return f"; it is in {self._file}: keep a copy elsewhere" if self._made else ""
+
+    def __enter__(self) -> "KeySource":
+        from vmckpt.cli.store import key_of
+        from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+
+        if self._file is not None and self._made:
+            make_key_file(Path(self._file))
+        return key_of(self._file, self._command) or KeySource(Keeper.AGENT)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is not None and self._made and self._file is not None:
+            Path(self._file).unlink()
+
+
+def _json(key: "Wrapped") -> dict[str, Any]:
+    import time
+
+    added = time.strftime("%Y-%m-%d", time.gmtime(key.added_unix_s)) if key.added_unix_s else None
+    return {
+        "id": key.id,
+        "kind": key.kind,
+        "name": key.name or key.agent_key or None,
+        "added": added,
+    }
+
+
+def _write_new(file: Path, text: str) -> None:
+    import os
+
+    from vmckpt.errors import StorageError
+
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as exc:
+        raise StorageError(
+            f"cannot make {file}",
+            why=exc.strerror or str(exc),
+            remedy="choose a file that can be written and is not there yet",
+        ) from exc
+
+
+def _read(file: Path) -> str:
+    import sys
+
+    from vmckpt.errors import StorageError
+
+    try:
+        if str(file) == "-":
+            return sys.stdin.read()
+        return file.read_text(errors="replace")
+    except OSError as exc:
+        raise StorageError(
+            f"cannot read {file}", why=exc.strerror or str(exc), remedy="check the path"
+        ) from exc

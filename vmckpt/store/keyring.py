@@ -1,0 +1,287 @@
+"""The keys of a store, changed without writing its data anew; the copies and backups of its config.
+
+Only the wrapped secret changes, so a change takes a second however large the store is. Two changes
+at a time wait for each other (the lock "config").
+"""
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+
+from vmckpt.errors import NotFoundError, RefusedError, UsageError, VmckptError
+from vmckpt.store.backends.backend import Backend
+from vmckpt.store.checkpoint_file import CHECKPOINTS
+from vmckpt.store.config import (
+    CONFIG,
+    Config,
+    copies,
+    parse_config,
+    read_config,
+    replace_config,
+    write_copy,
+)
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.header import HEADER_BYTES, MAGIC
+from vmckpt.store.pack import PACKS
+from vmckpt.store.sealing.keys import KeySource
+from vmckpt.store.sealing.wrapping import (
+    MOST_KEYS,
+    Opening,
+    Wrapped,
+    is_signed,
+    keys_of,
+    unwrap,
+    with_keys,
+    wrap,
+)
+from vmckpt.store.store import Store
+
+PATIENCE_S = 10.0
+_LONGEST_NAME = 40
+_TITLE = "vmckpt store backup 1"
+_LINE_BYTES = 20
+_MOST_BYTES = 64 << 10
+
+
+def add_key(backend: Backend, source: KeySource | None, new: KeySource, name: str) -> Wrapped:
+    """One more key opens the store. `source` opens it now. Raises RefusedError, UsageError."""
+    _require_name(name)
+    return _changed(backend, source, lambda keys, _, made: [*keys, made], new, name)
+
+
+def rotate_key(backend: Backend, source: KeySource | None, new: KeySource, name: str) -> Wrapped:
+    """A new key opens the store, and the one that opened it for this does not any more."""
+    _require_name(name)
+
+    def replaced(keys: Sequence[Wrapped], by: Wrapped, made: Wrapped) -> list[Wrapped]:
+        return [*(one for one in keys if one != by), made]
+
+    return _changed(backend, source, replaced, new, name)
+
+
+def remove_key(backend: Backend, source: KeySource | None, key_id: str) -> Wrapped:
+    """One of its keys opens the store no more: any but the one that opened it for this.
+
+    Raises NotFoundError, RefusedError.
+    """
+    with backend.hold("config", shared=False, wait_s=PATIENCE_S):
+        config, opening = _opened(backend, source)
+        keys = keys_of(config)
+        gone = [one for one in keys if one.id == key_id]
+        if not gone:
+            raise NotFoundError(
+                f"the store {backend.place} has no key {key_id}",
+                why=f"its keys are {', '.join(one.id for one in keys)}",
+                remedy="see `vmckpt store key list`",
+            )
+        if gone[0] == opening.by:
+            raise RefusedError(
+                f"key {key_id} is not removed",
+                why="it is the key that was given: without another that works the store could "
+                "not be opened any more",
+                remedy="give another of its keys, or replace this one: vmckpt store key rotate",
+            )
+        left = [one for one in keys if one != gone[0]]
+        replace_config(backend, with_keys(config, left, opening.secret))
+        return gone[0]
+
+
+def restore_copies(store: Store) -> list[tuple[str, str]]:
+    """Write those copies of the config anew that are not what they should be.
+
+    What was wrong, by name; that stores of older versions have one copy is not wrong. Raises
+    StorageError.
+    """
+    backend = store.opened.backend
+    try:
+        with backend.hold("config", shared=False, wait_s=PATIENCE_S):
+            return _compared(store, write=True)
+    except VmckptError as exc:
+        # Not to be written to: an exported file, a file system that is only to be read.
+        wrong = _compared(store, write=False)
+        return [(name, f"{why}; not written anew: {exc.why}") for name, why in wrong]
+
+
+def backup_text(config: Config, *, on_paper: bool) -> str:
+    """What `restore_backup` makes the config from; `on_paper`: in lines that a person can type."""
+    head = f"# {_TITLE}: store {config.id}\n"
+    head += (
+        "# One of the store's keys is needed beside this.\n"
+        if config.is_encrypted
+        else "# The store is not encrypted: this alone opens it.\n"
+    )
+    data = config.encode()
+    if not on_paper:
+        return head + data.decode()
+    packed = zlib.compress(data, 9)
+    lines = [
+        _paper_line(number, packed[at : at + _LINE_BYTES])
+        for number, at in enumerate(range(0, len(packed), _LINE_BYTES), start=1)
+    ]
+    return head + "\n".join(lines) + "\n"
+
+
+def parse_backup(text: str) -> Config:
+    """The config in a backup, of either kind. Raises UsageError, DamagedError, RefusedError."""
+    lines = [line.strip() for line in text[:_MOST_BYTES].splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if lines and lines[0].startswith("{"):
+        return parse_config("".join(f"{line}\n" for line in lines).encode(), "backup")
+    packed = b"".join(_from_paper(number, line) for number, line in enumerate(lines, start=1))
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(packed, _MOST_BYTES)
+    except zlib.error as exc:
+        raise _bad_backup("lines are missing, or it is something else") from exc
+    if not unpacker.eof:
+        raise _bad_backup("its last lines are missing")
+    return parse_config(data, "backup")
+
+
+def restore_backup(
+    backend: Backend, config: Config, source: KeySource | None, *, replace: bool
+) -> None:
+    """Make the config of a store what a backup says.
+
+    It has to fit what lies in the store, and the key has to open it. Raises RefusedError: it does
+    not, or a whole config is there that is another one, and `replace` is not given.
+    """
+    unwrap(config, source)
+    with backend.hold("config", shared=False, wait_s=PATIENCE_S):
+        _require_fits(backend, config)
+        there = [one for one in copies(backend).values() if isinstance(one, Config)]
+        other = next((one for one in there if one != config), None)
+        if other is not None and not replace:
+            raise RefusedError(
+                f"the store {backend.place} has a whole file `{CONFIG}`",
+                why="it is not that of the backup: its keys were changed since, or it was replaced",
+                remedy="see `vmckpt store key list`; add --replace to put the backup in its place: "
+                "then the keys of that time open the store",
+            )
+        replace_config(backend, config)
+
+
+def _changed(
+    backend: Backend,
+    source: KeySource | None,
+    change: Callable[[Sequence[Wrapped], Wrapped, Wrapped], list[Wrapped]],
+    new: KeySource,
+    name: str,
+) -> Wrapped:
+    with backend.hold("config", shared=False, wait_s=PATIENCE_S):
+        config, opening = _opened(backend, source)
+        keys = keys_of(config)
+        made = wrap(opening.secret, new, name)
+        changed = change(keys, opening.by or made, made)
+        if len(changed) > MOST_KEYS:
+            raise RefusedError(
+                f"the store {backend.place} has {len(keys)} keys",
+                why=f"{MOST_KEYS} are the most",
+                remedy="remove one: vmckpt store key remove",
+            )
+        after = with_keys(config, changed, opening.secret)
+        # A key command that prints something else each time is found out before it counts.
+        unwrap(after, new)
+        replace_config(backend, after)
+        return made
+
+
+def _opened(backend: Backend, source: KeySource | None) -> tuple[Config, Opening]:
+    config = read_config(backend)
+    if not config.is_encrypted:
+        raise RefusedError(
+            f"the store {backend.place} has no keys",
+            why="it is not encrypted, and what is in it would stay so",
+            remedy="make an encrypted one and copy to it: vmckpt store init OTHER --key-file FILE, "
+            "vmckpt store copy OTHER",
+        )
+    return config, unwrap(config, source)
+
+
+def _compared(store: Store, *, write: bool) -> list[tuple[str, str]]:
+    backend, wrong = store.opened.backend, list[tuple[str, str]]()
+    found = copies(backend)
+    # Its keys may have been changed since it was opened.
+    later = [
+        one
+        for one in found.values()
+        if isinstance(one, Config)
+        and one.revision > store.config.revision
+        and one.id == store.config.id
+        and is_signed(one, store.opened.secret)
+    ]
+    right = max([store.config, *later], key=lambda config: config.revision)
+    for name, one in found.items():
+        if one == right:
+            continue
+        if one is None:
+            why = "it is missing"
+        else:
+            why = (
+                one.why if isinstance(one, DamagedError) else "it is not what the other copies are"
+            )
+        if write:
+            write_copy(backend, name, right)
+            why += "; written anew from a whole copy"
+        if one is not None or name == CONFIG:
+            wrong.append((name, why))
+    return wrong
+
+
+def _require_fits(backend: Backend, config: Config) -> None:
+    """The objects of a store say in their headers which store's they are, and whether encrypted."""
+    for folder in (CHECKPOINTS, PACKS):
+        for name in sorted(backend.names(folder))[:3]:
+            head = backend.read(f"{folder}/{name}", 0, HEADER_BYTES)
+            if not head.startswith(MAGIC):
+                continue
+            if head[16:32] != bytes.fromhex(config.id) or bool(head[11]) != config.is_encrypted:
+                raise RefusedError(
+                    f"the backup is not of the store {backend.place}",
+                    why=f"{folder}/{name} is of store {head[16:32].hex()}, "
+                    f"the backup of store {config.id}",
+                    remedy="use the backup of that store",
+                )
+            return
+
+
+def _require_name(name: str) -> None:
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise UsageError(
+            f"a key cannot be called {name!r}",
+            why=f"a name has up to {_LONGEST_NAME} printable characters",
+            remedy="choose another one",
+        )
+
+
+def _paper_line(number: int, data: bytes) -> str:
+    words = base64.b32encode(data).decode().rstrip("=")
+    groups = " ".join(words[at : at + 4] for at in range(0, len(words), 4))
+    return f"{number:2d}: {groups} - {_line_sum(number, data)}"
+
+
+def _from_paper(number: int, line: str) -> bytes:
+    said, _, rest = line.partition(":")
+    words, _, checksum = rest.rpartition("-")
+    text = "".join(words.split()).upper()
+    try:
+        data = base64.b32decode(text + "=" * (-len(text) % 8))
+        right = int(said) == number and _line_sum(number, data) == checksum.strip().lower()
+    except ValueError as exc:
+        raise _bad_backup(f"line {number} is not as it was printed") from exc
+    if not right:
+        raise _bad_backup(f"line {number} is not as it was printed")
+    return data
+
+
+def _line_sum(number: int, data: bytes) -> str:
+    return hashlib.blake2b(bytes([number & 0xFF]) + data, digest_size=2).hexdigest()
+
+
+def _bad_backup(why: str) -> UsageError:
+    return UsageError(
+        "the backup cannot be read",
+        why=why,
+        remedy="give what `vmckpt store key export` wrote, all lines of it",
+    )
