@@ -3,6 +3,7 @@
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from vmckpt.errors import OperationFailedError, OutcomeUnknownError
 from vmckpt.group.head import Head
 from vmckpt.group.journal import Journal, Part, groups_dir, led, settle, settle_left
 from vmckpt.hosts.process import ProcessId
-from vmckpt.store.open import create_store, open_store
+from vmckpt.store.open import Access, create_store, open_store
 
 pytestmark = pytest.mark.contract
 
@@ -130,7 +131,7 @@ def test_members_that_make_their_hosts_first_store_at_once_have_one(tmp_path: Pa
     for number in range(5):
         place = str(tmp_path / str(number))
         with ThreadPoolExecutor(8) as pool:
-            stores = list(pool.map(open_or_create, [place] * 8))
+            stores = list(pool.map(partial(open_or_create, place), [Access(may_be_made=True)] * 8))
         assert len({store.config.id for store in stores}) == 1
         for store in stores:
             store.close()

@@ -241,9 +241,10 @@ async def _config(place: Place) -> Config:
     try:
         return chosen(first, place.label, had_objects=False)
     except (NotFoundError, DamagedError):
-        texts = await asyncio.gather(*(_text(host, path) for path in paths))
+        # In this order: a store that is made just now has its config before its objects.
         folders = [Path(place.path) / folder for folder in OBJECT_FOLDERS]
         objects = await asyncio.gather(*(host.list_dir(folder) for folder in folders))
+        texts = await asyncio.gather(*(_text(host, path) for path in paths))
         found = dict(zip(NAMES, texts, strict=True))
         return chosen(found, place.label, had_objects=any(objects))
 

@@ -231,9 +231,11 @@ def remove(
     name: Annotated[str, typer.Argument(help="The host's name.")], json: Json = False
 ) -> None:
     """Forget a host; its VMs and all else on it stay as they are."""
+    from vmckpt.checkpoint.known_stores import forget_of_host
     from vmckpt.hosts.inventory import remove_host
 
     remove_host(name)
+    forget_of_host(name)
     show({"name": name, "removed": True}, f"{name} is forgotten", as_json=json)
 
 

@@ -96,13 +96,17 @@ def down(yes: Yes = False, json: Json = False) -> None:
     """Remove the lab and everything in it, VMs and their disks included."""
     from dataclasses import asdict
 
+    from vmckpt.checkpoint.known_stores import forget_of_host
     from vmckpt.hosts.inventory import state_dir
     from vmckpt.lab.lab import down as lab_down
     from vmckpt.lab.state import lab_directory
 
     if lab_directory(state_dir()).exists():
         confirm(_all_in_it(lab_directory(state_dir())), yes=yes, as_json=json)
+    before = _inventory()
     removed = asdict(run(lab_down(state_dir())))
+    for name in before - _inventory():
+        forget_of_host(name, below=lab_directory(state_dir()))
     text = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in removed.items())
     show(removed, f"removed: {text}", as_json=json)
 
@@ -149,3 +153,10 @@ def _installed_qemu() -> Path:
             remedy="apt-get install qemu-system-x86 qemu-utils, or name one with --qemu",
         )
     return Path(found)
+
+
+def _inventory() -> set[str]:
+    """The names of all hosts but this machine."""
+    from vmckpt.hosts.inventory import state_dir
+
+    return {path.stem for path in (state_dir() / "hosts").glob("*.json")}

@@ -70,7 +70,7 @@ def add(
     name: Name = "",
     json: Json = False,
 ) -> None:
-    """Let one more key open a store. A vmckpt before 0.12 does not open it from then on."""
+    """Let one more key open a store. Versions of vmckpt that know one key alone refuse it then."""
     from vmckpt.store.keyring import add_key
 
     new = _NewKey(new_key_file, new_key_command, new_key_agent)

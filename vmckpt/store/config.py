@@ -110,7 +110,9 @@ def read_config(backend: Backend) -> Config:
     try:
         return chosen(found, backend.place, had_objects=False)
     except (NotFoundError, DamagedError):
-        return chosen(_copies(backend), backend.place, had_objects=bool(_objects(backend)))
+        # In this order: a store that is made just now has its config before its objects.
+        had_objects = bool(_objects(backend))
+        return chosen(_copies(backend), backend.place, had_objects=had_objects)
 
 
 def chosen(found: Mapping[str, bytes | None], place: str, *, had_objects: bool) -> Config:

@@ -21,6 +21,8 @@ from vmckpt.store.backends.backend import Buffer, MissingError
 ASIDE = "tmp"
 LOCK = "lock"
 MOST_OPEN = 64
+# Objects here are never replaced: only these are kept open.
+_KEPT_OPEN = ("checkpoints/", "maps/", "packs/")
 _POLL_S = 0.01
 # struct flock of 64-bit Linux.
 _FLOCK = struct.Struct("hhqqixxxx")
@@ -164,7 +166,7 @@ class LocalBackend:
         surplus = [fd]
         with self._mutex:
             # Another thread may have opened it too, meanwhile.
-            if name not in self._open:
+            if name not in self._open and name.startswith(_KEPT_OPEN):
                 self._open[name] = surplus.pop()
                 if len(self._open) > MOST_OPEN:
                     surplus.append(self._open.popitem(last=False)[1])

@@ -1,0 +1,223 @@
+"""The file `store` of a store, replaced by one that takes its encryption, its keys or itself away."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.guest_like import memory, require_same, save
+from vmckpt.checkpoint.known_stores import known, require_unchanged
+from vmckpt.checkpoint.place import Place, access_to, is_there, open_or_create, opened, reading
+from vmckpt.errors import NotFoundError, RefusedError, StorageError
+from vmckpt.hosts.inventory import local_host
+from vmckpt.store.config import NAMES, Config
+from vmckpt.store.keyring import add_key, remove_key
+from vmckpt.store.open import Access, create_store, open_store
+from vmckpt.store.sealing.keys import KEY_FILE, Keeper, KeySource, make_key_file
+from vmckpt.store.sealing.wrapping import clear
+
+RAM = memory(64, 1)
+
+
+@dataclass(frozen=True)
+class Victim:
+    """An encrypted store with a checkpoint, and its key."""
+
+    path: Path
+    key: KeySource
+    id: str
+
+    @property
+    def place(self) -> Place:
+        return Place(local_host(), str(self.path))
+
+    def replace(self, config: Config) -> None:
+        """What an attacker does who can write to the location."""
+        for name in NAMES:
+            path = self.path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(config.encode())
+
+    def without_encryption(self) -> None:
+        self.replace(Config(self.id, 1, clear(bytes(32))))
+
+    def use(self) -> None:
+        """As an operator's command does, which then remembers it."""
+        asyncio.run(_used(self.place, self.key))
+
+
+async def _used(place: Place, key: KeySource | None) -> str:
+    async with opened(place, key) as store:
+        return store.config.id
+
+
+@pytest.fixture
+def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Victim:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv(KEY_FILE, raising=False)
+    make_key_file(tmp_path / "key")
+    key = KeySource(Keeper.FILE, str(tmp_path / "key"))
+    with create_store(str(tmp_path / "store"), key) as store:
+        save(store, RAM)
+        return Victim(tmp_path / "store", key, store.config.id)
+
+
+def vmckpt(victim: Victim, *words: str, code: int = 0) -> dict[str, Any]:
+    """A `store` command's answer."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vmckpt.cli.entry", "store", *words, "--json"],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("in_environment", [False, True])
+def test_a_key_refuses_a_store_without_encryption(
+    victim: Victim, monkeypatch: pytest.MonkeyPatch, in_environment: bool
+) -> None:
+    key: KeySource | None = victim.key
+    if in_environment:
+        monkeypatch.setenv(KEY_FILE, victim.key.where)
+        key = None
+    victim.without_encryption()
+    # Nothing was remembered of it: the key alone says that it has to be encrypted.
+    for attempt in (
+        partial(access_to, victim.place, key, to_write=True),
+        partial(access_to, victim.place, key),
+        partial(_used, victim.place, key),
+    ):
+        with pytest.raises(RefusedError, match="is not encrypted") as refused:
+            asyncio.run(attempt())
+        assert str(victim.path) in refused.value.what
+    with pytest.raises(RefusedError, match="is not encrypted"):
+        open_store(str(victim.path), key)
+
+
+def test_what_a_store_was_is_remembered_without_a_key_too(victim: Victim) -> None:
+    victim.use()
+    victim.without_encryption()
+    for attempt in (
+        partial(access_to, victim.place, None, to_write=True),
+        partial(_used, victim.place, None),
+    ):
+        with pytest.raises(RefusedError, match="not the one that was used before") as refused:
+            asyncio.run(attempt())
+        assert "was encrypted" in refused.value.why
+        assert "store accept" in refused.value.remedy
+
+
+def test_another_store_in_its_location_is_refused_until_it_is_accepted(victim: Victim) -> None:
+    victim.use()
+    shutil.rmtree(victim.path)
+    with create_store(str(victim.path)) as store:
+        other = store.config.id
+    where = str(victim.path)
+    said = vmckpt(victim, "check", where, code=4)["error"]
+    assert victim.id[:12] in said["why"]
+    assert other[:12] in said["why"]
+    assert other[:12] in vmckpt(victim, "info", where)["changed"]
+    assert vmckpt(victim, "accept", where)["id"] == other
+    assert vmckpt(victim, "check", where)["whole"]
+    assert vmckpt(victim, "info", where)["changed"] is None
+    # What was accepted without encryption may be used beside a key that is for others.
+    asyncio.run(access_to(victim.place, victim.key, to_write=True))
+
+
+def test_a_service_refuses_what_is_not_what_the_operator_saw(victim: Victim) -> None:
+    access = asyncio.run(access_to(victim.place, victim.key, to_write=True))
+    victim.without_encryption()
+    with pytest.raises(RefusedError, match="not the one that the command began with"):
+        open_or_create(str(victim.path), access)
+    with pytest.raises(RefusedError, match="not the one that the command began with"):
+        asyncio.run(_read(victim, access.secret))
+    # And the other way: what had no encryption, has an attacker's.
+    with pytest.raises(RefusedError, match="began with"):
+        open_or_create(str(victim.path), Access(None, "00" * 16))
+
+
+async def _read(victim: Victim, secret: bytes | None) -> None:
+    async with reading(str(victim.path), "0" * 32, secret):
+        raise AssertionError("it was opened")
+
+
+def test_an_older_list_of_keys_is_refused(victim: Victim, tmp_path: Path) -> None:
+    make_key_file(tmp_path / "second")
+    second = KeySource(Keeper.FILE, str(tmp_path / "second"))
+    with open_store(str(victim.path), victim.key) as store:
+        add_key(store.opened.backend, victim.key, second, "second")
+        old = store.config
+    victim.use()
+    with open_store(str(victim.path), second) as store:
+        [first, _] = vmckpt(victim, "key", "list", "--store", str(victim.path))["keys"]
+        remove_key(store.opened.backend, second, first["id"])
+    asyncio.run(_used(victim.place, second))
+    victim.replace(old)
+    with pytest.raises(RefusedError, match="not the one that was used before") as refused:
+        asyncio.run(_used(victim.place, victim.key))
+    assert "older" in refused.value.why
+
+
+def test_a_list_of_keys_that_no_holder_of_a_key_wrote_is_refused(
+    victim: Victim, tmp_path: Path
+) -> None:
+    make_key_file(tmp_path / "second")
+    second = KeySource(Keeper.FILE, str(tmp_path / "second"))
+    with open_store(str(victim.path), victim.key) as store:
+        add_key(store.opened.backend, victim.key, second, "second")
+    with open_store(str(victim.path), victim.key) as store:
+        config = store.config
+    fewer = config.key | {"keys": config.key["keys"][:1], "revision": 7}
+    victim.replace(Config(config.id, config.created_unix_s, fewer, config.format))
+    with pytest.raises(StorageError, match="config is damaged"):
+        open_store(str(victim.path), victim.key)
+
+
+def test_a_location_that_is_empty_now_gets_no_new_store(victim: Victim) -> None:
+    victim.use()
+    shutil.rmtree(victim.path)
+    victim.path.mkdir()  # where its file system is not mounted
+    with pytest.raises(RefusedError, match="is gone") as refused:
+        asyncio.run(access_to(victim.place, None, to_write=True, named=False))
+    assert "mounted" in refused.value.remedy
+    assert asyncio.run(is_there(victim.place))  # so that a list says that it is gone
+    assert "is gone" in vmckpt(victim, "init", str(victim.path), code=4)["error"]["what"]
+    assert vmckpt(victim, "accept", str(victim.path))["id"] is None
+    vmckpt(victim, "init", str(victim.path))
+
+
+def test_a_named_location_is_never_made_a_store_by_the_way(victim: Victim, tmp_path: Path) -> None:
+    mount_point = Place(local_host(), str(tmp_path / "mnt"))
+    with pytest.raises(NotFoundError, match="there is no store"):
+        asyncio.run(access_to(mount_point, None, to_write=True, named=True))
+    assert asyncio.run(access_to(mount_point, None, to_write=True, named=False)).may_be_made
+    with pytest.raises(NotFoundError, match="there is no store"):
+        open_or_create(mount_point.path, Access())
+
+
+def test_the_secret_of_an_encrypted_store_never_writes_without_encryption(victim: Victim) -> None:
+    access = asyncio.run(access_to(victim.place, victim.key, to_write=True))
+    with open_or_create(str(victim.path), access) as store:
+        require_same(store, save(store, RAM), RAM)
+        assert store.opened.sealer.encrypted
+
+
+def test_a_remembered_location_is_compared_by_all_that_it_was(victim: Victim) -> None:
+    victim.use()
+    before = known(victim.place.location)
+    assert before is not None
+    assert (before.id, before.encrypted, before.accepted) == (victim.id, True, False)
+    with open_store(str(victim.path), victim.key) as store:
+        assert require_unchanged(victim.place.location, "it", store.config) == before
