@@ -144,7 +144,8 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
     ram = memory(1024, 1)
     with small_disk(tmp_path / "disk", "3M") as disk, create_store(str(disk / "store")) as store:
         first = save(store, ram)

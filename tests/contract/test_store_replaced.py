@@ -1,4 +1,4 @@
-"""The file `store` of a store, replaced by one that takes its encryption, its keys or itself away."""
+"""The file `store` of a store, replaced by one without encryption, or with other keys."""
 
 import asyncio
 import json

@@ -199,5 +199,9 @@ def _resize(room: Path, size_bytes: int) -> None:
 
 
 async def _take_into(made: World, place: Path) -> Done:
+    # Where it is not there yet: what was begun of it on a full disk has gone.
+    begun = await asyncio.to_thread(made.vmckpt, "store", "init", str(place))
+    if begun.code not in (0, 4):
+        return begun
     words = ("checkpoint", "create", "guest", "--store", str(place))
     return await asyncio.to_thread(made.vmckpt, *words)

@@ -8,7 +8,7 @@ import pytest
 from tests.qemu.test_checkpoint import all_there, guest, kill_service, load, sound
 from tests.qemu.world import World, eventually, qemu, world
 from vmckpt.hosts.process import find_by_argument
-from vmckpt.store.open import config_at, secret_of
+from vmckpt.store.open import open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource
 
 
@@ -46,8 +46,8 @@ async def _sealed(made: World) -> None:
     assert shown.code in (0, 5), shown
     await sound(made)
     await asyncio.to_thread(made.ok, "checkpoint", "restore", "two", "--in-place", *opened)
-    secret = secret_of(config_at(place), place, KeySource(Keeper.FILE, key))
-    assert secret is not None
+    with open_store(place, KeySource(Keeper.FILE, key)) as store:
+        secret = store.opened.secret
     _require_nowhere(made, secret)
     await sound(made)
     await all_there(made, "guest")

@@ -49,6 +49,7 @@ def test_after_a_migration(kind: Kind) -> None:
         made.run_guest(shared_guest(), "lab-a")
         asyncio.run(begin(made, shared_guest()))
         shared = str(made.shared / "points")
+        made.ok("store", "init", shared)
         on_a = made.ok("checkpoint", "create", "guest", "--name", "on-a")
         in_shared = made.ok("checkpoint", "create", "guest", "--store", shared)
         assert in_shared["apart"]
@@ -86,6 +87,7 @@ def test_after_a_failover() -> None:
         made.run_guest(guest, "lab-a", own_disk=True)
         asyncio.run(begin(made, guest))
         shared = str(made.shared / "points")
+        made.ok("store", "init", shared)
         before = made.ok("checkpoint", "create", "guest", "--store", shared)
         made.ok("replicate", "start", "guest", "lab-b")
         for pid in [*services(made, "primary"), primary_qemu(made)]:

@@ -8,6 +8,7 @@ import typer
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
+    from vmckpt.store.keyring import Changed
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.store.sealing.wrapping import Wrapped
 
@@ -75,9 +76,9 @@ def add(
 
     new = _NewKey(new_key_file, new_key_command, new_key_agent)
     with new as source, _Location(store, key_file, key_command) as at:
-        made = add_key(at.backend, at.key, source, name)
+        done = add_key(at.backend, at.key, source, name)
         at.remember()
-    show(_json(made), f"key {made.id} opens the store too{new.advice}", as_json=json)
+    _show(done, f"key {done.key.id} opens the store too{new.advice}", json)
 
 
 @app.command()
@@ -100,10 +101,10 @@ def rotate(
 
     new = _NewKey(new_key_file, new_key_command, new_key_agent)
     with new as source, _Location(store, key_file, key_command) as at:
-        made = rotate_key(at.backend, at.key, source, name)
+        done = rotate_key(at.backend, at.key, source, name)
         at.remember()
-    text = f"key {made.id} opens the store in place of the one that was given{new.advice}"
-    show(_json(made), text, as_json=json)
+    text = f"key {done.key.id} opens the store in place of the one that was given{new.advice}"
+    _show(done, text, json)
 
 
 @app.command()
@@ -122,9 +123,9 @@ def remove(
     from vmckpt.store.keyring import remove_key
 
     with _Location(store, key_file, key_command) as at:
-        gone = remove_key(at.backend, at.key, key_id)
+        done = remove_key(at.backend, at.key, key_id)
         at.remember()
-    show(_json(gone), f"key {gone.id} opens the store no more", as_json=json)
+    _show(done, f"key {done.key.id} opens the store no more", json)
 
 
 @app.command()
@@ -209,7 +210,10 @@ class _Location:
 
 
 class _NewKey:
-    """A new key for the block; its file, if it was made, goes when the block fails."""
+    """A new key for the block; its file, if it was made, goes when the block was refused.
+
+    After any other failure it stays: the store may have been changed.
+    """
 
     def __init__(self, file: str | None, command: str | None, agent: bool) -> None:
         from vmckpt.errors import UsageError
@@ -237,8 +241,19 @@ class _NewKey:
         return key_of(self._file, self._command) or KeySource(Keeper.AGENT)
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is not None and self._made and self._file is not None:
+        from vmckpt.errors import BusyError, NotFoundError, RefusedError, UsageError
+
+        refused = (BusyError, NotFoundError, RefusedError, UsageError)
+        if kind and issubclass(kind, refused) and self._made and self._file is not None:
             Path(self._file).unlink()
+
+
+def _show(done: "Changed", text: str, json: bool) -> None:
+    from vmckpt.cli.output import warn
+
+    for name, why in done.old_copies.items():
+        warn(f"{name} still has the keys of before: {why}; `vmckpt store check` writes it")
+    show(_json(done.key) | {"old_copies": dict(done.old_copies)}, text, as_json=json)
 
 
 def _json(key: "Wrapped") -> dict[str, Any]:

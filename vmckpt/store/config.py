@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
 
-from vmckpt.errors import NotFoundError, RefusedError
+from vmckpt.errors import NotFoundError, RefusedError, StorageError
 from vmckpt.store.backends.backend import Backend, MissingError
 from vmckpt.store.errors import DamagedError
 
@@ -63,17 +63,32 @@ def write_config(backend: Backend, config: Config) -> None:
     """Make the location a store. Raises RefusedError when it is or was one, StorageError."""
     with backend.hold("config", shared=False):
         require_no_store(backend)
-        replace_config(backend, config)
+        written = list[str]()
+        try:
+            for name in NAMES:
+                written.append(name)
+                write_copy(backend, name, config)
+        except BaseException:
+            for name in reversed(written):
+                backend.remove(name)
+            raise
 
 
-def replace_config(backend: Backend, config: Config) -> None:
+def replace_config(backend: Backend, config: Config) -> dict[str, str]:
     """Write all copies of a store's config. The caller holds "config". Raises StorageError.
 
-    The first one, which is the one that is read, is written first; `check` brings the others up to
-    it where a crash left them old.
+    The first one is the one that is read: once it is written the change counts. Copies after it
+    that could not be written are returned with the reason; `check` writes them.
     """
-    for name in NAMES:
-        write_copy(backend, name, config)
+    first, *others = NAMES
+    write_copy(backend, first, config)
+    old = dict[str, str]()
+    for name in others:
+        try:
+            write_copy(backend, name, config)
+        except StorageError as exc:
+            old[name] = exc.why
+    return old
 
 
 def write_copy(backend: Backend, name: str, config: Config) -> None:

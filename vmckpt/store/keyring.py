@@ -7,7 +7,8 @@ at a time wait for each other (the lock "config").
 import base64
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from vmckpt.errors import NotFoundError, RefusedError, UsageError, VmckptError
 from vmckpt.store.backends.backend import Backend
@@ -44,13 +45,23 @@ _LINE_BYTES = 20
 _MOST_BYTES = 64 << 10
 
 
-def add_key(backend: Backend, source: KeySource | None, new: KeySource, name: str) -> Wrapped:
+class Changed(NamedTuple):
+    """The key that was added or removed; copies of the config that could not be written, and why.
+
+    Until `check` writes those copies, they have the keys of before.
+    """
+
+    key: Wrapped
+    old_copies: Mapping[str, str]
+
+
+def add_key(backend: Backend, source: KeySource | None, new: KeySource, name: str) -> Changed:
     """One more key opens the store. `source` opens it now. Raises RefusedError, UsageError."""
     _require_name(name)
     return _changed(backend, source, lambda keys, _, made: [*keys, made], new, name)
 
 
-def rotate_key(backend: Backend, source: KeySource | None, new: KeySource, name: str) -> Wrapped:
+def rotate_key(backend: Backend, source: KeySource | None, new: KeySource, name: str) -> Changed:
     """A new key opens the store, and the one that opened it for this does not any more."""
     _require_name(name)
 
@@ -60,7 +71,7 @@ def rotate_key(backend: Backend, source: KeySource | None, new: KeySource, name:
     return _changed(backend, source, replaced, new, name)
 
 
-def remove_key(backend: Backend, source: KeySource | None, key_id: str) -> Wrapped:
+def remove_key(backend: Backend, source: KeySource | None, key_id: str) -> Changed:
     """One of its keys opens the store no more: any but the one that opened it for this.
 
     Raises NotFoundError, RefusedError.
@@ -83,8 +94,7 @@ def remove_key(backend: Backend, source: KeySource | None, key_id: str) -> Wrapp
                 remedy="give another of its keys, or replace this one: vmckpt store key rotate",
             )
         left = [one for one in keys if one != gone[0]]
-        replace_config(backend, with_keys(config, left, opening.secret))
-        return gone[0]
+        return Changed(gone[0], replace_config(backend, with_keys(config, left, opening.secret)))
 
 
 def restore_copies(store: Store) -> list[tuple[str, str]]:
@@ -168,7 +178,7 @@ def _changed(
     change: Callable[[Sequence[Wrapped], Wrapped, Wrapped], list[Wrapped]],
     new: KeySource,
     name: str,
-) -> Wrapped:
+) -> Changed:
     with backend.hold("config", shared=False, wait_s=PATIENCE_S):
         config, opening = _opened(backend, source)
         keys = keys_of(config)
@@ -183,8 +193,7 @@ def _changed(
         after = with_keys(config, changed, opening.secret)
         # A key command that prints something else each time is found out before it counts.
         unwrap(after, new)
-        replace_config(backend, after)
-        return made
+        return Changed(made, replace_config(backend, after))
 
 
 def _opened(backend: Backend, source: KeySource | None) -> tuple[Config, Opening]:
