@@ -1,7 +1,6 @@
 """Leases in files: killed and stopped processes, a full disk, files that somebody touched."""
 
 import asyncio
-import fcntl
 import os
 import random
 import signal
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import OutcomeUnknownError, StorageError
-from vmckpt.lease.file_store import FileStore
-from vmckpt.lease.record import Record, Span
+from vmckpt.lease.file_store import KEPT, MOVED, FileStore
+from vmckpt.lease.record import Record, Span, encode
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 
 SPAN = Span(1.0)
@@ -76,50 +75,92 @@ def test_a_writer_may_be_killed_at_any_instant(tmp_path: Path) -> None:
         now = found
     assert written > 10
     assert put(store, now.version + 1, now.version).version == now.version + 1
-    left = {path.name for path in tmp_path.iterdir()}
-    assert {"web.lease", "web.lock"} <= left
     # A killed writer's part lies about for an hour.
-    parts = [path for path in tmp_path.iterdir() if path.suffix == ".part"]
-    assert len(parts) == len(left) - 2 <= 10
+    parts = [path for path in (tmp_path / "web.leases").iterdir() if path.suffix == ".part"]
+    assert len(parts) <= 10
     for part in parts:
         os.utime(part, (time.time() - 7200, time.time() - 7200))
-    put(store, now.version + 2, now.version + 1)
-    assert {path.name for path in tmp_path.iterdir()} == {"web.lease", "web.lock"}
+    last = put(store, now.version + 2, now.version + 1).version
+    assert versions(tmp_path) == list(range(last - KEPT + 1, last + 1))
+    assert len(list((tmp_path / "web.leases").iterdir())) == KEPT
 
 
-def test_a_stopped_process_that_holds_the_lock_blocks_until_it_is_killed(tmp_path: Path) -> None:
-    put(FileStore(tmp_path), 1, NONE_YET)
-    holder = subprocess.Popen(["flock", str(tmp_path / "web.lock"), "sleep", "60"])
+# Stands still just before its record is put in place, until it is let go on.
+STANDS_STILL = """
+import asyncio, signal, sys, threading
+from pathlib import Path
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.record import Record, Span
+link = Path.hardlink_to
+def late(self, target):
+    print("here", flush=True)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    link(self, target)
+Path.hardlink_to = late
+store = FileStore(Path(sys.argv[1]), timeout_s=20.0)
+found = asyncio.run(store.replace("web", Record(2, "slow", 1, Span(1.0)), over=int(sys.argv[2])))
+print(found.version, found.record.holder, flush=True)
+"""
+
+
+@pytest.mark.parametrize("meanwhile", [0, 1, KEPT + 5])
+def test_who_stands_still_blocks_nobody_and_takes_nothing_back(
+    tmp_path: Path, meanwhile: int
+) -> None:
+    """With a lock and rename(2) it overwrote another's term once a server had ended its lock."""
+    store = FileStore(tmp_path, timeout_s=20.0)
+    put(store, 1, NONE_YET)
+    slow = subprocess.Popen(
+        [sys.executable, "-c", STANDS_STILL, str(tmp_path), "1"], stdout=subprocess.PIPE, text=True
+    )
+    assert slow.stdout is not None
     try:
-        deadline_s = time.monotonic() + 20
-        while not is_locked(tmp_path / "web.lock"):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-        holder.send_signal(signal.SIGSTOP)
-        with pytest.raises(ArbiterDownError, match=r"has held .*web\.lock all the time"):
-            # The lock is waited for as long; a slow disk has as long again before it.
-            put(FileStore(tmp_path, timeout_s=2.0), 2, 1)
-        assert read(FileStore(tmp_path)).version == 1
+        assert slow.stdout.readline() == "here\n"
+        os.waitpid(slow.pid, os.WUNTRACED)
+        for attempt in range(meanwhile):
+            assert put(store, attempt + 2, attempt + 1).version == attempt + 2
+        slow.send_signal(signal.SIGCONT)
+        told = slow.stdout.readline().split()
+        assert slow.wait(20) == 0
     finally:
-        # `sleep` has the lock's descriptor too.
-        for pid in [*children(holder.pid), holder.pid]:
-            os.kill(pid, signal.SIGKILL)
-        holder.wait()
-    assert put(FileStore(tmp_path, timeout_s=20.0), 2, 1).version == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["web.lease", "web.lock"]
+        slow.kill()
+        slow.wait()
+        slow.stdout.close()
+    found = read(store)
+    assert found.version == max(2, meanwhile + 1)
+    assert found.record.holder == ("lab-a" if meanwhile else "slow")
+    assert told == [str(found.version), found.record.holder]
+    assert versions(tmp_path)[-1] == found.version
+    assert not list((tmp_path / "web.leases").glob(".*"))
 
 
-def is_locked(path: Path) -> bool:
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+def versions(directory: Path) -> list[int]:
+    return sorted(int(path.name) for path in (directory / "web.leases").glob("[0-9]*"))
 
 
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def test_an_answer_that_a_server_lost_does_not_make_the_writer_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = Path.hardlink_to
+
+    def linked_twice(self: Path, target: Path) -> None:
+        link(self, target)
+        link(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", linked_twice)
+    assert put(FileStore(tmp_path), 1, NONE_YET).version == 1
+
+
+def test_a_record_of_an_older_vmckpt_goes_on_and_is_not_replaced_by_it(tmp_path: Path) -> None:
+    single = tmp_path / "web.lease"
+    single.write_text("7\n" + encode(Record(3, "lab-a", 7, SPAN)))
+    store = FileStore(tmp_path)
+    assert read(store).version == 7
+    assert put(store, 1, 6).version == 7
+    assert single.read_text().startswith("7")
+    assert put(store, 8, 7).version == 8
+    assert read(store).record.attempt == 8
+    assert single.read_text() == MOVED
 
 
 def test_a_disk_that_is_full_changes_nothing(tmp_path: Path) -> None:
@@ -136,13 +177,13 @@ def test_a_disk_that_is_full_changes_nothing(tmp_path: Path) -> None:
     assert "StorageError: cannot write the lease of 'web'" in done.stderr
     assert done.stdout == ""
     assert read(store) == first
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["web.lease", "web.lock"]
+    assert [path.name for path in (tmp_path / "web.leases").iterdir()] == ["0" * 19 + "1"]
 
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = FileStore(tmp_path / "file")
-    with pytest.raises(StorageError, match="File exists"):
+    with pytest.raises(StorageError, match="Not a directory"):
         put(store, 1, NONE_YET)
     with pytest.raises(ArbiterDownError, match="Not a directory"):
         asyncio.run(store.read("web"))
@@ -151,13 +192,13 @@ def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
 def test_a_file_that_somebody_touched_grants_nothing(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     first = put(store, 1, NONE_YET)
-    path = tmp_path / "web.lease"
+    (path,) = (tmp_path / "web.leases").iterdir()
     whole = path.read_text()
     for text in ("", "x", whole[: len(whole) // 2], whole.replace("lab-a", "\0", 1)):
         path.write_text(text)
-        with pytest.raises(StorageError, match="holds no lease"):
+        with pytest.raises(StorageError, match=str(path)):
             read(store)
-        with pytest.raises(StorageError, match="holds no lease"):
+        with pytest.raises(StorageError, match=str(path)):
             put(store, 2, first.version)
     path.unlink()
     with pytest.raises(StorageError, match="is gone"):
@@ -168,12 +209,14 @@ def test_a_file_that_somebody_touched_grants_nothing(tmp_path: Path) -> None:
 
 def test_a_directory_that_gives_no_answer_is_not_waited_for(tmp_path: Path) -> None:
     # As a share whose server is gone: opening a pipe that nobody writes to takes for ever.
-    os.mkfifo(tmp_path / "web.lease")
+    (tmp_path / "web.leases").mkdir()
+    pipe = tmp_path / "web.leases" / ("0" * 19 + "1")
+    os.mkfifo(pipe)
     store = FileStore(tmp_path, timeout_s=0.1)
     with pytest.raises(ArbiterDownError, match=r"no answer for 0\.1 s"):
         asyncio.run(store.read("web"))
     with pytest.raises(OutcomeUnknownError, match=r"no answer for 0\.1 s"):
         put(store, 1, NONE_YET)
     # Let the threads that wait for it go.
-    with (tmp_path / "web.lease").open("w"):
+    with pipe.open("w"):
         time.sleep(0.1)

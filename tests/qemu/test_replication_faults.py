@@ -7,7 +7,6 @@ The arbiter's faults are in tests/real/test_replication.py.
 """
 
 import asyncio
-import fcntl
 import os
 import random
 import signal
@@ -255,14 +254,23 @@ async def struck_by(made: World, case: Case, home: str, away: str) -> AsyncItera
 
 @contextmanager
 def arbiter_away(made: World) -> Iterator[None]:
-    """For CUT_S it takes no change: a process that stands still has its lock."""
-    with (made.state_dir / "leases" / f"{NAME}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        back = asyncio.get_running_loop().call_later(CUT_S, fcntl.flock, lock, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            back.cancel()
+    """For CUT_S its directory is none, as when what it was mounted on has gone."""
+    leases = made.state_dir / "leases"
+    away = leases.with_name("leases-away")
+
+    def come_back() -> None:
+        if away.exists():
+            leases.unlink()
+            away.rename(leases)
+
+    leases.rename(away)
+    leases.touch()
+    back = asyncio.get_running_loop().call_later(CUT_S, come_back)
+    try:
+        yield
+    finally:
+        back.cancel()
+        come_back()
 
 
 @asynccontextmanager

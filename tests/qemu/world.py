@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.hosts.process import ProcessId, find_by_argument, kill
 from vmckpt.lab import lab as labs
 from vmckpt.lab.guest import GuestControl, KvClient
 from vmckpt.lab.labguest import LabGuest
@@ -227,7 +227,7 @@ class World:
 
 @contextmanager
 def world(*qemus: Path) -> Iterator[World]:
-    """A lab whose i-th host has the i-th QEMU; nothing of it stays, whatever happens."""
+    """A lab whose i-th host has the i-th QEMU; nothing stays of it, or of VMs on this machine."""
     state_dir = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
     try:
         made = World(state_dir, asyncio.run(labs.up(state_dir, hosts=len(qemus), qemus=qemus)))
@@ -237,6 +237,9 @@ def world(*qemus: Path) -> Iterator[World]:
             show_evidence(state_dir, "lab/*/vms/*/qemu-*/*.log")
         finally:
             asyncio.run(labs.down(state_dir))
+            # A failed test's VMs on this machine itself, which is no host of the lab.
+            for left in find_by_argument(f"{state_dir}/vms/"):
+                kill(left)
             shutil.rmtree(state_dir)
 
 

@@ -1,10 +1,13 @@
 """Records as files of one directory, for one machine or for machines that share it.
 
-    VM.lease    version and record, replaced as a whole: a reader needs no lock
-    VM.lock     locked while a version is compared and its successor put in place
+    VM.leases/N    version N of the record (20 digits), made by link(2), never changed
+    VM.lease       the only version, as vmckpt 0.1 kept it; its text is MOVED once there are others
 
-The new file is on the disk before the lock is asked for, so it is held for microseconds: a process
-that is stopped while it has it blocks everybody, until it goes on or is killed.
+The version that stands is the highest. A successor is written aside, synced, and linked to the next
+number: link(2) fails where that exists, on the server of a network's file system too. So there is
+no lock that a server could take from a process that stands still, or a client could believe it has
+(a lock with rename(2) behind it is no compare-and-swap on NFS), and a process that is stopped or
+killed anywhere blocks no other.
 """
 
 import asyncio
@@ -23,10 +26,12 @@ from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 from vmckpt.sequence.in_thread import in_thread
 
 TIMEOUT_S = 1.0
-# What a killed process left unfinished is removed after so long.
-_LEFTOVER_S = 3600.0
+# Versions that stay, for readers that are slow; and when a killed process's leftovers go.
+KEPT, _LEFTOVER_S = 16, 3600.0
+MOVED = "moved to numbered versions by a newer vmckpt\n"
 _POLL_S = 0.002
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_DIGITS = 20
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 T = TypeVar("T")
 
 
@@ -39,7 +44,7 @@ class FileStore:
     async def read(self, vm: str) -> Versioned | None:
         """What stands there now."""
         try:
-            return await self._within(lambda: _read(self._path(vm)))
+            return await self._within(lambda: self._read(vm))
         except (OSError, TimeoutError) as exc:
             raise self._down(vm, exc) from exc
 
@@ -55,56 +60,98 @@ class FileStore:
             ) from exc
 
     async def _within(self, work: Callable[[], T]) -> T:
-        # The lock's own limit comes first: what it says is certain.
+        # Twice: the old lock's own limit comes first, and what it says is certain.
         return await asyncio.wait_for(in_thread(work), 2 * self._timeout_s)
 
-    def _path(self, vm: str) -> Path:
+    def _versions(self, vm: str) -> Path:
+        return self._directory / f"{quote(vm, safe='')}.leases"
+
+    def _single(self, vm: str) -> Path:
         return self._directory / f"{quote(vm, safe='')}.lease"
 
+    def _read(self, vm: str) -> Versioned | None:
+        directory = self._versions(vm)
+        while number := _highest(directory):
+            # One that is gone by now was replaced KEPT times meanwhile.
+            with suppress(FileNotFoundError):
+                return _parse(directory / _name(number), number)
+        return _read_single(self._single(vm))
+
     def _replace(self, vm: str, record: Record, over: int) -> Versioned:
-        path = self._path(vm)
-        new = Versioned(record, over + 1)
-        part = path.with_name(f".{path.stem}.{os.getpid()}-{time.monotonic_ns()}.part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with os.fdopen(os.open(part, _NEW_FILE, 0o600), "w") as file:
-                file.write(f"{new.version}\n{encode(record)}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            with _locked(path.with_suffix(".lock"), self._timeout_s):
-                now = _read(path)
-                if (now.version if now else NONE_YET) == over:
-                    part.rename(path)
-                    now = new
+            now = self._read(vm)
+            if (now.version if now else NONE_YET) != over:
+                return self._as_found(vm, now)
+            new = Versioned(record, over + 1)
+            with self._single_locked(vm, over):
+                is_new = self._put(vm, new)
         except TimeoutError as exc:
             raise self._down(vm, exc) from exc
         except OSError as exc:
             raise StorageError(
                 f"cannot write the lease of '{vm}'",
-                why=f"{exc.filename or path}: {exc.strerror}",
-                remedy="make room, or see to the rights of the directory",
+                why=f"{exc.filename or self._versions(vm)}: {exc.strerror}",
+                remedy="make room, or see to the rights of the directory; it has to be on a file "
+                "system with hard links",
             ) from exc
-        finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-        if now is not new:
-            return self._as_found(vm, now)
+        if not is_new:
+            return self._as_found(vm, self._read(vm))
         try:
-            _settle(path.parent)
+            _settle(self._versions(vm), new.version)
         except OSError as exc:
             raise OutcomeUnknownError(
                 f"nobody knows whether the lease of '{vm}' lasts",
-                why=f"it was put in place, but {path.parent} did not say that it is on the disk: "
-                f"{exc.strerror}",
+                why=f"it was put in place, but {self._versions(vm)} did not say that it is on the "
+                f"disk: {exc.strerror}",
                 remedy="look again; see to the disk",
             ) from exc
         return new
+
+    def _put(self, vm: str, new: Versioned) -> bool:
+        """Whether the new version is in place, and the highest. Raises OSError."""
+        directory = self._versions(vm)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = directory / f".{os.getpid()}-{time.monotonic_ns()}.part"
+        path = directory / _name(new.version)
+        try:
+            with os.fdopen(os.open(part, _NEW_FILE, 0o600), "w") as file:
+                file.write(f"{encode(new.record)}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                path.hardlink_to(part)
+            except FileExistsError:
+                # A server may have done it and its answer been lost: then the file has two names.
+                if part.stat().st_nlink < 2:
+                    return False
+            if _highest(directory) == new.version:
+                return True
+            # This process stood still while others went on so far that the number was free again.
+            path.unlink(missing_ok=True)
+            return False
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    @contextmanager
+    def _single_locked(self, vm: str, over: int) -> Iterator[None]:
+        """For the block no vmckpt 0.1 replaces the single version, and afterwards none can."""
+        single = self._single(vm)
+        if over == NONE_YET or _highest(self._versions(vm)) or not single.exists():
+            yield
+            return
+        with _locked(single.with_suffix(".lock"), self._timeout_s):
+            now = _read_single(single)
+            if now is None or now.version != over:
+                raise TimeoutError(f"an older vmckpt has just replaced {single}")
+            yield
+            single.write_text(MOVED)
 
     def _as_found(self, vm: str, now: Versioned | None) -> Versioned:
         if now is None:
             raise StorageError(
                 f"the lease of '{vm}' is gone",
-                why=f"{self._path(vm)} was removed",
+                why=f"{self._versions(vm)} was removed, or is empty",
                 remedy="stop every protection of the VM, make sure that it runs once, and "
                 "protect it anew",
             )
@@ -114,31 +161,57 @@ class FileStore:
         return ArbiterDownError(
             f"the lease of '{vm}' cannot be asked for",
             why=str(exc) or f"{self._directory} gave no answer for {self._timeout_s} s",
-            remedy="see to the directory; a stopped process that holds its lock has to go on or "
-            "be killed",
+            remedy="see to the directory",
         )
 
 
-def _read(path: Path) -> Versioned | None:
+def _name(version: int) -> str:
+    return f"{version:0{_DIGITS}d}"
+
+
+def _highest(directory: Path) -> int:
+    """The highest version in a directory; 0: none, or there is no directory. Raises OSError."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return 0
+    return max(
+        (int(name) for name in names if len(name) == _DIGITS and name.isdecimal()), default=0
+    )
+
+
+def _parse(path: Path, version: int) -> Versioned:
+    with path.open() as file:
+        text = file.read()
+    if not text.endswith("\n"):
+        raise _no_lease(path, "it ends too early")
+    return Versioned(decode(text, str(path)), version)
+
+
+def _read_single(path: Path) -> Versioned | None:
     try:
         text = path.read_text()
     except FileNotFoundError:
         return None
     version, _, record = text.partition("\n")
     if not version.isdecimal():
-        raise StorageError(
-            f"{path} holds no lease",
-            why=f"it begins with {version[:40]!r}, not with a version",
-            remedy="stop every protection of the VM, make sure that it runs once, and remove it",
-        )
+        raise _no_lease(path, f"it begins with {version[:40]!r}, not with a version")
     return Versioned(decode(record, str(path)), int(version))
+
+
+def _no_lease(path: Path, why: str) -> StorageError:
+    return StorageError(
+        f"{path} holds no lease",
+        why=why,
+        remedy="stop every protection of the VM, make sure that it runs once, and remove it",
+    )
 
 
 @contextmanager
 def _locked(path: Path, timeout_s: float) -> Iterator[None]:
     """Hold the lock for the block. Raises TimeoutError, OSError."""
     deadline_s = time.monotonic() + timeout_s
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         while True:
             try:
@@ -153,13 +226,14 @@ def _locked(path: Path, timeout_s: float) -> Iterator[None]:
         os.close(fd)
 
 
-def _settle(directory: Path) -> None:
-    """Have the disk keep which files there are, without those that killed processes left."""
+def _settle(directory: Path, version: int) -> None:
+    """Remove old versions and what killed processes left; then sync the directory."""
     for entry in os.scandir(directory):
-        if entry.name.endswith(".part"):
-            with suppress(FileNotFoundError):
-                if time.time() - entry.stat().st_mtime > _LEFTOVER_S:
-                    Path(entry).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            is_part = entry.name.endswith(".part")
+            is_old = entry.name.isdecimal() and int(entry.name) <= version - KEPT
+            if is_old or (is_part and time.time() - entry.stat().st_mtime > _LEFTOVER_S):
+                Path(entry).unlink(missing_ok=True)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
