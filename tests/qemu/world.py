@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vmckpt.hosts import process as processes
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, find_by_argument, kill
+from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lab import lab as labs
 from vmckpt.lab.guest import GuestControl, KvClient
 from vmckpt.lab.labguest import LabGuest
@@ -239,7 +240,7 @@ def world(*qemus: Path) -> Iterator[World]:
             asyncio.run(labs.down(state_dir))
             # A failed test's VMs on this machine itself, which is no host of the lab.
             for left in find_by_argument(f"{state_dir}/vms/"):
-                kill(left)
+                processes.kill(left)
             shutil.rmtree(state_dir)
 
 
