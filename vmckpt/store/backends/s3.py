@@ -38,7 +38,9 @@ _RETRY_S = 60
 class S3Backend:
     """Objects under a prefix of a bucket."""
 
-    def __init__(self, place: str, *, expiry_s: float = 120.0, refresh_s: float = 20.0) -> None:
+    def __init__(
+        self, place: str, *, expiry_s: float = 120.0, refresh_s: float = 20.0, retries: int = 5
+    ) -> None:
         bucket, _, prefix = place.removeprefix(SCHEME).partition("/")
         self.place = place
         self._expiry_s, self._refresh_s = expiry_s, refresh_s
@@ -57,7 +59,7 @@ class S3Backend:
                     "timeout": f"{_TIMEOUT_S}s",
                     "allow_http": in_clear,
                 },
-                retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=_RETRY_S)},
+                retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_S)},
             )
         except (BaseError, ValueError) as exc:
             raise UsageError(
