@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vmckpt.errors import BusyError, StorageError
+from vmckpt.errors import BusyError, RefusedError, StorageError
 from vmckpt.store.backends.backend import Buffer, MissingError
+from vmckpt.store.backends.file_systems import file_system_of, keeps_locks, why_unkept
 
 # Objects in the making, and what dead writers left.
 ASIDE = "tmp"
@@ -23,6 +24,8 @@ LOCK = "lock"
 MOST_OPEN = 64
 # Objects here are never replaced: only these are kept open.
 _KEPT_OPEN = ("checkpoints/", "maps/", "packs/")
+# In the environment, as 1: no other host uses stores on file systems that keep no locks.
+ONE_HOST = "VMCKPT_STORE_ONE_HOST"
 _POLL_S = 0.01
 # struct flock of 64-bit Linux.
 _FLOCK = struct.Struct("hhqqixxxx")
@@ -36,6 +39,7 @@ class LocalBackend:
         self.place = str(root)
         self._open: OrderedDict[str, int] = OrderedDict()
         self._mutex = threading.Lock()
+        self._locks_are_kept = False
 
     def names(self, folder: str) -> dict[str, int]:
         """The files in a folder."""
@@ -93,6 +97,13 @@ class LocalBackend:
         kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
         request = _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0)
         fd = self._lock_file(shared=shared)
+        try:
+            # A reader whose lock is not kept loses nothing but what it reads.
+            if not shared:
+                self._require_kept()
+        except BaseException:
+            os.close(fd)
+            raise
         until_s = time.monotonic() + wait_s
         try:
             while True:
@@ -131,6 +142,31 @@ class LocalBackend:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_folder(folder.parent)
         return folder
+
+    def _require_kept(self) -> None:
+        """Raises RefusedError where other hosts, or other programs, do not hear of locks."""
+        if self._locks_are_kept:
+            return
+        path = self.root / LOCK
+        found = file_system_of(path)
+        kind = found.kind if found else "of unknown type"
+        try:
+            is_kept = keeps_locks(path)
+        except OSError as exc:
+            raise self.error(exc, f"locks (its file system is {kind})") from exc
+        why = why_unkept(found) if found else None
+        if is_kept and (why is None or os.environ.get(ONE_HOST) == "1"):
+            self._locks_are_kept = True
+            return
+        if not is_kept:
+            why = "a lock that one program holds is given to another one too"
+        raise RefusedError(
+            f"{self.place} is on a file system that does not keep locks: {kind}",
+            why=f"{why}; commands of two hosts at once could disturb one another",
+            remedy="use NFS with locks, object storage (s3://...), or HOST:/DIRECTORY of the host "
+            "that has the disk"
+            + (f"; if this host alone uses the store, set {ONE_HOST}=1" if is_kept else ""),
+        )
 
     def _lock_file(self, *, shared: bool) -> int:
         try:

@@ -1,0 +1,117 @@
+"""Whether a directory's file system keeps locks between the hosts that share it.
+
+The kernel answers a lock on a file system that sends none to a server as if it were a local one: it
+is held on this host, and on others nobody hears of it. Which do so is known by their names and
+mount options (`/proc/self/mountinfo`, see proc_pid_mountinfo(5)); that a lock is kept between two
+programs of this host is tried.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+# Of this name, whatever else: locks do not reach the other hosts.
+_UNKEPT = {
+    "9p": "a 9p server grants every lock",
+    "virtiofs": "virtiofs keeps locks within one guest, unless its server was told otherwise",
+    "vboxsf": "shared folders of VirtualBox have no locks",
+    "vmhgfs": "shared folders of VMware have no locks",
+    "prl_fs": "shared folders of Parallels have no locks",
+    "afs": "AFS keeps locks of whole files only",
+    "orangefs": "OrangeFS has no locks",
+    "pvfs2": "PVFS has no locks",
+    "beegfs": "BeeGFS keeps locks within one host, unless it was told otherwise",
+    "fuse": "a FUSE file system keeps locks within this host, unless its program does more",
+}
+# Programs for FUSE that pass locks on to all that share the files.
+_KEPT_FUSE = ("fuse.glusterfs", "fuse.ceph", "fuse.moosefs", "fuse.juicefs")
+# Mount options by which a file system that keeps locks does not.
+_UNKEPT_OPTIONS = (
+    ("nfs", re.compile(r"nolock|local_lock=(all|posix)")),
+    ("cifs", re.compile(r"nobrl|nolease_locks")),
+    ("smb3", re.compile(r"nobrl")),
+    ("lustre", re.compile(r"localflock|noflock")),
+    ("ocfs2", re.compile(r"localflocks")),
+    ("gfs2", re.compile(r"localflocks|lockproto=lock_nolock")),
+)
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+# struct flock of 64-bit Linux; a byte that no lock of a store is on (they are below 1 << 56).
+_FLOCK, _TRIED_AT = struct.Struct("hhqqixxxx"), 1 << 60
+
+
+class FileSystem(NamedTuple):
+    """What is mounted where: its type as the kernel calls it, and all mount options."""
+
+    kind: str
+    mounted_on: str
+    options: tuple[str, ...]
+
+
+def file_system_of(path: Path, mounts: str | None = None) -> FileSystem | None:
+    """The file system that `path`, or what is there of it, is on; None: nobody knows.
+
+    `mounts` is the text of mountinfo, else this process's.
+    """
+    where = os.path.realpath(path)
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mountinfo").read_text()
+        except OSError:
+            return None
+    found: FileSystem | None = None
+    for line in mounts.splitlines():
+        left, dash, right = line.partition(" - ")
+        words, more = left.split(" "), right.split(" ")
+        if not dash or len(words) < 6 or len(more) < 3:
+            continue
+        point = _ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), words[4])
+        inside = where == point or where.startswith(point.rstrip("/") + "/")
+        # Of two on one directory the later one hides the other.
+        if inside and (found is None or len(point) >= len(found.mounted_on)):
+            options = (*words[5].split(","), *more[2].split(","))
+            found = FileSystem(more[0], point, options)
+    return found
+
+
+def why_unkept(found: FileSystem) -> str | None:
+    """Why other hosts do not hear of locks on it; None: they do, or it is this host's alone."""
+    if found.kind in _UNKEPT:
+        return _UNKEPT[found.kind]
+    if found.kind.startswith("fuse.") and found.kind not in _KEPT_FUSE:
+        return _UNKEPT["fuse"]
+    for kind, wrong in _UNKEPT_OPTIONS:
+        if found.kind in (kind, f"{kind}4"):
+            for option in found.options:
+                if wrong.fullmatch(option):
+                    return f"it is mounted with {option}: locks stay within this host"
+    return None
+
+
+def keeps_locks(path: Path) -> bool:
+    """Whether a lock on this file keeps another open file description out. Raises OSError."""
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _TRIED_AT, 1, 0)
+    first = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if not _locked(first, request):
+                return True  # another program is trying the same
+            return not _locked(second, request)
+        finally:
+            os.close(second)
+    finally:
+        os.close(first)
+
+
+def _locked(fd: int, request: bytes) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
+    except OSError as exc:
+        if exc.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
