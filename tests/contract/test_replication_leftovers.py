@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -26,12 +27,18 @@ from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET, Versioned
+from vmckpt.migrate.disk_files import CopiedDisk as CopiedFile
+from vmckpt.migrate.disk_files import create_files, remove_files
+from vmckpt.migrate.disk_plan import DiskPlan, Owned, plan_disks
+from vmckpt.migrate.options import Disks
+from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate import begin, primary, recovery, sides
 from vmckpt.replicate import stop as stopping
 from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.control import GO_ALONE, answering
 from vmckpt.replicate.disks.copies import CopiedDisk, Copy, prepare, read_mark
 from vmckpt.replicate.leftover_copies import Fate, settle_here
+from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.operate import require_decided, settle
 from vmckpt.replicate.recovery import abandon, recover
 from vmckpt.replicate.request import COPY, SHARED, Files, Options, Request, read_request
@@ -560,3 +567,61 @@ def test_a_replica_that_was_ended_without_the_arbiter_keeps_no_vm_from_protectio
     lease, dead = asyncio.run(primary._entitled(request, vm))
     asyncio.run(lease.take(dead))
     assert stands(tmp_path).term == 2
+
+
+def test_a_disk_that_a_replaced_home_left_is_known_and_makes_way_for_the_vm(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failover and a failback the VM could not move to where its old image stood."""
+    qemu_img = tmp_path / "qemu-img"
+    qemu_img.write_text('#!/bin/sh\ntouch "$5"\n')
+    qemu_img.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    a, b = hosts
+    disk = SPEC + DISK
+
+    def at_home(host: LocalHost, content: bytes) -> Vm:
+        vm = home(host, "old")
+        vm.directory.spec.write_text(disk)
+        image = host.state_dir / "images/web.raw"
+        image.parent.mkdir(exist_ok=True)
+        image.write_bytes(content)
+        return vm._replace(spec=parse_spec(disk, "test", vm.directory.path))
+
+    async def planned() -> DiskPlan:
+        vm = await read_vm(a, "web")
+        assert vm is not None
+        owned = Owned(a, "web", vm.spec.disks, ("disk0",))
+        images = {"disk0": DiskImage("disk0", 512, 512, ())}
+        return await plan_disks(owned, b, Disks.AUTO, images)
+
+    async def made(plan: DiskPlan) -> None:
+        try:
+            await create_files(b, "web", "r1", plan.copies)
+        finally:
+            await remove_files(b, "r1", [CopiedFile("-", str(left))])
+
+    at_home(a, b"new" * 512)
+    at_home(b, b"old" * 512)
+    left = b.state_dir / "images/web.raw"
+    files = requested(hosts, tmp_path, (CopiedDisk(0, 1536),))
+    asyncio.run(remove_stale_home(b, "web", "old"))
+    assert left.exists()
+    plan = asyncio.run(planned())
+    assert plan.obstacles == ()
+    assert plan.copies[0].replaces
+    # What somebody has written since, or another VM has, is nobody's leftover.
+    os.utime(left, (1, 1))
+    assert [one.code for one in asyncio.run(planned()).obstacles] == ["disk-target"]
+    with pytest.raises(OperationFailedError, match="cannot create"):
+        asyncio.run(made(plan))
+    vm = at_home(b, b"old" * 512)
+    asyncio.run(remove_stale_home(b, "web", "old"))
+    other = vm_dir(b.state_dir, "db")
+    other.path.mkdir()
+    other.spec.write_text(disk.replace('"web"', '"db"', 1))
+    assert [one.code for one in asyncio.run(planned()).obstacles] == ["disk-target"]
+    shutil.rmtree(other.path)
+    asyncio.run(made(asyncio.run(planned())))
+    assert not left.exists()
+    assert (files.path.exists(), vm.directory.path.exists()) == (True, False)

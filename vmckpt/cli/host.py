@@ -1,4 +1,7 @@
-"""vmckpt host: list, add, set, remove, calibrate; check and doctor are in host_checks.py."""
+"""vmckpt host: list, add, set, remove, calibrate.
+
+`images` is in host_images.py, `check` and `doctor` are in host_checks.py.
+"""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli import host_checks
+from vmckpt.cli import host_checks, host_images
 from vmckpt.cli.host_checks import host_facts
 from vmckpt.cli.output import Json, run, show
 
@@ -298,5 +301,6 @@ def _links(ways: "list[tuple[str, str, dict[str, Link]]]", skipped: "tuple[str, 
     return "\n".join([table(header, rows), *(f"left out: {reason}" for reason in skipped)])
 
 
+app.command()(host_images.images)
 app.command()(host_checks.check)
 app.command()(host_checks.doctor)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
@@ -147,15 +148,33 @@ def stop(
 
 
 @app.command()
-def rm(name: Name, json: Json = False) -> None:
+def rm(
+    name: Name,
+    disks: Annotated[
+        bool, typer.Option("--disks", help="Remove its disk images too, which nothing else uses.")
+    ] = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
     """Forget a stopped VM; its disk images stay. An adopted QEMU goes on by itself."""
     from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.host_images import own_loss, remove_own
 
-    disks, pid = run(run(find(name)).remove())
-    kept = f"; its disks stay: {', '.join(disks)}" if disks else ""
+    vm = run(find(name))
+    own = vm.own_images() if disks else []
+    if disks:
+        confirm(own_loss(name, own), yes=yes, as_json=json)
+    stay, pid = run(vm.remove())
+    removed, kept = run(remove_own(vm.host, own if pid is None else []))
+    stay = [path for path in stay if path not in removed]
+    for path, why in kept.items():
+        warn(f"{path} stays: {why}")
+    left = f"; its disks stay: {', '.join(stay)}" if stay else ""
+    gone = f", with {', '.join(removed)}" if removed else ""
     done = "is removed" if pid is None else f"is forgotten; its QEMU (pid {pid}) goes on as it was"
-    facts = {"vm": name, "removed": True, "disks": disks, "goes_on_as_pid": pid}
-    show(facts, f"{name} {done}{kept}", as_json=json)
+    facts = {"vm": name, "removed": True, "disks": stay, "removed_disks": removed,
+             "kept_disks": kept, "goes_on_as_pid": pid}  # fmt: skip
+    show(facts, f"{name} {done}{gone}{left}", as_json=json)
 
 
 def _show_started(name: str, host: str, started: "Started", *, as_json: bool) -> None:

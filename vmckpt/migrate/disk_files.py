@@ -12,6 +12,7 @@ from vmckpt.errors import OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_plan import PROOF_SUFFIX, DiskCopy
 from vmckpt.vm.lifecycle import create_image
+from vmckpt.vm.superseded import is_superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,16 @@ class CopiedDisk:
     keep: bool = False
 
 
-async def create_files(host: Host, run: str, copies: Iterable[DiskCopy]) -> None:
-    """An empty image for every copy, never over an existing file. Raises OperationFailedError."""
+async def create_files(host: Host, vm: str, run: str, copies: Iterable[DiskCopy]) -> None:
+    """An empty image for every copy of the VM's disks, never over an existing file that is not a
+    leftover of the VM's own. Raises OperationFailedError.
+    """
     for copy in copies:
         proof = _proof(copy.target, run)
         if not await host.exists(copy.target.parent):
             await host.make_dir(copy.target.parent)
+        if copy.replaces and await is_superseded(host, vm, copy.target):
+            await host.remove(copy.target)
         await create_image(host, proof, copy.format, copy.size_bytes)
         # A link fails where something has come to stand meanwhile; a rename would replace it.
         done = await host.run(["ln", "-T", "--", str(proof), str(copy.target)])

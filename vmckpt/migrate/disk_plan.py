@@ -16,6 +16,7 @@ from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vms_dir
 from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec import Disk
+from vmckpt.vm.superseded import is_superseded
 
 # The names of all jobs, nodes and exports of copies begin so.
 COPY_PREFIX = "copy-"
@@ -37,6 +38,7 @@ class DiskCopy(NamedTuple):
     """A disk to copy: a node of the source's QEMU to a new file on the target, `node` there.
 
     The source's file is removed when the VM has moved, unless `keep`: others may read it too.
+    `replaces`: what stands there is a leftover of this VM, and goes first.
     """
 
     number: int
@@ -49,6 +51,7 @@ class DiskCopy(NamedTuple):
     source_node: str
     node: str
     keep: bool = False
+    replaces: bool = False
 
 
 class DiskPlan(NamedTuple):
@@ -66,6 +69,7 @@ class Place(NamedTuple):
     """Where a disk is on both hosts. `shared` is None when that could not be found out: `why`.
 
     `device`: what is a device, here or there, of a disk that is not said to be shared.
+    `target_left`: what is there is the VM's own from before, left by a replication.
     """
 
     number: int
@@ -74,6 +78,7 @@ class Place(NamedTuple):
     shared: bool | None
     why: str = ""
     target_taken: bool = False
+    target_left: bool = False
     target_has_directory: bool = True
     keep: bool = False
     device: Path | None = None
@@ -144,6 +149,7 @@ def decide_disks(
                     node,
                     disk.node,
                     place.keep,
+                    place.target_left,
                 )
             )
     return DiskPlan(tuple(shared), tuple(copies), tuple(obstacles))
@@ -156,11 +162,12 @@ def _obstacle(place: Place, image: DiskImage | None) -> Obstacle | None:
     if place.shared is None:
         reason = f"nobody knows whether {place.source} is shared: {place.why}"
         return Obstacle("disk-shared", reason, EXPLICIT)
-    if place.target_taken:
+    if place.target_taken and not place.target_left:
         return Obstacle(
             "disk-target",
             f"{place.target} exists on the target already, and is never written over",
-            "remove or rename it there; for shared storage: --disks shared",
+            "see what uses it (vmckpt host images), remove or rename it there; for shared storage: "
+            "--disks shared",
         )
     if not place.target_has_directory:
         reason = f"the target has no directory {place.target.parent}"
@@ -193,6 +200,7 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
         being_copied = any(name.startswith(f"{there.name}{PROOF_SUFFIX}") for name in names)
         ours = await source.fingerprint(here)
         shared = not being_copied and ours == await target.fingerprint(there)
+    left = shared is False and taken and await is_superseded(target, owned.vm_name, there)
     return Place(
         number,
         here,
@@ -200,6 +208,7 @@ async def _place(owned: Owned, target: Host, number: int, disk: Disk, how: Disks
         shared,
         why,
         target_taken=taken,
+        target_left=left,
         # An images directory is made when it is needed.
         target_has_directory=not disk.path.is_absolute() or has_directory,
         keep=disk.read_only and (disk.path.is_absolute() or await _is_others(owned, here)),

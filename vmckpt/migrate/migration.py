@@ -236,7 +236,7 @@ class Migration:
         Both are set alike; every answer is read, since a refused call leaves old settings.
         """
         await write_down(self._vm, self._pair)
-        await create_files(self._target_host, self._run, self._copies)
+        await create_files(self._target_host, self._vm.name, self._run, self._copies)
         self._target_qemu = await prepare_target(
             self._vm, self._pair, self._agreement, self._journey.absent_ids
         )

@@ -9,6 +9,7 @@ from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import sweep
+from vmckpt.vm.superseded import note_superseded
 
 POLL_S, BUSY_S = 0.1, 30.0
 
@@ -16,7 +17,8 @@ POLL_S, BUSY_S = 0.1, 30.0
 async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
     """The guest goes on elsewhere, in a higher term: end and remove what `host` has of it.
 
-    Only what ran in the QEMU that was taken over from: the VM may have come back since. Raises
+    Only what ran in the QEMU that was taken over from: the VM may have come back since. Its images
+    stay, noted as leftovers: a next protection goes on from them, a migration replaces them. Raises
     HostDownError, StorageError, OperationFailedError (its QEMU does not end).
     """
     stale = await read_vm(host, name)
@@ -28,6 +30,7 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
             why=f"'{name}' goes on elsewhere, but the process here outlives SIGKILL",
             remedy="it is stuck in the kernel: look at its storage",
         )
+    await note_superseded(host, stale)
     await host.remove(stale.qemu.files.ram(stale.spec.ram_dir))
     await host.remove(stale.directory.path)
 

@@ -8,6 +8,8 @@ from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
@@ -64,6 +66,11 @@ class DirectVm(NamedTuple):
         from vmckpt.vm.lifecycle import remove_vm
 
         return Removed(goes_on_as_pid=await remove_vm(self.vm), disks=_disks(self.vm))
+
+    def own_images(self) -> "list[Path]":
+        """Where the disks are that it writes."""
+        disks = self.vm.spec.disks
+        return [disk.on(self.host.state_dir) for disk in disks if not disk.read_only]
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""

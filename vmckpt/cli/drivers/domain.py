@@ -11,6 +11,8 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vmckpt.checkpoint.domain_snapshots import Taken
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
@@ -73,6 +75,11 @@ class LibvirtDomain:
 
         await remove_domain(self.domain)
         return Removed(_disks(self.domain))
+
+    def own_images(self) -> "list[Path]":
+        """Where the disks are that it writes."""
+        disks = self.domain.description.disks
+        return [disk.path for disk in disks if disk.path and not disk.read_only]
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""

@@ -7,6 +7,8 @@ from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
@@ -75,6 +77,9 @@ class Driver(Protocol):
 
     async def remove(self) -> Removed:
         """Forget it; what stays."""
+
+    def own_images(self) -> "list[Path]":
+        """Where the disks are that it writes."""
 
     async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
         """All that is for and against moving it; changes nothing."""

@@ -108,7 +108,8 @@ class DomainMigration:
         try:
             self._begin("prepare")
             await self._journal.write()
-            await create_files(self._ends[1], self._run.id, self._checked.copies)
+            copies = self._checked.copies
+            await create_files(self._ends[1], self._domain.name, self._run.id, copies)
             if self._checked.options.in_turn:
                 self._begin("turn")
                 await link.my_turn()

@@ -1,0 +1,173 @@
+"""What uses the images of a host's folder, by whatever path; and that only unused ones go."""
+
+import asyncio
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import vmckpt
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.images import Image, images_of
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu
+
+pytestmark = pytest.mark.contract
+
+PLATFORM = Platform("q35", "tcg", "qemu64")
+
+
+def overlay(path: Path, backing: str) -> None:
+    """A qcow2 image of no clusters on a backing file."""
+    head = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 512, len(backing), 16, 1 << 20)
+    path.write_bytes(head.ljust(512, b"\0") + backing.encode())
+
+
+def a_vm(host: LocalHost, name: str, disk: str, *, at_home: bool = True) -> None:
+    directory = vm_dir(host.state_dir, name)
+    directory.path.mkdir(parents=True)
+    directory.spec.write_text(f'name = "{name}"\nmemory = "64M"\n[[disks]]\n{disk}\n')
+    if at_home:
+        qemu = Qemu(directory.qemu("0"), ProcessId(0, 0), PLATFORM)
+        directory.current.write_text(qemu.to_json())
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> LocalHost:
+    (tmp_path / "images").mkdir()
+    return LocalHost("local", tmp_path, "127.0.0.1")
+
+
+def users(host: LocalHost, **domains: list[Path]) -> dict[str, tuple[str, ...]]:
+    found: list[Image] = asyncio.run(images_of(host, domains))
+    return {image.path.name: image.users for image in found}
+
+
+def test_what_a_vm_has_by_name_path_or_link_is_its_own(host: LocalHost, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    for name in ("a.raw", "b.raw", "c.raw", "d.raw", "e.raw", "free.raw"):
+        (images / name).write_bytes(b"x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/link.raw").symlink_to(images / "b.raw")
+    (tmp_path / "elsewhere/hard.raw").hardlink_to(images / "c.raw")
+    a_vm(host, "va", 'image = "a.raw"\nformat = "raw"')
+    a_vm(host, "vb", f'path = "{tmp_path}/elsewhere/link.raw"\nformat = "raw"')
+    # A standby, or a VM that is just being made, is at home nowhere.
+    a_vm(host, "vc", f'path = "{tmp_path}/elsewhere/hard.raw"\nformat = "raw"', at_home=False)
+    journal = vm_dir(tmp_path, "va").path / "restore.json"
+    journal.write_text(json.dumps({"made": [str(images / "d.raw")]}))
+    assert users(host, dom=[tmp_path / "elsewhere/../images/e.raw"]) == {
+        "a.raw": ("VM va",),
+        "b.raw": ("VM vb",),
+        "c.raw": ("VM vc",),
+        "d.raw": ("VM va",),
+        "e.raw": ("domain dom",),
+        "free.raw": (),
+    }
+
+
+def test_a_backing_file_is_used_by_all_that_stands_on_it(host: LocalHost, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    (images / "base.raw").write_bytes(b"x")
+    (images / "alias").symlink_to("base.raw")
+    overlay(images / "middle.qcow2", "alias")
+    (tmp_path / "forks").mkdir()
+    overlay(tmp_path / "forks/top.qcow2", "../images/middle.qcow2")
+    described = {
+        "driver": "qcow2",
+        "file": {"driver": "file", "filename": str(images / "json.raw")},
+    }
+    (images / "json.raw").write_bytes(b"x")
+    overlay(images / "on-json.qcow2", f"json:{json.dumps(described)}")
+    overlay(images / "loop.qcow2", "loop.qcow2")
+    a_vm(host, "fork", f'path = "{tmp_path}/forks/top.qcow2"')
+    found = users(host)
+    assert found["middle.qcow2"] == ("VM fork",)
+    assert set(found["base.raw"]) == {"VM fork", "image middle.qcow2"}
+    assert found["json.raw"] == ("image on-json.qcow2",)
+    assert found["on-json.qcow2"] == ()
+    assert found["loop.qcow2"] == ("image loop.qcow2",)
+
+
+def test_beside_a_vm_that_cannot_be_read_nothing_is_said_to_be_unused(
+    host: LocalHost, tmp_path: Path
+) -> None:
+    (tmp_path / "images/a.raw").write_bytes(b"x")
+    a_vm(host, "va", 'image = "a.raw"')
+    vm_dir(tmp_path, "va").spec.write_text("nonsense =")
+    with pytest.raises(RefusedError, match="is not known"):
+        users(host)
+
+
+def said(state: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    done = vmckpt(state, *words, "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_unused_images_are_listed_and_removed_on_request(host: LocalHost, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    for name in ("used.raw", "old.raw", "older.raw"):
+        (images / name).write_bytes(b"x")
+    overlay(images / "old.qcow2", "older.raw")
+    a_vm(host, "web", 'image = "used.raw"\nformat = "raw"')
+    _, listed = said(tmp_path, "host", "images")
+    assert {Path(one["path"]).name: one["users"] for one in listed["images"]} == {
+        "used.raw": ["VM web"],
+        "old.raw": [],
+        "old.qcow2": [],
+        "older.raw": ["image old.qcow2"],
+    }
+    for name in ("used.raw", "older.raw"):
+        code, refused = said(tmp_path, "host", "images", "local", "--remove", name)
+        assert (code, refused["error"]["kind"]) == (4, "refused")
+    assert said(tmp_path, "host", "images", "local", "--remove", "../secret")[0] == 3
+    assert said(tmp_path, "host", "images", "--remove-unused")[0] == 2
+    assert len(list(images.iterdir())) == 4
+    code, removed = said(tmp_path, "host", "images", "local", "--remove-unused")
+    assert (code, sorted(Path(one).name for one in removed["removed"])) == (
+        0, ["old.qcow2", "old.raw"],
+    )  # fmt: skip
+    assert sorted(path.name for path in images.iterdir()) == ["older.raw", "used.raw"]
+
+
+def test_a_removed_vm_leaves_its_disks_unless_they_are_to_go(
+    host: LocalHost, tmp_path: Path
+) -> None:
+    images = tmp_path / "images"
+    for name in ("one.raw", "two.raw", "base.raw", "cd.iso"):
+        (images / name).write_bytes(b"x")
+    overlay(images / "fork.qcow2", "base.raw")
+    a_vm(host, "one", 'image = "one.raw"\nformat = "raw"')
+    disks = [f'image = "{name}"\nformat = "raw"' for name in ("two.raw", "base.raw", "cd.iso")]
+    a_vm(host, "two", "\n[[disks]]\n".join(disks) + "\nread_only = true")
+    code, removed = said(tmp_path, "vm", "rm", "one")
+    assert (code, removed["disks"], removed["removed_disks"]) == (0, [str(images / "one.raw")], [])
+    code, removed = said(tmp_path, "vm", "rm", "two", "--disks")
+    assert code == 0
+    assert removed["removed_disks"] == [str(images / "two.raw")]
+    assert removed["kept_disks"] == {str(images / "base.raw"): "image fork.qcow2"}
+    assert sorted(path.name for path in images.iterdir()) == [
+        "base.raw", "cd.iso", "fork.qcow2", "one.raw",
+    ]  # fmt: skip
+
+
+def test_an_image_that_another_hosts_vm_has_too_stays(host: LocalHost, tmp_path: Path) -> None:
+    (tmp_path / "san").mkdir()
+    shared = tmp_path / "san/web.raw"
+    shared.write_bytes(b"x")
+    (tmp_path / "hosts").mkdir()
+    other = LocalHost("b", tmp_path / "b", "127.0.0.1")
+    entry = {"kind": "local", "state_dir": str(other.state_dir), "migration_address": "127.0.0.1"}
+    (tmp_path / "hosts/b.json").write_text(json.dumps(entry))
+    disk = f'path = "{shared}"\nformat = "raw"'
+    a_vm(host, "web", disk)
+    a_vm(other, "db", disk)
+    code, removed = said(tmp_path, "vm", "rm", "web", "--disks")
+    assert (code, removed["kept_disks"]) == (0, {str(shared): "VM db on b"})
+    assert said(tmp_path, "vm", "rm", "db", "--disks")[1]["removed_disks"] == [str(shared)]
+    assert not shared.exists()

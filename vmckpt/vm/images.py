@@ -1,0 +1,233 @@
+"""The images in a host's own folder, and what uses each: so that what nothing uses can be removed.
+
+Used is what a VM, a checkpoint service, a replication or an operation under way names, by whatever
+path it reaches the file, and every file that another image has as its backing file.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import NotFoundError, RefusedError, UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.vm.paths import vm_dir, vms_dir
+from vmckpt.vm.spec import parse_spec
+
+FOLDER = "images"
+# struct QCowHeader: magic, version, backing_file_offset, backing_file_size.
+_HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
+_STAT = "%d:%i %s %b %B %F"
+# Files of a VM's directory that name images.
+_NAMING = ("spec.toml", "vm.json", "restore.json", "migration.json", "aside/request.json")
+# Folders of operations that name images, what they are, and the file in each one's own folder.
+_OPERATIONS = (
+    ("replicas", "replication of", "request.json"),
+    ("checkpointing", "checkpoint run", "request.json"),
+    ("left", "cleanup of", ""),
+)
+
+
+class File(NamedTuple):
+    """A file by what it is, whatever path leads to it."""
+
+    identity: str
+    size_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A file of the folder; `users` says what needs it, empty: nothing that is known here."""
+
+    path: Path
+    size_bytes: int
+    allocated_bytes: int
+    users: tuple[str, ...]
+
+
+async def images_of(host: Host, domains: Mapping[str, Iterable[Path]]) -> list[Image]:
+    """What is in the host's folder of images, by name. `domains`: the files of libvirt's domains.
+
+    Raises RefusedError when a VM's files are damaged, HostDownError.
+    """
+    folder = host.state_dir / FOLDER
+    return await looked_at(host, [folder / name for name in await host.list_dir(folder)], domains)
+
+
+async def looked_at(
+    host: Host, paths: Iterable[Path], domains: Mapping[str, Iterable[Path]]
+) -> list[Image]:
+    """The images at these paths; what is not there, or is no regular file, is left out.
+
+    Raises as `images_of` does.
+    """
+    files = await _files(host, paths)
+    beside = [
+        folder / name
+        for folder in dict.fromkeys(path.parent for path in files)
+        for name in await host.list_dir(folder)
+    ]
+    users: dict[str, set[str]] = defaultdict(set)
+    reached = {path: f"image {path.name}" for path in await _files(host, beside)}
+    said = await _said(host)
+    for user, path in [*_named(said, host), *_of_domains(domains)]:
+        for where, file in (await _files(host, [path])).items():
+            users[file.identity].add(user)
+            reached.setdefault(where, user)
+    for user, text in said:
+        for path, file in files.items():
+            if _mentions(text, path):
+                users[file.identity].add(user)
+    await _add_backing(host, reached, users)
+    return [
+        Image(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
+        for path, file in files.items()
+    ]
+
+
+async def files_of_domains(host: Host) -> dict[str, list[Path]]:
+    """The disks of the host's libvirt domains. Raises HostDownError when libvirtd is silent."""
+    if host.libvirt is None:
+        return {}
+    from vmckpt.vm.domains.inventory import all_domains
+
+    found = await all_domains([host])
+    if found.silent:
+        raise found.silent[0]
+    return {
+        domain.name: [disk.path for disk in domain.description.disks if disk.path]
+        for domain in found.given
+    }
+
+
+async def remove_image(host: Host, image: Image) -> None:
+    """Remove an image that nothing uses. Raises RefusedError, StorageError."""
+    if image.users:
+        raise RefusedError(
+            f"{image.path} on {host.name} is in use",
+            why=", ".join(image.users),
+            remedy="only what nothing uses is removed: see `vmckpt host images`",
+        )
+    await host.remove(await host.resolve(image.path))
+
+
+def chosen(images: Iterable[Image], name: str) -> Image:
+    """The image of that name, or at that path. Raises NotFoundError."""
+    for image in images:
+        if name in (image.path.name, str(image.path)):
+            return image
+    raise NotFoundError(
+        f"there is no image '{name}'",
+        why="it is not in the host's folder of images",
+        remedy="see `vmckpt host images`",
+    )
+
+
+async def _files(host: Host, paths: Iterable[Path]) -> dict[Path, File]:
+    """The regular files among the paths, links followed; what is not there is left out."""
+    found = {}
+    words = [str(path) for path in paths]
+    for start in range(0, len(words), 500):
+        some = words[start : start + 500]
+        done = await host.run(["stat", "-L", "--printf", f"{_STAT}\\0%n\\0", "--", *some])
+        parts = done.stdout.split("\0")
+        for facts, name in zip(parts[::2], parts[1::2], strict=False):
+            identity, size, blocks, block_bytes, kind = facts.split(" ", 4)
+            if kind.startswith("regular"):
+                allocated = int(blocks) * int(block_bytes)
+                found[Path(name)] = File(identity, int(size), allocated)
+    return found
+
+
+class _Said(NamedTuple):
+    """What stands in a file of a VM or an operation, and whose it is."""
+
+    user: str
+    text: str
+
+
+async def _said(host: Host) -> list[_Said]:
+    """What the host's VMs, replications and operations under way say."""
+    files: list[tuple[str, Path]] = []
+    for name in await host.list_dir(vms_dir(host.state_dir)):
+        directory = vm_dir(host.state_dir, name).path
+        inside = await host.list_dir(directory)
+        naming = [*_NAMING, *(f"{one}/argv.json" for one in inside if one.startswith("qemu-"))]
+        files += [(f"VM {name}", directory / one) for one in naming]
+    for folder, what, ending in _OPERATIONS:
+        for name in await host.list_dir(host.state_dir / folder):
+            path = host.state_dir / folder / name
+            files.append(
+                (f"{what} {name.removesuffix('.json')}", path / ending if ending else path)
+            )
+    texts = [(user, await host.read_text(path)) for user, path in files]
+    return [_Said(user, text) for user, text in texts if text]
+
+
+def _named(said: Iterable[_Said], host: Host) -> Iterator[tuple[str, Path]]:
+    """The disks of specs, wherever they are. A spec that cannot be read may name any image."""
+    for user, text in said:
+        if not user.startswith("VM ") or text.startswith("{"):
+            continue
+        directory = vm_dir(host.state_dir, user.removeprefix("VM "))
+        try:
+            spec = parse_spec(text, str(directory.spec), directory.path)
+        except UsageError as exc:
+            raise RefusedError(
+                f"what uses the images of {host.name} is not known",
+                why=f"{exc.what}: {exc.why}",
+                remedy=exc.remedy,
+            ) from exc
+        yield from ((user, disk.on(host.state_dir)) for disk in spec.disks)
+        yield from ((user, path) for path in spec.files)
+        yield from (
+            (user, directory.aside / f"disk{number}.qcow2") for number in range(len(spec.disks))
+        )
+
+
+def _of_domains(domains: Mapping[str, Iterable[Path]]) -> Iterator[tuple[str, Path]]:
+    for name, paths in domains.items():
+        yield from ((f"domain {name}", path) for path in paths)
+
+
+async def _add_backing(host: Host, reached: Mapping[Path, str], users: dict[str, set[str]]) -> None:
+    """A backing file is used by what stands on it, and so is that one's in turn."""
+    seen, waiting = set[Path](), list(reached.items())
+    while waiting:
+        path, user = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        if (name := await _backing_of(host, path)) is None:
+            continue
+        words = re.findall(r'"filename":\s*"([^"]+)"', name) if name.startswith("json:") else [name]
+        for word in words:
+            below = (await host.resolve(path)).parent / word.removeprefix("file:")
+            for where, file in (await _files(host, [below])).items():
+                users[file.identity].add(user)
+                waiting.append((where, user))
+
+
+async def _backing_of(host: Host, path: Path) -> str | None:
+    """What a qcow2 image calls its backing file; None: it has none, or is no such image."""
+    head = await _bytes_of(host, path, 0, _HEAD_BYTES)
+    if len(head) < _HEAD_BYTES or head[:4] != _MAGIC:
+        return None
+    offset, length = int.from_bytes(head[8:16]), int.from_bytes(head[16:20])
+    if not offset or length > _MOST_NAME_BYTES:
+        return None
+    return (await _bytes_of(host, path, offset, length)).decode(errors="surrogateescape")
+
+
+async def _bytes_of(host: Host, path: Path, offset: int, length: int) -> bytes:
+    numbers = ["-j", str(offset), "-N", str(length)]
+    done = await host.run(["od", "-An", "-v", "-tx1", *numbers, "--", str(path)])
+    return bytes.fromhex(done.stdout) if done.returncode == 0 else b""
+
+
+def _mentions(text: str, path: Path) -> bool:
+    """Whether a text names the file, by its name or a path to it."""
+    return re.search(rf"(?<![\w.-]){re.escape(path.name)}(?![\w.-])", text) is not None

@@ -1,0 +1,71 @@
+"""Images that a VM left on a host when its standby took it over: older than the VM, and its own.
+
+STATE/superseded/VM.json says which files they were, by inode, size and time of the last write. A
+file that is still that one is known for a leftover, which another copy of the disk may replace;
+one that was written since, or stands there instead, is not.
+"""
+
+import json
+from pathlib import Path
+
+from vmckpt.errors import StorageError
+from vmckpt.hosts.host import Host
+from vmckpt.vm.images import files_of_domains, looked_at
+from vmckpt.vm.inventory import Vm
+
+FORMAT = 1
+_IDENTITY = "%i %s %.9Y %W"
+
+
+async def note_superseded(host: Host, stale: Vm) -> None:
+    """What the stale home has of images of the host's own is a leftover from now on.
+
+    Raises HostDownError, StorageError.
+    """
+    own = [disk for disk in stale.spec.disks if not (disk.path.is_absolute() or disk.read_only)]
+    images = {}
+    for path in (disk.on(host.state_dir) for disk in own):
+        if identity := await _identity(host, path):
+            images[str(path)] = identity
+    if images:
+        record = _record(host, stale.name)
+        await host.make_dir(record.parent)
+        await host.write_text(record, json.dumps({"format": FORMAT, "images": images}))
+
+
+async def is_superseded(host: Host, name: str, path: Path) -> bool:
+    """Whether the file is such a leftover of that VM, and nothing else is known to use it.
+
+    Raises HostDownError, RefusedError when a VM's files on the host are damaged.
+    """
+    text = await host.read_text(_record(host, name))
+    if text is None:
+        return False
+    try:
+        known = json.loads(text)
+        noted = known["images"].get(str(path)) if known["format"] == FORMAT else None
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise StorageError(
+            f"{_record(host, name)} on {host.name} is damaged",
+            why=f"{type(exc).__name__}: {exc}",
+            remedy="remove it: images that it tells of are then removed by hand",
+        ) from exc
+    if noted is None or noted != await _identity(host, path):
+        return False
+    users = {
+        user
+        for image in await looked_at(host, [path], await files_of_domains(host))
+        for user in image.users
+    }
+    # The VM is elsewhere: what tells of it here is what is over, or this migration.
+    its_own = {f"VM {name}", f"replication of {name}"}
+    return all(user in its_own or user.startswith(f"cleanup of {name}.") for user in users)
+
+
+def _record(host: Host, name: str) -> Path:
+    return host.state_dir / "superseded" / f"{name}.json"
+
+
+async def _identity(host: Host, path: Path) -> str | None:
+    done = await host.run(["stat", "-c", _IDENTITY, "--", str(path)])
+    return done.stdout.strip() if done.returncode == 0 else None
