@@ -1,0 +1,82 @@
+"""repair: a store in which damage was found, as whole as it can be made.
+
+Damaged chunks are left out of what new checkpoints rest on as soon as the check has met them. What
+their content is found for is healed, as gc does it. What is left are checkpoints that cannot be
+restored: they are removed if that is asked for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vmckpt.errors import BusyError, NotFoundError, RefusedError
+from vmckpt.store.check import Report, check
+from vmckpt.store.collect import Collected, Plan, collect, plan_gc
+from vmckpt.store.damage.subset import EVERYTHING, Subset
+from vmckpt.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What the check found, and what gc would do; `refused` says why gc could do nothing yet."""
+
+    report: Report
+    gc: Plan | None
+    refused: RefusedError | None
+
+    @property
+    def lost(self) -> Mapping[str, list[str]]:
+        """Checkpoints that cannot be restored, and why."""
+        return self.report.lost
+
+    @property
+    def heals(self) -> list[str]:
+        """Packs that are healed, by id."""
+        return [one.pack_id.hex() for one in self.gc.rewrites if one.heals] if self.gc else []
+
+
+@dataclass(slots=True)
+class Repaired:
+    """What was done. `kept` checkpoints could not be removed, and why; see `RepairPlan.refused`."""
+
+    removed: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    collected: Collected | None = None
+    refused: RefusedError | None = None
+
+
+def plan_repair(
+    store: Store,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    subset: Subset = EVERYTHING,
+) -> RepairPlan:
+    """What repairing would do. It removes nothing, and changes no checkpoint.
+
+    What it finds damaged it writes down, as `check` does. Raises StorageError, BusyError.
+    """
+    report = check(store, progress, subset)
+    plan, refused = _plan(store)
+    return RepairPlan(report, plan, refused)
+
+
+def repair(store: Store, plan: RepairPlan, *, remove_lost: bool) -> Repaired:
+    """Do it. Raises BusyError (another gc), StorageError."""
+    done = Repaired()
+    for checkpoint_id in plan.lost if remove_lost else ():
+        try:
+            store.remove([checkpoint_id])
+            done.removed.append(checkpoint_id)
+        except NotFoundError:
+            continue
+        except (BusyError, RefusedError) as exc:
+            done.kept[checkpoint_id] = exc.why
+    gc, done.refused = _plan(store)
+    if gc is not None:
+        done.collected = collect(store, gc)
+    return done
+
+
+def _plan(store: Store) -> tuple[Plan | None, RefusedError | None]:
+    try:
+        return plan_gc(store), None
+    except RefusedError as exc:
+        return None, exc
