@@ -1,13 +1,15 @@
 """What a checkpoint says of itself, besides what it holds: all that a restore has to know."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from vmckpt.errors import RefusedError
 from vmckpt.qemu.compare import Machine
+from vmckpt.store.decoding import count, listed, mapping, number
 
 FORMAT = 1
+_MOST, _MOST_DEVICES = 1 << 62, 4096
 RAM, DEVICES = "ram", "device-state"
 # Of a VM that was saved as a whole (`whole.py`): what QEMU wrote.
 SAVED = "saved"
@@ -73,15 +75,80 @@ class Facts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse. Raises UnknownFactsError."""
+        """The inverse: each of its type, whoever wrote it. Raises UnknownFactsError."""
         try:
             if data["format"] != FORMAT:
                 raise UnknownFactsError("written by another version of vmckpt")
             given = {name: value for name, value in data.items() if name != "format"}
-            disks = tuple(DiskFacts(**disk) for disk in given.pop("disks"))
-            return cls(disks=disks, macs=tuple(given.pop("macs")), **given)
-        except (KeyError, TypeError) as exc:
+            read = {name: _READ[name](value) for name, value in given.items()}
+            return cls(**read)
+        except (LookupError, TypeError, ValueError) as exc:
             raise UnknownFactsError(f"{type(exc).__name__}: {exc}") from exc
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in the place of text")
+    return value
+
+
+def _maybe_text(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {_text(key): _text(one) for key, one in mapping(value).items()}
+
+
+def _count(value: Any) -> int:
+    return count(value, _MOST)
+
+
+def _number(value: Any) -> float:
+    return number(value, _MOST)
+
+
+def _listed(value: Any) -> list[Any]:
+    return listed([*value] if isinstance(value, tuple) else value, _MOST_DEVICES)
+
+
+def _macs(value: Any) -> tuple[str, ...]:
+    return tuple(_text(mac) for mac in _listed(value))
+
+
+def _disks(value: Any) -> tuple[DiskFacts, ...]:
+    return tuple(_disk(mapping(disk)) for disk in _listed(value))
+
+
+def _disk(words: Mapping[str, Any]) -> DiskFacts:
+    mapping(words, of=DiskFacts.__slots__)
+    read_only = words["read_only"]
+    if not isinstance(read_only, bool):
+        raise TypeError("a disk is read-only or not")
+    path, kind, area = _text(words["path"]), _text(words["format"]), _maybe_text(words["area"])
+    return DiskFacts(path, kind, _count(words["size_bytes"]), read_only, area)
+
+
+def _group(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    words = mapping(value)
+    members = _texts(words["members"])
+    said = {"id": _text(words["id"]), "name": _text(words["name"]), "members": members}
+    return {**words, **said}
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("name", "host", "trigger", "spec", "qemu_version", "kind", "saved_as"), _text),
+    **dict.fromkeys(("taken_unix_s", "pause_ms", "took_s", "stopped_ms"), _number),
+    **dict.fromkeys(("memory_bytes", "passes", "changed_pages"), _count),
+    **dict.fromkeys(("tags", "platform"), _texts),
+    "machine": mapping,
+    "firmware": _maybe_text,
+    "disks": _disks,
+    "macs": _macs,
+    "group": _group,
+}
 
 
 def known_facts(data: Mapping[str, Any]) -> Facts:

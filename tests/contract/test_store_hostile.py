@@ -1,0 +1,256 @@
+"""Checkpoints and packs that say what none says: each is found, is removed, and stops nothing."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.guest_like import memory, require_same, save
+from vmckpt.checkpoint.facts import Facts, UnknownFactsError
+from vmckpt.store.check import check
+from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.compression import compress
+from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.damage.repair import plan_repair, repair
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.header import Kind
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.open import create_store, open_store
+from vmckpt.store.pack import _TRAILER
+from vmckpt.store.sealing.seal import Box
+from vmckpt.store.store import Store
+
+PAGES = 64
+
+Words = dict[str, Any]
+
+
+def manifest_words() -> Words:
+    return {
+        "vm": "vm",
+        "parent": None,
+        "created_unix_s": 1.5e9,
+        "added_bytes": 1,
+        "areas": [],
+        "blobs": [],
+        "packs": [],
+        "facts": {"name": "x"},
+    }
+
+
+def deep(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+MANIFESTS: dict[str, Any] = {
+    "a list": [],
+    "null": None,
+    "nothing": {},
+    "one word more": {**manifest_words(), "more": 1},
+    "vm is a number": {**manifest_words(), "vm": 5},
+    "vm is a list": {**manifest_words(), "vm": ["vm"]},
+    "vm has an escape": {**manifest_words(), "vm": "\x1b[2J"},
+    "vm is long": {**manifest_words(), "vm": "v" * 10_000},
+    "parent is an object": {**manifest_words(), "parent": {}},
+    "parent is a path": {**manifest_words(), "parent": "../../etc/passwd"},
+    "time is text": {**manifest_words(), "created_unix_s": "today"},
+    "time is a truth": {**manifest_words(), "created_unix_s": True},
+    "time is far": {**manifest_words(), "created_unix_s": 1e300},
+    "size is negative": {**manifest_words(), "added_bytes": -1},
+    "size is huge": {**manifest_words(), "added_bytes": 1 << 200},
+    "areas is text": {**manifest_words(), "areas": "ram"},
+    "areas is an object": {**manifest_words(), "areas": {"ram": 1}},
+    "an area has five": {**manifest_words(), "areas": [["ram", 4096, 4096, 1, 1]]},
+    "an area of no chunks": {**manifest_words(), "areas": [["ram", 4096, 0, 1, 1, 1]]},
+    "an area of chunks of 4 GiB": {**manifest_words(), "areas": [["ram", 1, 1 << 32, 1, 1, 1]]},
+    "an area of 2^62": {**manifest_words(), "areas": [["ram", 1 << 62, 4096, 1, 1, 1]]},
+    "an area's name is null": {**manifest_words(), "areas": [[None, 4096, 4096, 1, 1, 1]]},
+    "a blob of 2^62": {**manifest_words(), "blobs": [["b", 1 << 62, 1]]},
+    "a blob of -1": {**manifest_words(), "blobs": [["b", 1, -1]]},
+    "a blob is text": {**manifest_words(), "blobs": ["b12"]},
+    "packs are numbers": {**manifest_words(), "packs": [1, 2]},
+    "a pack is no id": {**manifest_words(), "packs": ["zz"]},
+    "facts is a list": {**manifest_words(), "facts": []},
+    "facts is text": {**manifest_words(), "facts": "name"},
+    "facts are deep": {**manifest_words(), "facts": {"x": deep(500)}},
+}
+RAW = {
+    "no JSON": b"\xff\xfe",
+    "a number of many digits": b"9" * 100_000,
+    "not a number": json.dumps(manifest_words()).encode().replace(b"1500000000.0", b"NaN"),
+    "very deep": b"[" * 200_000 + b"]" * 200_000,
+}
+
+
+def maps_bytes(words: Any, data: bytes = b"") -> bytes:
+    head = json.dumps(words).encode()
+    return struct.pack(">I", len(head)) + head + data
+
+
+def area(size: Any, chunk: Any, length: Any = 0) -> bytes:
+    return maps_bytes({"base": None, "packs": [], "areas": [["ram", size, chunk, length]]})
+
+
+MAPS: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": maps_bytes({})[:-1],
+    "a list": maps_bytes([]),
+    "chunks of no bytes": area(4096, 0),
+    "chunks of -1 bytes": area(4096, -1),
+    "chunks of text": area(4096, "4096"),
+    "a size of 2^62": area(1 << 62, 4096),
+    "a size that no memory has": area((1 << 32) * 4096, 4096),
+    "a length beyond": area(4096, 4096, 1 << 40),
+    "a length of -5": area(4096, 4096, -5),
+    "a base of no id": maps_bytes({"base": "../store", "packs": [], "areas": []}),
+    "packs of text": maps_bytes({"base": None, "packs": "ab", "areas": []}),
+    "areas of text": maps_bytes({"base": None, "packs": [], "areas": "ram"}),
+    "a map that unpacks to much": maps_bytes(
+        {"base": None, "packs": [], "areas": [["ram", 4096 * 64, 4096, 60]]},
+        compress(bytes(1 << 20), 9)[:60],
+    ),
+}
+
+
+def write_checkpoint(
+    store: Store, number: int, manifest: bytes, maps: bytes, lengths: bytes = b""
+) -> str:
+    """A checkpoint's file, sealed as it has to be, that says that; its id."""
+    files, checkpoint_id = store.opened.files, f"{number:032x}"
+    name = f"checkpoints/{checkpoint_id}"
+    header = files.header(Kind.CHECKPOINT).new()
+    seal = files.sealer.file(header, name)
+    first = seal.seal(Box.MANIFEST, 0, compress(manifest, 3))
+    second = seal.seal(Box.MAPS, 0, maps)
+    lengths = lengths or struct.pack(">II", len(first), len(second))
+    files.write(name, [header, lengths, first, second])
+    return checkpoint_id
+
+
+class Bench:
+    """A store with one good checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place, self.folder = folder / "store", folder
+        self.ram = memory(PAGES, 1)
+        with create_store(str(self.place)) as store:
+            self.good = save(store, self.ram)
+
+    def require_harmless(self, hostile: dict[str, str], *, manifests_are_bad: bool) -> None:
+        """All that is done to other checkpoints works, and these, named by id, can be removed."""
+        with open_store(str(self.place)) as store:
+            catalogue = store.catalogue()
+            bad = set(hostile) if manifests_are_bad else set()
+            assert {hostile[one] for one in catalogue.damaged} == {hostile[one] for one in bad}
+            assert self.good.id in [one.id for one in catalogue.manifests]
+            lost = check(store).lost
+            assert {hostile[one] for one in lost} == set(hostile.values())
+            for one, what in hostile.items():
+                with pytest.raises(DamagedError), store.read(one):
+                    pytest.fail(what)
+            require_same(store, store.find(self.good.id), self.ram)
+            more = save(store, self.ram, parent=self.good, dirty=np.arange(3))
+            require_same(store, more, self.ram)
+            with create_store(str(self.folder / "copy")) as target:
+                copy_checkpoints(store, target, [self.good])
+            plan = plan_repair(store)
+            assert set(plan.lost) == set(hostile)
+            assert set(repair(store, plan, remove_lost=True).removed) == set(hostile)
+            assert check(store).whole
+            collect(store, plan_gc(store))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_hostile_manifests(bench: Bench) -> None:
+    manifests = {what: json.dumps(words).encode() for what, words in MANIFESTS.items()} | RAW
+    maps, written = maps_bytes({"base": None, "packs": [], "areas": []}), {}
+    with open_store(str(bench.place)) as store:
+        for number, (what, data) in enumerate(manifests.items()):
+            written[write_checkpoint(store, number, data, maps)] = what
+        lengths = struct.pack(">II", 0xFFFFFFFF, 0xFFFFFFFF)
+        written[write_checkpoint(store, 1 << 64, b"{}", b"", lengths)] = "lengths of 4 GiB"
+    bench.require_harmless(written, manifests_are_bad=True)
+
+
+def test_hostile_maps(bench: Bench) -> None:
+    manifest, written = json.dumps(manifest_words()).encode(), {}
+    with open_store(str(bench.place)) as store:
+        for number, (what, data) in enumerate(MAPS.items()):
+            written[write_checkpoint(store, number, manifest, data)] = what
+        words = {**manifest_words(), "areas": [["ram", 8192, 4096, 1, 1, 1]]}
+        other = json.dumps(words).encode()
+        written[write_checkpoint(store, 99, other, area(4096, 4096))] = "another shape"
+    bench.require_harmless(written, manifests_are_bad=False)
+
+
+def huge_table(trailer: list[int]) -> list[int]:
+    return [4096, 0xFFFFFFF0, 0xFFFFFFF0, *trailer[3:]]
+
+
+TRAILERS: dict[str, Callable[[list[int]], list[int]]] = {
+    "chunks of no bytes": lambda t: [0, *t[1:]],
+    "chunks of 4 GiB": lambda t: [0xFFFFFFFF, *t[1:]],
+    "a table of 32 GiB": huge_table,
+    "frames that are not there": lambda t: [t[0], t[1] + 1, *t[2:]],
+    "more slots": lambda t: [*t[:2], t[2] + 1, *t[3:]],
+    "hashes of 4 GiB": lambda t: [*t[:3], 0xFFFFFFFF, *t[4:]],
+    "tables of 4 GiB": lambda t: [*t[:4], 0xFFFFFFFF, t[5]],
+    "listed twice": lambda t: [*t[:5], 2],
+}
+
+
+@pytest.mark.parametrize("what", TRAILERS)
+def test_hostile_packs(bench: Bench, what: str) -> None:
+    with open_store(str(bench.place)) as store:
+        packs = store.opened.packs
+        pack = packs.find(bytes.fromhex(bench.good.packs[0]))
+        path = bench.place / pack.name
+        data = path.read_bytes()
+        seal = packs.sealer.file(data[:48], pack.name)
+        size = _TRAILER.size + 16
+        trailer = list(_TRAILER.unpack(seal.open(Box.TRAILER, 0, data[-size:])))
+        new = seal.seal(Box.TRAILER, 0, _TRAILER.pack(*TRAILERS[what](trailer)))
+        path.write_bytes(data[:-size] + new)
+    with open_store(str(bench.place)) as store:
+        assert set(check(store).lost) == {bench.good.id}
+        with pytest.raises(DamagedError):
+            require_same(store, bench.good, bench.ram)
+        require_same(store, save(store, bench.ram), bench.ram)
+        assert plan_gc(store).damaged
+        repair(store, plan_repair(store), remove_lost=True)
+        assert check(store).whole
+
+
+def test_facts_of_any_type_are_unknown_facts() -> None:
+    good = Facts(
+        name="n", host="h", taken_unix_s=1.0, trigger="", tags={}, spec="", platform={},
+        qemu_version="", machine={}, firmware=None, memory_bytes=1, disks=(), macs=(),
+        pause_ms=1.0, passes=1, took_s=1.0, changed_pages=0,
+        group={"id": "g", "name": "n", "members": {"a": "b"}},
+    ).to_json()  # fmt: skip
+    assert Facts.from_json(good).name == "n"
+    wrong = [None, [], {}, "text", 5, -1.5, True, [5], [{}], {"a": 1}, {"a": {}}]
+    for name in good:
+        fitting = 0
+        for value in wrong:
+            try:
+                Facts.from_json({**good, name: value})
+                fitting += 1
+            except UnknownFactsError:
+                continue
+        assert fitting < 4, name
+
+
+def test_manifests_are_written_as_they_are_read(bench: Bench) -> None:
+    assert Manifest.decode(bench.good.id, bench.good.encode()) == bench.good
