@@ -58,11 +58,38 @@ class Entry:
         return self.facts.name if self.facts else "?"
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A checkpoint whose manifest cannot be read: it can only be removed."""
+
+    place: Place
+    id: str
+    error: VmckptError
+
+
 class Catalogue(NamedTuple):
-    """All checkpoints that were found, oldest first; which are damaged, or in silent stores."""
+    """All checkpoints that were found, oldest first; what is silent, stores or checkpoints of them.
+
+    `unreadable` are the checkpoints among those.
+    """
 
     entries: list[Entry]
     silent: list[VmckptError]
+    unreadable: tuple[Unreadable, ...] = ()
+
+    def find_unreadable(self, text: str) -> list[Unreadable]:
+        """Where the unreadable checkpoint is that has this id, or whose id begins so; else [].
+
+        Raises UsageError: several begin so.
+        """
+        found = [one for one in self.unreadable if len(text) >= 4 and one.id.startswith(text)]
+        if len({one.id for one in found}) > 1:
+            raise UsageError(
+                f"'{text}' is not one checkpoint",
+                why=f"so begin {', '.join(one.id for one in found)}",
+                remedy="write more of the id",
+            )
+        return found
 
     def find(self, text: str) -> Entry:
         """The one whose id begins so, or whose name it is. Raises NotFoundError, UsageError."""
@@ -98,9 +125,11 @@ async def catalogue(
     """
     if given is not None:
         there = await _read(parse_place(given), key, vm)
-        return Catalogue(_merged(there.manifests, there.pins), there.damaged)
+        silent = [one.error for one in there.damaged]
+        return Catalogue(_merged(there.manifests, there.pins), silent, tuple(there.damaged))
     answers = await ask_every(hosts, lambda host: _places(host, vm))
     silent = list(answers.silent)
+    mute = list[VmckptError]()
     places = _different(place for found in answers.given for place in found)
 
     async def look(place: Place) -> _There:
@@ -108,15 +137,18 @@ async def catalogue(
             is_known = await is_there(place)
             return await _read(place, key, vm, named=False) if is_known else _There([], [], {})
         except _ITS_OWN as exc:
-            return _There([], [exc], {})
+            mute.append(exc)
+            return _There([], [], {})
 
     found = await asyncio.gather(*(look(place) for place in places))
-    silent += [error for there in found for error in there.damaged]
+    unreadable = tuple(one for there in found for one in there.damaged)
+    silent += [*mute, *(one.error for one in unreadable)]
     pins: Pinned = {}
     for there in found:
         for checkpoint_id, those in there.pins.items():
             pins[checkpoint_id] = (*pins.get(checkpoint_id, ()), *those)
-    return Catalogue(_merged([one for there in found for one in there.manifests], pins), silent)
+    entries = _merged([one for there in found for one in there.manifests], pins)
+    return Catalogue(entries, silent, unreadable)
 
 
 async def _places(host: Host, vm: str | None) -> list[Place]:
@@ -140,7 +172,7 @@ class _There(NamedTuple):
     """What one store has, and what of it cannot be read."""
 
     manifests: list[tuple[Place, Manifest]]
-    damaged: list[VmckptError]
+    damaged: list[Unreadable]
     pins: Pinned
 
 
@@ -149,7 +181,8 @@ async def _read(place: Place, key: Key, vm: str | None, *, named: bool = True) -
         found = await in_thread(store.catalogue)
         pins = await in_thread(store.pins)
     mine = [(place, one) for one in found.manifests if vm is None or one.vm == vm]
-    return _There(mine, list(found.damaged.values()), pins)
+    bad = [Unreadable(place, one, error) for one, error in found.damaged.items()]
+    return _There(mine, bad, pins)
 
 
 def _merged(

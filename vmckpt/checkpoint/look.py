@@ -1,12 +1,12 @@
 """Looking into stores, and removing from them."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from vmckpt.checkpoint.catalogue import Entry
+from vmckpt.checkpoint.catalogue import Entry, Unreadable
 from vmckpt.checkpoint.place import Key, Place, opened
 from vmckpt.checkpoint.retention import Candidate, Rule, Verdict, contradictions, plan
 from vmckpt.errors import RefusedError
@@ -85,10 +85,18 @@ async def remove(found: Sequence[Entry], key: Key = None) -> None:
     for one in found:
         if one.pins:
             raise pinned_error(one.name, one.pins)
+    await _remove([(place, one.id) for one in found for place in one.places], key)
+
+
+async def remove_unreadable(found: Sequence[Unreadable], key: Key = None) -> None:
+    """Remove checkpoints that cannot be read. Raises BusyError, RefusedError (one is pinned)."""
+    await _remove([(one.place, one.id) for one in found], key)
+
+
+async def _remove(where: Iterable[tuple[Place, str]], key: Key) -> None:
     ids: dict[str, tuple[Place, list[str]]] = {}
-    for one in found:
-        for place in one.places:
-            ids.setdefault(place.label, (place, []))[1].append(one.id)
+    for place, checkpoint_id in where:
+        ids.setdefault(place.label, (place, []))[1].append(checkpoint_id)
     for place, those in ids.values():
         async with opened(place, key) as store:
             await in_thread(partial(store.remove, those))

@@ -293,7 +293,7 @@ def rm(
         for point in points:
             snapshot.delete(_whose(vm), point, yes, json)
         return
-    from vmckpt.checkpoint.look import remove
+    from vmckpt.checkpoint.look import remove, remove_unreadable
     from vmckpt.checkpoint.tree import in_words
 
     key = key_source(key_file, key_command)
@@ -301,12 +301,17 @@ def rm(
         checkpoint_group.remove(group, store, key, yes=yes, as_json=json)
         return
     there = catalogue(store, key)
-    found = [there.find(point) for point in points]
-    lost = "\n".join(f"  {in_words(one)}" for one in found)
-    confirm(f"Removed for good, from every store that has it:\n{lost}", yes=yes, as_json=json)
+    bad = [one for point in points for one in there.find_unreadable(point)]
+    found = [there.find(point) for point in points if not there.find_unreadable(point)]
+    lost = [in_words(one) for one in found]
+    lost += [f"{one.id} in {one.place.label}, which cannot be read" for one in bad]
+    text = "\n".join(f"  {line}" for line in lost)
+    confirm(f"Removed for good, from every store that has it:\n{text}", yes=yes, as_json=json)
     run(remove(found, key))
-    names = ", ".join(one.name for one in found)
-    show({"removed": [one.id for one in found]}, f"removed: {names}", as_json=json)
+    run(remove_unreadable(bad, key))
+    ids = [one.id for one in found] + sorted({one.id for one in bad})
+    names = ", ".join([one.name for one in found] + sorted({one.id for one in bad}))
+    show({"removed": ids}, f"removed: {names}", as_json=json)
 
 
 @app.command()

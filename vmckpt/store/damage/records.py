@@ -37,6 +37,7 @@ _LEVEL = 3
 _MOST_BYTES = 64 << 20
 _MOST_CHUNKS = 1 << 20
 _MOST_SLOT = (1 << 32) - 1
+_MOST_GENERATION = 1 << 63
 
 
 class Damage(NamedTuple):
@@ -204,7 +205,7 @@ def _parsed(written: Any) -> Damage:
     numbers = [count(slot, _MOST_SLOT) for slot in listed(slots, _MOST_CHUNKS)]
     known = [id_of(name) if name else b"" for name in row(names, len(numbers))]
     found = dict(zip(numbers, known, strict=True))
-    return Damage(id_of(pack_id), count(generation, _MOST_SLOT), found)
+    return Damage(id_of(pack_id), count(generation, _MOST_GENERATION), found)
 
 
 def _merged(found: Iterable[Damage]) -> list[Damage]:
