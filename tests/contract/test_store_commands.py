@@ -113,3 +113,21 @@ def test_what_cannot_be_meant_is_said(bench: Bench) -> None:
     key = bench.folder / "key"
     bench.run("init", "--key-file", str(key), code=4)
     assert not key.exists()
+
+
+def test_damage_is_repaired(bench: Bench) -> None:
+    lost = bench.states[1][0].id
+    path = bench.place / "checkpoints" / lost
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    assert bench.run("check", "--read-data-subset", "1/3", code=11)["error"]["kind"] == "damaged"
+    assert "no part" in bench.run("check", "--read-data-subset", "5", code=2)["error"]["what"]
+    shown = bench.run("repair")
+    assert list(shown["lost"]) == [lost]
+    assert not shown["applied"]
+    assert lost in bench.run("repair", "--apply", code=11)["error"]["why"]
+    assert path.exists()
+    done = bench.run("repair", "--apply", "--remove-lost")
+    assert (done["removed"], done["left"]) == ([lost], [])
+    assert bench.run("check")["whole"]
+    assert bench.run("repair")["whole"]

@@ -1,4 +1,4 @@
-"""vmckpt store: init, info, accept, check, gc, export, import, copy; `key` is in store_key.py."""
+"""vmckpt store: init, info, accept, check, repair, gc, copy, ...; `key` is in store_key.py."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,7 +12,9 @@ from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.place import Place as Location
+    from vmckpt.cli.store_damage import Said
     from vmckpt.store.backends.backend import Backend
+    from vmckpt.store.damage.subset import Subset
     from vmckpt.store.manifest import Manifest
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.store.store import Store
@@ -39,6 +41,14 @@ TargetKeyFile = Annotated[
 ]
 TargetKeyCommand = Annotated[
     str | None, typer.Option("--target-key-command", help="A command that prints it.")
+]
+ReadDataSubset = Annotated[
+    str | None,
+    typer.Option(
+        "--read-data-subset",
+        help="Of the packs' content read only N% at random, or part n of t: 5%, 1/7. Tables, maps "
+        "and manifests are read in any case.",
+    ),
 ]
 Points = Annotated[
     list[str] | None,
@@ -157,42 +167,68 @@ def accept(place: Place = None, json: Json = False) -> None:
 @app.command()
 def check(
     place: Place = None,
+    read_data_subset: ReadDataSubset = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
     json: Json = False,
 ) -> None:
-    """Read every byte of a store, and find all that is not what was written (exit code 11)."""
-    from vmckpt.store.check import check as check_store
-    from vmckpt.store.errors import DamagedError
-    from vmckpt.units import format_size
+    """Read a store, and find all that is not what was written (exit code 11).
 
+    Damaged chunks are recorded in the store: no new checkpoint rests on them.
+    """
+    from vmckpt.cli.store_damage import checked
+    from vmckpt.store.check import check as check_store
+
+    subset = _subset(read_data_subset)
     with _open(place, key_file, key_command) as store:
-        report = check_store(store)
-    names = sorted({finding.name for finding in report.findings})
-    result = {
-        "place": store.place,
-        "whole": report.whole,
-        "checkpoints": report.checkpoints,
-        "packs": report.packs,
-        "read_bytes": report.read_bytes,
-        "findings": [{"name": f.name, "why": f.why} for f in report.findings],
-        "lost": report.lost,
-    }
-    read = f"{report.checkpoints} checkpoints, {report.packs} packs, "
-    lines = [f"{finding.name}: {finding.why}" for finding in report.findings]
-    lines += [f"cannot be restored: {lost}: {'; '.join(why)}" for lost, why in report.lost.items()]
-    lines.append(f"{read}{format_size(report.read_bytes)} read: {len(names)} files damaged")
-    if report.whole:
-        show(result, "\n".join(lines), as_json=json)
+        said = checked(store, check_store(store, subset=subset))
+    _say(said, as_json=json)
+
+
+@app.command()
+def repair(
+    place: Place = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; else it is only shown.")] = False,
+    remove_lost: Annotated[
+        bool, typer.Option("--remove-lost", help="Remove checkpoints that cannot be restored.")
+    ] = False,
+    read_data_subset: ReadDataSubset = None,
+    key_file: KeyFile = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+) -> None:
+    """Check a store and repair it as far as that can be done: shown first, done with --apply.
+
+    Damaged chunks whose content is elsewhere in the store are healed; the rest of `gc` is done too.
+    Checkpoints that cannot be restored stay unless --remove-lost is given.
+    """
+    from vmckpt.cli.store_damage import planned, repaired
+    from vmckpt.store.damage.repair import plan_repair
+    from vmckpt.store.damage.repair import repair as repair_store
+
+    subset = _subset(read_data_subset)
+    with _open(place, key_file, key_command) as store:
+        plan = plan_repair(store, subset=subset)
+        if apply:
+            said = repaired(store, plan, repair_store(store, plan, remove_lost=remove_lost))
+        else:
+            said = planned(store, plan, remove_lost=remove_lost)
+    _say(said, as_json=json)
+
+
+def _subset(text: str | None) -> "Subset":
+    from vmckpt.store.damage.subset import EVERYTHING, parse_subset
+
+    return parse_subset(text) if text is not None else EVERYTHING
+
+
+def _say(said: "Said", *, as_json: bool) -> None:
+    if said.error is None:
+        show(said.result, "\n".join(said.lines), as_json=as_json)
         return
-    if not json:
-        print("\n".join(lines))
-    raise DamagedError(
-        f"the store {store.place} is damaged",
-        why=f"{len(names)} files: {', '.join(names[:5])}{', ...' if names[5:] else ''}",
-        remedy="remove the checkpoints that cannot be restored (vmckpt checkpoint rm): "
-        + (", ".join(report.lost) or "none is touched, gc removes the rest"),
-    )
+    if not as_json:
+        print("\n".join(said.lines))
+    raise said.error
 
 
 @app.command()
