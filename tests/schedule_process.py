@@ -53,6 +53,9 @@ class Files:
     async def prune(self, record: Record, taken: str) -> Gone:
         return Gone([])
 
+    async def check(self, record: Record) -> list[str]:
+        return []
+
     async def look(self, record: Record, now: Moment) -> Seen | None:
         return None
 

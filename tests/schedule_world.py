@@ -48,6 +48,7 @@ class World:
     fail_next: int = 0
     stops: bool = False
     far: bool = False
+    damage: list[str] = field(default_factory=list)
     name: str = "web"
 
     def __post_init__(self) -> None:
@@ -172,6 +173,10 @@ class World:
     async def prune(self, record: Record, taken: str) -> Gone:
         self._maybe_die()
         return Gone([])
+
+    async def check(self, record: Record) -> list[str]:
+        self._maybe_die()
+        return self.damage
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         raise NotFoundError("not asked", why="-", remedy="-")

@@ -5,13 +5,16 @@
 
 import asyncio
 import os
+import random
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 
-from tests.schedule_world import one_history
+from tests.schedule_world import World, one_history
 from vmckpt.fleet.schedule.record import schedules_dir
+from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.store.damage.subset import part_of_run
 
 FEW, MANY = 12, 3000
 
@@ -36,6 +39,29 @@ def play(seeds: range) -> int:
 
 def test_no_run_is_missed_and_none_is_doubled() -> None:
     assert play(range(FEW)) > FEW
+
+
+def test_damage_that_a_check_finds_is_said_and_the_run_is_done() -> None:
+    loop = asyncio.new_event_loop()
+    request = Request(vm="web", when=When.EVERY, zone="UTC", every_s=60.0, check_percent=2.0)
+    try:
+        world = World(loop, random.Random(1), request, damage=["the store is damaged"])
+        world.work(70.0)
+        assert world.record.why == "the store is damaged"
+        assert (world.record.failures, world.record.runs[-1].why) == (0, world.record.why)
+        world.damage = []
+        world.work(70.0)
+        assert (world.record.why, world.record.runs[-1].outcome) == ("", "done")
+    finally:
+        loop.close()
+
+
+def test_runs_after_one_another_read_all_of_a_store() -> None:
+    packs = [bytes([number, 7]) * 8 for number in range(200)]
+    read = [part_of_run(2.0, run).choose(packs) for run in range(50)]
+    assert set().union(*read) == set(packs)
+    assert sum(map(len, read)) == len(packs)
+    assert part_of_run(100.0, 5).choose(packs) == set(packs)
 
 
 @pytest.mark.long

@@ -240,7 +240,7 @@ def test_facts_of_any_type_are_unknown_facts() -> None:
         group={"id": "g", "name": "n", "members": {"a": "b"}},
     ).to_json()  # fmt: skip
     assert Facts.from_json(good).name == "n"
-    wrong = [None, [], {}, "text", 5, -1.5, True, [5], [{}], {"a": 1}, {"a": {}}]
+    wrong: list[Any] = [None, [], {}, "text", 5, -1.5, True, [5], [{}], {"a": 1}, {"a": {}}]
     for name in good:
         fitting = 0
         for value in wrong:

@@ -26,6 +26,8 @@ from vmckpt.errors import UsageError
         ["--every", "1h", "--catch-up", "twice"],
         ["--every", "1h", "--kind", "savevm"],
         ["--every", "1h", "--name", "No Name"],
+        ["--every", "1h", "--check", "0%"],
+        ["--every", "1h", "--check", "1/7"],
     ],
 )
 def test_what_cannot_be_meant_is_said(

@@ -235,6 +235,7 @@ def _lines(record: "Record", facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("keeps", _rule_text(asked.rule)),
         ("store", asked.store or "the own one of the VM's host"),
         ("copies to", ", ".join(asked.copies) or "-"),
+        ("checks", f"{asked.check_percent:g}% after each run" if asked.check_percent else "-"),
     ]
     if found:
         lines += [

@@ -60,6 +60,13 @@ CopyTo = Annotated[
     list[str] | None,
     typer.Option("--copy-to", help="Copy each to this store too, e.g. lab-b:. Any number."),
 ]
+Check = Annotated[
+    str | None,
+    typer.Option(
+        "--check",
+        help="After each run read this part of its stores, e.g. 2%, each time the next; 100%: all.",
+    ),
+]
 ScheduleName = Annotated[
     str | None, typer.Option("--name", help="What to call it; else as the VM.")
 ]
@@ -79,9 +86,10 @@ class Times(NamedTuple):
 
 
 class Taking(NamedTuple):
-    """How they are taken, and where else they go."""
+    """How they are taken, where else they go, and what is checked."""
 
     copy_to: CopyTo = None
+    check: Check = None
     kind: KindOption = Kind.epoch
     max_pause: MaxPause = None
 
@@ -113,6 +121,7 @@ def asked(vm: str, times: Times, retention: Retention, taking: Taking, stored: S
         max_pause_s=_pause_s(taking.max_pause, taking.kind),
         key_file=_absolute(stored.key_file),
         key_command=stored.key_command,
+        check_percent=_check_percent(taking.check),
     )
 
 
@@ -223,6 +232,22 @@ def _catch_up(text: str) -> "CatchUp":
         raise UsageError(
             f"--catch-up {text} is unknown", why="it is once or skip", remedy="write one of them"
         ) from exc
+
+
+def _check_percent(text: str | None) -> float | None:
+    from vmckpt.errors import UsageError
+    from vmckpt.store.damage.subset import parse_subset
+
+    if text is None:
+        return None
+    subset = parse_subset(text)
+    if subset.parts > 1:
+        raise UsageError(
+            f"--check {text} says which part is read",
+            why="a schedule reads one part after each run, and the next one after the next",
+            remedy="write e.g. 2%",
+        )
+    return subset.percent
 
 
 def _kind(kind: Kind) -> str:

@@ -49,6 +49,8 @@ class Request:
     max_pause_s: float = 0.010
     key_file: str | None = None
     key_command: str | None = None
+    # After each run this part of the stores' content is read and compared with its checksums.
+    check_percent: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For its file, and for programs."""

@@ -79,6 +79,9 @@ class Work(Protocol):
         Only of the VM that checkpoint `taken` is of, and never that one.
         """
 
+    async def check(self, record: Record) -> list[str]:
+        """Read the part of its stores' content that is this run's: what is damaged, by store."""
+
     async def look(self, record: Record, now: Moment) -> Seen | None:
         """How the VM is; None: nobody knows."""
 
@@ -198,8 +201,9 @@ class _Running:
         if took_s is None:
             took_s = self._tools.clock().since(self._claim.begun)
         await self._prune(point.id)
+        damage = await self._check()
         learned = self._record.learned.paid(Cost(point.stall_s, took_s))
-        return self._end(outcome, point.id, why, learned=learned)
+        return self._end(outcome, point.id, why or damage, learned=learned)
 
     async def _prune(self, taken: str) -> None:
         """What cannot be removed now is removed after another run."""
@@ -212,6 +216,21 @@ class _Running:
             self._tell("note", gone.clocks)
         if gone.names:
             self._tell("pruned", f"removed: {', '.join(gone.names)}", removed=gone.names)
+
+    async def _check(self) -> str:
+        """Read a part of the stores; what is damaged, in words. The run is done all the same."""
+        if self._record.request.check_percent is None:
+            return ""
+        try:
+            found = await self._tools.work.check(self._record)
+        except VmckptError as exc:
+            self._tell("not-checked", f"the stores were not checked: {exc}")
+            return ""
+        for text in found:
+            self._tell("damaged", text)
+        if not found:
+            self._tell("checked", "what was read of the stores is whole")
+        return "; ".join(found)
 
     async def _attempt(self, work: Callable[[], Any]) -> Result:
         try:
@@ -242,7 +261,8 @@ class _Running:
         )  # fmt: skip
         changes |= {"state": ended(self._record.state), "making": None}
         if outcome in (DONE, SKIPPED):
-            changes |= {"failures": 0, "why": ""}
+            # Of one that is done: damage of a store, for people to see.
+            changes |= {"failures": 0, "why": why if outcome == DONE else ""}
         if outcome == DONE:
             changes |= {"done_total": self._record.done_total + 1, "last_done_s": now.wall_s}
         if outcome == UNCOPIED:

@@ -20,6 +20,7 @@ from vmckpt.fleet.schedule.run import Gone, Point
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.check import check as check_store
 from vmckpt.store.collect import Collected, collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.manifest import Manifest
@@ -148,6 +149,22 @@ class Checkpoints:
                 remedy="what is in them is looked at again after the next run",
             )
         return Gone([one.name for one in gone], clocks)
+
+    async def check(self, record: Record) -> list[str]:
+        """See `Work`."""
+        held, percent = record.state.claim, record.request.check_percent
+        if held is None or percent is None:
+            return []
+        subset, found = part_of_run(percent, held.number), list[str]()
+        for label in dict.fromkeys([*record.places, *record.request.copies]):
+            async with opened(parse_place(label), _key(record)) as store:
+                report = await in_thread(partial(check_store, store, subset=subset))
+            if not report.whole:
+                found.append(
+                    f"{label} is damaged: {len(report.findings)} findings, {len(report.lost)} "
+                    f"checkpoints cannot be restored: vmckpt store check {label}"
+                )
+        return found
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         """See `Work`."""

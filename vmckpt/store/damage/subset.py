@@ -1,5 +1,6 @@
 """Which packs' content a check reads: all, a part of them at random, or one of several parts."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ class Subset:
 
 
 EVERYTHING = Subset()
+
+
+def part_of_run(percent: float, run: int) -> Subset:
+    """The part that a run reads, so that runs after one another read all, each part once."""
+    parts = min(MOST_PARTS, max(1, math.ceil(100 / percent)))
+    return Subset(part=run % parts + 1, parts=parts)
 
 
 def parse_subset(text: str) -> Subset:
