@@ -23,6 +23,7 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.check import check as check_store
 from vmckpt.store.collect import Collected, collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.damage.subset import part_of_run
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.naming import IfTaken
 from vmckpt.store.order import owners
