@@ -32,7 +32,15 @@ class Scripted(End):
 
 def test_a_node_in_use_is_closed_when_it_is_free(tmp_path: Path) -> None:
     deletions: list[str] = []
-    nodes = [{"node-name": NODE, "drv": "nbd", "file": "", "ro": False, "image": {}}]
+    nodes = [
+        {
+            "node-name": NODE,
+            "drv": "nbd",
+            "file": "",
+            "ro": False,
+            "image": {"filename": "", "virtual-size": 0},
+        }
+    ]
 
     async def busy(server: Server) -> None:
         try:

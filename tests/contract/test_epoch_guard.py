@@ -200,6 +200,24 @@ def test_a_qemu_that_does_not_answer_is_held_until_its_guest_may_run(tmp_path: P
         assert becomes(pid, "S")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [b"[]\n", b"{\n", b"\xff\n", b"[" * 100_000 + b"\n", b'{"id": %d}\n',
+     b'{"id": %d, "return": 3}\n',
+     b'{"id": %d, "return": {"running": 0, "status": "paused"}}\n',
+     b'{"id": %d, "error": {"desc": "no"}}\n'],
+)  # fmt: skip
+def test_a_qemu_that_says_what_is_no_answer_is_held_too(tmp_path: Path, said: bytes) -> None:
+    """Its guest may run: that a guard dies of it would let two run."""
+    with silent(tmp_path) as (qemu, process, pid):
+        tell(process, _boottime_s())
+        assert not qemu.waits(PATIENCE_S)
+        number = json.loads(qemu._lines.readline())["id"]
+        qemu._sock.sendall(said % number if b"%d" in said else said)
+        assert becomes(pid, "T")
+        assert process.poll() is None
+
+
 def test_a_qemu_that_is_held_and_that_nobody_can_let_go_is_killed(tmp_path: Path) -> None:
     with silent(tmp_path) as (_, process, pid):
         tell(process, _boottime_s())

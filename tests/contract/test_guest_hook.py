@@ -164,7 +164,10 @@ def test_what_the_hook_says_is_told() -> None:
     with pytest.raises(HookFailedError) as error:
         run(agent)
     assert "hook of 'gpu0' failed in phase lock" in error.value.what
-    assert (error.value.why, error.value.remedy) == ("MIG is on", "switch it off")
+    assert (error.value.why, error.value.remedy) == (
+        "MIG is on",
+        "the hook in the guest proposes: switch it off",
+    )
     assert len(agent.started) == 1
 
 

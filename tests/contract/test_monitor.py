@@ -214,7 +214,7 @@ def test_a_cancelled_question_leaves_the_monitor_usable() -> None:
 
 
 def test_a_very_long_answer_is_read_whole() -> None:
-    long = ["x" * 1000] * 1000
+    long = [{"name": "x" * 1000, "meta-type": "object"}] * 1000
 
     async def client(monitor: Monitor) -> None:
         assert await monitor.ask("query-qmp-schema") == long
@@ -253,8 +253,10 @@ def test_events_are_those_asked_for_in_order_from_the_block_on() -> None:
 def test_events_are_kept_until_they_are_taken_and_no_longer() -> None:
     async def script(server: Server) -> None:
         command = await server.command()
-        await server.send(*[event("JOB_STATUS_CHANGE", number=n) for n in range(200)])
-        await server.answer(command, {})
+        await server.send(
+            *[event("JOB_STATUS_CHANGE", id=str(n), status="running") for n in range(200)]
+        )
+        await server.answer(command, [])
 
     def kept() -> int:
         gc.collect()
@@ -377,6 +379,8 @@ REPLIES: dict[str, object] = {
             "file": "/images/root.qcow2",
             "ro": False,
             "image": {
+                "filename": "/images/root.qcow2",
+                "virtual-size": 1 << 30,
                 "snapshots": [
                     {
                         "name": "one",
@@ -387,10 +391,16 @@ REPLIES: dict[str, object] = {
                         "vm-clock-sec": 12,
                         "vm-clock-nsec": 500000000,
                     }
-                ]
+                ],
             },
         },
-        {"node-name": "f", "drv": "file", "file": "/images/root.qcow2", "ro": False, "image": {}},
+        {
+            "node-name": "f",
+            "drv": "file",
+            "file": "/images/root.qcow2",
+            "ro": False,
+            "image": {"filename": "", "virtual-size": 0},
+        },
     ],
 }
 

@@ -1,5 +1,6 @@
 """A domain's snapshots, which libvirt takes and keeps: memory and disks in its qcow2 images."""
 
+from shlex import quote
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -30,7 +31,7 @@ async def save(domain: Domain, name: str) -> Taken:
             raise RefusedError(
                 f"'{now.name}' has a snapshot '{name}' already",
                 why="libvirt keeps one of a name",
-                remedy=f"choose another name, or: vmckpt snapshot delete {now.name} {name}",
+                remedy=f"choose another name, or: vmckpt snapshot delete {quote(now.name)} {name}",
             )
         root = ElementTree.Element("domainsnapshot")
         ElementTree.SubElement(root, "name").text = name
@@ -80,7 +81,7 @@ async def _find(domain: Domain, session: Libvirtd, name: str) -> Taken:
     raise NotFoundError(
         f"'{domain.name}' has no snapshot '{name}'",
         why=f"it has: {', '.join(s.name for s in found) or 'none'}",
-        remedy=f"see: vmckpt snapshot list {domain.name}",
+        remedy=f"see: vmckpt snapshot list {quote(domain.name)}",
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol, Self
 
 from vmckpt.errors import OperationFailedError
+from vmckpt.foreign import parse, require
 
 BEAT_S, SILENT_S = 1.0, 10.0
 MOST_LINE_BYTES = 1 << 20
@@ -66,11 +67,12 @@ class Line:
             async with asyncio.timeout(within_s):
                 line = await self._reader.readline()
             if line.endswith(b"\n"):
-                words: dict[str, Any] = json.loads(line)
+                words: dict[str, Any] = parse(line, most_bytes=MOST_LINE_BYTES)
+                require({"word": str}, words)
                 return Said(words.pop("word"), words)
         except TimeoutError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+        except (OSError, ValueError) as exc:
             raise self._gone(str(exc)) from exc
         raise self._gone("its connection was closed")
 

@@ -32,6 +32,7 @@ from vmckpt.checkpoint.service import (
 from vmckpt.checkpoint.whole import require_savable
 from vmckpt.errors import OperationFailedError, RefusedError, StorageError
 from vmckpt.events.durable import parse_record
+from vmckpt.foreign import Shape
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
@@ -236,10 +237,13 @@ async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> d
             await finish(host.remove(files.path))
 
 
+_SAID: Shape = {"state?": str, "result?": {}, "error?": [str], "steps?": [str]}
+
+
 def said(text: str | None, path: Path) -> dict[str, Any]:
     """What a service's file says; of one that a power cut emptied nothing, as it ended then too."""
     try:
-        return parse_record(text or "", path, remedy="-")
+        return parse_record(text or "", path, remedy="-", shape=_SAID)
     except StorageError:
         return {}
 

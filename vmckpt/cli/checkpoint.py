@@ -49,6 +49,7 @@ from vmckpt.cli.which_checkpoint import (
     identities,
     key_source,
 )
+from vmckpt.ui.shown import one_line
 
 app = typer.Typer(
     help="Points in time of a VM that it can return to, or be forked from.",
@@ -305,7 +306,7 @@ def rm(
     found = [there.find(point) for point in points if not there.find_unreadable(point)]
     lost = [in_words(one) for one in found]
     lost += [f"{one.id} in {one.place.label}, which cannot be read" for one in bad]
-    text = "\n".join(f"  {line}" for line in lost)
+    text = "\n".join(f"  {one_line(line)}" for line in lost)
     confirm(f"Removed for good, from every store that has it:\n{text}", yes=yes, as_json=json)
     run(remove(found, key))
     run(remove_unreadable(bad, key))

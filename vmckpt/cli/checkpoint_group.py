@@ -7,6 +7,7 @@ from vmckpt.cli.checkpoint_given import teller
 from vmckpt.cli.confirm import confirm
 from vmckpt.cli.output import run, show, warn
 from vmckpt.cli.which_checkpoint import catalogue, home
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.restore import Wish
@@ -131,7 +132,7 @@ def restore(
 def _members(group: "Group") -> str:
     from vmckpt.checkpoint.tree import in_words
 
-    return "\n".join(f"  {in_words(one)}" for one in group.entries.values())
+    return "\n".join(f"  {one_line(in_words(one))}" for one in group.entries.values())
 
 
 def settle(key: "KeySource | None") -> None:

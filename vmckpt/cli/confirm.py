@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.output import warn
+from vmckpt.cli.loop import warn_in_lines
 from vmckpt.errors import CancelledByUserError, UsageError
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -32,7 +32,7 @@ def confirm(loss: str, *, yes: bool, as_json: bool) -> None:
             why="stdin is a terminal, and stderr is not",
             remedy="add --yes, or leave stderr on the terminal",
         )
-    warn(loss)
+    warn_in_lines(loss)
     print("Proceed? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
     with suppress(OSError):  # the terminal has gone

@@ -9,6 +9,7 @@ import typer
 
 from vmckpt.cli.arguments import Bandwidth
 from vmckpt.cli.output import Json, run, show
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
@@ -178,7 +179,7 @@ def _text(result: "Result") -> "Iterable[str]":
             text += f" (forecast: {format_duration(plan.band_s[1])})"
         yield text
     for one in result.stay:
-        yield f"  {one.vm} stays: {one.why}\n    do: {one.remedy}"
+        yield f"  {one.vm} stays: {one_line(one.why)}\n    do: {one_line(one.remedy)}"
     if plan.stopped:
         yield f"  not running, and left where they are: {', '.join(plan.stopped)}"
     if result.took_s is not None and result.action == DRAIN:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.cli.which_checkpoint import StorePlace
+from vmckpt.ui.shown import lines, one_line
 
 if TYPE_CHECKING:
     from vmckpt.fleet.guard.guard import Tools
@@ -195,7 +196,7 @@ def _tools(*, as_json: bool) -> "Tools":
     return Tools(
         find=find_own,
         tell=lambda text: warn(f"  {text}"),
-        say=lambda text: print(text, end="", file=sys.stderr, flush=True),
+        say=lambda text: print(lines(text), end="", file=sys.stderr, flush=True),
         ask=ask,
         output=2 if as_json else 1,
     )
@@ -217,7 +218,7 @@ def _show(record: "Record", *, as_json: bool) -> None:
         text = f"{record.vm}: kept; the way back, {point}, stays for {kept_for}"
     else:
         text = (
-            f"{record.vm}: rolled back: {record.why}\n"
+            f"{record.vm}: rolled back: {one_line(record.why)}\n"
             "  what it sent to others meanwhile cannot be taken back\n"
             f"  the checkpoint, {point}, stays for {kept_for}"
         )

@@ -12,6 +12,7 @@ import typer
 from vmckpt.cli import host_checks, host_images
 from vmckpt.cli.host_checks import host_facts
 from vmckpt.cli.output import Json, run, show
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.hosts.local import LocalHost
@@ -298,7 +299,9 @@ def _links(ways: "list[tuple[str, str, dict[str, Link]]]", skipped: "tuple[str, 
         for kind, link in links.items()
     ]
     header = ("hosts", "sent", "pages", "a zero page", "fixed", "switch", "spread", "moves")
-    return "\n".join([table(header, rows), *(f"left out: {reason}" for reason in skipped)])
+    return "\n".join(
+        [table(header, rows), *(f"left out: {one_line(reason)}" for reason in skipped)]
+    )
 
 
 app.command()(host_images.images)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt.cli.output import Json, run, show
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +86,7 @@ def _lacking(report: "HostReport") -> str:
     from vmckpt.vm.check import OK
 
     return "\n\n".join(
-        f"  {check.verdict}  {check.code}: {check.reason}\n{check.remedy}"
+        f"  {check.verdict}  {check.code}: {one_line(check.reason)}\n{one_line(check.remedy)}"
         for check in report.checks
         if check.verdict != OK
     )

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from vmckpt.cli.asked import AskedToStopError, signals
+from vmckpt.ui.shown import lines, one_line
 
 T = TypeVar("T")
 
@@ -99,6 +100,11 @@ def end_running() -> None:
 
 
 def warn(text: str) -> None:
-    """Tell the operator something on stderr; whoever has gone is told nothing."""
+    """Tell the operator something on stderr, in one line; whoever has gone is told nothing."""
+    warn_in_lines(one_line(text))
+
+
+def warn_in_lines(text: str) -> None:
+    """The same, of lines that are our own: what others wrote in them is one line each by then."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(lines(text), file=sys.stderr, flush=True)

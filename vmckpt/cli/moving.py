@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.cli.loop import run
 from vmckpt.cli.results import show
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
@@ -77,7 +78,7 @@ def _text(report: "Report") -> str:
                 f"  time      {format_duration(report.total_time_s)}",
                 f"  encrypted {_encrypted(report)}",
                 f"  record    {report.run_record}",
-                *(f"  warning   {text}" for text in report.warnings),
+                *(f"  warning   {one_line(text)}" for text in report.warnings),
             ]
         )
 
@@ -99,7 +100,7 @@ def _text(report: "Report") -> str:
         f"  encrypted {_encrypted(report)}",
         f"  record    {report.run_record}",
     ]
-    return "\n".join([*lines, *(f"  warning   {text}" for text in report.warnings)])
+    return "\n".join([*lines, *(f"  warning   {one_line(text)}" for text in report.warnings)])
 
 
 def _encrypted(report: "Report") -> str:

@@ -16,6 +16,7 @@ from vmckpt.cli.arguments import (
     look_s,
 )
 from vmckpt.cli.output import Json, run, show
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,10 +99,11 @@ def text(made: "Plan") -> str:
         f"{format_rate(_fastest(made))}; by {measured.source}. Figures: median (p10 to p90)"
     )
     choice = made.choice
-    end = f"choice: {choice.way}: {choice.reason}"
+    end = one_line(f"choice: {choice.way}: {choice.reason}")
     if choice.way is None:
         end = f"no way keeps what is asked for: {choice.reason}\n  do: {choice.change}"
     notes = [*_devices(made), *(f"note: {note}" for note in (*made.notes, *made.warned))]
+    notes = list(map(one_line, notes))
     return "\n".join([head, "", table(header, rows), "", *notes, end])
 
 

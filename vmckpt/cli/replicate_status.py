@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from vmckpt.cli.output import Json, run, show
+from vmckpt.ui.shown import one_line
 
 WATCH_S = 1.0
 Name = Annotated[str, typer.Argument(help="The VM's name.")]
@@ -50,7 +51,7 @@ def events(
         found = run(read_events(name, all_hosts()))
         for event in found:
             if event not in shown:
-                show(event, event_text(event), as_json=json)
+                show(event, one_line(event_text(event)), as_json=json)
         if not found and not follow:
             raise NotFoundError(
                 f"nothing was told of a replication of '{name}'",

@@ -3,13 +3,17 @@
 import json
 from typing import Any
 
-from vmckpt.cli.loop import warn
+from vmckpt.cli.loop import warn_in_lines
 from vmckpt.errors import VmckptError
+from vmckpt.ui.shown import lines, one_line
 
 
 def show(result: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """Print the result one way or the other."""
-    print(json.dumps(result) if as_json else text, flush=True)
+    """Print the result one way or the other.
+
+    `text` is lines of our own: what others wrote in them is one line each by then (`one_line`).
+    """
+    print(json.dumps(result) if as_json else lines(text), flush=True)
 
 
 def print_error(error: VmckptError, *, as_json: bool) -> int:
@@ -17,5 +21,12 @@ def print_error(error: VmckptError, *, as_json: bool) -> int:
     if as_json:
         words = {"kind": error.kind, "what": error.what, "why": error.why, "remedy": error.remedy}
         print(json.dumps({"error": words | {"exit_code": error.exit_code}}))
-    warn(f"error: {error.what}\n  why: {error.why}\n  do:  {error.remedy}")
+    # The last is pasted; the others may be what a program has printed, whose lines are ours if
+    # they stand where ours do.
+    what, why = (_indented(text) for text in (error.what, error.why))
+    warn_in_lines(f"error: {what}\n  why: {why}\n  do:  {one_line(error.remedy)}")
     return error.exit_code
+
+
+def _indented(text: str) -> str:
+    return "\n       ".join(map(one_line, text.split("\n")))

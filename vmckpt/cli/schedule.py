@@ -12,6 +12,7 @@ from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.cli.schedule_options import ScheduleName, Taking, Times, asked, require_sense
 from vmckpt.cli.together import together
 from vmckpt.cli.which_checkpoint import Stored
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.retention import Rule
@@ -178,7 +179,7 @@ def run_due(names: Names = None, json: Json = False) -> None:
     )
     failures = [one.error for one in results if one.error is not None]
     facts = {"runs": [_result(one) for one in results]}
-    words = [f"{one.schedule}: {one.outcome or 'failed'}" for one in results]
+    words = [one_line(f"{one.schedule}: {one.outcome or 'failed'}") for one in results]
     show(facts, "\n".join(words) or "nothing is due", as_json=json)
     if failures:
         raise typer.Exit(failures[0].exit_code)

@@ -9,6 +9,7 @@ import typer
 
 from vmckpt.cli import store_key
 from vmckpt.cli.output import Json, show
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.place import Place as Location
@@ -224,10 +225,10 @@ def _subset(text: str | None) -> "Subset":
 
 def _say(said: "Said", *, as_json: bool) -> None:
     if said.error is None:
-        show(said.result, "\n".join(said.lines), as_json=as_json)
+        show(said.result, "\n".join(map(one_line, said.lines)), as_json=as_json)
         return
     if not as_json:
-        print("\n".join(said.lines))
+        print("\n".join(map(one_line, said.lines)))
     raise said.error
 
 

@@ -8,6 +8,7 @@ import typer
 
 from vmckpt.cli.confirm import Yes, confirm
 from vmckpt.cli.output import Json, run, show, warn
+from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.cli.drivers.driver import Started
@@ -53,7 +54,7 @@ def adopt(
     vm = adoption.vm
     facts = {"vm": name, "host": vm.host.name, "pid": vm.qemu.process.pid, "adopted": True,
              "notes": adoption.notes}  # fmt: skip
-    told = "".join(f"\n  note: {note}" for note in adoption.notes)
+    told = "".join(f"\n  note: {one_line(note)}" for note in adoption.notes)
     show(facts, f"{name} is adopted on {vm.host.name} (pid {vm.qemu.process.pid}){told}",
          as_json=json)  # fmt: skip
 

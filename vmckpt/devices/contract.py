@@ -55,7 +55,10 @@ LIMITS_S = {
 
 
 class Answer(NamedTuple):
-    """What a hook said. `restarted`: jobs that it could only end and begin anew."""
+    """What a hook said. `restarted`: jobs that it could only end and begin anew.
+
+    `from_guest`: why and remedy are the guest's own words.
+    """
 
     ok: bool
     why: str = ""
@@ -63,6 +66,7 @@ class Answer(NamedTuple):
     device_bytes: int = 0
     restarted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    from_guest: bool = False
 
 
 def request(device: str, run: str, limit_s: int) -> bytes:
@@ -88,7 +92,7 @@ def _answer(words: Fields, returncode: int) -> Answer:
     restarted = words.texts("restarted")
     if not words.flag("ok") or returncode != 0:
         why = words.text("why", "") or f"it ended with {returncode} and does not say why"
-        return Answer(False, why, words.text("remedy", ""), restarted=restarted)
+        return Answer(False, why, words.text("remedy", ""), restarted=restarted, from_guest=True)
     return Answer(
         True,
         device_bytes=words.integer("device_bytes", 0),

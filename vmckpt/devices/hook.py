@@ -1,6 +1,7 @@
 """One phase of a hook, run in the guest: to its end, or to the end of its time."""
 
 import asyncio
+import shlex
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,9 +51,16 @@ class GuestHook(NamedTuple):
             raise HookFailedError(
                 f"the hook of '{self.device.id}' failed in phase {phase}",
                 why=answer.why,
-                remedy=answer.remedy or f"run it in the guest by hand: {self.device.hook} {phase}",
+                remedy=self._advice(answer, phase),
             )
         return answer
+
+    def _advice(self, answer: Answer, phase: Phase) -> str:
+        """What the guest proposes is told as its own: it is not to be run here unread."""
+        if answer.remedy and answer.from_guest:
+            return f"the hook in the guest proposes: {answer.remedy}"
+        by_hand = shlex.join([str(self.device.hook), phase])
+        return answer.remedy or f"run it in the guest by hand: {by_hand}"
 
     async def _outlasting(self, phase: Phase) -> Answer:
         """The phase, begun anew where the way into the guest was lost over it."""

@@ -32,6 +32,7 @@ STOPPED_FOR_AN_EPOCH = ("paused", "finish-migrate", "postmigrate")
 ANSWER_S, POLL_S = 0.2, 0.005
 # How often the events are taken that QEMU tells everybody, and how much at once.
 PASS_OVER_S, READ_BYTES = 0.5, 1 << 16
+MOST_LINE_BYTES = 4 << 20
 # How often it is seen to that a guest that may not run does not.
 AGAIN_S = 0.05
 # `cont` is refused for a moment while QEMU ends what the epoch began.
@@ -118,7 +119,7 @@ class Guard:
             return
         by_s = time.monotonic() + ANSWER_S
         try:
-            if self._ask("query-status", by_s)["return"]["running"]:
+            if self._status(by_s)["running"]:
                 self._ask("stop", by_s)
                 self._say("the guest was stopped: it may not run now")
         except OSError as exc:
@@ -163,12 +164,21 @@ class Guard:
         """Let it run on, whose epoch was cut off; one that stands for another reason is left."""
         by_s = time.monotonic() + min(RESUME_S, self._until_s - _now_s())
         while time.monotonic() < by_s:
-            status = self._ask("query-status", by_s)["return"]
+            status = self._status(by_s)
             if status["running"] or status["status"] not in STOPPED_FOR_AN_EPOCH:
                 self._say(f"its keeper has died or is stuck; the guest is {status['status']}")
                 return
             self._ask("cont", by_s)
             time.sleep(POLL_S)
+
+    def _status(self, by_s: float) -> dict[str, Any]:
+        """Raises OSError, also for an answer that is none: its guest may run then."""
+        said: dict[str, Any] = self._ask("query-status", by_s)
+        match said.get("return"):
+            case {"running": bool(), "status": str()}:
+                found: dict[str, Any] = said["return"]
+                return found
+        raise ConnectionError("what it says of its guest is malformed")
 
     def _ask(self, command: str, by_s: float, **arguments: str) -> dict[str, Any]:
         """The answer to a command; events, and answers that came too late, are passed over.
@@ -180,9 +190,13 @@ class Guard:
         self._be_patient(by_s)
         self._sock.sendall(json.dumps(words).encode() + b"\n")
         while True:
-            said: dict[str, Any] = json.loads(self._line(by_s))
-            if said.get("id") == self._asked:
-                return said
+            line = self._line(by_s)
+            try:
+                said: dict[str, Any] = json.loads(line)
+                if said.get("id") == self._asked:
+                    return said
+            except (ValueError, RecursionError, AttributeError) as exc:
+                raise ConnectionError(f"what it says is malformed: {exc}") from exc
 
     def _be_patient(self, by_s: float) -> None:
         self._sock.settimeout(max(by_s - time.monotonic(), 0.001))
@@ -195,6 +209,8 @@ class Guard:
             if not data:
                 raise ConnectionError("the monitor was closed")
             self._told += data
+            if len(self._told) > MOST_LINE_BYTES:
+                raise ConnectionError("it says more than any answer has")
         line, _, self._told = self._told.partition(b"\n")
         self._note(line)
         return line
@@ -219,6 +235,8 @@ class Guard:
                 return
             whole, _, self._told = (self._told + data).rpartition(b"\n")
             self._note(whole)
+            if len(self._told) > MOST_LINE_BYTES:
+                self._told = b""  # no line has so much; the next answer shows it
 
     def _say(self, text: str) -> None:
         sys.stdout.write(f"{text}\n")

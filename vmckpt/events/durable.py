@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import StorageError
+from vmckpt.foreign import Shape, require
 
 # Never follows a link that stands there, and never opens a file that another user made.
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -174,8 +175,10 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def parse_record(text: str, where: object, *, remedy: str) -> dict[str, Any]:
+def parse_record(text: str, where: object, *, remedy: str, shape: Shape = None) -> dict[str, Any]:
     """The JSON object that a record at `where` holds. Raises StorageError, which says `remedy`.
+
+    One that another host's service writes is of a `shape`, or damaged (`foreign.require`).
 
     Every record written since vmckpt syncs them is whole or the one before; older ones may have
     been emptied by a power cut.
@@ -184,7 +187,8 @@ def parse_record(text: str, where: object, *, remedy: str) -> dict[str, Any]:
         found = json.loads(text)
         if not isinstance(found, dict):
             raise TypeError(f"it holds a {type(found).__name__}, not an object")
-    except (ValueError, TypeError) as exc:
+        require(shape, found)
+    except (ValueError, TypeError, RecursionError) as exc:
         raise damaged_record(text, where, exc, remedy=remedy) from exc
     return found
 

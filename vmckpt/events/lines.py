@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from types import UnionType
+from typing import Any, get_type_hints
 
 from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
+from vmckpt.foreign import MOST_BYTES, Fields, MalformedError, parse
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__: kind for kind in (PhaseBegan, Progress, JobProgress, Note)
 }
+_HINTS = {kind: get_type_hints(kind) for kind in _KINDS.values()}
 
 
 def to_line(event: Event) -> str:
@@ -16,21 +19,42 @@ def to_line(event: Event) -> str:
     return json.dumps({"event": type(event).__name__, **event._asdict()}) + "\n"
 
 
-def from_line(line: str) -> Event:
-    """The inverse. Raises ValueError."""
-    return from_record(json.loads(line))
+def from_line(line: bytes | str) -> Event:
+    """The inverse. Raises MalformedError, which is a ValueError."""
+    return from_record(parse(line))
 
 
-def from_record(data: dict[str, Any]) -> Event:
-    """The event that a run record has as a table. Raises ValueError."""
+def from_record(data: object) -> Event:
+    """The event that a run record has as a table. Raises MalformedError."""
+    told = Fields(data)
+    kind = _KINDS.get(told.text("event"))
+    if kind is None:
+        raise told.wrong("event", "an event")
+    there = set(told.names())
+    values: dict[str, Any] = {
+        name: _value(told, name, hint) for name, hint in _HINTS[kind].items() if name in there
+    }
     try:
-        return _KINDS[data["event"]](**{key: data[key] for key in data if key != "event"})
-    except (KeyError, TypeError) as exc:
-        raise ValueError(f"no event: {data!r}") from exc
+        return kind(**values)
+    except TypeError as exc:
+        raise MalformedError(f"a {kind.__name__} lacks something: {exc}") from exc
+
+
+def _value(told: Fields, name: str, hint: object) -> str | int | float | None:
+    if name not in told and isinstance(hint, UnionType):
+        return None
+    if hint is str:
+        return told.text(name)
+    if hint in (int, int | None):
+        return told.integer(name)
+    return told.number(name)
 
 
 class Lines:
-    """Lines out of bytes that come piece by piece; a line that is not whole waits for its end."""
+    """Lines out of bytes that come piece by piece; a line that is not whole waits for its end.
+
+    One that is no event is told as a note: what is told of an operation does not end it.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -38,5 +62,10 @@ class Lines:
     def feed(self, data: bytes) -> Iterator[Event]:
         """The events that `data` completes."""
         *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MOST_BYTES:
+            self._rest = b""  # its end is no event either
         for line in whole:
-            yield from_line(line.decode())
+            try:
+                yield from_line(line)
+            except MalformedError as exc:
+                yield Note(0.0, "events", f"something was told that makes no sense: {exc}")

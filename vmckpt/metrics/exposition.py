@@ -69,11 +69,15 @@ def render(families: Iterable[Family]) -> str:
 
 
 def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def _escaped(text: str, *, quote: bool = False) -> str:
+    # Half a surrogate pair has no UTF-8: one label would keep all that is scraped back.
+    text = text.encode(errors="replace").decode()
     text = text.replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quote else text

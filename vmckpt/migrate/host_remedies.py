@@ -56,7 +56,7 @@ async def kvm(host: Host, paste: Paste) -> str:
 async def kernel(host: Host, paste: Paste) -> str:
     """A newer one, where the distribution has it."""
     release = await host.read_text(Path("/etc/os-release")) or ""
-    said = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', release, re.MULTILINE))
+    said = dict(re.findall(r'^(\w+)="?([\w.-]+)"?$', release, re.MULTILINE))
     match said.get("ID"):
         case "debian":
             suite = f"{said.get('VERSION_CODENAME', 'stable')}-backports"

@@ -18,6 +18,7 @@ from vmckpt.events.durable import parse_record, write_durably
 from vmckpt.events.lines import Lines
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Note, heard_or_not
+from vmckpt.foreign import NUMBER, Shape
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
@@ -99,6 +100,24 @@ async def _interrupt(source: Host, run: str) -> None:
         await asyncio.sleep(RECONNECT_S)
 
 
+# Of a job's result, what is read as it stands.
+_RESULT: Shape = {
+    "error?": [str],
+    "recovery?": {"vm": str, "host": str, "run": str, "outcome": str},
+    "report?": {
+        "vm": str,
+        "target": str,
+        "method": str,
+        "outcome": str,
+        "total_time_s": NUMBER,
+        "transfer_time_s": NUMBER,
+        "transferred_bytes": int,
+        "rounds": int,
+        "warnings": [str],
+    },
+}
+
+
 class _Watch:
     """Reads what a job tells, over as many connections as it takes."""
 
@@ -137,6 +156,7 @@ class _Watch:
                 text,
                 f"{self._files.result} on {self._source.name}",
                 remedy="`vmckpt vm list` shows where the VM is",
+                shape=_RESULT,
             )
         await self._check_alive()
         return None
@@ -194,9 +214,10 @@ class _Watch:
 
 def _process(text: str | None) -> ProcessId | None:
     try:
-        data = parse_record(text or "", "process.json", remedy="-")
+        shape = {"pid": int, "start_ticks": int}
+        data = parse_record(text or "", "process.json", remedy="-", shape=shape)
         return ProcessId(data["pid"], data["start_ticks"])
-    except (StorageError, KeyError):
+    except StorageError:
         return None
 
 
@@ -209,7 +230,11 @@ async def _conclude(
     """
     path = runs_dir() / f"{run}.json"
     error = unpack_error(result["error"]) if "error" in result else None
-    recovery = Recovery(**result["recovery"]) if "recovery" in result else None
+    try:
+        recovery = Recovery(**result["recovery"]) if "recovery" in result else None
+        report = _report(result["report"], path) if "report" in result else None
+    except (KeyError, TypeError) as exc:
+        raise _unreadable(source, str(exc)) from exc
     try:
         await _fetch(source, path)
         if error:
@@ -228,7 +253,21 @@ async def _conclude(
                 remedy="migrate it again",
             )
         return recovery
-    report = Report(**result["report"] | {"warnings": tuple(result["report"]["warnings"])})
+    if report is None:
+        raise _unreadable(source, "it has neither a report nor an error")
+    return report
+
+
+def _unreadable(source: Host, why: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"how the migration ended on {source.name} cannot be read",
+        why=f"its result is malformed: {why}",
+        remedy="`vmckpt vm list` shows where the VM is",
+    )
+
+
+def _report(told: dict[str, Any], path: Path) -> Report:
+    report = Report(**told | {"warnings": tuple(told["warnings"])})
     return replace(report, run_record=str(path))
 
 

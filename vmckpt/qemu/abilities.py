@@ -47,6 +47,11 @@ _SETS = ("cpu_models", "capabilities", "compressions", "parameters", "commands")
 async def learn(monitor: Monitor) -> Abilities:
     """Ask a QEMU (any machine, stopped will do) what it offers. About 60 ms."""
     schema = {item["name"]: item for item in await commands.query_qmp_schema(monitor)}
+    try:
+        compressions = _enum_values(schema, "migrate-set-parameters", "multifd-compression")
+        parameters = frozenset(_arguments(schema, "migrate-set-parameters"))
+    except KeyError as exc:
+        raise monitor.malformed("query-qmp-schema", f"it has no {exc}") from exc
     machines = {}
     for machine in await commands.query_machines(monitor):
         machines[machine.name] = machine.name
@@ -57,8 +62,8 @@ async def learn(monitor: Monitor) -> Abilities:
         machines=machines,
         cpu_models=frozenset(await commands.query_cpu_models(monitor)),
         capabilities=frozenset(await commands.query_migrate_capabilities(monitor)),
-        compressions=_enum_values(schema, "migrate-set-parameters", "multifd-compression"),
-        parameters=frozenset(_arguments(schema, "migrate-set-parameters")),
+        compressions=compressions,
+        parameters=parameters,
         commands=frozenset(name for name, item in schema.items() if item["meta-type"] == "command"),
     )
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import random
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ class GuestAgent:
                     f"{path} failed in the guest",
                     why=done.err.decode(errors="replace").strip()
                     or f"it ended with {done.returncode}",
-                    remedy=f"try it there: {path} {' '.join(words)}",
+                    remedy=f"try it there: {shlex.join([path, *words])}",
                 )
             await asyncio.sleep(poll_s)
             poll_s = min(2 * poll_s, MOST_POLL_S)

@@ -201,11 +201,14 @@ async def file_of(monitor: Monitor, node: str) -> str:
     """The node that a filter stands over."""
     graph = await monitor.ask("x-debug-query-block-graph")
     names = {item["id"]: item["name"] for item in graph["nodes"]}
-    return next(
-        str(names[edge["child"]])
+    found = [
+        names.get(edge["child"])
         for edge in graph["edges"]
-        if edge["name"] == "file" and names[edge["parent"]] == node
-    )
+        if edge["name"] == "file" and names.get(edge["parent"]) == node
+    ]
+    if not found or found[0] is None:
+        raise monitor.malformed("x-debug-query-block-graph", f"nothing stands below {node}")
+    return str(found[0])
 
 
 async def query_bitmaps(monitor: Monitor) -> dict[str, dict[str, bool]]:

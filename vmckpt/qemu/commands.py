@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from vmckpt.foreign import Shape
 from vmckpt.qemu.monitor import REPLY_TIMEOUT_S, CommandRefusedError, Monitor
 from vmckpt.qemu.replies import (
     BlockNode,
@@ -85,9 +86,9 @@ async def qom_children(monitor: Monitor, path: str) -> dict[str, str]:
     }
 
 
-async def qom_get(monitor: Monitor, path: str, name: str) -> Any:
-    """A property of an object in QEMU's object tree."""
-    return await monitor.ask("qom-get", {"path": path, "property": name})
+async def qom_get(monitor: Monitor, path: str, name: str, shape: Shape = None) -> Any:
+    """A property of an object in QEMU's object tree, which is of that shape."""
+    return await monitor.ask("qom-get", {"path": path, "property": name}, shape=shape)
 
 
 async def qom_set(monitor: Monitor, path: str, name: str, value: Any) -> None:
@@ -204,7 +205,7 @@ async def calc_dirty_rate(monitor: Monitor, length_s: int, sample_pages: int) ->
 async def query_dirty_rate(monitor: Monitor) -> float | None:
     """Bytes a second (a multiple of 1 MiB/s) of the last measurement; None while it goes on."""
     reply = await monitor.ask("query-dirty-rate")
-    return float(reply["dirty-rate"] << 20) if reply["status"] == "measured" else None
+    return float(reply.get("dirty-rate", 0) << 20) if reply["status"] == "measured" else None
 
 
 async def announce_self(monitor: Monitor) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
+from vmckpt.qemu.shapes import FEATURE_WORDS, TEXT
 
 Features = frozenset[tuple[tuple[str, str | int], ...]]
 
@@ -45,13 +46,14 @@ def differences(here: Machine, there: Machine) -> list[str]:
 async def describe(monitor: Monitor) -> Machine:
     """The machine that a QEMU is to its guest."""
     kind, cpus, devices = await asyncio.gather(
-        commands.qom_get(monitor, "/machine", "type"),
+        commands.qom_get(monitor, "/machine", "type", TEXT),
         commands.query_cpus(monitor),
         _devices(monitor),
     )
     first = cpus[0].qom_path
     model, words = await asyncio.gather(
-        commands.qom_get(monitor, first, "type"), commands.qom_get(monitor, first, "feature-words")
+        commands.qom_get(monitor, first, "type", TEXT),
+        commands.qom_get(monitor, first, "feature-words", FEATURE_WORDS),
     )
     # A word that is zero may be unknown to the other QEMU, which is the same to the guest.
     features = frozenset(tuple(sorted(word.items())) for word in words if word["features"])

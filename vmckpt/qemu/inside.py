@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.shapes import TEXT
 
 # Set by QEMU itself, or meaningless on another host.
 _NOT_SETTINGS = frozenset({"busnr", "hotplugged", "parent_bus", "failover_pair_id"})
@@ -83,7 +84,7 @@ async def device_settings(monitor: Monitor, name: str, driver: str) -> dict[str,
     path = f"/machine/peripheral/{name}"
     settings: dict[str, Any] = {"driver": driver, "id": name}
     try:
-        bus = await commands.qom_get(monitor, path, "parent_bus")
+        bus = await commands.qom_get(monitor, path, "parent_bus", TEXT)
     except CommandRefusedError:
         return settings  # a processor, or memory: on no bus
     settings["bus"] = bus.rpartition("/")[2]
@@ -106,12 +107,13 @@ async def device_settings(monitor: Monitor, name: str, driver: str) -> dict[str,
 async def query_slot(monitor: Monitor, name: str) -> str | None:
     """The PCI address of a device on its bus; None where it has none."""
     try:
-        return _slot(await commands.qom_get(monitor, f"/machine/peripheral/{name}", "addr"))
+        path = f"/machine/peripheral/{name}"
+        return _slot(await commands.qom_get(monitor, path, "addr"))
     except CommandRefusedError:
         return None
 
 
-def _slot(value: int | str) -> str:
+def _slot(value: object) -> str:
     if isinstance(value, int):
         return f"{value >> 3:x}.{value & 7}"
-    return value
+    return str(value)

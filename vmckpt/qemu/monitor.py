@@ -7,10 +7,20 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 
-from qemu.qmp import EventListener, ExecInterruptedError, ExecuteError, Message, QMPClient, QMPError
+from qemu.qmp import (
+    EventListener,
+    ExecInterruptedError,
+    ExecuteError,
+    Message,
+    QMPClient,
+    QMPError,
+)
+from qemu.qmp.error import ProtocolError
 from qemu.qmp.protocol import Runstate
 
 from vmckpt.errors import HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.foreign import MalformedError, Shape, parse, require
+from vmckpt.qemu.shapes import EVENTS, RETURNS
 
 # The library logs every disconnect as an error of its own; here it is raised where it matters.
 logging.getLogger("qemu.qmp").addHandler(logging.NullHandler())
@@ -23,11 +33,40 @@ REPLY_TIMEOUT_S = 10.0
 READ_BUFFER_BYTES = 4 << 20
 
 
+# Of any message, as far as it is needed to know whose it is.
+_MESSAGE: Shape = {
+    "id?": str,
+    "event?": str,
+    "data?": {},
+    "error?": {"class": str, "desc": str},
+    "QMP?": {"version": {}, "capabilities": [None]},
+}
+
+
+class NotQmpError(ProtocolError):
+    """What came from the socket is no message of QMP's."""
+
+
 class _Client(QMPClient):
     """Without the library's log of each message, which is made even where nobody reads it.
 
     It costs more than all else that a message does (14 us), several times in each epoch's pause.
     """
+
+    async def _do_recv(self) -> Message:
+        """The library's own, with what it takes on trust: it would break off with any exception.
+
+        Raises ProtocolError.
+        """
+        try:
+            line = await self._readline()
+            said = parse(line, most_bytes=READ_BUFFER_BYTES)
+            require(_MESSAGE, said)
+        except ValueError as exc:  # a line that is too long is one, too
+            raise NotQmpError(f"QEMU says what is no QMP: {exc}") from exc
+        message = Message(b"{}", eager=False)
+        message.update(said)
+        return message
 
     def _cb_outbound(self, msg: Message) -> Message:
         return msg
@@ -108,14 +147,22 @@ class Monitor:
         return bool(self._client.runstate == Runstate.RUNNING)
 
     async def ask(
-        self, command: str, arguments: Json | None = None, timeout_s: float | None = REPLY_TIMEOUT_S
+        self,
+        command: str,
+        arguments: Json | None = None,
+        timeout_s: float | None = REPLY_TIMEOUT_S,
+        *,
+        shape: Shape = None,
     ) -> Any:
         """The answer of a command that changes nothing. None waits as long as QEMU lives.
 
-        Raises CommandRefusedError, MonitorLostError.
+        It is of that `shape`, or of the one that RETURNS has. Raises CommandRefusedError,
+        MonitorLostError.
         """
         try:
-            return await self._execute(command, arguments, timeout_s)
+            return await self._execute(command, arguments, timeout_s, shape=shape)
+        except MalformedError as exc:
+            raise self.malformed(command, str(exc)) from exc
         except (TimeoutError, QMPError, EOFError, OSError) as exc:
             raise MonitorLostError(
                 f"{self.label} did not answer {command}",
@@ -138,7 +185,7 @@ class Monitor:
         """
         try:
             return await self._execute(command, arguments, timeout_s, oob=oob)
-        except (TimeoutError, QMPError, EOFError, OSError) as exc:
+        except (TimeoutError, QMPError, EOFError, OSError, MalformedError) as exc:
             raise OutcomeUnknownError(
                 f"{self.label} did not answer {command}",
                 why=f"{_reason(exc, timeout_s)}: nobody knows whether it took effect",
@@ -146,15 +193,31 @@ class Monitor:
             ) from exc
 
     async def _execute(
-        self, command: str, arguments: Json | None, timeout_s: float | None, *, oob: bool = False
+        self,
+        command: str,
+        arguments: Json | None,
+        timeout_s: float | None,
+        *,
+        oob: bool = False,
+        shape: Shape = None,
     ) -> Any:
         if not self.is_open:
             raise ExecInterruptedError("the connection is closed")
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._client.execute(command, arguments, oob=oob)
+                said = await self._client.execute(command, arguments, oob=oob)
         except ExecuteError as exc:
             raise CommandRefusedError(self.label, command, str(exc)) from exc
+        require(shape or RETURNS.get(command), said, "the answer")
+        return said
+
+    def malformed(self, command: str, why: str) -> MonitorLostError:
+        """The error for an answer that makes no sense."""
+        return MonitorLostError(
+            f"{self.label} gave a malformed answer to {command}",
+            why=why,
+            remedy="see what runs behind its monitor's socket",
+        )
 
     async def give_fd(self, name: str, fd: int) -> None:
         """Give QEMU a copy of a descriptor, for one command (`fd:NAME`). Raises as `tell` does.
@@ -184,7 +247,7 @@ class Monitor:
         """Collect the named events from here to the end of the block."""
         listener = _Listener(names)
         with self._client.listen(listener):
-            yield Events(listener)
+            yield Events(listener, self)
 
     async def close(self) -> None:
         """Disconnect. A QEMU that has quit already is no error."""
@@ -195,22 +258,33 @@ class Monitor:
 
 
 class Events:
-    """Events that came since the block began, in order."""
+    """Events that came since the block began, in order; their data as EVENTS has it.
 
-    def __init__(self, listener: EventListener) -> None:
-        self._listener = listener
+    MonitorLostError for one that is malformed.
+    """
+
+    def __init__(self, listener: EventListener, monitor: Monitor) -> None:
+        self._listener, self._monitor = listener, monitor
 
     async def next(self, timeout_s: float) -> Message | None:
         """The next event, or None when none came within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._listener.get()
+                return self._checked(await self._listener.get())
         except TimeoutError:
             return None
 
     def drain(self) -> Sequence[Message]:
         """All that is there now, without waiting."""
-        return self._listener.clear()
+        return [self._checked(event) for event in self._listener.clear()]
+
+    def _checked(self, event: Message) -> Message:
+        name = str(event["event"])
+        try:
+            require({"data": EVENTS[name]} if name in EVENTS else None, event, name)
+        except MalformedError as exc:
+            raise self._monitor.malformed(f"what it tells of itself ({name})", str(exc)) from exc
+        return event
 
 
 @asynccontextmanager

@@ -91,8 +91,9 @@ class MigrationStatus(NamedTuple):
 
 def _port(addresses: list[dict[str, Any]]) -> int | None:
     for address in addresses:
-        if address.get("type") == "inet":
-            return int(address["port"])
+        port = address.get("port") or ""
+        if address.get("type") == "inet" and port.isascii() and port.isdecimal():
+            return int(port)
     return None
 
 

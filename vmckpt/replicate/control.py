@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import HostDownError, StorageError
+from vmckpt.foreign import Shape, parse, require
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.request import Files
 
@@ -20,6 +21,17 @@ STATUS_TIMEOUT_S = 3.0
 DISMISS = "dismiss"
 # Said to a primary whose standby certainly has no guest: it needs no term, nor the arbiter.
 GO_ALONE = "go alone"
+_OBJECT: Shape = {}
+# What every status has, and what is read of one without asking whether it makes sense.
+STATUS: Shape = {
+    "role": str,
+    "state": str,
+    "vm?": None,
+    "run?": None,
+    "paths?": {},
+    "path_addresses?": {},
+    "path_heard_ms_ago?": {},
+}
 # How long answers that are under way at a service's end may take.
 LAST_WORDS_S = 2.0
 
@@ -67,17 +79,25 @@ async def write_last_word(host: Host, files: Files, status: Mapping[str, Any]) -
         await host.write_text(files.status, text)
 
 
-async def ask(host: Host, files: Files, word: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """What the service says to `word`. Raises HostDownError when there is none, or it is silent."""
+async def ask(
+    host: Host, files: Files, word: str, timeout_s: float = TIMEOUT_S, *, shape: Shape = _OBJECT
+) -> dict[str, Any]:
+    """What the service says to `word`, which is of that `shape`.
+
+    Raises HostDownError when there is none, it is silent, or says what makes no sense.
+    """
     reader, writer = await asyncio.open_connection(sock=await host.connect(files.control))
     try:
         async with asyncio.timeout(timeout_s):
             writer.write(f"{word}\n".encode())
             line = await reader.readline()
         if line:
-            said: dict[str, Any] = json.loads(line)
+            said: dict[str, Any] = parse(line)
+            require(shape, said)
             return said
         why = "it ended before it answered"
+    except ValueError as exc:  # a line that does not end is one too
+        why = f"its answer is malformed: {exc}"
     except (OSError, TimeoutError) as exc:
         why = str(exc) or f"no answer within {timeout_s:g} s"
     finally:

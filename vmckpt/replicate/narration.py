@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from vmckpt.foreign import Shape, parse, require
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.process import APPENDED
@@ -40,6 +41,8 @@ ALSO_TOLD = (
     "paths",
 )
 Status = Callable[[], dict[str, Any]]
+# What of an event is read as it stands.
+_EVENT: Shape = {"time": str, "host": str, "role?": str, "state": str, "paths?": {}}
 
 
 def events_file(host: Host | Entry, vm: str) -> Path:
@@ -112,7 +115,9 @@ async def _events_of(host: Host, vm: str) -> list[dict[str, Any]]:
     events = list[dict[str, Any]]()
     for line in "".join(texts).splitlines():
         with suppress(ValueError):  # it was cut off by a full disk
-            events.append(json.loads(line))
+            event = parse(line)
+            require(_EVENT, event)
+            events.append(event)
     return events
 
 

@@ -7,13 +7,16 @@ from typing import Any, NamedTuple
 
 from vmckpt.errors import HostDownError, NotFoundError, StorageError, TimedOutError, VmckptError
 from vmckpt.events.durable import parse_record
+from vmckpt.foreign import Shape
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
-from vmckpt.replicate.control import STATUS_TIMEOUT_S, ask
+from vmckpt.replicate.control import STATUS, STATUS_TIMEOUT_S, ask
 from vmckpt.replicate.request import DIRECTORY, Files
 
 POLL_S, BEGIN_S = 0.05, 60.0
+# Of a request, what is read of one whose service has died.
+_REQUEST: Shape = {"vm?": str, "run?": str, "primary?": {"name?": str}}
 # The state of a service that was killed.
 DEAD = "dead"
 
@@ -55,7 +58,8 @@ async def side_of(host: Host, name: str) -> Side | None:
     if not await host.exists(files.request):
         return None
     try:
-        return Side(host, await ask(host, files, "status", STATUS_TIMEOUT_S), answers=True)
+        told = await ask(host, files, "status", STATUS_TIMEOUT_S, shape=STATUS)
+        return Side(host, told, answers=True)
     except HostDownError as exc:
         said = await last_word(host, files) or await _without_a_word(host, files, exc)
         return Side(host, said, answers=False)
@@ -65,7 +69,8 @@ async def _without_a_word(host: Host, files: Files, silence: HostDownError) -> d
     """The status of a service that was killed, or stands still."""
     text = await host.read_text(files.request) or "{}"
     remedy = f"end the replication: vmckpt replicate stop {files.path.name}"
-    asked = parse_record(text, f"{files.request} on {host.name}", remedy=remedy)
+    where = f"{files.request} on {host.name}"
+    asked = parse_record(text, where, remedy=remedy, shape=_REQUEST)
     role = "primary" if asked.get("primary", {}).get("name") == host.name else "standby"
     about = {name: asked.get(name) for name in ("vm", "run")}
     if await services(host, files.path.name):
@@ -81,7 +86,7 @@ async def last_word(host: Host, files: Files) -> dict[str, Any] | None:
     """
     text = await host.read_text(files.status)
     try:
-        return parse_record(text or "", files.status, remedy="-")
+        return parse_record(text or "", files.status, remedy="-", shape=STATUS)
     except StorageError:
         return None
 

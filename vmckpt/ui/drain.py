@@ -9,6 +9,7 @@ from vmckpt.events.types import Event, Note, PhaseBegan
 from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said, Show, Went
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.progress import PHASES
+from vmckpt.ui.shown import one_line
 from vmckpt.ui.tables import table
 from vmckpt.units import format_duration
 
@@ -42,8 +43,8 @@ def planned(plan: DrainPlan) -> str:
     rows = rows if known else [(*row[:2], "?", "?", "?") for row in rows]
     lines = [table(("vm", "hosts", "begins", "ends", "alone"), rows)] if rows else []
     lines.append(total(plan))
-    lines += [f"note: {note}" for note in plan.notes]
-    lines += [f"note: {host} gets none: {why}" for host, why in plan.closed.items()]
+    lines += [f"note: {one_line(note)}" for note in plan.notes]
+    lines += [f"note: {host} gets none: {one_line(why)}" for host, why in plan.closed.items()]
     return "\n".join(lines)
 
 
@@ -91,6 +92,6 @@ def _plain_lines() -> Show:
                 text = f"{vm}: stays on {where}: {why}"
             case Said(text):
                 pass
-        print(f"[{time.monotonic() - began_s:7.2f}s] {text}", file=sys.stderr, flush=True)
+        print(f"[{time.monotonic() - began_s:7.2f}s] {one_line(text)}", file=sys.stderr, flush=True)
 
     return show

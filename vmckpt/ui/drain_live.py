@@ -15,6 +15,7 @@ from vmckpt.fleet.drain.happenings import Began, Ended, Happening, Planned, Said
 from vmckpt.fleet.drain.plan import DrainPlan
 from vmckpt.ui.drain import total, words
 from vmckpt.ui.drawn import drawn
+from vmckpt.ui.shown import one_line
 from vmckpt.units import format_duration, format_rate
 
 # Those that wait, and those that are done, are counted when there are more.
@@ -83,7 +84,7 @@ class Screen:
         parts: list[Text | Table] = [head]
         if self._plan is not None:
             parts += [Text(f" {total(self._plan)}", style="dim"), self._table()]
-        parts += [Text(f" ! {text}", style="yellow") for text in self._said[-MOST_SAID:]]
+        parts += [Text(f" ! {one_line(text)}", style="yellow") for text in self._said[-MOST_SAID:]]
         return Group(*parts)
 
     def _table(self) -> Table:
@@ -97,7 +98,7 @@ class Screen:
             grid.add_row(
                 Text(f" {vm}"),
                 Text(f"{row.source} -> {row.target}", style="dim"),
-                Text(row.state, style=row.style),
+                Text(one_line(row.state), style=row.style),
                 *_figures(row.progress),
             )
         return grid

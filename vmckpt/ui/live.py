@@ -12,6 +12,7 @@ from rich.text import Text
 from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Progress
 from vmckpt.ui.drawn import drawn
 from vmckpt.ui.progress import PHASES
+from vmckpt.ui.shown import one_line
 from vmckpt.units import format_duration, format_rate, format_size
 
 # The clocks of an operation and of its display begin together, but for this.
@@ -56,16 +57,16 @@ class _Screen:
         for phase, end_s in zip(self._phases, ends_s, strict=False):
             words = PHASES.get(phase.phase, phase.phase)
             if end_s is None and not self._done:
-                parts.append(Text(f" › {words}", style="cyan"))
+                parts.append(Text(f" › {one_line(words)}", style="cyan"))
                 continue
             took = "" if end_s is None else f"  {format_duration(end_s - phase.at_s)}"
-            parts.append(Text(f" ✓ {words}", style="green").append(took, "dim"))
+            parts.append(Text(f" ✓ {one_line(words)}", style="green").append(took, "dim"))
         if self._progress:
             done = self._progress.total_bytes - self._progress.remaining_bytes
             parts += [_bar(done, self._progress.total_bytes), self._figures(self._progress)]
         if self._job:
             parts.append(_bar(self._job.done, self._job.total))
-        parts += [Text(f" ! {note.text}", style="yellow") for note in self._notes[-4:]]
+        parts += [Text(f" ! {one_line(note.text)}", style="yellow") for note in self._notes[-4:]]
         return Group(*parts)
 
     @staticmethod
@@ -89,7 +90,8 @@ class _Screen:
         table.add_column(style="dim", min_width=8)
         table.add_column()
         for row in rows:
-            table.add_row(*row)
+            # Not as text, which is markup to a table.
+            table.add_row(*(Text(one_line(cell)) for cell in row))
         return table
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vmckpt.events.types import Emit, Event, JobProgress, Note, PhaseBegan, Progress
+from vmckpt.ui.shown import one_line
 from vmckpt.units import format_duration, format_rate, format_size
 
 LINE_EVERY_S = 1.0
@@ -80,6 +81,6 @@ def _plain_lines() -> Emit:
             case JobProgress():
                 shown_s = time.monotonic()
                 text = f"{event.phase}: {100 * event.done // max(event.total, 1)} %"
-        print(f"[{event.at_s:7.2f}s] {text}", file=sys.stderr, flush=True)
+        print(f"[{event.at_s:7.2f}s] {one_line(text)}", file=sys.stderr, flush=True)
 
     return emit

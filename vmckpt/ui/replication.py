@@ -29,7 +29,7 @@ def event_text(event: dict[str, Any]) -> str:
     if paths and set(paths.values()) == {HEARD}:
         state += ", heard over both paths"
     why = f": {event['why']}" if event.get("why") else ""
-    where = f"{event['host']} {event['role']}"
+    where = f"{event['host']} {event.get('role', '?')}"
     return f"{event['time']}  {where:<20}  {state}, term {event.get('term', '?')}{why}"
 
 

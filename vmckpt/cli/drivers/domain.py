@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
@@ -50,7 +51,7 @@ class LibvirtDomain:
         raise RefusedError(
             "vmckpt shows no console of a libvirt domain",
             why="libvirt keeps it, and virsh joins a terminal to it",
-            remedy=f"on {self.host.name}: virsh console {self.name}",
+            remedy=f"on {self.host.name}: virsh console {quote(self.name)}",
         )
 
     async def start(self) -> Started:

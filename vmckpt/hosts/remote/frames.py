@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from vmckpt.errors import VmckptError
+from vmckpt.foreign import MalformedError, parse
 
 MAGIC = b"\x00vmckpt-serve\n"
 # Both sides have to speak the same; it changes when a frame or the form of a value does.
@@ -59,9 +60,9 @@ class Frame(NamedTuple):
     def json(self) -> Any:
         """The payload as JSON. Raises ProtocolError."""
         try:
-            return json.loads(self.payload)
-        except ValueError as exc:
-            raise broken(f"no JSON in a message of kind {self.kind.name}: {exc}") from exc
+            return parse(self.payload, most_bytes=MOST_BYTES)
+        except MalformedError as exc:
+            raise broken(f"a message of kind {self.kind.name}: {exc}") from exc
 
     @property
     def credit_bytes(self) -> int:

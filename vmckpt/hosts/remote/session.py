@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from vmckpt import __version__
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.remote.frames import (
     MAGIC,
@@ -18,6 +19,7 @@ from vmckpt.hosts.remote.frames import (
     Frame,
     Kind,
     ProtocolError,
+    broken,
     read_frame,
     with_json,
 )
@@ -53,6 +55,25 @@ class Greeting(NamedTuple):
     version: str
     state_dir: Path
     address: str | None
+
+
+class _Hello(NamedTuple):
+    """The first frame."""
+
+    protocol: int
+    version: str
+    state_dir: str
+    address: str | None
+
+    @classmethod
+    def of(cls, said: object) -> "_Hello":
+        """Raises ProtocolError."""
+        try:
+            told = Fields(said)
+            words = told.text("version"), told.text("state_dir"), told.text("address", None)
+            return cls(told.integer("protocol"), *words)
+        except MalformedError as exc:
+            raise broken(f"its greeting: {exc}") from exc
 
 
 class Session:
@@ -159,7 +180,7 @@ class Session:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 await reader.readuntil(MAGIC)
-                hello = (await read_frame(reader)).json
+                hello = _Hello.of((await read_frame(reader)).json)
         except (OSError, EOFError, asyncio.LimitOverrunError, ProtocolError, TimeoutError) as exc:
             error = await why_silent()
             writer.transport.abort()
@@ -167,20 +188,16 @@ class Session:
         except BaseException:
             writer.transport.abort()
             raise
-        if hello["protocol"] != PROTOCOL:
+        if hello.protocol != PROTOCOL:
             writer.transport.abort()
             raise HostDownError(
-                f"{self._name} has another vmckpt: {hello['version']}, here it is {__version__}",
-                why=f"it speaks protocol {hello['protocol']}, this one {PROTOCOL}",
+                f"{self._name} has another vmckpt: {hello.version}, here it is {__version__}",
+                why=f"it speaks protocol {hello.protocol}, this one {PROTOCOL}",
                 remedy=f"install the same vmckpt on {self._name} and here",
             )
-        state_dir = self._state_dir or Path(hello["state_dir"])
-        connection = _Connection(
-            self._name,
-            reader,
-            writer,
-            Greeting(hello["version"], state_dir, hello["address"]),
-        )
+        state_dir = self._state_dir or Path(hello.state_dir)
+        greeting = Greeting(hello.version, state_dir, hello.address)
+        connection = _Connection(self._name, reader, writer, greeting)
         mine = {"protocol": PROTOCOL, "name": self._name, "state_dir": str(state_dir)}
         try:
             await connection.begin(with_json(Kind.HELLO, 0, mine))
@@ -280,10 +297,14 @@ class _Connection:
         asked = self._asked.get(frame.number)
         if asked is None or asked.done():
             return
-        if frame.kind is Kind.ANSWER:
-            asked.set_result(frame.json)
-        elif frame.kind is Kind.ERROR:
-            asked.set_exception(unpack_error(frame.json))
+        try:
+            if frame.kind is Kind.ANSWER:
+                asked.set_result(frame.json)
+            elif frame.kind is Kind.ERROR:
+                asked.set_exception(unpack_error(frame.json))
+        except ProtocolError as exc:
+            # Of this answer alone: what else is asked over the connection is another's affair.
+            asked.set_exception(exc)
 
     async def _ask(self, number: int, question: str, arguments: dict[str, Any]) -> Any:
         if self._lost is not None:

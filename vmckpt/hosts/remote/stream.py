@@ -5,7 +5,7 @@ import select
 import socket
 from collections.abc import Awaitable, Callable
 
-from vmckpt.hosts.remote.frames import Frame, Kind, credit
+from vmckpt.hosts.remote.frames import Frame, Kind, broken, credit
 
 # What may be under way in each direction of a stream before its reader has taken some.
 WINDOW_BYTES = 256 << 10
@@ -29,6 +29,7 @@ class Stream:
     ) -> None:
         self._sock, self._number, self._send, self._forget = sock, number, send, forget
         self._come: asyncio.Queue[Frame] = asyncio.Queue()
+        self._waiting_bytes = 0
         self._credit_bytes = WINDOW_BYTES
         self._more_credit = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -38,11 +39,14 @@ class Stream:
         self._task = asyncio.create_task(self._run())
 
     def take(self, frame: Frame) -> None:
-        """A frame of this stream has come."""
+        """A frame of this stream has come. Raises ProtocolError for more than was granted."""
         if frame.kind is Kind.CREDIT:
             self._credit_bytes += frame.credit_bytes
             self._more_credit.set()
             return
+        self._waiting_bytes += len(frame.payload)
+        if self._waiting_bytes > WINDOW_BYTES:
+            raise broken("a stream has more under way than it was given leave for")
         self._come.put_nowait(frame)
         if frame.kind is Kind.CLOSE and self._task is not None:
             # What has come is still delivered, unless whoever is here does not take it.
@@ -103,6 +107,7 @@ class Stream:
                 self._sock.shutdown(socket.SHUT_WR)
                 return
             await loop.sock_sendall(self._sock, frame.payload)
+            self._waiting_bytes -= len(frame.payload)
             await self._send(credit(self._number, len(frame.payload)))
 
 

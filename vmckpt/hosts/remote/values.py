@@ -4,6 +4,7 @@ A dataclass or NamedTuple is the list of its fields, a path its text, a set a so
 """
 
 import inspect
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -13,8 +14,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from vmckpt import errors
 from vmckpt.errors import StorageError, VmckptError
+from vmckpt.foreign import MOST_INTEGER
 from vmckpt.hosts.remote.frames import broken
 
+# Of each part of an error that another host words.
+MOST_TEXT = 4000
 _PLAIN = (str, int, float, bool, NoneType)
 
 
@@ -40,7 +44,7 @@ def unpack(kind: Any, value: Any) -> Any:
     try:
         return _unpack(kind, value)
     except (TypeError, ValueError, AttributeError) as exc:
-        raise broken(f"{value!r} is no {kind}: {exc}") from exc
+        raise broken(f"{reprlib.repr(value)} is no {kind}: {exc}") from exc
 
 
 def _unpack(kind: Any, value: Any) -> Any:
@@ -51,20 +55,40 @@ def _unpack(kind: Any, value: Any) -> Any:
         [kind] = [one for one in inner if one is not NoneType]
         return _unpack(kind, value)
     if origin in _PLAIN:
-        if not isinstance(value, (int, float) if origin is float else origin):
-            raise TypeError("another type")
-        return value
+        return _plain(origin, value)
     if origin is Path:
-        return Path(value)
+        return _path(value)
     if origin is bytes:
         return bytes.fromhex(value)
     if origin in (list, frozenset, Sequence):
-        made = [_unpack(inner[0], item) for item in value]
+        made = [_unpack(inner[0], item) for item in _list(value)]
         return frozenset(made) if origin is frozenset else made
     if isinstance(origin, type) and (is_dataclass(origin) or issubclass(origin, tuple)):
         types = [hint for name, hint in _hints(origin).items() if name != "return"]
-        return origin(*(_unpack(one, item) for one, item in zip(types, value, strict=True)))
+        return origin(*(_unpack(one, item) for one, item in zip(types, _list(value), strict=True)))
     raise TypeError("of a type that cannot travel")
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    if not isinstance(value, (int, float) if kind is float else kind):
+        raise TypeError("another type")
+    if isinstance(value, bool) and kind is not bool:
+        raise TypeError("another type")
+    if isinstance(value, int | float) and not abs(value) <= MOST_INTEGER:
+        raise ValueError("more than 64 bits")
+    return value
+
+
+def _path(value: Any) -> Path:
+    if "\0" in value:
+        raise ValueError("a path holds a null")
+    return Path(value)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("another type")
+    return value
 
 
 @cache
@@ -127,4 +151,5 @@ def unpack_error(value: Any) -> VmckptError:
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
         raise broken(f"'{name}' is no class of errors")
+    what, why, remedy = (text[:MOST_TEXT] for text in (what, why, remedy))
     return kind(what, why=why, remedy=remedy)

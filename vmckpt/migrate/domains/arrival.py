@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from vmckpt.migrate.options import AtTarget
 from vmckpt.vm.check import REFUSE, WARN, Check
@@ -40,7 +41,9 @@ def arrival_checks(domain: Domain, there: AtTarget | None) -> Iterator[Check]:
     for option, xml in (("--xml", there.xml), ("--persistent-xml", there.persistent_xml)):
         if xml is not None and (other := parse_domain(xml).uuid) not in ("", domain.uuid):
             reason = f"{option}: it describes another domain, {other}"
-            remedy = f"begin with the XML of this one: virsh dumpxml --migratable {domain.name}"
+            remedy = (
+                f"begin with the XML of this one: virsh dumpxml --migratable {quote(domain.name)}"
+            )
             yield Check("domain-xml", REFUSE, reason, remedy)
     persistent, is_active = domain.seen.persistent, domain.is_active
     if there.persistent_xml is not None and not persistent:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -199,7 +200,9 @@ def _not_running(domain: Domain) -> Check | None:
         remedy = "wait for its end, or see virsh domjobinfo"
         return Check("running", REFUSE, "it is in the middle of a migration", remedy)
     if not domain.is_active:
-        remedy = f"move it as it is, by --offline, or start it: vmckpt vm start {domain.name}"
+        remedy = (
+            f"move it as it is, by --offline, or start it: vmckpt vm start {quote(domain.name)}"
+        )
         return Check("running", REFUSE, f"'{domain.name}' is stopped", remedy)
     if domain.state not in ("running", "paused", "blocked"):
         remedy = "a domain in that state cannot be moved; see `vmckpt vm show`"
@@ -238,7 +241,7 @@ async def snapshot_checks(domain: Domain, source: Libvirtd) -> list[Check]:
     if not names:
         return []
     reason = f"it has snapshots ({', '.join(names)}), and libvirt moves no domain that has any"
-    remedy = f"vmckpt snapshot delete {domain.name} NAME"
+    remedy = f"vmckpt snapshot delete {quote(domain.name)} NAME"
     return [Check("snapshots", REFUSE, reason, remedy)]
 
 

@@ -7,6 +7,7 @@ an end that was silent still has is kept apart, so that the next migration does 
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Self
 
 from vmckpt.errors import BusyError
@@ -135,7 +136,7 @@ async def make_room(vm: str) -> None:
         raise BusyError(
             f"a migration of '{vm}' was cut off",
             why=f"run {begun.run}, from {begun.source} to {begun.target}, is not at its end",
-            remedy=f"vmckpt migrate --recover {vm}, then ask again",
+            remedy=f"vmckpt migrate --recover {quote(vm)}, then ask again",
         )
     await begun.write()  # an earlier vmckpt did not keep it apart
 

@@ -4,6 +4,7 @@ VIR_MIGRATE_OFFLINE moves the definition, and looks at nothing else.
 """
 
 from pathlib import Path
+from shlex import quote
 
 from vmckpt.errors import StorageError
 from vmckpt.hosts.host import Host
@@ -21,10 +22,13 @@ async def left_behind(
     saved, variables = await both(
         source.has_saved_memory(domain.uuid), _variables(domain, arrives, target)
     )
-    checks, start = [], f"start it (vmckpt vm start {domain.name}), and move it while it runs"
+    checks, start = (
+        [],
+        f"start it (vmckpt vm start {quote(domain.name)}), and move it while it runs",
+    )
     if saved:
         reason = "its memory was saved (virsh managedsave), and libvirt leaves that here"
-        remedy = f"{start}; or give it up: virsh managedsave-remove {domain.name}"
+        remedy = f"{start}; or give it up: virsh managedsave-remove {quote(domain.name)}"
         checks.append(Check("saved-memory", REFUSE, reason, remedy))
     if domain.description.has_tpm:
         reason = "libvirt leaves what its TPM holds here: keys, and with them encrypted disks"

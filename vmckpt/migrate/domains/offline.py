@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from shlex import quote
 
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.events.types import Emit, PhaseBegan
@@ -178,5 +179,5 @@ def uncopied(disks: DomainDisks) -> list[Check]:
 def _running(domain: Domain) -> Check | None:
     if not domain.is_active:
         return None
-    remedy = f"leave out --offline, or: vmckpt vm stop {domain.name}"
+    remedy = f"leave out --offline, or: vmckpt vm stop {quote(domain.name)}"
     return Check("running", REFUSE, "--offline moves a domain that is off, and it runs", remedy)

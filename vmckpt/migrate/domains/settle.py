@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from shlex import quote
 
 from vmckpt.errors import (
     HostDownError,
@@ -142,7 +143,7 @@ def lost(journal: DomainJournal, view: View, ends: tuple[Host, Host]) -> VmLostE
     return VmLostError(
         f"'{journal.vm}' runs nowhere: its memory is lost",
         why=f"it ended while it was migrated: {describe(view, ends)}",
-        remedy=f"start it from its disks: vmckpt vm start {journal.vm}",
+        remedy=f"start it from its disks: vmckpt vm start {quote(journal.vm)}",
     )
 
 
@@ -151,7 +152,7 @@ async def unknown(
 ) -> OutcomeUnknownError:
     """It cannot be said yet who has it; which QEMUs of it live is said, when that can be seen."""
     source, target = ends
-    again = f"vmckpt migrate --recover {journal.vm}"
+    again = f"vmckpt migrate --recover {quote(journal.vm)}"
     if move is Move.BROKEN_POSTCOPY or Place.POSTCOPY_FAILED in (view.source, view.target):
         return OutcomeUnknownError(
             f"'{journal.vm}' waits on {target.name} for memory that is still on {source.name}",

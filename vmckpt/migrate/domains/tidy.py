@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from shlex import quote
 
 from vmckpt.errors import (
     HostDownError,
@@ -124,7 +125,7 @@ async def _take_along(journal: DomainJournal, target: Host, note: Callable[[str]
 def _left_to_the_next(journal: DomainJournal, host: Host, exc: VmckptError) -> str:
     return (
         f"{host.name} may still have what is left of it, which is removed when it answers again, "
-        f"by: vmckpt migrate --recover {journal.vm} ({exc})"
+        f"by: vmckpt migrate --recover {quote(journal.vm)} ({exc})"
     )
 
 
@@ -185,10 +186,11 @@ async def forget(session: Libvirtd, journal: DomainJournal) -> None:
             with suppress(LibvirtRefusedError, NotFoundError):  # libvirt has just ended it itself
                 await session.destroy(journal.uuid)
         if time.monotonic() > given_up_s:
+            name = quote(journal.vm)
             raise OutcomeUnknownError(
                 f"libvirtd does not see that '{journal.vm}' has gone",
                 why=f"to it the domain {where.value}, after {FORGET_S:g} s",
-                remedy=f"virsh destroy {journal.vm} there, and virsh undefine {journal.vm}",
+                remedy=f"virsh destroy {name} there, and virsh undefine {name}",
             )
         await asyncio.sleep(POLL_S)
 

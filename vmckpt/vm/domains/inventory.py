@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from shlex import quote
 
 from vmckpt.errors import BusyError, RefusedError, UsageError
 from vmckpt.hosts.every import Answers, ask_every
@@ -142,5 +143,5 @@ def require_active(domain: Domain) -> None:
         raise RefusedError(
             f"'{domain.name}' is stopped",
             why=f"libvirt on {domain.host.name} says so",
-            remedy=f"start it: vmckpt vm start {domain.name}",
+            remedy=f"start it: vmckpt vm start {quote(domain.name)}",
         )

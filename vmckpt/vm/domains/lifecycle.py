@@ -1,5 +1,7 @@
 """start, stop, rm of a domain, as its libvirtd does them."""
 
+from shlex import quote
+
 from vmckpt.errors import RefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -48,6 +50,6 @@ async def remove_domain(domain: Domain) -> None:
             raise RefusedError(
                 f"'{now.name}' runs",
                 why="only a stopped VM can be removed",
-                remedy=f"stop it first: vmckpt vm stop {now.name}",
+                remedy=f"stop it first: vmckpt vm stop {quote(now.name)}",
             )
         await session.undefine(now.uuid)
