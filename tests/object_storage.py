@@ -5,7 +5,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,11 +14,11 @@ _START_S = 60
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
+def s3_server(folder: Path, program: str = "moto.server") -> Iterator[str]:
     """The server's URL, for the block; the environment leads there. Its words go to a file."""
     with (folder / "moto.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            [sys.executable, "-m", program, "-H", "127.0.0.1", "-p", "0"],
             stdout=log,
             stderr=log,
         )
@@ -58,11 +58,31 @@ def _port(log: Path, process: "subprocess.Popen[bytes]") -> int:
     raise RuntimeError(f"moto does not start: {log.read_text()}")
 
 
-def _request(port: int, method: str, path: str) -> None:
+def make_locked_bucket(url: str, bucket: str) -> None:
+    """A bucket with object lock: what is put there is kept for a day, whatever is done to it."""
+    port = int(url.rpartition(":")[2])
+    _request(port, "PUT", f"/{bucket}", headers={"x-amz-bucket-object-lock-enabled": "True"})
+    rule = (
+        "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule>"
+        "<DefaultRetention><Mode>COMPLIANCE</Mode><Days>1</Days></DefaultRetention></Rule>"
+        "</ObjectLockConfiguration>"
+    )
+    _request(port, "PUT", f"/{bucket}?object-lock", body=rule)
+
+
+def versions(url: str, bucket: str) -> str:
+    """What the bucket says of all versions of its objects: XML."""
+    return _request(int(url.rpartition(":")[2]), "GET", f"/{bucket}?versions")
+
+
+def _request(
+    port: int, method: str, path: str, body: str = "", headers: Mapping[str, str] | None = None
+) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_S)
-    connection.request(method, path)
+    connection.request(method, path, body or None, dict(headers or {}))
     answer = connection.getresponse()
-    answer.read()
+    said = answer.read().decode()
     connection.close()
     if answer.status != http.client.OK:
-        raise RuntimeError(f"moto answers {answer.status} to {method} {path}")
+        raise RuntimeError(f"moto answers {answer.status} to {method} {path}: {said}")
+    return said

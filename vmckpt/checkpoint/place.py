@@ -1,8 +1,9 @@
 """Where checkpoints are kept: a host's own store, or the one that the operator names.
 
-In words a place is `s3://BUCKET/PREFIX`, a directory, `HOST:DIRECTORY`, or `HOST:`, a host's own. A
-directory of a host that is not this machine is used over the connection to that host, by a process
-there (`vmckpt lend`), which has no key and sees only what lies in the store.
+In words a location is `s3://BUCKET/PREFIX`, `ssh://HOST/DIRECTORY`, a directory, `HOST:DIRECTORY`,
+or `HOST:`, a host's own. A directory of a host that is not this machine is used over the connection
+to that host, by a process there (`vmckpt lend`), which has no key and sees only what lies in the
+store. With `ssh://` every process that uses the store connects to its server itself.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from vmckpt.hosts.inventory import find_host, local_host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.store.backends.lent import LentBackend
+from vmckpt.store.backends.ssh import SSH_SCHEME
 from vmckpt.store.config import NAMES, OBJECT_FOLDERS, Config, chosen
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.open import (
@@ -63,6 +65,8 @@ class Place:
     @property
     def location(self) -> str:
         """What the operator's side remembers it by: the same for every name that it is given."""
+        if self.host is None and self.path.startswith(SSH_SCHEME):
+            return self.path.rstrip("/")
         if self.host is None:
             return f"{os.environ.get('AWS_ENDPOINT_URL', '')} {self.path.rstrip('/')}".strip()
         path = os.path.normpath(self.path)
@@ -92,10 +96,11 @@ def parse_place(text: str, at: Host | None = None) -> Place:
     Raises UsageError, NotFoundError: there is no such host.
     """
     if "://" in text:
-        if not text.startswith(S3_SCHEME):
+        if not text.startswith((S3_SCHEME, SSH_SCHEME)):
             raise UsageError(
                 f"no store can be in {text}",
-                why="a place is a directory, HOST:, HOST:/DIRECTORY or s3://BUCKET/PREFIX",
+                why="a place is a directory, HOST:, HOST:/DIRECTORY, ssh://HOST/DIRECTORY or "
+                "s3://BUCKET/PREFIX",
                 remedy="write one of them",
             )
         return Place(None, text)

@@ -1,7 +1,7 @@
 """Making and opening stores, wherever they are.
 
-A place is a directory, `s3://BUCKET/PREFIX`, or an exported file, which can only be read; or a back
-end that somebody has opened already.
+A location is a directory, `s3://BUCKET/PREFIX`, `ssh://HOST/DIRECTORY`, or an exported file, which
+can only be read; or a back end that was opened already.
 """
 
 import os
@@ -16,6 +16,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.store.backends.archive import ArchiveBackend, NewArchive
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.local import LocalBackend
+from vmckpt.store.backends.ssh import SSH_SCHEME, SshBackend
 from vmckpt.store.checkpoint_file import Files
 from vmckpt.store.config import (
     SECRET_BYTES,
@@ -170,6 +171,8 @@ def backend_at(place: str) -> Backend:
                 remedy="pip install 'vmckpt[s3]'",
             ) from exc
         return S3Backend(place)
+    if place.startswith(SSH_SCHEME):
+        return SshBackend(place)
     path = Path(place).absolute()
     return ArchiveBackend(path) if path.is_file() else LocalBackend(path)
 

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.errors import OperationFailedError, OutcomeUnknownError, StorageError, UsageError
+from vmckpt.errors import (
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    UsageError,
+)
 from vmckpt.store import doomed
 from vmckpt.store.backends.backend import Buffer
 from vmckpt.store.checkpoint_file import (
@@ -80,7 +86,7 @@ class Transaction:
     ) -> None:
         self.id, self.name = origin.id, settled.name
         self.replaced: list[str] = []
-        self.not_replaced: StorageError | None = None
+        self.not_replaced: StorageError | RefusedError | None = None
         self._replaces = settled.replaces
         self._opened, self._index, self._origin, self._start = opened, index, origin, start
         self._locks, self._require_locks = locks
@@ -155,7 +161,7 @@ class Transaction:
             for old in self._replaces:
                 self._opened.backend.remove(f"{CHECKPOINTS}/{old}")
                 self.replaced.append(old)
-        except StorageError as exc:
+        except (StorageError, RefusedError) as exc:
             self.not_replaced = exc
 
     def abort(self) -> None:
@@ -298,7 +304,10 @@ class Transaction:
                 self._take_back()
                 return
             for name in reversed(published):
-                self._opened.backend.remove(name)
+                try:
+                    self._opened.backend.remove(name)
+                except RefusedError:  # an append-only client's: it is left for the owner's gc
+                    return
 
     def _take_back(self) -> None:
         """Remove the checkpoint after it may have been there, and nothing else.
@@ -309,6 +318,13 @@ class Transaction:
         backend = self._opened.backend
         try:
             backend.remove(self._file.name)
+        except RefusedError as exc:
+            raise OutcomeUnknownError(
+                f"checkpoint {self.id} may be in the store, and be incomplete",
+                why=f"making it failed, and {exc.why}",
+                remedy="`vmckpt store check` says whether it can be restored; the store's owner "
+                "can remove it",
+            ) from exc
         except StorageError as exc:
             with suppress(StorageError):
                 if self.id not in backend.names(CHECKPOINTS):

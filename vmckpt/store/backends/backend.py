@@ -44,7 +44,10 @@ class Backend(Protocol):
         """Begin a new object, of a name that no object has."""
 
     def remove(self, name: str) -> None:
-        """The object is gone for good when this returns; one that is not there is no error."""
+        """The object is gone for good when this returns; one that is not there is no error.
+
+        Raises RefusedError where the location lets this client remove nothing (append-only).
+        """
 
     def hold(
         self, name: str, *, shared: bool, wait_s: float = 0.0

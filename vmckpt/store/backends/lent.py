@@ -1,5 +1,8 @@
 """A store in a directory of another machine: each question goes to a process there, over a stream.
 
+The far side may be lent to clients that are not trusted (`lend --append-only`): what they say is
+checked at its door, and it knows the objects of a store alone.
+
 A message, either way: its length and that of the bytes after it (two u32), JSON, the bytes. The far
 side (`lend`) does to its directory what it is asked, in order, until the stream ends: then what it
 holds for us is let go of, and what was in the making is discarded. Contents travel as they lie
@@ -7,13 +10,15 @@ there: sealed, if the store is encrypted, and the far side never has its key.
 """
 
 import json
+import os
+import re
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from vmckpt import errors
 from vmckpt.errors import (
@@ -24,11 +29,21 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.store.backends.backend import Backend, Buffer, MissingError, Writer
+from vmckpt.store.backends.local import ASIDE, append_only_error
 
 _HEAD = struct.Struct("<II")
+CONFIG = "store"
+_FOLDERS = ("checkpoints", "config", "damaged", "doomed", "maps", "packs", "pins")
+# What only those write who may also remove: the keys, and what gc is about to remove.
+_NOT_TO_ADD = (CONFIG, "config/", "doomed/")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Sent at once.
 _PIECE_BYTES = 1 << 20
 _POLL_S = 0.05
+# More is no message of ours.
+_MOST_WORDS_BYTES, _MOST_DATA_BYTES = 1 << 20, 16 << 20
+_MOST_AT_ONCE = 1 << 17
+_READ_AT_ONCE_BYTES = 1 << 20
 
 
 class LentBackend:
@@ -150,15 +165,47 @@ class LentHeld:
             raise OperationFailedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
 
 
-def lend(backend: Backend, sock: socket.socket) -> None:
-    """The far side: do what is asked until the stream ends. Nothing of it is left half done."""
+class Stream(Protocol):
+    """What both sides talk over: a socket, or a pair of pipes."""
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Bytes of the other side; 0: it has ended. Raises OSError."""
+
+    def sendall(self, data: Buffer) -> None:
+        """All of it. Raises OSError."""
+
+
+class Pipes:
+    """Two file descriptors as a stream: stdin and stdout of a process that sshd started."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """What came."""
+        return os.readv(self._reading, [buffer])
+
+    def sendall(self, data: Buffer) -> None:
+        """All of it."""
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(self._writing, view) :]
+
+
+def lend(backend: Backend, sock: Stream, *, append_only: bool = False) -> None:
+    """The far side: do what is asked until the stream ends. Nothing of it is left half done.
+
+    With `append_only` the near side may add what a checkpoint has, and nothing else; `backend`
+    removes and replaces nothing then.
+    """
     with ExitStack() as stack:
-        far = _Far(backend, stack)
+        far = _Far(backend, stack, append_only=append_only)
         while True:
             try:
-                (question, *words), data = _receive(sock)
-            except (OSError, EOFError):
-                return
+                message, data = _receive(sock, _MOST_WORDS_BYTES, _MOST_DATA_BYTES)
+                question, *words = message
+            except (OSError, EOFError, ValueError, TypeError):
+                return  # the stream has ended, or is none of ours
             is_, came = far.answer(question, words, data)
             try:
                 _send(sock, is_, came)
@@ -169,8 +216,8 @@ def lend(backend: Backend, sock: socket.socket) -> None:
 class _Far:
     """What the far side has in hand for the near one."""
 
-    def __init__(self, backend: Backend, stack: ExitStack) -> None:
-        self._backend, self._stack = backend, stack
+    def __init__(self, backend: Backend, stack: ExitStack, *, append_only: bool) -> None:
+        self._backend, self._stack, self._append_only = backend, stack, append_only
         self._writers: dict[int, Writer] = {}
         self._locks: dict[int, ExitStack] = {}
         self._next = 0
@@ -183,18 +230,20 @@ class _Far:
         except VmckptError as exc:
             known = next(one for one in type(exc).__mro__ if hasattr(errors, one.__name__))
             return {"error": [known.__name__, exc.what, exc.why, exc.remedy]}, b""
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
+            return {"error": ["UsageError", f"'{question}' is refused", repr(exc), "-"]}, b""
         return {"is": found}, came
 
     def _looked(self, question: str, words: list[Any]) -> tuple[Any, bytes] | None:
         """The answer to a question that changes nothing; None: it is none."""
         match question, words:
-            case "read", [name, start, length]:
-                return None, self._backend.read(name, start, length)
-            case "read_end", [name, length]:
-                end, size = self._backend.read_end(name, length)
+            case "read", [str(name), int(start), int() | None as length]:
+                return None, self._backend.read(_object(name), start, self._at_most(name, length))
+            case "read_end", [str(name), int(length)]:
+                end, size = self._backend.read_end(_object(name), length)
                 return size, end
-            case "names", [folder]:
-                return self._backend.names(folder), b""
+            case "names", [str(folder)]:
+                return self._backend.names(_folder(folder)), b""
             case "leftovers", []:
                 return self._backend.leftovers(), b""
             case "here", []:
@@ -204,23 +253,23 @@ class _Far:
     def _done(self, question: str, words: list[Any], data: bytes) -> int | None:
         """The number of what was begun by it."""
         match question, words:
-            case "write", [name]:
-                writer = self._backend.write(name)
+            case "write", [str(name)]:
+                writer = self._backend.write(self._to_write(_object(name)))
                 self._stack.callback(writer.discard)
                 return self._numbered(self._writers, writer)
-            case "append", [number]:
+            case "append", [int(number)]:
                 self._writers[number].write(data)
-            case "publish", [number]:
+            case "publish", [int(number)]:
                 self._writers[number].publish()
-            case "discard", [number]:
+            case "discard", [int(number)]:
                 self._writers[number].discard()
-            case "remove", [name]:
-                self._backend.remove(name)
-            case "hold", [name, shared]:
+            case "remove", [str(name)]:
+                self._backend.remove(_leftover(name) or _object(name))
+            case "hold", [str(name), bool(shared)]:
                 lock = self._stack.enter_context(ExitStack())
                 lock.enter_context(self._backend.hold(name, shared=shared))
                 return self._numbered(self._locks, lock)
-            case "let_go", [number]:
+            case "let_go", [int(number)]:
                 self._locks.pop(number).close()
             case _:
                 raise UsageError(
@@ -230,26 +279,75 @@ class _Far:
                 )
         return None
 
+    def _to_write(self, name: str) -> str:
+        if self._append_only and name.startswith(_NOT_TO_ADD):
+            raise append_only_error(name, self._backend.place)
+        return name
+
+    def _at_most(self, name: str, length: int | None) -> int | None:
+        """Memory is taken for what is there, and not for what is asked for."""
+        if length is None or length <= _READ_AT_ONCE_BYTES:
+            return length
+        return min(length, self._backend.read_end(name, 0)[1])
+
     def _numbered(self, known: dict[int, Any], one: Any) -> int:
+        if self._next >= _MOST_AT_ONCE:
+            raise UsageError(
+                "too much was begun over one connection",
+                why=f"{_MOST_AT_ONCE} objects and locks",
+                remedy="begin anew",
+            )
         self._next += 1
         known[self._next] = one
         return self._next
 
 
-def _send(sock: socket.socket, words: Any, data: Buffer) -> None:
+def _object(name: str) -> str:
+    """An object's name, if it is one: no other file of the machine. Raises UsageError."""
+    folder, slash, last = name.partition("/")
+    if name == CONFIG or (slash and folder in _FOLDERS and _NAME.fullmatch(last)):
+        return name
+    raise _no_object(name)
+
+
+def _folder(name: str) -> str:
+    if name in _FOLDERS:
+        return name
+    raise _no_object(name)
+
+
+def _leftover(name: str) -> str | None:
+    """What a killed writer left in a directory, which gc removes."""
+    folder, _, last = name.partition("/")
+    return name if folder == ASIDE and _NAME.fullmatch(last) else None
+
+
+def _no_object(name: str) -> UsageError:
+    return UsageError(
+        f"a store has nothing called {name!r}",
+        why="objects are in folders of their own",
+        remedy="use the same version of vmckpt on both hosts",
+    )
+
+
+def _send(sock: Stream, words: Any, data: Buffer) -> None:
     text = json.dumps(words).encode()
     sock.sendall(_HEAD.pack(len(text), len(data)) + text)
     if len(data):
         sock.sendall(data)
 
 
-def _receive(sock: socket.socket) -> tuple[Any, bytes]:
-    """Raises EOFError, OSError."""
+def _receive(
+    sock: Stream, most_words: int = 1 << 31, most_data: int = 1 << 32
+) -> tuple[Any, bytes]:
+    """Raises EOFError, OSError, ValueError."""
     text, data = _HEAD.unpack(_exactly(sock, _HEAD.size))
+    if text > most_words or data > most_data:
+        raise ValueError(f"a message of {text} and {data} bytes")
     return json.loads(_exactly(sock, text)), bytes(_exactly(sock, data))
 
 
-def _exactly(sock: socket.socket, count: int) -> bytearray:
+def _exactly(sock: Stream, count: int) -> bytearray:
     buffer = bytearray(count)
     view = memoryview(buffer)
     while view:

@@ -32,10 +32,13 @@ _FLOCK = struct.Struct("hhqqixxxx")
 
 
 class LocalBackend:
-    """A directory. It is made, with all above it, when the first object is written."""
+    """A directory. It is made, with all above it, when the first object is written.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    With `append_only` nothing that is there is removed or replaced: RefusedError.
+    """
+
+    def __init__(self, root: Path, *, append_only: bool = False) -> None:
+        self.root, self.append_only = root, append_only
         self.place = str(root)
         self._open: OrderedDict[str, int] = OrderedDict()
         self._mutex = threading.Lock()
@@ -78,6 +81,8 @@ class LocalBackend:
 
     def remove(self, name: str) -> None:
         """Unlink it, and make that last."""
+        if self.append_only:
+            raise append_only_error(name, self.place)
         path = self.root / name
         try:
             path.unlink(missing_ok=True)
@@ -240,7 +245,12 @@ class LocalWriter:
         try:
             os.fsync(self._fd)
             folder = self._backend.folder(self._name)
-            self._aside.rename(path)
+            if self._backend.append_only:
+                # Unlike a rename this fails where there is one of that name.
+                os.link(self._aside, path)
+                self._aside.unlink()
+            else:
+                self._aside.rename(path)
             os.close(self._fd)
             self._fd = None
             try:
@@ -249,6 +259,8 @@ class LocalWriter:
                 # There now, but not for good: whoever hears of the error has to find nothing.
                 path.unlink()
                 raise
+        except FileExistsError as exc:
+            raise append_only_error(self._name, self._backend.place) from exc
         except OSError as exc:
             raise self._backend.error(exc, self._name) from exc
 
@@ -267,6 +279,15 @@ class LocalHeld:
 
     def require(self) -> None:
         """It is held."""
+
+
+def append_only_error(name: str, place: str) -> RefusedError:
+    """What a client hears that may only add objects."""
+    return RefusedError(
+        f"{name} in {place} is not changed",
+        why="this client may add to the store, and remove or replace nothing (append-only)",
+        remedy="do it where the store is, or with a key that is not restricted to --append-only",
+    )
 
 
 def write_all(fd: int, data: Buffer) -> None:

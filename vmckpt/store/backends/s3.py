@@ -22,14 +22,17 @@ from hashlib import sha256
 from typing import Any
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, PermissionDeniedError
 from obstore.store import S3Store
 
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.backend import Buffer, MissingError
+from vmckpt.store.backends.local import append_only_error
 
 SCHEME = "s3://"
 LOCKS = "locks"
+# What a lock holds that could not be removed; one that is held is empty.
+_LET_GO = b"let go"
 # A request that gets no further for so long has failed; it is tried again.
 _TIMEOUT_S = 30
 _RETRY_S = 60
@@ -55,6 +58,8 @@ class S3Backend:
             self._store = S3Store(
                 bucket,
                 prefix=prefix or None,
+                # Buckets with object lock take no object without one.
+                config={"checksum_algorithm": "SHA256"},
                 client_options={
                     "timeout": f"{_TIMEOUT_S}s",
                     "allow_http": in_clear,
@@ -104,7 +109,10 @@ class S3Backend:
     def remove(self, name: str) -> None:
         """Delete it."""
         with contextlib.suppress(MissingError), self._errors(name):
-            obstore.delete(self._store, name)
+            try:
+                obstore.delete(self._store, name)
+            except PermissionDeniedError as exc:
+                raise append_only_error(name, self.place) from exc
 
     @contextmanager
     def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator["S3Held"]:
@@ -128,7 +136,7 @@ class S3Backend:
             held.stop()
             # One that cannot be removed now expires.
             with contextlib.suppress(StorageError):
-                self.remove(f"{folder}/{mine}")
+                self._let_go(f"{folder}/{mine}")
 
     def leftovers(self) -> dict[str, int]:
         """None: what is not there whole is not there."""
@@ -150,17 +158,24 @@ class S3Backend:
             now = entries[mine]["last_modified"] if mine in entries else None
             rivals = []
             for name, entry in entries.items():
-                if name == mine:
+                if name == mine or entry["size"] == len(_LET_GO):
                     continue
                 if now and (now - entry["last_modified"]).total_seconds() > self._expiry_s:
-                    self.remove(f"{folder}/{name}")
+                    self._let_go(f"{folder}/{name}")
                 elif not (shared and name.startswith("shared")):
                     rivals.append(name)
             got = now is not None and not rivals
         finally:
             if not got:
-                self.remove(f"{folder}/{mine}")
+                self._let_go(f"{folder}/{mine}")
         return got
+
+    def _let_go(self, name: str) -> None:
+        """A lock is one no longer: removed, or, by a client that may not remove, marked so."""
+        try:
+            self.remove(name)
+        except RefusedError:
+            self.put(name, _LET_GO)
 
     def _list(self, folder: str) -> dict[str, Any]:
         with self._errors(folder):

@@ -1,0 +1,117 @@
+"""Object storage whose client may not delete, and buckets with object lock."""
+
+import secrets
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.guest_like import memory, require_same, save
+from tests.object_storage import (
+    environment,
+    make_locked_bucket,
+    new_place,
+    s3_server,
+    versions,
+)
+from tests.restricted_s3 import MAY_NOT_DELETE
+from vmckpt.errors import BusyError, RefusedError
+from vmckpt.store.backends.s3 import S3Backend
+from vmckpt.store.check import check
+from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.open import create_store, open_store
+from vmckpt.store.transaction import Transaction
+
+PAGES = 64
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("s3"), "tests.restricted_s3") as url:
+        yield url
+
+
+@pytest.fixture
+def _owner(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(server).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def place(_owner: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store that its owner has made; from then on it is used by one who may not delete."""
+    place = new_place()
+    create_store(place).close()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", MAY_NOT_DELETE)
+    return place
+
+
+def test_checkpoints_are_added_one_after_the_other(place: str) -> None:
+    with open_store(place) as store:
+        # A lock that could not be removed would hold the next one up for two minutes.
+        made = [save(store, memory(PAGES, seed)) for seed in range(3)]
+        for seed, manifest in enumerate(made):
+            require_same(store, manifest, memory(PAGES, seed))
+        assert check(store).whole
+
+
+def test_a_lock_that_is_held_still_keeps_others_out(place: str) -> None:
+    backend = S3Backend(place)
+    with backend.hold("one", shared=False), pytest.raises(BusyError):
+        backend.hold("one", shared=False).__enter__()
+    with backend.hold("one", shared=False):
+        pass
+    taken = threading.Event()
+
+    def take() -> None:
+        with backend.hold("one", shared=False, wait_s=30):
+            taken.set()
+
+    with backend.hold("one", shared=True), backend.hold("one", shared=True):
+        other = threading.Thread(target=take)
+        other.start()
+        assert not taken.wait(0.3)
+    other.join()
+    assert taken.is_set()
+
+
+def test_nothing_is_removed(place: str) -> None:
+    with open_store(place) as store:
+        manifest = save(store, memory(PAGES, 1))
+        with pytest.raises(RefusedError, match="is not changed"):
+            store.remove([manifest.id])
+        with pytest.raises(RefusedError, match="is not changed"):
+            store.opened.backend.remove(f"checkpoints/{manifest.id}")
+        require_same(store, manifest, memory(PAGES, 1))
+
+
+def test_what_a_failed_checkpoint_leaves_is_the_owners_to_collect(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RefusedError("it fails", why="a test", remedy="-")
+
+    with open_store(place) as store, monkeypatch.context() as patch:
+        patch.setattr(Transaction, "_maps", fails)
+        with pytest.raises(RefusedError, match="it fails"):
+            save(store, memory(PAGES, 2))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    with open_store(place) as store:
+        assert plan_gc(store).dead
+        collect(store, plan_gc(store))
+        assert not plan_gc(store).dead
+
+
+def test_a_bucket_with_object_lock(server: str, _owner: None) -> None:
+    bucket = f"locked-{secrets.token_hex(4)}"
+    make_locked_bucket(server, bucket)
+    with create_store(f"s3://{bucket}/store") as store:
+        first = save(store, memory(PAGES, 1))
+        second = save(store, memory(PAGES, 2))
+        store.remove([first.id])
+        collect(store, plan_gc(store))
+        require_same(store, second, memory(PAGES, 2))
+        assert check(store).whole
+        assert [one.id for one in store.manifests()] == [second.id]
+    # What was removed is still a version that its owner can bring back.
+    assert f"store/checkpoints/{first.id}" in versions(server, bucket)

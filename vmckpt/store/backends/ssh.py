@@ -1,0 +1,97 @@
+"""A store over SSH: ssh://[USER@]HOST[:PORT]/DIRECTORY, lent by `vmckpt lend` there.
+
+The connection is OpenSSH's, with its own configuration and keys, so that a server can let a key do
+one thing: `restrict,command="vmckpt lend --append-only /DIRECTORY" ssh-ed25519 ...` is its line in
+authorized_keys. Such a client adds checkpoints and reads them, and removes and replaces nothing.
+"""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import tempfile
+
+from vmckpt.errors import HostDownError, StorageError, UsageError
+from vmckpt.store.backends.lent import LentBackend
+
+SSH_SCHEME = "ssh://"
+# As BORG_RSH: another ssh, or more options for it.
+COMMAND = "VMCKPT_STORE_SSH"
+_PLACE = re.compile(r"ssh://(?:([A-Za-z0-9_][A-Za-z0-9._-]*)@)?([A-Za-z0-9][A-Za-z0-9.-]*)"
+                    r"(?::([0-9]{1,5}))?(/.*)")  # fmt: skip
+_OPTIONS = (
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectTimeout=30"),
+    *("-o", "ServerAliveInterval=15"),
+    *("-o", "ServerAliveCountMax=4"),
+)
+_END_S = 10.0
+
+
+class SshBackend(LentBackend):
+    """The near side of a store that a server lends over SSH. Raises UsageError, HostDownError."""
+
+    def __init__(self, place: str) -> None:
+        ours, theirs = socket.socketpair()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    command(place), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._said
+                )
+        except OSError as exc:
+            ours.close()
+            raise HostDownError(
+                f"the store {place} is not reached",
+                why=f"ssh does not run: {exc.strerror}",
+                remedy="install OpenSSH's client (apt-get install openssh-client)",
+            ) from exc
+        super().__init__(ours, place)
+        try:
+            self._ask("here")
+        except StorageError as exc:
+            raise HostDownError(
+                f"the store {place} is not reached",
+                why=self._last_words() or exc.why,
+                remedy=f"try it: ssh {shlex.join(command(place)[-2:-1])}; the server needs vmckpt, "
+                "and this key in its authorized_keys",
+            ) from exc
+
+    def close(self) -> None:
+        """End the stream, and with it ssh. May be called again."""
+        self._end()
+        self._said.close()
+
+    def _end(self) -> None:
+        super().close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _last_words(self) -> str:
+        """What ssh, or the far side, said before it ended."""
+        self._end()
+        with self._said as said:
+            said.seek(0)
+            words = said.read(4096).decode(errors="replace").strip().rpartition("\n")[2]
+        return "".join(letter if letter.isprintable() else " " for letter in words)
+
+
+def command(place: str) -> list[str]:
+    """What reaches such a store. Raises UsageError."""
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        raise UsageError(
+            f"'{place}' is no store",
+            why="one over SSH is ssh://[USER@]HOST[:PORT]/DIRECTORY",
+            remedy="write it so",
+        )
+    user, host, port, directory = found.groups()
+    words = [*shlex.split(os.environ.get(COMMAND) or "ssh"), *_OPTIONS]
+    if port:
+        words += ["-p", port]
+    far = f"{user}@{host}" if user else host
+    return [*words, "--", far, f"vmckpt lend {shlex.quote(directory)}"]
