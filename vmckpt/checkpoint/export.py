@@ -1,12 +1,8 @@
 """Write a checkpoint's disk to an image file, raw or qcow2: all of it, checked, or no file."""
 
-import asyncio
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +12,9 @@ from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.place import Key, opened
 from vmckpt.checkpoint.qcow2 import write_image
 from vmckpt.checkpoint.stored_disks import StoredDisk, find_disk
-from vmckpt.errors import OperationFailedError, RefusedError, StorageError, UsageError
+from vmckpt.errors import RefusedError, StorageError, UsageError
 from vmckpt.qemu.qcow2 import tables_bytes
-from vmckpt.sequence.in_thread import in_thread
-from vmckpt.sequence.steps import finish
+from vmckpt.sequence.in_thread import until_cancelled
 from vmckpt.store.area import Area
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Store
@@ -55,23 +50,16 @@ async def export_disk(
     """
     if os.path.lexists(image.path):
         raise _there_already(image.path)
-    stop = threading.Event()
-
-    def watched(done: int, total: int) -> None:
-        if stop.is_set():
-            raise OperationFailedError("the export was stopped", why="asked to", remedy="-")
-        moved(done, total)
-
     async with opened(entry.place, key) as store:
-        work = partial(_export, store, entry.id, disk, image, watched)
-        writing = asyncio.ensure_future(in_thread(work))
-        try:
-            return await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            stop.set()
-            with suppress(Exception):  # what it says of its end is that it was stopped
-                await finish(_ended(writing))
-            raise
+
+        def work(still_wanted: Callable[[], None]) -> Exported:
+            def watched(done: int, total: int) -> None:
+                still_wanted()
+                moved(done, total)
+
+            return _export(store, entry.id, disk, image, watched)
+
+        return await until_cancelled(work)
 
 
 def format_of(target: Path, given: str | None) -> str:
@@ -87,11 +75,6 @@ def format_of(target: Path, given: str | None) -> str:
             remedy="end the name in .qcow2, .raw or .img, or add --format",
         )
     return kind
-
-
-async def _ended(writing: "asyncio.Future[Exported]") -> None:
-    await asyncio.wait({writing})
-    writing.result()
 
 
 def _export(store: Store, checkpoint_id: str, name: str, image: Image, moved: Moved) -> Exported:

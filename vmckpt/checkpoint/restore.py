@@ -79,6 +79,8 @@ class Wish(NamedTuple):
     eager: bool
     plugged: bool
     keep_macs: bool
+    # Its disks alone: the VM is off then (`restore_disks.py`).
+    disks_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +135,13 @@ async def restore(
             planned = plan_copy(
                 facts, host, wish.name, keep_macs=wish.keep_macs, plugged=wish.plugged
             )
-        async with _entitled(planned, wish) as old:
+        async with entitled(planned, wish) as old:
             work = _Restoring(planned, point, source, wish, old, member=member)
             await work.run(running)
 
 
 @asynccontextmanager
-async def _entitled(planned: Planned, wish: Wish) -> AsyncIterator[Vm | None]:
+async def entitled(planned: Planned, wish: Wish) -> AsyncIterator[Vm | None]:
     """Hold the VM's lock for the block; gives the VM whose place is taken, if it is."""
     vm, host = planned.vm, planned.vm.host
     found = await read_vm(host, vm.name)

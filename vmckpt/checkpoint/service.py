@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from vmckpt.checkpoint import fork, recover, restore, take
+from vmckpt.checkpoint import fork, recover, restore, restore_disks, take
 from vmckpt.checkpoint.facts import FILE
 from vmckpt.checkpoint.group_member import FAILED as GAVE_UP
 from vmckpt.checkpoint.group_member import Member, joined
@@ -238,6 +238,10 @@ class _Service:
         elif verb == RESTORE:
             given = restore.Wish(**{k: v for k, v in wish.items() if k != "checkpoint"})
             point = restore.Source(place, wish["checkpoint"], secret)
+            if given.disks_only:
+                done = await restore_disks.restore_disks(self._host, point, given)
+                self._say(DONE, result=asdict(done))
+                return
             running = self._is_running(member)
             await restore.restore(self._host, point, given, running, member=member)
             self._say(DONE, **self._told)

@@ -9,6 +9,7 @@ from vmckpt.cli.checkpoint_given import given_name, given_tags, one_of, plugged,
 from vmckpt.cli.checkpoint_options import (
     Apply,
     As,
+    DisksOnly,
     Eager,
     InPlace,
     KeepMacs,
@@ -367,6 +368,7 @@ def restore(
     as_: As = None,
     host: Where = None,
     eager: Eager = False,
+    disks_only: DisksOnly = False,
     network: Network = None,
     keep_macs: KeepMacs = False,
     kind: KindOption = Kind.epoch,
@@ -379,10 +381,12 @@ def restore(
 ) -> None:
     """Make a running VM of a checkpoint; returns when the guest runs.
 
-    With --group all VMs of a group go back to it, or none does.
+    With --group all VMs of a group go back to it, or none does. With --disks-only the VM is off.
     """
     one = one_of(point, group, "a checkpoint")
     _require_of_group(group, kind, {"--as": as_, "--keep-macs": keep_macs or None}, outside=False)
+    if disks_only:
+        _require_disks_only(group, kind, eager=eager)
     if kind is Kind.savevm:
         snapshot.load(_whose(vm), str(one), yes, json)
         return
@@ -405,6 +409,7 @@ def restore(
         eager=eager,
         plugged=plugged(network, default=as_ is None),
         keep_macs=keep_macs,
+        disks_only=disks_only,
     )
     if one is None:
         checkpoint_group.restore(str(group), wish, host, store, key, yes=yes, as_json=json)
@@ -414,13 +419,17 @@ def restore(
     if in_place:
         confirm(
             f"{found.manifest.vm} goes back to {in_words(found)}.\n"
-            "All that its memory and disks got since then is lost.",
+            f"All that its {'' if disks_only else 'memory and '}disks got since then is lost.",
             yes=yes,
             as_json=json,
         )
     result = run(restore_to(where, found, wish, teller(json), key))
     for text in result["warnings"]:
         warn(f"warning: {text}")
+    if disks_only:
+        text = f"{result['vm']} is off on {result['host']}, with the disks of {found.name}:"
+        show(result, "\n  ".join([text, *result["disks"]]), as_json=json)
+        return
     text = (
         f"{result['vm']} runs on {result['host']} from {found.name}, {result['running_ms']:.0f} ms"
     )
@@ -462,6 +471,22 @@ def _require_replaceable(name: str | None, group: str | None, kind: Kind, *, rep
             why="the old one would be gone before the new one is there for good",
             remedy="take the new one under another name, then remove the old one",
         )
+
+
+def _require_disks_only(group: str | None, kind: Kind, *, eager: bool) -> None:
+    from vmckpt.errors import UsageError
+
+    for given, option in (
+        (group, "--group"),
+        (kind is not Kind.epoch, "--kind"),
+        (eager, "--eager"),
+    ):
+        if given:
+            raise UsageError(
+                f"--disks-only and {option} are both given",
+                why="it restores the disks of one checkpoint in a store, and no memory",
+                remedy=f"leave out {option}",
+            )
 
 
 def _require_of_group(

@@ -118,6 +118,13 @@ As = Annotated[
     typer.Option("--as", help="Make a copy of this name, with an identity of its own."),
 ]
 Where = Annotated[str | None, typer.Option("--host", help="Where; else where it was.")]
+DisksOnly = Annotated[
+    bool,
+    typer.Option(
+        "--disks-only",
+        help="Its disks without memory and devices: the VM is off, and may be of another machine.",
+    ),
+]
 Eager = Annotated[
     bool, typer.Option("--eager", help="Have all of its memory there before it runs.")
 ]

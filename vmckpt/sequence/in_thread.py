@@ -12,6 +12,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class StoppedError(Exception):
+    """Work in a thread has heard that it is cancelled."""
+
+
 async def in_thread(work: Callable[[], T]) -> T:
     """What `work` returns or raises. A cancellation leaves it running, heard by nobody."""
     loop = asyncio.get_running_loop()
@@ -37,3 +41,31 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="blocking-call", daemon=True).start()
     return await done
+
+
+async def until_cancelled(work: Callable[[Callable[[], None]], T]) -> T:
+    """What `work` returns or raises; a cancellation ends it, and its end is waited for.
+
+    It calls what it is given now and then, which raises StoppedError then.
+    """
+    stop = threading.Event()
+
+    def still_wanted() -> None:
+        if stop.is_set():
+            raise StoppedError
+
+    task = asyncio.ensure_future(in_thread(lambda: work(still_wanted)))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        await _outlast(task)
+        raise
+
+
+async def _outlast(task: "asyncio.Future[T]") -> None:
+    while not task.done():
+        with suppress(asyncio.CancelledError):  # the one that is on its way is raised in the end
+            await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # how the work ended matters to nobody who has cancelled it

@@ -81,7 +81,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
             await host.write_text(directory.spec, spec.text)
             await identity_of(host, directory)
             await _create_disks(host, spec, created)
-            return await _boot(spec, host, await _platform(spec, host))
+            return await _boot(spec, host, await settled_platform(spec, host))
         except BaseException:
             await finish(_remove_all(host, (*created, directory.path)))
             raise
@@ -284,7 +284,8 @@ async def _take_back(
         await host.write_text(current, before)
 
 
-async def _platform(spec: Spec, host: Host) -> Platform:
+async def settled_platform(spec: Spec, host: Host) -> Platform:
+    """What a spec comes to on a host. Raises RefusedError: the host has no such thing."""
     offered = (await abilities(host)).machines
     if spec.machine not in offered:
         raise RefusedError(

@@ -1,0 +1,239 @@
+"""The disks of a checkpoint alone, into a VM that is off: all of them, or as before."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_checkpoint_disks import SIZE, content, raw
+from tests.contract.test_checkpoint_disks import make as make_checkpoint
+from tests.unit.test_checkpoint_tree import facts
+from vmckpt.checkpoint import restore_disks as module
+from vmckpt.checkpoint.facts import DiskFacts
+from vmckpt.checkpoint.making import settle
+from vmckpt.checkpoint.restore import Source, Wish
+from vmckpt.checkpoint.restore_disks import DisksRestored, restore_disks
+from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.open import open_store
+from vmckpt.store.pack import PACKS
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.check import OK, Check
+from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu
+
+PLATFORM = Platform("pc-q35-9.9", "tcg", "qemu64")
+IN_PLACE = Wish(None, in_place=True, eager=False, plugged=True, keep_macs=False, disks_only=True)
+COPY = Wish("copy", in_place=False, eager=False, plugged=False, keep_macs=False, disks_only=True)
+
+
+def spec(folder: Path, image: str = "web.raw", memory: str = "64M") -> str:
+    path = folder / image
+    return f"""\
+name = "web"
+memory = "{memory}"
+
+[boot]
+kernel = "/boot/vmlinuz"
+
+[[disks]]
+path = "{path}"
+format = "{path.suffix[1:]}"
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHost:
+    """This machine, with a checkpoint of the VM `web`, which is off, and has changed since."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    path = str(tmp_path / "web.raw")
+    disks = (DiskFacts(path, "raw", SIZE, read_only=False, area="disk-0"),)
+    said = replace(facts("one"), spec=spec(tmp_path), disks=disks)
+    make_checkpoint(tmp_path, said.to_json())
+    here = LocalHost("local", tmp_path, "127.0.0.1")
+    at_home(here, spec(tmp_path, memory="96M"), ProcessId(0, 0))
+    (tmp_path / "web.raw").write_bytes(b"newer")
+    return here
+
+
+def at_home(host: LocalHost, text: str, process: ProcessId) -> None:
+    directory = vm_dir(host.state_dir, "web")
+    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.spec.write_text(text)
+    qemu = Qemu(directory.qemu("old"), process, PLATFORM)
+    qemu.files.path.mkdir(exist_ok=True)
+    directory.current.write_text(qemu.to_json())
+
+
+def restored(host: LocalHost, wish: Wish = IN_PLACE) -> DisksRestored:
+    place = str(host.state_dir / "checkpoints")
+    with open_store(place) as store:
+        found = store.find("one")
+    return asyncio.run(restore_disks(host, Source(place, found.id), wish))
+
+
+def as_before(host: LocalHost) -> bool:
+    """Nothing of a restore is there."""
+    left = [path.name for path in host.state_dir.iterdir() if ".vmckpt-" in path.name]
+    directory = vm_dir(host.state_dir, "web")
+    current = directory.current.read_text()
+    return (
+        (host.state_dir / "web.raw").read_bytes() == b"newer"
+        and not left
+        and not directory.restoring.exists()
+        and '"old"' in current
+    )
+
+
+def test_in_place_the_vm_stays_as_it_is_described_now(host: LocalHost) -> None:
+    told = restored(host)
+    assert told.disks == (str(host.state_dir / "web.raw"),)
+    assert (host.state_dir / "web.raw").read_bytes() == content()
+    vm = asyncio.run(read_vm(host, "web"))
+    assert vm is not None
+    assert (vm.spec.memory_bytes, vm.qemu.platform) == (96 << 20, PLATFORM)
+    assert not asyncio.run(vm.is_alive())
+    assert not vm.directory.restoring.exists()
+    assert told.checkpoint in vm.directory.point.read_text()
+    assert not vm.directory.qemu("old").path.exists()
+    restored(host)  # and once more
+
+
+def test_a_disk_that_was_renamed_is_known_by_its_order_and_has_its_own_format(
+    host: LocalHost,
+) -> None:
+    at_home(host, spec(host.state_dir, "other.qcow2"), ProcessId(0, 0))
+    restored(host)
+    assert raw(host.state_dir / "other.qcow2") == content()
+    assert (host.state_dir / "web.raw").read_bytes() == b"newer"
+
+
+def test_a_disk_that_the_checkpoint_has_not_stays_and_is_named(host: LocalHost) -> None:
+    more = f'\n[[disks]]\npath = "{host.state_dir}/more.raw"\nformat = "raw"\n'
+    at_home(host, spec(host.state_dir) + more, ProcessId(0, 0))
+    assert "more.raw is not in the checkpoint" in restored(host).warnings[0]
+    moved = spec(host.state_dir, "other.raw") + more
+    at_home(host, moved, ProcessId(0, 0))
+    with pytest.raises(RefusedError, match="are others"):
+        restored(host)
+
+
+def test_a_vm_that_runs_or_is_not_there_is_left_alone(host: LocalHost) -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    at_home(host, spec(host.state_dir), me)
+    with pytest.raises(RefusedError) as told:
+        restored(host)
+    assert "vm stop web" in told.value.remedy
+    assert as_before(host)
+    with pytest.raises(NotFoundError):
+        restored(host, IN_PLACE._replace(name="none"))
+
+
+def test_damage_leaves_the_old_disks(host: LocalHost) -> None:
+    (pack,) = (host.state_dir / "checkpoints" / PACKS).iterdir()
+    data = bytearray(pack.read_bytes())
+    data[200] ^= 1
+    pack.write_bytes(data)
+    with pytest.raises(DamagedError):
+        restored(host)
+    assert as_before(host)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_killed_anywhere_it_is_undone_or_finished_by_the_next(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    async def dies(*_: object) -> None:
+        raise Killed
+
+    async def dies_before(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "settle", dies)  # neither the undo nor the rest of the commit
+        if not committed:
+            broken.setattr(module, "_commit", dies_before)
+        with pytest.raises(Killed):
+            restored(host)
+    directory = vm_dir(host.state_dir, "web")
+    assert directory.restoring.exists()
+    asyncio.run(settle(host, "web"))
+    assert not directory.restoring.exists()
+    if committed:
+        assert (host.state_dir / "web.raw").read_bytes() == content()
+    else:
+        assert as_before(host)
+
+
+def test_a_cancelled_one_is_undone(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = asyncio.Event()
+
+    def slow(*words: object) -> None:
+        loops[0].call_soon_threadsafe(begun.set)
+        still_wanted: Callable[[], None] = words[-1]  # type: ignore[assignment]
+        while True:
+            still_wanted()
+
+    async def cancelled() -> None:
+        loops.append(asyncio.get_running_loop())
+        place = str(host.state_dir / "checkpoints")
+        with open_store(place) as store:
+            found = store.find("one")
+        work = asyncio.ensure_future(restore_disks(host, Source(place, found.id), IN_PLACE))
+        await begun.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    monkeypatch.setattr(module, "_write_one", slow)
+    asyncio.run(cancelled())
+    assert as_before(host)
+
+
+@pytest.fixture
+def _fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def checks(*_: object, **__: object) -> list[Check]:
+        return [Check("machine-type", "refuse", "no such machine", "-"), Check("disk", OK, "-")]
+
+    async def no_such(*_: object) -> Platform:
+        raise RefusedError("no such machine", why="-", remedy="-")
+
+    monkeypatch.setattr(module, "checks", checks)
+    monkeypatch.setattr(module, "settled_platform", no_such)
+
+
+@pytest.mark.usefixtures("_fits")
+def test_a_copy_is_off_where_its_machine_does_not_fit(host: LocalHost) -> None:
+    told = restored(host, COPY)
+    assert told.warnings == ("no such machine",)
+    (image,) = map(Path, told.disks)
+    assert image.parent == host.state_dir / "images"
+    assert image.read_bytes() == content()
+    vm = asyncio.run(read_vm(host, "copy"))
+    assert vm is not None
+    assert vm.directory.identity.exists()
+    with pytest.raises(RefusedError, match="already"):
+        restored(host, COPY)
+
+
+@pytest.mark.usefixtures("_fits")
+def test_a_copy_that_fails_leaves_nothing(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: object) -> None:
+        raise OperationFailedError("it fails", why="-", remedy="-")
+
+    monkeypatch.setattr(module, "_commit", fails)
+    with pytest.raises(OperationFailedError):
+        restored(host, COPY)
+    assert not vm_dir(host.state_dir, "copy").path.exists()
+    assert not list((host.state_dir / "images").iterdir())
