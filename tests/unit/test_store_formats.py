@@ -1,16 +1,19 @@
-"""Bytes that were written once, and have to be understood for ever: see tests/golden/store-1.
+"""Bytes that were written once, and have to be understood in every version: see tests/golden.
 
-The files there are stores of format 1 with two checkpoints each, as `export` made them. They are
-never made anew: a new format gets files of its own beside them.
+The files there are stores with two checkpoints each, as `export` made them: store-1 has format 1,
+store-2 format 2 (several keys). They are never made anew: a new format gets files of its own beside
+them.
 """
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vmckpt.store.backends.archive import ArchiveBackend
 from vmckpt.store.check import check
 from vmckpt.store.config import Config
 from vmckpt.store.errors import DamagedError
@@ -21,7 +24,9 @@ from vmckpt.store.sealing.keys import Keeper, KeySource
 from vmckpt.store.sealing.seal import Box, Sealer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-1"
+SEVERAL_KEYS = GOLDEN.parent / "store-2" / "several.vmckpt"
 KEY = b"vmckpt-key-1:" + b"0123456789abcdef" * 4 + b"\n"
+OTHER_KEY = b"vmckpt-key-1:" + b"fedcba9876543210" * 4 + b"\n"
 SECRET = bytes(range(32))
 STORE_ID, SALT = bytes(16), bytes([7] * 16)
 
@@ -50,7 +55,31 @@ def test_a_store_of_format_1_is_read(kind: str, tmp_path: Path) -> None:
     key.write_bytes(KEY)
     key.chmod(0o600)
     source = KeySource(Keeper.FILE, str(key)) if kind == "encrypted" else None
-    with open_store(str(GOLDEN / f"{kind}.vmckpt"), source) as store:
+    _require_golden(GOLDEN / f"{kind}.vmckpt", source)
+
+
+@pytest.mark.parametrize("text", [KEY, OTHER_KEY, b"a passphrase\n"])
+def test_a_store_of_format_2_is_read_with_each_of_its_keys(text: bytes, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(text)
+    key.chmod(0o600)
+    _require_golden(SEVERAL_KEYS, KeySource(Keeper.FILE, str(key)))
+
+
+def test_a_vmckpt_of_one_key_finds_the_number_of_format_2() -> None:
+    """What a25fa57 looks at, in this order, before it says which format it does not know."""
+    data = ArchiveBackend(SEVERAL_KEYS).read("store")
+    line, _, _ = data.partition(b"\n")
+    words = json.loads(line)["vmckpt-store"]
+    assert set(words) == {"id", "created_unix_s", "key", "format"}
+    checksum = hashlib.blake2b(line, digest_size=32).hexdigest().encode()
+    assert data == line + b"\n" + checksum + b"\n"
+    assert line == json.dumps({"vmckpt-store": words}, sort_keys=True).encode()
+    assert words["format"] == 2
+
+
+def _require_golden(path: Path, source: KeySource | None) -> None:
+    with open_store(str(path), source) as store:
         first, second = store.manifests()
         assert (first.facts, second.facts) == ({"name": "state-1"}, {"name": "state-2"})
         assert (first.vm, first.parent, second.parent) == ("golden", None, first.id)

@@ -1,9 +1,9 @@
 """The stores that this operator has used: what each was, so that a replaced one is refused.
 
-Whoever can write to a store's location can put another file `store` there: of a store that is not
-encrypted, of another one, or an older one that a removed key still opens. `stores/ID.json` of the
-operator's state directory has for each location which store was there, whether it was encrypted and
-how often its keys had been changed. What differs is refused until `vmckpt store accept`.
+A person who can write to a store's location can put another file `store` there: of a store that is
+not encrypted, of another one, or an older one that a removed key still opens. `stores/ID.json` of
+the operator's state directory says for each location which store it had, whether that was encrypted
+and how often its keys had been changed. What differs is refused until `vmckpt store accept`.
 """
 
 import fcntl

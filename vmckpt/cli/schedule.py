@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vmckpt.checkpoint.retention import Rule
     from vmckpt.fleet.schedule.record import Record
     from vmckpt.fleet.schedule.run import Event, Result, Tools
+    from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(
     help="Checkpoints, and copies of them on other hosts, at their times. What is due is run by "
@@ -55,8 +56,7 @@ def add(
     request = asked(vm, times, retention, taking, stored)
     record = new_record(check_name(name or vm, "schedule"), request, clock())
     require_sense(record)
-    run(find_own(vm))
-    run(_require_stores(record))
+    run(_require_stores(record, run(find_own(vm))))
     add_(record)
     facts = _facts(record)
     text = f"{record.name}: checkpoints of {vm}, {facts['when']}; {_next_text(record, facts)}"
@@ -266,11 +266,17 @@ def _time(record: "Record", unix_s: float | None) -> str:
     return f"{datetime.fromtimestamp(unix_s, ZoneInfo(record.request.zone)):%Y-%m-%d %H:%M:%S %Z}"
 
 
-async def _require_stores(record: "Record") -> None:
-    """Raises RefusedError: a store that is to be copied to is not there."""
-    from vmckpt.checkpoint.place import is_there, parse_place
+async def _require_stores(record: "Record", vm: "Vm") -> None:
+    """Each run will have its stores. Raises RefusedError, NotFoundError: one is not there, is not
+    encrypted although a key is given for it, or is opened by another key.
+    """
+    from vmckpt.checkpoint.place import access_to, is_there, own, parse_place
     from vmckpt.errors import RefusedError
+    from vmckpt.fleet.schedule.work import key_of
 
+    key, given = key_of(record), record.request.store
+    place = parse_place(given, vm.host) if given else own(vm.host)
+    await access_to(place, key, to_write=True, named=given is not None)
     for text in record.request.copies:
         place = parse_place(text)
         if text == record.request.store:
@@ -285,3 +291,4 @@ async def _require_stores(record: "Record") -> None:
                 why="checkpoints are copied into stores that are there",
                 remedy=f"make it first: vmckpt store init {place.label}",
             )
+        await access_to(place, key)

@@ -58,7 +58,7 @@ class Checkpoints:
         # In this order: whoever has let go of the lock has put the checkpoint there, or never will.
         holder = await host.lock_owner(lock_path(host.state_dir, record.vm))
         if await is_there(place):
-            async with opened(place, _key(record)) as store:
+            async with opened(place, key_of(record)) as store:
                 if making.id in await in_thread(store.ids):
                     return _point(await in_thread(partial(store.manifest, making.id)))
         if holder is not None:
@@ -85,7 +85,7 @@ class Checkpoints:
         number = IfTaken.NUMBER.value
         wish = Wish(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
         try:
-            await create(vm, asked.store, wish, self._tell, _key(record))
+            await create(vm, asked.store, wish, self._tell, key_of(record))
         except VmckptError:
             # Whatever was said: when it is there all is well.
             with suppress(VmckptError):
@@ -100,7 +100,7 @@ class Checkpoints:
         making = record.making
         if not record.request.copies or making is None or making.place is None:
             return []
-        key, done = _key(record), []
+        key, done = key_of(record), []
         async with opened(parse_place(making.place), key) as source:
             manifest = await in_thread(partial(source.manifest, point.id))
             for label in record.request.copies:
@@ -115,7 +115,7 @@ class Checkpoints:
         rule = record.request.rule
         if rule is None:
             return Gone([])
-        key, silent = _key(record), list[str]()
+        key, silent = key_of(record), list[str]()
         entries: dict[str, Entry] = {}
         places: dict[str, Place] = {}
         for label in dict.fromkeys([*record.places, *record.request.copies]):
@@ -158,7 +158,7 @@ class Checkpoints:
             return []
         subset, found = part_of_run(percent, held.number), list[str]()
         for label in dict.fromkeys([*record.places, *record.request.copies]):
-            async with opened(parse_place(label), _key(record)) as store:
+            async with opened(parse_place(label), key_of(record)) as store:
                 report = await in_thread(partial(check_store, store, subset=subset))
             if not report.whole:
                 found.append(
@@ -182,7 +182,7 @@ class Checkpoints:
         return Seen(now, qemu, alive=False, ended_running=bool(states) and _RUNS in states[-1])
 
     async def _taken(self, record: Record, making: Making) -> Point:
-        async with opened(parse_place(str(making.place)), _key(record)) as store:
+        async with opened(parse_place(str(making.place)), key_of(record)) as store:
             return _point(await in_thread(partial(store.manifest, making.id)))
 
 
@@ -190,7 +190,8 @@ def _begun(making: Making, place: Place, vm: Vm) -> Making:
     return replace(making, place=place.label, host=vm.host.name)
 
 
-def _key(record: Record) -> KeySource | None:
+def key_of(record: Record) -> KeySource | None:
+    """Where the key of the schedule's stores is had, if it names one."""
     asked = record.request
     if asked.key_file is not None:
         return KeySource(Keeper.FILE, asked.key_file)
