@@ -33,14 +33,44 @@ def differences(here: Machine, there: Machine) -> list[str]:
         found.append(f"vCPUs: {here.vcpus} here, {there.vcpus} there")
     if here.cpu_model != there.cpu_model:
         found.append(f"CPU model: {here.cpu_model} here, {there.cpu_model} there")
-    elif here.features != there.features:
-        changed = len(here.features ^ there.features) // 2
-        found.append(f"CPU features: {changed} CPUID words of {here.cpu_model} differ")
+    elif changed := _changed_words(here.features, there.features):
+        of = f"{len(changed)} CPUID word{'s' * (len(changed) > 1)} of {here.cpu_model}"
+        found.append(f"CPU features: {of} not the same: {'; '.join(changed)}")
     for name, kind in sorted(here.devices.items() - there.devices.items()):
         found.append(f"device '{name}' ({kind}) is here and not there")
     for name, kind in sorted(there.devices.items() - here.devices.items()):
         found.append(f"device '{name}' ({kind}) is there and not here")
     return found
+
+
+def _changed_words(here: Features, there: Features) -> list[str]:
+    """The words that have another value there, each with the features that only one side has.
+
+    A word that only one side has is one of them: it is 0 on the other.
+    """
+    ours, theirs = _words(here), _words(there)
+    changed = []
+    for word in sorted(ours.keys() | theirs.keys()):
+        before, after = ours.get(word, 0), theirs.get(word, 0)
+        sides = [(before & ~after, "only here"), (after & ~before, "only there")]
+        bits = [f"{only:#x} {where}" for only, where in sides if only]
+        if bits:
+            leaf, subleaf, register = word
+            changed.append(f"{leaf:#x}.{subleaf} {register}: {', '.join(bits)}")
+    return changed
+
+
+def _words(features: Features) -> dict[tuple[int, int, str], int]:
+    """By leaf, subleaf (0 where a QEMU names none) and register."""
+    words = [dict(word) for word in features]
+    return {
+        (
+            int(word["cpuid-input-eax"]),
+            int(word.get("cpuid-input-ecx", 0)),
+            str(word["cpuid-register"]),
+        ): int(word["features"])
+        for word in words
+    }
 
 
 async def describe(monitor: Monitor) -> Machine:
