@@ -256,6 +256,27 @@ def test_an_intent_that_nothing_keeps_names_the_least_change() -> None:
     assert choose([], wanted).way is None
 
 
+def test_a_change_that_saves_little_time_for_a_far_longer_downtime_is_not_recommended() -> None:
+    def change(*forecasts: Forecast, wanted: Intent) -> str:
+        return choose([judge(one, wanted) for one in forecasts], wanted).change
+
+    hurry = Intent(finish_within_s=0.1)
+    stop, precopy = made(Way.STOP, 0.49, 0.45), made(Way.PRECOPY, 0.59, 0.03)
+    postcopy = made(Way.POSTCOPY, 0.55, 0.01)
+    told = (
+        "--finish-within 650ms would do: precopy, with a downtime of 33.0 ms; stop, with 495.0 ms, "
+        "would need --finish-within 540ms"
+    )
+    assert change(stop, precopy, wanted=hurry) == told
+    # Nor one that could cost the guest.
+    assert change(stop, precopy, postcopy, wanted=hurry) == told
+    assert change(precopy, postcopy, wanted=hurry).endswith("would do: postcopy")
+    # Twice the time is no little more, nor is half the downtime far shorter.
+    slow, rough = made(Way.PRECOPY, 1.0, 0.03), made(Way.PRECOPY, 0.6, 0.25)
+    assert change(stop, slow, wanted=hurry) == "--finish-within 540ms would do: stop"
+    assert change(stop, rough, wanted=hurry) == "--finish-within 540ms would do: stop"
+
+
 def test_what_is_gone_of_the_time_counts_and_so_does_the_change_that_helps() -> None:
     auto, wanted = FORECASTS[1], Intent(finish_within_s=70)
     assert judge(auto, wanted).keeps

@@ -282,3 +282,9 @@ def test_a_record_that_does_not_say_how_long_disks_were_copied_teaches_nothing()
     del record.events[1:]
     assert moved(record) is None
     assert learned([*MOVES, record], "a", "b")["plain"].disk_bytes_per_s is None
+
+
+def test_moves_that_auto_made_over_channels_teach_what_channels_cost() -> None:
+    records = [run(pages, result={"channels": 2}) for pages in (30_000, 50_000, 70_000)]
+    assert set(learned(records, "a", "b")) == {"multifd"}
+    assert set(learned([run(result={"channels": 1}) for _ in range(3)], "a", "b")) == {"plain"}

@@ -243,9 +243,11 @@ def _phase_s(events: Sequence[Mapping[str, Any]], phase: str) -> float:
 
 
 def _sent_by(record: RunRecord) -> str:
-    request, encryption = record.request, (record.result or {}).get("encryption", "off")
-    how = ZSTD if request.get("compression") else MULTIFD if request.get("channels") else PLAIN
-    return how + (ENCRYPTED if encryption != "off" else "")
+    request, result = record.request, record.result or {}
+    # `auto` asks for no channels, and says at the end how many it took.
+    has_channels = request.get("channels") or result.get("channels", 1) > 1
+    how = ZSTD if request.get("compression") else MULTIFD if has_channels else PLAIN
+    return how + (ENCRYPTED if result.get("encryption", "off") != "off" else "")
 
 
 def _misses(records: Sequence[RunRecord], kind: str) -> list[float]:

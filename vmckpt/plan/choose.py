@@ -64,6 +64,8 @@ MAX_PAUSE, MAX_SLOWDOWN = "--max-pause", "--max-slowdown"
 MOST_PAUSE_S = 2000.0
 # Of ways alike within this part the one that asks less of the guest is taken.
 ALIKE = 0.1
+# What has to be given up may be so many times as much, for a downtime that is so many times shorter.
+LITTLE_MORE, FAR_SHORTER = 1.5, 3
 # The less a way asks of the guest, the earlier it stands.
 _GENTLE = (
     Way.PRECOPY, Way.MULTIFD, Way.ZSTD, Way.AUTO_CONVERGE, Way.STOP, Way.HYBRID, Way.POSTCOPY,
@@ -150,8 +152,35 @@ def _least_change(offers: Sequence[Offer]) -> str:
     if not able:
         return "let the guest do less, or allow more bandwidth: no way ends as it is"
     least = min(able, key=change)
-    wishes = " and ".join(miss.needed for miss in least.misses)
-    return f"{wishes} would do: {least.forecast.way}"
+    gentle = _gentler(able, least)
+    wishes = " and ".join(miss.needed for miss in gentle.misses)
+    told = f"{wishes} would do: {gentle.forecast.way}"
+    if gentle is not least:
+        pauses = [format_duration(one.forecast.downtime_s.p90) for one in (gentle, least)]
+        told += f", with a downtime of {pauses[0]}; {least.forecast.way}, with {pauses[1]}, would "
+        told += f"need {' and '.join(miss.needed for miss in least.misses)}"
+    return told
+
+
+def _gentler(able: Iterable[Offer], least: Offer) -> Offer:
+    """Instead of the least change one that asks little more, and for a far shorter downtime.
+
+    It is no more dangerous, and gives up no more wishes.
+    """
+    most_times, most_pause_s = change(least)[2] * LITTLE_MORE, least.forecast.downtime_s.p90
+
+    def danger(offer: Offer) -> int:
+        return _danger(offer.forecast.way, pause_allowed=False)
+
+    good = [
+        offer
+        for offer in able
+        if change(offer)[:2] == change(least)[:2]
+        and change(offer)[2] <= most_times
+        and offer.forecast.downtime_s.p90 * FAR_SHORTER <= most_pause_s
+        and danger(offer) <= danger(least)
+    ]
+    return min(good, key=lambda offer: (danger(offer), change(offer)), default=least)
 
 
 def _against(offers: Sequence[Offer]) -> str:
