@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands import vmckpt
 from tests.guest_like import Memory, dirtied, memory, require_same, save
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.open import create_store, open_store
@@ -131,3 +132,44 @@ def test_damage_is_repaired(bench: Bench) -> None:
     assert (done["removed"], done["left"]) == ([lost], [])
     assert bench.run("check")["whole"]
     assert bench.run("repair")["whole"]
+
+
+def test_a_check_without_a_store_of_ones_own_is_of_those_that_hold_checkpoints(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """All hosts' own, and those that VMs were taken into; a silent host keeps nobody back."""
+    state = tmp_path / "operator"
+    (state / "hosts").mkdir(parents=True)
+
+    def host(name: str, folder: Path) -> None:
+        entry = {"kind": "local", "state_dir": str(folder), "migration_address": "127.0.0.1"}
+        (state / f"hosts/{name}.json").write_text(json.dumps(entry))
+
+    def check(*words: str) -> tuple[int, dict[str, Any]]:
+        done = vmckpt(state, "store", "check", *words, "--json")
+        return done.returncode, json.loads(done.stdout)
+
+    code, none = check()
+    assert (code, none["error"]["kind"]) == (3, "not-found")
+    host("a", bench.folder / "state")
+    code, one = check()
+    assert (code, one["place"], one["checkpoints"]) == (0, str(bench.place), 2)
+    with create_store(str(tmp_path / "b" / "checkpoints")) as store:
+        save(store, memory(16, 3), name="third")
+    host("b", tmp_path / "b")
+    code, both = check()
+    assert (code, both["whole"], [one["checkpoints"] for one in both["stores"]]) == (
+        0,
+        True,
+        [2, 1],
+    )
+    pack = next((tmp_path / "b").rglob("*.pack"), None) or next(
+        path for path in (tmp_path / "b/checkpoints/packs").rglob("*") if path.is_file()
+    )
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    code, damaged = check()
+    assert (code, str(tmp_path / "b") in damaged["error"]["what"]) == (11, True)
+    assert check(str(bench.place))[0] == 0

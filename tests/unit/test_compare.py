@@ -6,7 +6,11 @@ from vmckpt.qemu.compare import Features, Machine, differences
 
 
 def word(leaf: int, register: str, features: int, subleaf: int | None = None) -> Features:
-    named = {"cpuid-input-eax": leaf, "cpuid-register": register, "features": features}
+    named: dict[str, str | int] = {
+        "cpuid-input-eax": leaf,
+        "cpuid-register": register,
+        "features": features,
+    }
     if subleaf is not None:
         named["cpuid-input-ecx"] = subleaf
     return frozenset({tuple(sorted(named.items()))})

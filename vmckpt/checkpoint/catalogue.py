@@ -127,15 +127,12 @@ async def catalogue(
         there = await _read(parse_place(given), key, vm)
         silent = [one.error for one in there.damaged]
         return Catalogue(_merged(there.manifests, there.pins), silent, tuple(there.damaged))
-    answers = await ask_every(hosts, lambda host: _places(host, vm))
-    silent = list(answers.silent)
+    places, silent = await known_places(hosts, vm)
     mute = list[VmckptError]()
-    places = _different(place for found in answers.given for place in found)
 
     async def look(place: Place) -> _There:
         try:
-            is_known = await is_there(place)
-            return await _read(place, key, vm, named=False) if is_known else _There([], [], {})
+            return await _read(place, key, vm, named=False)
         except _ITS_OWN as exc:
             mute.append(exc)
             return _There([], [], {})
@@ -149,6 +146,27 @@ async def catalogue(
             pins[checkpoint_id] = (*pins.get(checkpoint_id, ()), *those)
     entries = _merged([one for there in found for one in there.manifests], pins)
     return Catalogue(entries, silent, unreadable)
+
+
+async def known_places(
+    hosts: Sequence[Host], vm: str | None = None
+) -> tuple[list[Place], list[VmckptError]]:
+    """Every store that is known of, once: all hosts' own, and those that their VMs (or one) were
+    taken into; and why some may be missing.
+    """
+    answers = await ask_every(hosts, lambda host: _places(host, vm))
+    places = _different(place for found in answers.given for place in found)
+    silent = list(answers.silent)
+
+    async def has_one(place: Place) -> bool:
+        try:
+            return await is_there(place)
+        except _ITS_OWN as exc:
+            silent.append(exc)
+            return False
+
+    there = await asyncio.gather(*map(has_one, places))
+    return [place for place, is_one in zip(places, there, strict=True) if is_one], silent
 
 
 async def _places(host: Host, vm: str | None) -> list[Place]:

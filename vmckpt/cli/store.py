@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt.cli import store_key
-from vmckpt.cli.output import Json, show
+from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.place import Place as Location
     from vmckpt.cli.store_damage import Said
+    from vmckpt.errors import VmckptError
     from vmckpt.store.backends.backend import Backend
     from vmckpt.store.damage.subset import Subset
     from vmckpt.store.manifest import Manifest
@@ -29,6 +30,10 @@ app = typer.Typer(
 app.add_typer(store_key.app, name="key")
 Place = Annotated[
     str | None, typer.Argument(help="The store; this host's own when it is left out.")
+]
+CheckedPlace = Annotated[
+    str | None,
+    typer.Argument(help="The store; all that hold checkpoints of known VMs when it is left out."),
 ]
 StoreOption = Annotated[
     str | None, typer.Option("--store", help="The store; this host's own when it is left out.")
@@ -167,7 +172,7 @@ def accept(place: Place = None, json: Json = False) -> None:
 
 @app.command()
 def check(
-    place: Place = None,
+    place: CheckedPlace = None,
     read_data_subset: ReadDataSubset = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
@@ -177,13 +182,37 @@ def check(
 
     Damaged chunks are recorded in the store: no new checkpoint rests on them.
     """
-    from vmckpt.cli.store_damage import checked
+    from vmckpt.cli.store_damage import all_checked, checked
+    from vmckpt.errors import VmckptError
     from vmckpt.store.check import check as check_store
 
     subset = _subset(read_data_subset)
-    with _open(place, key_file, key_command) as store:
-        said = checked(store, check_store(store, subset=subset))
-    _say(said, as_json=json)
+    places, silent = ([location_of(place)], []) if place is not None else _known_places()
+    found = []
+    for location in places:
+        try:
+            opening = _open(
+                location, key_file, key_command, any_encryption=place is None and len(places) > 1
+            )
+            with opening as store:
+                found.append(checked(store, check_store(store, subset=subset)))
+        except VmckptError as exc:
+            if len(places) == 1:
+                raise
+            silent.append(exc)
+    if len(places) == 1 and not silent:
+        _say(found[0], as_json=json)
+    else:
+        _say(all_checked(found, silent), as_json=json)
+
+
+def _known_places() -> "tuple[list[Location], list[VmckptError]]":
+    """The stores in which `checkpoint list` looks; where there is none this host's own."""
+    from vmckpt.checkpoint.catalogue import known_places
+    from vmckpt.hosts.inventory import all_hosts
+
+    places, silent = run(known_places(all_hosts()))
+    return (places, silent) if places or silent else ([location_of(None)], [])
 
 
 @app.command()
@@ -358,25 +387,27 @@ def _copy(
 
 @contextmanager
 def _open(
-    place: str | None,
+    place: "str | Location | None",
     key_file: str | None,
     key_command: str | None,
     *,
     to_write: bool = False,
     as_before: bool = True,
+    any_encryption: bool = False,
 ) -> "Iterator[Store]":
     """A store for the block; one of another host is used over the connection to that host.
 
-    Of one that is not `to_write` the key in the environment may be another's. `as_before`: it has
-    to be what was there before.
+    Of one that is not `to_write` the key in the environment may be another's; with `any_encryption`
+    so may the key that is given. `as_before`: it has to be what was there before.
     """
     from vmckpt.checkpoint.known_stores import require_never_used
     from vmckpt.checkpoint.place import is_accepted, require_as_known
     from vmckpt.errors import NotFoundError
     from vmckpt.store.open import open_store
 
-    key, location = key_of(key_file, key_command), location_of(place)
-    ok = (key is None and not to_write) or is_accepted(location)
+    key = key_of(key_file, key_command)
+    location = location_of(place) if place is None or isinstance(place, str) else place
+    ok = any_encryption or (key is None and not to_write) or is_accepted(location)
     with backend_of(location) as backend:
         try:
             opened = open_store(backend, key, unencrypted_ok=ok)

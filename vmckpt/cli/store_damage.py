@@ -1,5 +1,6 @@
 """What `vmckpt store check` and `repair` found and did, in words and as JSON."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vmckpt.errors import VmckptError
@@ -44,6 +45,21 @@ def checked(store: "Store", report: "Report") -> Said:
             remedy=remedy,
         )
     return Said(_result(store, report), lines, error)
+
+
+def all_checked(found: Sequence[Said], silent: Sequence[VmckptError]) -> Said:
+    """What checks of several stores found; `silent`: why others could not be checked."""
+    lines = list[str]()
+    for said in found:
+        lines += [f"{said.result['place']}:", *(f"  {line}" for line in said.lines)]
+    lines += [f"not checked: {error.what}: {error.why}" for error in silent]
+    result = {
+        "whole": all(said.result["whole"] for said in found),
+        "stores": [said.result for said in found],
+        "silent": [{"what": one.what, "why": one.why, "remedy": one.remedy} for one in silent],
+    }
+    errors = [said.error for said in found if said.error is not None]
+    return Said(result, lines, next(iter([*errors, *silent]), None))
 
 
 def planned(store: "Store", plan: "RepairPlan", *, remove_lost: bool) -> Said:

@@ -64,7 +64,7 @@ MAX_PAUSE, MAX_SLOWDOWN = "--max-pause", "--max-slowdown"
 MOST_PAUSE_S = 2000.0
 # Of ways alike within this part the one that asks less of the guest is taken.
 ALIKE = 0.1
-# What has to be given up may be so many times as much, for a downtime that is so many times shorter.
+# So many times as much may have to be given up, for a downtime so many times shorter.
 LITTLE_MORE, FAR_SHORTER = 1.5, 3
 # The less a way asks of the guest, the earlier it stands.
 _GENTLE = (
