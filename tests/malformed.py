@@ -1,5 +1,6 @@
 """Malformed replies: well-formed ones, changed as a broken or hostile writer would change them."""
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -41,11 +42,11 @@ def _changed(rng: random.Random, value: Any) -> Any:
             case 0:
                 del value[at]
             case 1:
-                value.insert(at, rng.choice(WRONG))
+                value.insert(at, copy.deepcopy(rng.choice(WRONG)))
             case _:
                 value[at] = _changed(rng, value[at])
         return value
-    return rng.choice(WRONG)
+    return copy.deepcopy(rng.choice(WRONG))
 
 
 def _deep(rng: random.Random, data: bytes) -> bytes:

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.sequence.steps import finish
+from vmckpt.vm.domains.description import parse_xml
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain, held_domain, require_active
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -86,5 +87,5 @@ async def _find(domain: Domain, session: Libvirtd, name: str) -> Taken:
 
 
 def _read(snapshot: DomainSnapshot) -> Taken:
-    root = ElementTree.fromstring(snapshot.xml)
+    root = parse_xml(snapshot.xml, f"the XML of snapshot '{snapshot.name}'")
     return Taken(snapshot.name, int(root.findtext("creationTime", "0")))

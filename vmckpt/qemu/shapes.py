@@ -46,7 +46,7 @@ RETURNS: Final[Mapping[str, Shape]] = {
             "name": str,
             "meta-type": str,
             "arg-type?": str,
-            "members?": [{"name?": str, "type": str}],
+            "members?": [{"name?": str, "type?": str}],
             "values?": [str],
         }
     ],

@@ -340,7 +340,14 @@ class _Connection:
             ) from exc
 
     async def _run(self) -> None:
-        self._lost = await self._link.run()
+        try:
+            self._lost = await self._link.run()
+        except Exception as exc:  # noqa: BLE001 - whoever has asked is not to wait for good
+            self._lost = LinkLostError(
+                f"the connection to {self._name} is lost",
+                why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",
+                remedy="report it, then ask again",
+            )
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_exception(self._again(self._lost))

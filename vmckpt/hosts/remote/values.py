@@ -147,7 +147,10 @@ def _known(kind: type[VmckptError]) -> type[VmckptError]:
 
 def unpack_error(value: Any) -> VmckptError:
     """The inverse. Raises ProtocolError."""
-    name, what, why, remedy = unpack(list[str], value)
+    words = unpack(list[str], value)
+    if len(words) != 4:
+        raise broken(f"an error has {len(words)} parts")
+    name, what, why, remedy = words
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
         raise broken(f"'{name}' is no class of errors")

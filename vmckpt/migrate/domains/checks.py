@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
@@ -29,6 +28,7 @@ from vmckpt.qemu.replies import QemuVersion
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.vm import target_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
+from vmckpt.vm.domains.description import parse_xml
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.paths import lock_path
@@ -311,7 +311,7 @@ def qemu_users(capabilities: str) -> set[int]:
     """The user ids that libvirt runs QEMU as, by its capabilities. Pure."""
     labels: Iterable[str] = (
         label.text or ""
-        for model in ElementTree.fromstring(capabilities).iterfind("host/secmodel")
+        for model in parse_xml(capabilities, "a libvirtd's capabilities").iterfind("host/secmodel")
         if model.findtext("model") == "dac"
         for label in model.iterfind("baselabel")
     )

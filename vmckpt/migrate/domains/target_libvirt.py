@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from xml.etree import ElementTree
 
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
-from vmckpt.vm.domains.description import Interface
+from vmckpt.vm.domains.description import Interface, parse_xml
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -43,7 +42,7 @@ async def _other_host(source: Libvirtd, target: Libvirtd) -> Check:
 
 def host_uuid(capabilities: str) -> str:
     """The host's UUID in its capabilities. Pure."""
-    return ElementTree.fromstring(capabilities).findtext("host/uuid", "")
+    return parse_xml(capabilities, "a libvirtd's capabilities").findtext("host/uuid", "")
 
 
 async def name(domain: Domain, names: Iterable[Named], target: Host) -> Check:

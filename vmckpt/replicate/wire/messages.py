@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
+from vmckpt.foreign import MalformedError, parse
 from vmckpt.replicate.wire.errors import senseless
 from vmckpt.replicate.wire.frames import Buffer
 from vmckpt.replicate.wire.sections import Packer, unpack
@@ -275,8 +276,8 @@ def _json(value: object) -> bytes:
 
 def _json_object(payload: Buffer, kind: str) -> dict[str, Any]:
     try:
-        value = json.loads(bytes(payload))
-    except ValueError as exc:
+        value = parse(bytes(payload))
+    except MalformedError as exc:
         raise senseless(f"{kind} is no JSON", str(exc)) from exc
     if not isinstance(value, dict):
         raise senseless(f"{kind} is no object", f"it is {type(value).__name__}")

@@ -9,6 +9,7 @@ from vmckpt.errors import UsageError
 
 # <metadata><vmckpt:heartbeats xmlns:vmckpt="urn:vmckpt" id="1"/></metadata>
 _HEARTBEATS = "metadata/{urn:vmckpt}heartbeats"
+MOST_CHARS = 4 << 20
 _UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 10**6, "M": 1 << 20,
           "MiB": 1 << 20, "GB": 10**9, "G": 1 << 30, "GiB": 1 << 30, "TiB": 1 << 40}  # fmt: skip
 
@@ -65,8 +66,8 @@ class Description(NamedTuple):
 
 def parse_domain(xml: str) -> Description:
     """The domain in libvirt's XML. Raises UsageError when it is no domain."""
+    root = parse_xml(xml, "a domain's XML")
     try:
-        root = ElementTree.fromstring(xml)
         kind = root.find("os/type")
         if root.tag != "domain" or kind is None:
             raise ValueError("no <domain> with an <os><type>")
@@ -92,12 +93,27 @@ def parse_domain(xml: str) -> Description:
             has_tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
             heartbeat_id=int(heartbeats.get("id", "")) if heartbeats is not None else None,
         )
-    except (ElementTree.ParseError, ValueError, KeyError) as exc:
-        raise UsageError(
-            "a domain's XML cannot be read",
-            why=f"{type(exc).__name__}: {exc}",
-            remedy="mend it: virsh edit",
-        ) from exc
+    except (ValueError, KeyError) as exc:
+        raise _unreadable("a domain's XML", f"{type(exc).__name__}: {exc}") from exc
+
+
+def parse_xml(text: str, what: str) -> ElementTree.Element:
+    """The root of what libvirt describes by XML. Raises UsageError.
+
+    It is what others defined: bounded, and without entities of its own.
+    """
+    if len(text) > MOST_CHARS:
+        raise _unreadable(what, f"it has {len(text)} characters, more than {MOST_CHARS}")
+    if "<!DOCTYPE" in text:
+        raise _unreadable(what, "it declares a document type, which libvirt's own never does")
+    try:
+        return ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError, RecursionError) as exc:
+        raise _unreadable(what, f"{type(exc).__name__}: {exc}") from exc
+
+
+def _unreadable(what: str, why: str) -> UsageError:
+    return UsageError(f"{what} cannot be read", why=why, remedy="see it by virsh, and correct it")
 
 
 def _size(element: ElementTree.Element) -> int:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from shlex import quote
 
-from vmckpt.errors import BusyError, RefusedError, UsageError
+from vmckpt.errors import BusyError, RefusedError, UsageError, VmckptError
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.vm.domains.description import Description, parse_domain
@@ -65,15 +65,26 @@ class Domain:
 
 
 async def all_domains(hosts: Iterable[Host]) -> Answers[Domain]:
-    """Every domain of `hosts`, asked side by side. Hosts without a libvirtd have none."""
+    """Every domain of `hosts`, asked side by side. Hosts without a libvirtd have none.
+
+    One whose description cannot be read is among the silent, and keeps no other back.
+    """
+    unread: list[VmckptError] = []
 
     async def ask(host: Host) -> list[Domain]:
+        found = []
         async with libvirtd(host) as session:
-            return [as_domain(host, seen) for seen in await session.domains()]
+            for seen in await session.domains():
+                try:
+                    found.append(as_domain(host, seen))
+                except UsageError as exc:
+                    what = f"'{seen.name}' on {host.name} is left out: {exc.what}"
+                    unread.append(UsageError(what, why=exc.why, remedy=exc.remedy))
+        return found
 
     answers = await ask_every((host for host in hosts if host.libvirt is not None), ask)
     given = [domain for found in answers.given for domain in found]
-    return Answers(given, answers.silent, answers.unheard)
+    return Answers(given, answers.silent + unread, answers.unheard)
 
 
 def as_domain(host: Host, seen: Seen) -> Domain:
