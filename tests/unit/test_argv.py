@@ -103,6 +103,7 @@ GOLDEN = r"""/usr/bin/qemu
 -chardev socket,id=rescue,path=/state/vms/web/qemu-0123abcd/rescue.sock,server=on,wait=off
 -mon chardev=rescue,mode=control
 -trace vm_state_notify
+-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny
 -S"""  # noqa: E501
 
 
@@ -119,6 +120,13 @@ def lines(arguments: list[str]) -> list[str]:
 
 def test_a_full_spec_gives_this_command_line() -> None:
     assert lines(argv(files())) == GOLDEN.splitlines()
+
+
+def test_a_spec_that_says_so_gets_no_sandbox() -> None:
+    spec = parse_spec(FULL.replace('name = "web"', 'name = "web"\nsandbox = false'), "t", Path("/"))
+    given = qemu_argv(spec, TCG, files(), "/usr/bin/qemu", incoming=False)
+    at = argv(files()).index("-sandbox")
+    assert argv(files())[:at] + argv(files())[at + 2 :] == given
 
 
 def test_a_target_waits_for_its_migration_and_differs_in_nothing_else() -> None:

@@ -83,6 +83,7 @@ def test_a_full_spec_is_read_whole() -> None:
         devices=({"driver": "virtio-rng-pci", "addr": "0x10"},),
         passthrough=(),
         guest_agent=True,
+        sandbox=True,
         ram_dir=Path("/dev/hugepages"),
         heartbeat_id=7,
         placement=Placement(("web",), ("shop",), ("a", "b")),

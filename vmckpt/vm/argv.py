@@ -14,6 +14,10 @@ from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.spec import Disk, Nic, Spec
 
 FIRST_SLOT = 3
+# System calls that no QEMU of vmckpt's needs, and one that a guest has taken over would: to become
+# another user, to start programs, to come before others. As libvirt has it. What vmckpt has a QEMU
+# do for it (a userfaultfd, real time for a pause) is not among them, or is done from outside.
+SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
 class Platform(NamedTuple):
@@ -56,6 +60,7 @@ def qemu_argv(
         # never.
         "-trace",
         "vm_state_notify",
+        *(["-sandbox", SANDBOX] if spec.sandbox else []),
         "-S",
         *(["-incoming", "defer"] if incoming else []),
     ]

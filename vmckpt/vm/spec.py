@@ -104,6 +104,7 @@ class Spec(NamedTuple):
     devices: tuple[dict[str, Any], ...]
     passthrough: tuple[Passthrough, ...]
     guest_agent: bool
+    sandbox: bool
     ram_dir: Path
     heartbeat_id: int | None
     placement: Placement
@@ -155,6 +156,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
         devices=tuple(_device(table) for table in top.tables("devices")),
         passthrough=tuple(read_passthrough(table) for table in top.tables("passthrough")),
         guest_agent=top.boolean("guest_agent", False),
+        sandbox=top.boolean("sandbox", adopted is None),
         ram_dir=top.path("ram_dir", "/dev/shm"),
         heartbeat_id=top.optional_integer("heartbeat_id"),
         placement=_placement(top.table("placement")),

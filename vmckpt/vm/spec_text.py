@@ -20,6 +20,7 @@ def written(spec: Spec) -> str:
         _line("accel", spec.accel),
         _line("cpu", spec.cpu),
         _line("guest_agent", spec.guest_agent),
+        *([] if spec.sandbox == (spec.adopted is None) else [_line("sandbox", spec.sandbox)]),
         _line("ram_dir", str(spec.ram_dir)),
     ]
     if spec.heartbeat_id is not None:

@@ -250,7 +250,12 @@ async def _wait_for_monitor(host: Host, process: ProcessId, path: Path, stderr: 
                 await host.require_up()  # else the words are of what should have entered it
                 what = f"QEMU did not start on {host.name}"
                 if words := await last_words(host, stderr):
-                    remedy = "mend what it names; nothing was left behind"
+                    remedy = "correct what it names; nothing was left behind"
+                    if "-sandbox" in words:
+                        remedy = (
+                            "use a QEMU that was built with seccomp, or write sandbox = false into "
+                            "the VM's spec: then a guest that breaks out of QEMU meets no filter"
+                        )
                     raise OperationFailedError(what, why=words, remedy=remedy) from exc
                 raise _EndedSilentlyError(
                     what,
