@@ -1,5 +1,8 @@
 """Lines that an operator pastes: what the shell makes of them."""
 
+import asyncio
+import grp
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -63,6 +66,21 @@ def test_an_address_of_the_hosts_own_is_proposed_and_the_others_named() -> None:
     line = remedies.address(shown, paste)
     assert line == "vmckpt host set a --migration-addr 192.0.2.8  # or 198.51.100.8"
     assert remedies.address("", paste).startswith("# ")
+
+
+def test_a_groups_userfaultfd_is_said_to_udev(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every boot; no other user gets it."""
+    rule, device = tmp_path / "rules", tmp_path / "device"
+    device.touch(0o600)
+    monkeypatch.setattr(remedies, "UDEV_RULE", str(rule))
+    monkeypatch.setattr(remedies.target_checks, "USERFAULTFD_DEVICE", device)
+    line = asyncio.run(remedies.userfaultfd(HERE, Paste(HERE, root=True)))
+    subprocess.run(["sh", "-c", line], check=True, timeout=30)
+    group = grp.getgrgid(os.getegid()).gr_name
+    assert rule.read_text() == f'KERNEL=="userfaultfd", GROUP="{group}", MODE="0660"\n'
+    assert device.stat().st_mode & 0o777 == 0o660
 
 
 def test_settings_of_libvirts_take_the_place_of_what_was_there(tmp_path: Path) -> None:

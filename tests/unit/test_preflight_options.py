@@ -29,7 +29,7 @@ from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
-from vmckpt.vm.target_checks import USERFAULTFD
+from vmckpt.vm.target_checks import USERFAULTFD, USERFAULTFD_DEVICE
 
 NEW = Abilities(
     version=QemuVersion(10, 0, 2),
@@ -278,6 +278,7 @@ class Other(LocalHost):
     closed: str = "/none"
     userfaults: str | None = "1"
     user: int = 0
+    device: bool = False
 
     async def run(self, argv: Sequence[str], timeout_s: float = 30.0) -> Completed:
         assert self.shows is not None
@@ -290,6 +291,9 @@ class Other(LocalHost):
         if path == USERFAULTFD:
             return self.userfaults
         return await super(Other, self).read_text(path)
+
+    async def usable(self, path: Path) -> bool:
+        return self.device if path == USERFAULTFD_DEVICE else await super(Other, self).usable(path)
 
     async def unix_time_s(self) -> float:
         return await super(Other, self).unix_time_s() + self.fast_by_s
@@ -392,6 +396,21 @@ def test_post_copy_needs_userfaultfd(
     target = other(tmp_path, userfaults=allowed, user=user)
     assert refusals(vm, target, Options(method=Method.POSTCOPY)) == expected
     assert refusals(vm, target, Options(method=Method.PRECOPY)) == set()
+
+
+@pytest.mark.parametrize(("is_new", "device"), [(True, True), (True, False), (False, True)])
+def test_a_group_may_use_userfaultfd_by_its_device(
+    tmp_path: Path, *, is_new: bool, device: bool
+) -> None:
+    """QEMU opens it since 8.0."""
+    vm = stopped_vm(host(tmp_path, "a", NEW))
+    target = other(tmp_path, userfaults="0", user=1000, device=device)
+    if not is_new:
+        like = host(tmp_path, "c", OLD)
+        target = dataclasses.replace(target, qemu=like.qemu, state_dir=like.state_dir)
+    found = checked(vm, target, Options(method=Method.POSTCOPY))["userfaultfd"]
+    assert (found.verdict == "ok") == (is_new and device)
+    assert ("sysctl" in found.remedy) == (not is_new)
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,7 @@ async def _all(
         yield check
     yield await _kvm(host, paste, facts)
     yield await _page_tracking(host, paste, facts)
-    faults = _mended_by(remedies.userfaultfd(paste), await target_checks.userfaults(host))
-    # Only post-copy needs it.
-    yield faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
+    yield await _userfaults(host, paste)
     yield await _memory(host, facts)
     yield await _room(host, paste, facts)
     yield await _certificates(host, operator)
@@ -77,6 +75,16 @@ async def _all(
     for check in await domain_checks.checks(host, paste, facts):
         yield check
     yield _mended_by(remedies.clock(paste), await target_checks.clock(operator, host))
+
+
+async def _userfaults(host: Host, paste: Paste) -> Check:
+    try:
+        found = await target_checks.userfaults(host)
+    except (RefusedError, HostDownError, OperationFailedError) as exc:
+        return Check("userfaultfd", WARN, f"unknown: {exc.what}", remedies.qemu(host, paste))
+    # Only post-copy needs it.
+    faults = _mended_by(await remedies.userfaultfd(host, paste), found)
+    return faults._replace(verdict=WARN) if faults.verdict == REFUSE else faults
 
 
 def _mended_by(line: str, check: Check) -> Check:

@@ -5,15 +5,18 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.authority import authority_key, has_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.entry import SshEntry
-from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS
+from vmckpt.vm import target_checks
+from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS, abilities
 
 SYSCTL = "/etc/sysctl.d/61-vmckpt-userfaultfd.conf"
+UDEV_RULE = "/etc/udev/rules.d/61-vmckpt-userfaultfd.rules"
 # More ports for migrations to a host whose range is used up.
 MORE_PORTS = 16
 
@@ -68,10 +71,25 @@ async def kernel(host: Host, paste: Paste) -> str:
     return f"{paste.as_root(install)}  # then move its VMs away, and reboot it"
 
 
-def userfaultfd(paste: Paste) -> str:
-    """Now, and at every boot."""
+async def userfaultfd(host: Host, paste: Paste) -> str:
+    """Now, and at every boot: its device for a group, or for an older QEMU the call for all."""
+    if await _knows_device(host):
+        device = target_checks.USERFAULTFD_DEVICE
+        rule = r'"KERNEL==\"userfaultfd\", GROUP=\"$group\", MODE=\"0660\""'
+        return paste.as_root(
+            f"group=$(id -gn {await host.user_id()}) && echo {rule} >{UDEV_RULE} && "
+            f'chgrp "$group" {device} && chmod 660 {device}'
+        )
     setting = "vm.unprivileged_userfaultfd=1"
-    return paste.as_root(f"echo {setting} >{SYSCTL} && sysctl -p {SYSCTL}")
+    line = paste.as_root(f"echo {setting} >{SYSCTL} && sysctl -p {SYSCTL}")
+    return f"{line}  # lets every user use it; a QEMU of 8.0 or newer needs that for a group only"
+
+
+async def _knows_device(host: Host) -> bool:
+    try:
+        return (await abilities(host)).version >= target_checks.BY_DEVICE
+    except (RefusedError, HostDownError, OperationFailedError):
+        return True  # a newer one may be installed
 
 
 def memory(host: Host) -> str:

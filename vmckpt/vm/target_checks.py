@@ -10,11 +10,13 @@ from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.probe import choose_accel
+from vmckpt.vm.probe import abilities, choose_accel
 
 # Beyond it certificates, time-outs and what is written down no longer mean the same on both hosts.
 CLOCK_SKEW_S = 1.0
 USERFAULTFD = Path("/proc/sys/vm/unprivileged_userfaultfd")
+# May be a group's; QEMU opens it since that version.
+USERFAULTFD_DEVICE, BY_DEVICE = Path("/dev/userfaultfd"), (8, 0, 0)
 
 
 async def name(vm: Vm, target: Host) -> AsyncIterator[Check]:
@@ -71,11 +73,18 @@ async def permissions(vm: Vm, target: Host) -> Check:
 
 
 async def userfaults(target: Host) -> Check:
-    """Post-copy needs userfaultfd, which the kernel gives to root or, if told to, to everybody."""
+    """Post-copy needs userfaultfd, which root may use, a group with its device, or every user."""
     if (await target.read_text(USERFAULTFD) or "").strip() == "1" or await target.user_id() == 0:
         return Check("userfaultfd", OK, f"this user may use it on {target.name}")
+    knows_device = (await abilities(target)).version >= BY_DEVICE
+    if knows_device and await target.usable(USERFAULTFD_DEVICE):
+        return Check("userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {target.name}")
     reason = f"post-copy needs userfaultfd, which this user may not use on {target.name}"
-    return Check("userfaultfd", REFUSE, reason, "as root: sysctl -w vm.unprivileged_userfaultfd=1")
+    remedy = f"as root: chgrp kvm {USERFAULTFD_DEVICE} && chmod 660 {USERFAULTFD_DEVICE}"
+    if not knows_device:
+        reason += f", and QEMU before {BY_DEVICE[0]}.{BY_DEVICE[1]} does not know its device"
+        remedy = "install a newer QEMU, or as root: sysctl -w vm.unprivileged_userfaultfd=1"
+    return Check("userfaultfd", REFUSE, reason, remedy)
 
 
 async def room(vm: Vm, target: Host) -> AsyncIterator[Check]:
