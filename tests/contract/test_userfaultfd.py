@@ -1,15 +1,17 @@
-"""A userfaultfd for members of a group, by its device, where the kernel gives the call to root."""
+"""A userfaultfd made by another process: of a group by its device, and under a seccomp filter."""
 
 import os
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from vmckpt import memory
+from vmckpt.memory.borrowed import descriptor_from
 
 pytestmark = pytest.mark.contract
 
@@ -70,3 +72,48 @@ def _try(tmp_path: Path, groups: str) -> None:
         assert done.stdout.split("\n")[:2] == ["anon_inode:[userfaultfd]", "['0', '1', '2']"]
     else:
         assert done.stdout == "PermissionError\n"
+
+
+# Installs as many filters that allow everything as it is told, then waits.
+CONFINED = """
+import ctypes, struct, sys
+libc = ctypes.CDLL(None)
+code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 1, ctypes.addressof(code)))
+libc.prctl(38, 1, 0, 0, 0)
+for _ in range(int(sys.argv[1])):
+    if libc.prctl(22, 2, program, 0, 0):
+        sys.exit("no seccomp")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not every user may have a userfaultfd made")
+@pytest.mark.parametrize(
+    ("filters", "words", "is_made"),
+    [
+        ("0", [], True),
+        ("1", [], False),
+        ("1", ["-sandbox", "on,spawn=deny"], True),
+        ("1", ["-sandbox", "off"], False),
+        # One more than QEMU's own: what it denies is not known.
+        ("2", ["-sandbox", "on"], False),
+    ],
+)
+def test_only_qemus_own_filter_is_known_to_allow_it(
+    filters: str, words: list[str], *, is_made: bool
+) -> None:
+    command = [sys.executable, "-c", CONFINED, filters, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            assert child.stdout.readline() == b"ready\n"
+            if is_made:
+                os.close(descriptor_from(child.pid, 323, os.O_CLOEXEC | os.O_NONBLOCK))
+            else:
+                with pytest.raises(OSError, match="confined by seccomp"):
+                    descriptor_from(child.pid, 323, os.O_CLOEXEC | os.O_NONBLOCK)
+            assert child.poll() is None
+        finally:
+            child.kill()
