@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import RefusedError
+from vmckpt.errors import RefusedError, StorageError
 from vmckpt.events.durable import NEW_FILE, make_dir_durably, replace
 from vmckpt.hosts.ownership import require_own
+from vmckpt.store.backends.archive import NewArchive
 
 pytestmark = pytest.mark.unit
 
@@ -95,3 +96,33 @@ def test_a_directory_that_another_makes_meanwhile_is_refused(
     monkeypatch.setattr(Path, "exists", absent_at_first)
     with pytest.raises(FileExistsError):
         make_dir_durably(trap / "vms")
+
+
+@needs_root
+@pytest.mark.parametrize("planted", ["file", "link", "hard link"])
+def test_an_export_is_not_written_into_a_file_that_another_user_made(
+    tmp_path: Path, planted: str
+) -> None:
+    """Its name while it is written is known, and an export's directory may be everybody's."""
+    target = tmp_path / "target"
+    target.touch(0o600)
+    aside = tmp_path / ".out.vmckpt.partial"
+    match planted:
+        case "file":
+            aside.touch()
+            aside.chmod(0o666)
+            os.chown(aside, NOBODY, NOBODY)
+        case "link":
+            aside.symlink_to(target)
+        case _:
+            aside.hardlink_to(target)
+    with pytest.raises(StorageError):
+        NewArchive(tmp_path / "out.vmckpt")
+    assert target.stat().st_size == aside.stat().st_size == 0
+
+
+def test_an_export_goes_over_what_a_killed_one_of_this_user_left(tmp_path: Path) -> None:
+    aside = tmp_path / ".out.vmckpt.partial"
+    aside.touch(0o600)
+    NewArchive(tmp_path / "out.vmckpt").close()
+    assert not aside.exists()

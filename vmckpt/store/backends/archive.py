@@ -10,6 +10,7 @@ The objects have their own checksums; the rest is looked at whenever the file is
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -149,9 +150,11 @@ class NewArchive(_Objects):
         self._aside = path.with_name(f".{path.name}.partial")
         self._require_free()
         with self.errors():
-            self._fd = os.open(self._aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(self._aside, flags, 0o600)
         try:
             with self.errors():
+                _require_own(self._fd, self._aside)
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # What another one left that was killed.
                 os.ftruncate(self._fd, 0)
@@ -269,3 +272,11 @@ class _ArchiveWriter:
 
 def _sum(table: bytes) -> bytes:
     return blake2b(MAGIC + table + _SIZE.pack(len(table)), digest_size=_SUM_BYTES).digest()
+
+
+def _require_own(fd: int, path: Path) -> None:
+    """Raises PermissionError when another user made the file, or may read it: its name is known."""
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_nlink != 1:
+        why = f"another user (uid {found.st_uid}) made {path.name} there, or may read it"
+        raise PermissionError(errno.EPERM, why, str(path))

@@ -177,7 +177,8 @@ class LocalBackend:
         try:
             path = self.folder(LOCK) / LOCK
             try:
-                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                return os.open(path, flags, 0o600)
             except OSError:
                 # A store that may only be read: a reader's lock takes no more.
                 if not shared:
