@@ -1,8 +1,8 @@
 """A disk that forgets, at a power cut, whatever was not synced to it.
 
-While it records, the program's own calls (os.fsync, os.rename, ...) are followed; before each of
-them, and at the end, the power may be cut. Two disks bound what a file system may do with what was
-not synced:
+While it records, the program's own calls (os.fsync, os.rename, ...) are followed, and the commands
+that it has a host run, sync(1) among them. Before each of them, and at the end, the power may be
+cut. Two disks bound what a file system may do with what was not synced:
 
     ORDERED     names are kept at once, contents only when their file is synced (XFS, ext4
                 without auto_da_alloc): a file that was renamed and never synced is empty
@@ -11,11 +11,14 @@ not synced:
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from vmckpt.hosts.host import Completed
+from vmckpt.hosts.local import LocalHost
 
 ORDERED, FORGETFUL = "ordered", "forgetful"
 # An image of a directory: what each file has, by its path; None is a directory.
@@ -57,9 +60,22 @@ class Disk:
         }
         for name, (call, after) in followed.items():
             setattr(os, name, self._following(name, call, after))
+        run = LocalHost.run
+
+        async def run_followed(host: LocalHost, argv: Sequence[str], *args: Any) -> Completed:
+            self._cut(f"{argv[0]} {argv[-1]}")
+            done = await run(host, argv, *args)
+            self._forget_removed()
+            if argv[0] == "sync":
+                for path in map(Path, argv[2:]):
+                    self._sync(path)
+            return done
+
+        setattr(LocalHost, "run", run_followed)  # noqa: B010 - a method of that type to mypy
         try:
             yield
         finally:
+            setattr(LocalHost, "run", run)  # noqa: B010
             for name, (call, _) in followed.items():
                 setattr(os, name, call)
         self._cut("the end")

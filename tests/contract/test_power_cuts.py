@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ from vmckpt.errors import StorageError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
+from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
+from vmckpt.migrate.disk_plan import DiskCopy
 from vmckpt.migrate.ends import End
 from vmckpt.migrate.handover import settle_on_target
 from vmckpt.migrate.journal import Journal, find_journal, newest
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, look_all, read_vm
+from vmckpt.vm.lifecycle import create_image
 from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
@@ -222,3 +227,61 @@ def test_a_vm_with_a_damaged_record_hides_no_other(root: Path) -> None:
     assert [type(exc) for exc in answers.silent] == [StorageError]
     assert str(broken.current) in answers.silent[0].what
     assert answers.unheard == ()
+
+
+# Of images only their names matter here; what they hold is QEMU's to sync.
+QEMU_IMG = '#!/bin/sh\n# create -q -f FORMAT PATH SIZE\ntruncate -s "$6" "$5"\n'
+
+
+def with_qemu_img(host: LocalHost, tmp_path: Path) -> LocalHost:
+    program = tmp_path / "qemu-img"
+    program.write_text(QEMU_IMG)
+    program.chmod(0o755)
+    return replace(host, qemu=str(tmp_path / "qemu-system-x86_64"))
+
+
+def test_a_new_vm_has_its_disk(root: Path, tmp_path: Path) -> None:
+    """A guest that flushes its first writes must find them, not a disk that is made anew."""
+    host = with_qemu_img(a_host(root), tmp_path)
+    image = root / "images/web.raw"
+
+    async def start() -> None:
+        await host.make_dir(image.parent)
+        await create_image(host, image, "raw", 4096)
+        await is_at_home(a_vm(host, "00000001"))
+
+    for when, state in cuts(root, start, tmp_path):
+        if asyncio.run(read_vm(a_host(state), "web")):
+            assert (state / "images/web.raw").exists(), when
+
+
+def test_a_copied_disk_is_where_the_vm_is(root: Path, tmp_path: Path) -> None:
+    source, target = a_host(root / "a", "a"), a_host(root / "b", "b")
+    target = with_qemu_img(target, tmp_path)
+    asyncio.run(is_at_home(a_vm(source, "00000001")))
+    old, new = root / "a/images/web.raw", root / "b/images/web.raw"
+    old.parent.mkdir()
+    old.write_text("the disk")
+    (root / "b").mkdir(mode=0o700)
+    arrived = a_vm(target, "00000002")
+    kept = [CopiedDisk(str(old), str(new))]
+
+    async def move() -> None:
+        copy = DiskCopy(0, "raw", False, 8, 8, old, new, "disk0", "disk0")
+        await create_files(target, "r1", [copy])
+        with new.open("r+") as file:
+            file.write("the disk")
+            file.flush()
+            os.fsync(file.fileno())
+        await target.make_dir(arrived.directory.path)
+        await target.write_text(arrived.directory.spec, SPEC)
+        await settle_on_target(End(target, arrived.qemu.files), arrived.qemu, source)
+        await hand_over_files(source, target, "r1", kept, lambda _: None)
+
+    for when, state in cuts(root, move, tmp_path):
+        home = {name: asyncio.run(read_vm(a_host(state / name, name), "web")) for name in "ab"}
+        assert any(home.values()), when
+        for name in "ab":
+            image = state / name / "images/web.raw"
+            if home[name] and not (name == "a" and home["b"]):
+                assert image.read_text() == "the disk", (when, name)
