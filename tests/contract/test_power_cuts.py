@@ -268,7 +268,7 @@ def test_a_copied_disk_is_where_the_vm_is(root: Path, tmp_path: Path) -> None:
 
     async def move() -> None:
         copy = DiskCopy(0, "raw", False, 8, 8, old, new, "disk0", "disk0")
-        await create_files(target, "r1", [copy])
+        await create_files(target, "web", "r1", [copy])
         with new.open("r+") as file:
             file.write("the disk")
             file.flush()

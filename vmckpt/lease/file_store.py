@@ -21,6 +21,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from vmckpt.errors import OutcomeUnknownError, StorageError
+from vmckpt.events.durable import make_dir_durably
 from vmckpt.lease.record import Record, decode, encode
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 from vmckpt.sequence.in_thread import in_thread
@@ -110,7 +111,7 @@ class FileStore:
     def _put(self, vm: str, new: Versioned) -> bool:
         """Whether the new version is in place, and the highest. Raises OSError."""
         directory = self._versions(vm)
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_dir_durably(directory)
         part = directory / f".{os.getpid()}-{time.monotonic_ns()}.part"
         path = directory / _name(new.version)
         try:
