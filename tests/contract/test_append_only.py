@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,14 @@ import pytest
 
 from tests.guest_like import dirtied, memory, require_same, save
 from tests.sshd import SSHD, Sshd, sshd
-from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError, UsageError, VmckptError
+from vmckpt.errors import (
+    HostDownError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    UsageError,
+    VmckptError,
+)
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.lent import LentBackend, lend
 from vmckpt.store.backends.local import LocalBackend
@@ -159,6 +167,32 @@ def test_hostile_messages_end_their_connection_alone(path: Path) -> None:
                 backend._ask(*question)
         # Memory is not taken for what is asked for.
         assert backend.read("store", 0, 1 << 60) == (path / "store").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("answer", "question"),
+    [
+        (b"null", "names"),
+        (b"[]", "names"),
+        (b"{}", "names"),
+        (b'{"is": {"x": -1}}', "names"),
+        (b'{"is": [1]}', "names"),
+        (b'{"is": "x"}', "read_end"),
+        (b'{"error": ["ClassVar", "a", "b", "c"]}', "names"),
+        (b'{"error": ["__name__", "a", "b", "c"]}', "names"),
+        (b'{"error": [1, 2, 3, 4]}', "names"),
+        (b'{"missing": 7}', "names"),
+        (b"{", "names"),
+        (b"\xff", "names"),
+    ],
+)
+def test_a_hostile_server_gives_a_typed_error(answer: bytes, question: str) -> None:
+    near, far = socket.socketpair()
+    far.sendall(struct.pack("<II", len(answer), 0) + answer)
+    backend = LentBackend(near, "there:store")
+    with far, pytest.raises(StorageError):
+        backend.names("packs") if question == "names" else backend.read_end("packs/x", 1)
+    near.close()
 
 
 def test_a_checkpoint_that_fails_leaves_only_what_gc_of_the_owner_removes(

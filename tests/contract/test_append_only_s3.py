@@ -3,6 +3,7 @@
 import secrets
 import threading
 from collections.abc import Iterator
+from hashlib import sha256
 
 import pytest
 
@@ -73,6 +74,21 @@ def test_a_lock_that_is_held_still_keeps_others_out(place: str) -> None:
         assert not taken.wait(0.3)
     other.join()
     assert taken.is_set()
+
+
+def test_locks_that_could_not_be_removed_go_with_the_next_client_that_may(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        with S3Backend(place).hold("one", shared=False):
+            pass
+    backend = S3Backend(place)
+    folder = f"locks/{sha256(b'one').hexdigest()[:24]}"
+    assert len(backend.names(folder)) == 3
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    with S3Backend(place).hold("one", shared=False):
+        pass
+    assert not backend.names(folder)
 
 
 def test_nothing_is_removed(place: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from vmckpt.checkpoint.service import (
     request_for,
 )
 from vmckpt.checkpoint.whole import require_savable
-from vmckpt.errors import OperationFailedError, RefusedError, StorageError
+from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.events.durable import parse_record
 from vmckpt.foreign import Shape
 from vmckpt.hosts.every import ask_every
@@ -206,7 +206,8 @@ async def begun(work: Work) -> AsyncIterator[tuple[Files, ProcessId]]:
             command.append("--last")  # several at once, beside guests that are to talk on
         yield files, await host.spawn(command, files.log)
     if work.access.may_be_made:
-        await remember_made(work.place)
+        with suppress(HostDownError, StorageError):  # the next command that uses it remembers it
+            await remember_made(work.place)
 
 
 async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> dict[str, Any]:

@@ -55,8 +55,7 @@ class LentBackend:
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder."""
-        found: dict[str, int] = self._ask("names", folder)[0]
-        return found
+        return _sizes(self._ask("names", folder)[0])
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of an object."""
@@ -65,6 +64,8 @@ class LentBackend:
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
         """The end of an object."""
         size, data = self._ask("read_end", name, length)
+        if type(size) is not int:
+            raise _no_answer(self.place)
         return data, size
 
     def write(self, name: str) -> "LentWriter":
@@ -95,8 +96,7 @@ class LentBackend:
 
     def leftovers(self) -> dict[str, int]:
         """Objects in the making, of the killed."""
-        found: dict[str, int] = self._ask("leftovers")[0]
-        return found
+        return _sizes(self._ask("leftovers")[0])
 
     def close(self) -> None:
         """End the stream."""
@@ -118,12 +118,13 @@ class LentBackend:
                 self._sock.close()
                 raise
         match answer:
-            case {"missing": name}:
+            case {"missing": str(name)}:
                 raise MissingError(name)
-            case {"error": [name, what, why, remedy]}:
-                raise getattr(errors, name)(what, why=why, remedy=remedy)
-            case _:
-                return answer["is"], came
+            case {"error": [str(name), str(what), str(why), str(remedy)]}:
+                raise _error_class(name)(what, why=why, remedy=remedy)
+            case {"is": found}:
+                return found, came
+        raise _no_answer(self.place)
 
 
 class LentWriter:
@@ -300,6 +301,30 @@ class _Far:
         self._next += 1
         known[self._next] = one
         return self._next
+
+
+def _error_class(name: str) -> type[VmckptError]:
+    known = getattr(errors, name, None)
+    if isinstance(known, type) and issubclass(known, VmckptError):
+        return known
+    return StorageError
+
+
+def _sizes(answer: Any) -> dict[str, int]:
+    """Names and sizes, as the far side says: it may be no vmckpt of ours. Raises StorageError."""
+    if isinstance(answer, dict) and all(
+        isinstance(name, str) and type(size) is int and size >= 0 for name, size in answer.items()
+    ):
+        return answer
+    raise _no_answer("there")
+
+
+def _no_answer(place: str) -> StorageError:
+    return StorageError(
+        f"the store {place} gives an answer that is none",
+        why="the other side is no vmckpt, or another version",
+        remedy="use the same version of vmckpt on both hosts",
+    )
 
 
 def _object(name: str) -> str:

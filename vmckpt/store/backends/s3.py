@@ -47,6 +47,7 @@ class S3Backend:
         bucket, _, prefix = place.removeprefix(SCHEME).partition("/")
         self.place = place
         self._expiry_s, self._refresh_s = expiry_s, refresh_s
+        self._may_remove = True
         in_clear = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
         if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and not in_clear:
             raise RefusedError(
@@ -158,7 +159,10 @@ class S3Backend:
             now = entries[mine]["last_modified"] if mine in entries else None
             rivals = []
             for name, entry in entries.items():
-                if name == mine or entry["size"] == len(_LET_GO):
+                if name == mine:
+                    continue
+                if entry["size"] == len(_LET_GO):
+                    self._forget(f"{folder}/{name}")
                     continue
                 if now and (now - entry["last_modified"]).total_seconds() > self._expiry_s:
                     self._let_go(f"{folder}/{name}")
@@ -169,6 +173,14 @@ class S3Backend:
             if not got:
                 self._let_go(f"{folder}/{mine}")
         return got
+
+    def _forget(self, name: str) -> None:
+        """What a client left that may not remove goes with the next one that may."""
+        if self._may_remove:
+            try:
+                self.remove(name)
+            except RefusedError:
+                self._may_remove = False
 
     def _let_go(self, name: str) -> None:
         """A lock is one no longer: removed, or, by a client that may not remove, marked so."""
