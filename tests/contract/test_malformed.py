@@ -11,8 +11,10 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -42,12 +44,6 @@ from vmckpt.vm.domains.description import parse_domain
 pytestmark = pytest.mark.contract
 
 PATIENCE_S = 20.0
-
-
-class Outcome(NamedTuple):
-    """What came of one reply: "value", or the class of the error."""
-
-    of: str
 
 
 async def outcome(work: Awaitable[object]) -> str:
@@ -415,10 +411,10 @@ async def job_lines(rng: random.Random, folder: Path) -> str:
 
 
 WIRE: tuple[tuple[Any, Callable[[bytes], object]], ...] = (
-    ({"protocol": messages.PROTOCOL, "epoch": 3}, messages.decode_welcome),
-    ({"why": "a"}, messages.decode_failure),
-    ({"protocol": messages.PROTOCOL, "disks": [], "emitters": [], "run": "r"},
-     messages.decode_hello),
+    (asdict(messages.Welcome("r", 3, 7)), messages.decode_welcome),
+    (asdict(messages.Failure("lost", "a", "b", "c")), messages.decode_failure),
+    (asdict(messages.Hello("web", "h", "a", "q35", 1 << 30, (messages.Disk("d", 5),),
+                           (messages.Process(7, 8),), 9)), messages.decode_hello),
 )  # fmt: skip
 
 
@@ -447,10 +443,12 @@ async def manifests(rng: random.Random, folder: Path) -> str:
 
 
 async def configs(rng: random.Random, folder: Path) -> str:
-    line, _, rest = new_config({"kind": "clear"}).encode().partition(b"\n")
+    line, _, _ = new_config({"kind": "clear"}).encode().partition(b"\n")
+    said = mutated(rng, json.loads(line))[:-1]
+    digest = blake2b(said, digest_size=32).hexdigest().encode()
 
     async def work() -> None:
-        parse_config(mutated(rng, json.loads(line)) + rest, "/store")
+        parse_config(b"%b\n%b\n" % (said, digest), "/store")
 
     return await outcome(work())
 

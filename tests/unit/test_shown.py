@@ -1,13 +1,16 @@
 """What guests, hooks, hosts and stores say reaches a terminal as text, and as nothing else."""
 
+import ast
 import io
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+import vmckpt
 from vmckpt.cli.loop import warn
 from vmckpt.cli.results import print_error, show
 from vmckpt.errors import OperationFailedError
@@ -129,3 +132,25 @@ def test_a_label_of_a_metric_ends_where_it_ends() -> None:
         'vms{vm="c"} NaN',
     ]
     said.encode()
+
+
+# Each escapes what it prints, or prints words, JSON or metrics of our own alone.
+PRINT = {
+    "cli/confirm.py", "cli/demo.py", "cli/guard.py", "cli/loop.py", "cli/main.py", "cli/metrics.py",
+    "cli/observe.py", "cli/replicate_status.py", "cli/results.py", "cli/store.py",
+    "cli/terminal.py", "ui/drain.py", "ui/progress.py",
+}  # fmt: skip
+
+
+def test_no_other_module_prints() -> None:
+    package = Path(vmckpt.__file__).parent
+    found = {
+        str(path.relative_to(package))
+        for folder in ("cli", "ui")
+        for path in (package / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    }
+    assert found == PRINT
