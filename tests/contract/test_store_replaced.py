@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,12 @@ import pytest
 from tests.guest_like import memory, require_same, save
 from vmckpt.checkpoint.known_stores import known, require_unchanged
 from vmckpt.checkpoint.place import Place, access_to, is_there, open_or_create, opened, reading
+from vmckpt.cli.schedule import require_stores
 from vmckpt.errors import NotFoundError, RefusedError, StorageError
+from vmckpt.fleet.schedule.record import new_record
+from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.fleet.schedule.run import clock
+from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
 from vmckpt.store.config import NAMES, Config
 from vmckpt.store.keyring import add_key, remove_key
@@ -221,3 +226,30 @@ def test_a_remembered_location_is_compared_by_all_that_it_was(victim: Victim) ->
     assert (before.id, before.encrypted, before.accepted) == (victim.id, True, False)
     with open_store(str(victim.path), victim.key) as store:
         assert require_unchanged(victim.place.location, "it", store.config) == before
+
+
+@dataclass(frozen=True)
+class _At:
+    """A VM, as far as a schedule's stores go."""
+
+    host: Host
+
+
+def test_a_schedule_is_refused_whose_stores_its_key_does_not_fit(
+    victim: Victim, tmp_path: Path
+) -> None:
+    create_store(str(tmp_path / "clear")).close()
+    vm: Any = _At(local_host())
+    hourly = Request("web", When.EVERY, "UTC", every_s=3600.0, key_file=victim.key.where)
+
+    def require(store: str, *copies: str) -> None:
+        record = new_record("web", replace(hourly, store=store, copies=copies), clock())
+        asyncio.run(require_stores(record, vm))
+
+    require(str(victim.path))
+    with pytest.raises(RefusedError, match="is not encrypted"):
+        require(str(victim.path), str(tmp_path / "clear"))
+    with pytest.raises(RefusedError, match="is not encrypted"):
+        require(str(tmp_path / "clear"), str(victim.path))
+    with pytest.raises(NotFoundError, match="there is no store"):
+        require(str(tmp_path / "mnt"))

@@ -56,7 +56,7 @@ def add(
     request = asked(vm, times, retention, taking, stored)
     record = new_record(check_name(name or vm, "schedule"), request, clock())
     require_sense(record)
-    run(_require_stores(record, run(find_own(vm))))
+    run(require_stores(record, run(find_own(vm))))
     add_(record)
     facts = _facts(record)
     text = f"{record.name}: checkpoints of {vm}, {facts['when']}; {_next_text(record, facts)}"
@@ -266,7 +266,7 @@ def _time(record: "Record", unix_s: float | None) -> str:
     return f"{datetime.fromtimestamp(unix_s, ZoneInfo(record.request.zone)):%Y-%m-%d %H:%M:%S %Z}"
 
 
-async def _require_stores(record: "Record", vm: "Vm") -> None:
+async def require_stores(record: "Record", vm: "Vm") -> None:
     """Each run will have its stores. Raises RefusedError, NotFoundError: one is not there, is not
     encrypted although a key is given for it, or is opened by another key.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Where checkpoints are kept: a directory, HOST: or HOST:/DIRECTORY, s3://BUCKET/PREFIX, "
-    "or an exported file.",
+    "ssh://HOST/DIRECTORY, or an exported file.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

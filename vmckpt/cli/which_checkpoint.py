@@ -15,8 +15,8 @@ StorePlace = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="A directory, HOST:, HOST:/DIRECTORY or s3://...; else wherever there are any, "
-        "and for a new one the host's own.",
+        help="A directory, HOST:, HOST:/DIRECTORY, ssh://... or s3://...; else wherever there are "
+        "any, and for a new one the host's own.",
     ),
 ]
 KeyFile = Annotated[
