@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 _WEIGHT = 0.2
 # A pass that leaves more than this part of what there was gains nothing: the guest writes as fast.
 _GAIN = 0.7
-MOST_PASSES = 4
+MOST_PASSES = 8
 # Of a pause that may be spent on copying, however long the rest of it takes.
 _LEAST_SHARE = 0.25
 

@@ -81,7 +81,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         await finish(_undo(vm.host, ours, standby, theirs))
         raise
     warnings = [found.reason for found in checks if found.verdict == WARN]
-    return status | {"warnings": [*warnings, *_unheard(status)]}
+    return status | {"warnings": [*warnings, *_unheard(status), *_slowed(status)]}
 
 
 async def _require_new(vm: Vm, standby: Host) -> None:
@@ -172,6 +172,16 @@ def _unheard(status: dict[str, Any]) -> list[str]:
     return [
         f"no heartbeats come from {there} to {here} and back (UDP): primary and standby hear one "
         "another over the connection alone"
+    ]
+
+
+def _slowed(status: dict[str, Any]) -> list[str]:
+    """What is to be said of a guest that writes faster than the link takes."""
+    if not status["slowed_percent"]:
+        return []
+    return [
+        f"the guest writes faster than the link takes: it is stopped for "
+        f"{status['slowed_percent']} % of its time, a tenth of a second at most at once"
     ]
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,18 +17,22 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.scheduling import prompt
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
+from vmckpt.replicate.brake import GRACE_S, LEAST_RUN_S, SLOT_S, Brake
 from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.pace import Pace
 from vmckpt.replicate.request import Options
-from vmckpt.replicate.stream import Stream
+from vmckpt.replicate.stream import StandbyLostError, Stream
+from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.inventory import Vm
 
 COPY_BYTES = 16 << 20
 # Epochs of the first copy that may be under way at once.
 COPIES_AHEAD = 2
-POLL_S = 0.02
+POLL_S, SCAN_POLL_S = 0.02, 0.005
+# A guest whose epochs take longer is not worth its output's being held so long.
+LONGEST_S = 30.0
 # When an epoch takes longer than DOUBT_S, QEMU is probed: one that leaves PROBES in a row
 # unanswered, each for PROBE_S, is killed.
 DOUBT_S, PROBE_S, PROBES = 3.0, 1.0, 2
@@ -58,14 +62,20 @@ class Epochs:
         # The state in which the guest stands still without anybody's having stopped it; "": none.
         self.stands_still = ""
         self._resumed_s = 0.0
+        self._brake = Brake()
+        # Of the epoch that is being sent: since when, how many pages, how long the guest was held.
+        self._sending_s = self._held_s = 0.0
+        self._under_way = 0
 
     async def copy(self, require_wanted: Callable[[], None]) -> None:
         """All of its disks and its memory, in epochs without devices, while the guest runs."""
 
         async def take(pages: Pages) -> None:
             require_wanted()
+            began_s = time.monotonic()
             number = await self._stream.commit(pages, writes=intake.cut())
             await self._stream.acknowledged(number - COPIES_AHEAD)
+            self._brake.took(pages.count, time.monotonic() - began_s)
 
         intake = self._mirrors.intake
         while not await self._mirrors.are_copied():
@@ -90,7 +100,11 @@ class Epochs:
             return False
         self.stands_still = ""
         self._learn(epoch)
-        await self._stream.acknowledged(epoch.number)
+        async with self._braked():
+            await self._safe(epoch.number)
+        took_s = time.monotonic() - self._sending_s
+        self._brake.took(self._under_way, took_s)
+        self.figures.slowed(self._held_s / took_s)
         self.figures.safe(epoch.number, captured_s)
         if not self.is_safe:
             if not await self._keeper.in_sync(replica):
@@ -100,6 +114,17 @@ class Epochs:
             await self._capture.release()
         return True
 
+    async def _safe(self, number: int) -> None:
+        """Return when the standby has the epoch. Raises StandbyLostError."""
+        try:
+            async with asyncio.timeout(LONGEST_S if self.is_safe else None):
+                await self._stream.acknowledged(number)
+        except TimeoutError as exc:
+            raise StandbyLostError(
+                f"an epoch has been on its way for {LONGEST_S:g} s: the guest writes faster than "
+                "the link takes, though it was slowed"
+            ) from exc
+
     async def rest(self, wake: asyncio.Event) -> None:
         """Let the guest run until the next epoch, or `wake`; what it writes may call for one."""
         left_s = self._resumed_s + self.pace.run_s - time.monotonic()
@@ -108,6 +133,7 @@ class Epochs:
     async def _captured(self, *, resume_guest: bool) -> tuple[Epoch, float]:
         """An epoch that is on its way, and when its pause began."""
         intake = self._mirrors.intake
+        self._sending_s, self._held_s, self._under_way = time.monotonic(), 0.0, 0
         await self._stream.disks(intake.cut())
         early, pauses = 0, list[float]()
         while self._budget.wants_pass(self._capture.dirty_pages()):
@@ -115,9 +141,11 @@ class Epochs:
                 spans, pause_s = await self._capture.early()
             if pause_s is not None:
                 pauses.append(pause_s)
-            for pages in self._capture.copies(spans, COPY_BYTES):
-                early += pages.count
-                await self._stream.pages(pages)
+            async with self._braked():
+                for pages in self._capture.copies(spans, COPY_BYTES):
+                    early += pages.count
+                    await self._stream.pages(pages)
+                    self._under_way = early
         captured_s = time.monotonic()
         with self._killed_if_stuck(), intake.open(), prompt():
             epoch = await self._capture.epoch(
@@ -126,6 +154,7 @@ class Epochs:
                 at_stop=self._mirrors.end_epoch,
             )
         self._resumed_s = time.monotonic()
+        self._under_way = early + epoch.pages.count
         devices = epoch.device_base, epoch.device_state
         await self._stream.commit(epoch.pages, devices, self._mirrors.ended())
         return replace(epoch, early_pages=early, early_pauses_s=tuple(pauses)), captured_s
@@ -165,6 +194,59 @@ class Epochs:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    @asynccontextmanager
+    async def _braked(self) -> AsyncIterator[None]:
+        """For the block, in which an epoch is on its way, the guest writes no more than can follow.
+
+        It runs again at the block's end.
+        """
+        slowing = list["asyncio.Task[None]"]()
+        grace_s = max(0.0, self._sending_s + GRACE_S - time.monotonic())
+        timer = asyncio.get_running_loop().call_later(
+            grace_s, lambda: slowing.append(asyncio.ensure_future(self._slow()))
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for task in slowing:
+                task.cancel()
+            if slowing:  # what it met of a QEMU that has died the next epoch meets too
+                await to_the_end(_ended(slowing))
+
+    async def _slow(self) -> None:
+        """Stop the guest for a part of each slot while it writes too much."""
+        while True:
+            began_s = time.monotonic()
+            takes = self._brake.takes_pages_per_s(self._under_way, began_s - self._sending_s)
+            dirty = self._capture.dirty_pages()
+            # A scan of much memory takes its time: it is not to be all that is done.
+            poll_s = max(SCAN_POLL_S, 4 * (time.monotonic() - began_s))
+            if self._brake.is_due(dirty, takes):
+                most = dirty + self._brake.allowance(takes)
+                await asyncio.sleep(LEAST_RUN_S)
+                await self._until_written(most, began_s + SLOT_S, poll_s)
+                await self._hold(began_s + SLOT_S - time.monotonic())
+            else:
+                await asyncio.sleep(poll_s)
+
+    async def _until_written(self, pages: int | float, until_s: float, poll_s: float) -> None:
+        while time.monotonic() < until_s and self._capture.dirty_pages() < pages:  # noqa: ASYNC110
+            await asyncio.sleep(poll_s)
+
+    async def _hold(self, for_s: float) -> None:
+        """Stop the guest for so long, if it runs and that is worth it."""
+        if for_s < SCAN_POLL_S or not (await commands.query_status(self._monitor)).running:
+            return
+        began_s = time.monotonic()
+        try:
+            await commands.stop(self._monitor)
+            await asyncio.sleep(for_s)
+        finally:
+            if self._keeper.may_run():
+                await to_the_end(commands.cont(self._monitor))
+            self._held_s += time.monotonic() - began_s
+
     def _learn(self, epoch: Epoch) -> None:
         pause = epoch.pause
         self._budget.paused(epoch.pages.count, pause.total_s, pause.copy_s)
@@ -179,3 +261,7 @@ class Epochs:
         if self._keeper.may_run() and not state.running and not is_stuck:
             await self._capture.resume()
         await asyncio.sleep(POLL_S)
+
+
+async def _ended(tasks: Iterable["asyncio.Task[None]"]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -20,6 +20,7 @@ class Figures:
     acknowledged: int = 0
     acknowledged_s: float = 0.0
     safe_until_s: float | None = None
+    slowed_share: float = 0.0
     _ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _pauses_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _held_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -33,6 +34,10 @@ class Figures:
         self._ends_s.append(time.monotonic())
         self._pauses_s.append(epoch.pause.total_s)
         self._pauses_s.extend(epoch.early_pauses_s)
+
+    def slowed(self, share: float) -> None:
+        """For which part of the last epoch's time the guest was stopped, to slow it."""
+        self.slowed_share += 0.3 * (share - self.slowed_share)
 
     def safe(self, number: int, captured_s: float) -> None:
         """The standby has epoch `number`, whose pause began at `captured_s`."""
@@ -60,6 +65,7 @@ class Figures:
             "safe_after_p50_ms": _ms(held, 0.50),
             "output_latency_p50_ms": _ms(output, 0.50),
             "output_latency_p99_ms": _ms(output, 0.99),
+            "slowed_percent": round(100 * self.slowed_share),
             "dirty_pages": self.pages,
             "raw_bytes": self.raw_bytes,
             "acknowledged_epoch": self.acknowledged,

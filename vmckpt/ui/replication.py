@@ -49,6 +49,9 @@ def _primary(side: dict[str, Any]) -> list[tuple[str, str]]:
         ("output", _output(side)),
         ("sent", f"{format_size(side['sent_bytes'])} for {format_size(side['raw_bytes'])} written"),
     ]
+    if side.get("slowed_percent"):
+        slowed = f"{side['slowed_percent']} % of its time: it writes faster than the link takes"
+        pairs.append(("held back", slowed))
     if "disk_bytes" in side:
         known = format_size(side["disk_bytes_not_sent"])
         pairs.append(("disks", f"{format_size(side['disk_bytes'])}, {known} the same already"))

@@ -1,0 +1,52 @@
+"""How a guest that writes faster than the link takes is slowed, and what that leads to."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.replicate.brake import BACKLOG_S, GRACE_S, LEAST_RUN_S, SHARE, SLOT_S, STALL_S, Brake
+
+
+def test_a_link_that_was_not_seen_slows_nobody() -> None:
+    brake = Brake()
+    assert brake.takes_pages_per_s(0, 10.0) == math.inf
+    assert not brake.is_due(1 << 40, brake.takes_pages_per_s(0, 10.0))
+
+
+def test_a_link_that_has_become_slow_is_noticed_by_what_is_on_it() -> None:
+    brake = Brake()
+    brake.took(10_000, 1.0)
+    assert brake.takes_pages_per_s(500, STALL_S) == 10_000
+    assert brake.takes_pages_per_s(500, 5.0) == 100
+    assert brake.is_due(31, 100)
+    assert not brake.is_due(30, 100)
+    brake.took(1, 100.0)  # says nothing
+    assert brake.pages_per_s == 10_000
+
+
+@given(link=st.floats(1e3, 1e6), times=st.floats(0.1, 4.9), first=st.floats(0, 1e7))
+def test_epochs_come_to_be_bounded_whatever_the_guest_writes(
+    link: float, times: float, first: float
+) -> None:
+    """Each epoch is what was written while the one before was on its way.
+
+    Up to nearly five times what the link takes: beyond that a tenth of its time is too much.
+    """
+    brake, epoch, writes = Brake(), first, times * link
+    for _ in range(200):
+        on_its_way_s = epoch / link
+        brake.took(int(epoch), on_its_way_s)
+        takes = min(link, brake.takes_pages_per_s(int(epoch), on_its_way_s))
+        free_s = min(on_its_way_s, GRACE_S + takes * BACKLOG_S / writes)
+        slots = max(0.0, on_its_way_s - free_s) / SLOT_S
+        each = min(writes * SLOT_S, max(brake.allowance(takes), writes * LEAST_RUN_S))
+        epoch = free_s * writes + slots * each
+    assert epoch <= 2 * (GRACE_S * writes + BACKLOG_S * link) + 1
+
+
+@pytest.mark.parametrize("share", [SHARE])
+def test_less_than_the_link_takes_is_allowed(share: float) -> None:
+    assert 0 < share < 1
+    assert Brake().allowance(1000) == share * 1000 * SLOT_S

@@ -1,0 +1,46 @@
+"""How fast a protected guest may write while an epoch is on its way to the standby. Pure.
+
+A guest that writes faster than the link takes would make each epoch larger than the last, up to all
+of its memory. So once what it has written anew takes the link longer than BACKLOG_S, it runs for a
+part of each slot only: until it has written half of what the link takes in that time, and always
+for a tenth. It is never stopped for longer than a slot.
+"""
+
+import math
+from dataclasses import dataclass
+
+# An epoch that is safe within GRACE_S slows nobody. One that is not within STALL_S tells how fast
+# the link is now.
+GRACE_S, STALL_S, BACKLOG_S = 0.05, 0.5, 0.3
+SLOT_S, LEAST_RUN_S = 0.1, 0.01
+# Of what the link takes, for what is written meanwhile: so the next epoch is smaller.
+SHARE = 0.5
+# Fewer pages say nothing about the link.
+TELLING_PAGES, _WEIGHT = 1024, 0.3
+
+
+@dataclass(slots=True)
+class Brake:
+    """`pages_per_s`: what the link was seen to take, packed; 0: not seen yet."""
+
+    pages_per_s: float = 0.0
+
+    def took(self, pages: int, seconds: float) -> None:
+        """An epoch of so many pages was safe after so long."""
+        if pages >= TELLING_PAGES and seconds > 0:
+            seen = pages / seconds
+            weight = _WEIGHT if self.pages_per_s else 1.0
+            self.pages_per_s += weight * (seen - self.pages_per_s)
+
+    def takes_pages_per_s(self, under_way: int, for_s: float) -> float:
+        """What the link takes, at most, while `under_way` pages have been on it for so long."""
+        learned = self.pages_per_s or math.inf
+        return min(learned, under_way / for_s) if under_way and for_s > STALL_S else learned
+
+    def is_due(self, dirty_pages: int, takes_pages_per_s: float) -> bool:
+        """Whether the guest is to be slowed now."""
+        return dirty_pages > takes_pages_per_s * BACKLOG_S
+
+    def allowance(self, takes_pages_per_s: float) -> float:
+        """How many pages it may write in a slot before it is stopped for the rest of that."""
+        return SHARE * takes_pages_per_s * SLOT_S
