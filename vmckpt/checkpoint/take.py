@@ -29,7 +29,7 @@ from vmckpt.epoch.disks import DisksAtOnce
 from vmckpt.epoch.epoch import Epoch, Pages
 from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import BriefHold, HeldOutput, brief_holds
-from vmckpt.errors import OperationFailedError, RefusedError
+from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.deadman import attended
 from vmckpt.hosts.scheduling import session_prompt
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
@@ -96,12 +96,15 @@ class Taken:
     # Checkpoints of its name that went for it, and why one that was to go did not.
     replaced: tuple[str, ...] = ()
     not_replaced: str | None = None
+    # What could not be taken away again of what QEMU was given for it.
+    not_ended: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For the one who asked."""
         told: dict[str, Any] = {"stored": self.stored_bytes, "parent": self.parent}
         told |= {"apart": self.apart, "damaged": self.damaged}
         told |= {"replaced": list(self.replaced), "not_replaced": self.not_replaced}
+        told["not_ended"] = self.not_ended
         return {"id": self.id, **told, **asdict(self.facts)}
 
 
@@ -227,7 +230,7 @@ class Taking:
             manifest = await to_the_end(self._commit(new, facts, history, store.place))
             apart = history.last is not None and parent is None
             kept = new.not_replaced
-            return Taken(
+            taken = Taken(
                 manifest.id,
                 facts,
                 manifest.added_bytes,
@@ -238,7 +241,8 @@ class Taking:
                 f"{kept.what}: {kept.why}" if kept else None,
             )
         finally:
-            await finish(self._end(new))
+            not_ended = await finish(self._end(new))
+        return replace(taken, not_ended=not_ended)
 
     async def _commit(
         self, new: Transaction, facts: Facts, history: History, place: str
@@ -283,11 +287,21 @@ class Taking:
             )
         return origin
 
-    async def _end(self, new: Transaction) -> None:
+    async def _end(self, new: Transaction) -> str | None:
+        """Take away what it needed; why that failed, of one that is committed.
+
+        The next checkpoint tries that again.
+        """
         try:
-            await self._aside(new.abort)
-        finally:
-            await self._disks.end(keep_bitmap=new.is_committed)
+            try:
+                await self._aside(new.abort)
+            finally:
+                await self._disks.end(keep_bitmap=new.is_committed)
+        except VmckptError as exc:
+            if not new.is_committed:
+                raise
+            return f"{exc.what}: {exc.why}"
+        return None
 
     def _written_disks(self) -> list[str]:
         disks = self._vm.spec.disks

@@ -117,6 +117,8 @@ def create(
         text += f"\nreplaced: {', '.join(id_[:12] for id_ in result['replaced'])}"
     if result["not_replaced"]:
         warn(f"warning: the one that it replaces is still there: {result['not_replaced']}")
+    if not_ended := result.get("not_ended"):
+        warn(f"warning: QEMU still has something of it, which the next one removes: {not_ended}")
     show({"vm": one, **result}, text, as_json=json)
 
 
