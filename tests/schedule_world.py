@@ -50,6 +50,9 @@ class World:
     far: bool = False
     damage: list[str] = field(default_factory=list)
     name: str = "web"
+    # Where the VM is, and which hosts give no answer.
+    host: str = "host"
+    dead: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         forget(self.name)
@@ -134,6 +137,8 @@ class World:
         making = record.making
         if making is None or making.place is None:
             return None
+        if making.host in self.dead:
+            raise HostDownError(f"{making.host} is down", why="it has no power", remedy="wait")
         if self.orphans:
             raise BusyError("'web' is busy", why="a service is at it", remedy="wait")
         return self._point(making.id) if making.id in self.made else None
@@ -146,7 +151,9 @@ class World:
         self.begun.append((held.number, self.now_s, self.boot))
         if self.stops:
             return None
-        begins("store", "host")
+        begins("store", self.host)
+        if self.host in self.dead:
+            raise HostDownError(f"{self.host} is down", why="it has no power", remedy="wait")
         if self.fail_next:
             self.fail_next -= 1
             raise HostDownError("host is down", why="as it was told", remedy="wait")

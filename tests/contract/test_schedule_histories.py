@@ -56,6 +56,37 @@ def test_damage_that_a_check_finds_is_said_and_the_run_is_done() -> None:
         loop.close()
 
 
+@pytest.mark.parametrize("when", [When.EVERY, When.CRON])
+def test_a_host_that_dies_in_a_run_holds_the_schedule_up_no_longer_than_to_the_next(
+    when: When,
+) -> None:
+    loop = asyncio.new_event_loop()
+    by_calendar = when is When.CRON
+    request = Request(
+        vm="web", when=when, zone="UTC", every_s=None if by_calendar else 60.0,
+        cron="* * * * *" if by_calendar else None,
+    )  # fmt: skip
+    try:
+        world = World(loop, random.Random(1), request)
+        world.work(70.0)
+        done = len(world.done())
+        world.dead = {"host"}
+        world.work(70.0)  # it dies in this one
+        assert world.record.failures > 0
+        world.host = "other"  # its standby took the VM over
+        world.work(180.0)
+        assert len(world.done()) >= done + 2
+        assert (world.record.failures, world.record.why) == (0, "")
+        missed = [one for one in world.record.runs if one.outcome == "missed"]
+        assert len(missed) == 1
+        assert "host is down" in missed[0].why
+        world.dead = set()
+        world.work(60.0)
+        assert world.record.failures == 0
+    finally:
+        loop.close()
+
+
 def test_runs_after_one_another_read_all_of_a_store() -> None:
     packs = [bytes([number, 7]) * 8 for number in range(200)]
     read = [part_of_run(2.0, run).choose(packs) for run in range(50)]

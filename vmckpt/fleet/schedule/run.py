@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from vmckpt.errors import BusyError, StorageError, VmckptError
+from vmckpt.errors import BusyError, HostDownError, StorageError, VmckptError
 from vmckpt.fleet.schedule.due import (
     Begin,
     Claim,
@@ -154,8 +154,17 @@ class _Running:
                 return await self._attempt(lambda: self._settle(settle))
 
     async def _settle(self, settle: Settle) -> str:
-        """What became of a run that was claimed before."""
-        found = await self._tools.work.find(self._record)
+        """What became of a run that was claimed before.
+
+        One whose host is silent is asked about until the next run is due, and then let be: the VM
+        may be on another host by then, and its next checkpoint waits for no dead one.
+        """
+        try:
+            found = await self._tools.work.find(self._record)
+        except HostDownError as exc:
+            if settle.due_s <= self._claim.due_s and settle.may_take is not MayTake.NO:
+                raise
+            return self._end(MISSED, why=f"what became of it is not known: {exc.what}: {exc.why}")
         if found is not None:
             self._tell("found", f"{found.name} was taken", checkpoint=found.id)
             is_last = settle.due_s > self._claim.due_s
