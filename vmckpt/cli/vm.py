@@ -165,16 +165,17 @@ def rm(
     own = vm.own_images() if disks else []
     if disks:
         confirm(own_loss(name, own), yes=yes, as_json=json)
-    stay, pid = run(vm.remove())
+    stay, pid, tpm = run(vm.remove(with_state=disks))
     removed, kept = run(remove_own(vm.host, own if pid is None else []))
     stay = [path for path in stay if path not in removed]
     for path, why in kept.items():
         warn(f"{path} stays: {why}")
     left = f"; its disks stay: {', '.join(stay)}" if stay else ""
+    left += f"; what its TPM holds stays: {tpm} on {vm.host.name}" if tpm else ""
     gone = f", with {', '.join(removed)}" if removed else ""
     done = "is removed" if pid is None else f"is forgotten; its QEMU (pid {pid}) goes on as it was"
     facts = {"vm": name, "removed": True, "disks": stay, "removed_disks": removed,
-             "kept_disks": kept, "goes_on_as_pid": pid}  # fmt: skip
+             "kept_disks": kept, "goes_on_as_pid": pid, "kept_tpm": tpm}  # fmt: skip
     show(facts, f"{name} {done}{gone}{left}", as_json=json)
 
 

@@ -61,7 +61,7 @@ class DirectVm(NamedTuple):
 
         await stop_vm(self.vm, force=force, timeout_s=timeout_s)
 
-    async def remove(self) -> Removed:
+    async def remove(self, *, with_state: bool = False) -> Removed:
         """Forget it; what stays."""
         from vmckpt.vm.lifecycle import remove_vm
 

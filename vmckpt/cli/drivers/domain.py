@@ -70,12 +70,12 @@ class LibvirtDomain:
 
         await stop_domain(self.domain, force=force, timeout_s=timeout_s)
 
-    async def remove(self) -> Removed:
-        """Have libvirt forget it; what stays."""
+    async def remove(self, *, with_state: bool = False) -> Removed:
+        """Have libvirt forget it; what stays. `with_state`: not what its TPM holds."""
         from vmckpt.vm.domains.lifecycle import remove_domain
 
-        await remove_domain(self.domain)
-        return Removed(_disks(self.domain))
+        tpm = await remove_domain(self.domain, with_tpm=with_state)
+        return Removed(_disks(self.domain), tpm=tpm)
 
     def own_images(self) -> "list[Path]":
         """Where the disks are that it writes."""

@@ -40,6 +40,8 @@ class Removed(NamedTuple):
 
     disks: list[str]
     goes_on_as_pid: int | None = None
+    # Where what its TPM holds stays.
+    tpm: str | None = None
 
 
 class SnapshotRow(NamedTuple):
@@ -75,8 +77,8 @@ class Driver(Protocol):
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
 
-    async def remove(self) -> Removed:
-        """Forget it; what stays."""
+    async def remove(self, *, with_state: bool = False) -> Removed:
+        """Forget it; what stays. `with_state`: not what its TPM holds."""
 
     def own_images(self) -> "list[Path]":
         """Where the disks are that it writes."""

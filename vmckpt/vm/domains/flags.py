@@ -72,6 +72,8 @@ class Undefine(IntFlag):
 
     SNAPSHOTS_METADATA = 1 << 1
     KEEP_NVRAM = 1 << 3
+    TPM = 1 << 5
+    KEEP_TPM = 1 << 6
 
 
 class Stats(IntFlag):

@@ -140,9 +140,15 @@ class Libvirtd(Connection):
         """Keep the domain, whether or not it runs."""
         await self._tell("keep the domain", lambda: self._connection.defineXML(xml))
 
-    async def undefine(self, uuid: str) -> None:
-        """Forget a stopped domain and its snapshots; its files stay."""
+    async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
+        """Forget a stopped domain and its snapshots; its files stay.
+
+        `keeps_tpm`: whether its TPM's state does; None: as libvirt has it, which removes that
+        unless the domain says otherwise (libvirt < 8.9 knows no flag for it).
+        """
         flags = Undefine.SNAPSHOTS_METADATA | Undefine.KEEP_NVRAM
+        if keeps_tpm is not None:
+            flags |= Undefine.KEEP_TPM if keeps_tpm else Undefine.TPM
         await self._tell("forget the domain", lambda: self._domain(uuid).undefineFlags(flags))
 
     # -- snapshots ---------------------------------------------------------------------------

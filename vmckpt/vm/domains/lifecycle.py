@@ -7,6 +7,9 @@ from vmckpt.vm.domains.inventory import Domain, held_domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.power_off import power_off
 
+# Where libvirt has swtpm keep what a domain's TPM holds: keys, and with them encrypted disks.
+TPM_STATES = "/var/lib/libvirt/swtpm"
+
 
 async def start_domain(domain: Domain) -> None:
     """Start a stopped domain where it is. Raises RefusedError when it runs."""
@@ -43,8 +46,12 @@ async def _runs(domain: Domain, session: Libvirtd) -> bool:
     return seen is not None and Domain(domain.host, seen, domain.description).is_active
 
 
-async def remove_domain(domain: Domain) -> None:
-    """Forget a stopped domain; its files stay. Raises RefusedError while it runs."""
+async def remove_domain(domain: Domain, *, with_tpm: bool = False) -> str | None:
+    """Forget a stopped domain; its files stay, and where it has a TPM what that holds.
+
+    Where that is, if anything stays of it: a domain of the same UUID has it again. `with_tpm`: it
+    goes too. Raises RefusedError while the domain runs.
+    """
     async with held_domain(domain, "vm rm") as (now, session):
         if now.is_active:
             raise RefusedError(
@@ -52,4 +59,8 @@ async def remove_domain(domain: Domain) -> None:
                 why="only a stopped VM can be removed",
                 remedy=f"stop it first: vmckpt vm stop {quote(now.name)}",
             )
-        await session.undefine(now.uuid)
+        if not now.description.has_tpm:
+            await session.undefine(now.uuid)
+            return None
+        await session.undefine(now.uuid, keeps_tpm=not with_tpm)
+        return None if with_tpm else f"{TPM_STATES}/{now.uuid}"
