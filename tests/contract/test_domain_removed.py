@@ -47,7 +47,7 @@ def test_what_a_tpm_holds_stays_unless_it_is_to_go(
     has_tpm: bool,
     with_tpm: bool,
 ) -> None:
-    """libvirt removes it by itself; disks that the guest encrypted by it would be lost."""
+    """Libvirt removes it by itself; disks that the guest encrypted by it would be lost."""
     told, session = Told(), Libvirtd("test:///default", LocalHost("a", Path("/"), "::1"))
     session._connection = told
     description = SimpleNamespace(has_tpm=has_tpm)
