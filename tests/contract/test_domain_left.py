@@ -108,7 +108,7 @@ class Played(Libvirtd):
             return []
         return [Seen(UUID, "web", self._says.state, self._says.reason, True, XML)]
 
-    async def undefine(self, uuid: str) -> None:
+    async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
         self._world.told.append(f"undefine on {self.host.name}")
         self._world.says[self.host.name] = ABSENT
 

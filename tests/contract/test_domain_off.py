@@ -67,7 +67,7 @@ class Played(Libvirtd):
     async def job(self, uuid: str) -> Job:
         raise REFUSED
 
-    async def undefine(self, uuid: str) -> None:
+    async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
         self._world.defined.discard(self.host.name)
 
     async def migrate(

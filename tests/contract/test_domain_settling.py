@@ -67,7 +67,7 @@ class Answers(Libvirtd):
             raise self._job
         return self._job
 
-    async def undefine(self, uuid: str) -> None:
+    async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
         self.told.append("undefine")
 
     async def destroy(self, uuid: str) -> None:
@@ -195,7 +195,7 @@ def test_what_a_source_keeps_locked_is_left_to_the_next_command(
     ends = LocalHost("a", tmp_path, "::1"), LocalHost("b", tmp_path, "::2")
 
     class Locked(Answers):
-        async def undefine(self, uuid: str) -> None:
+        async def undefine(self, uuid: str, *, keeps_tpm: bool | None = None) -> None:
             raise LOCKED
 
     async def main() -> tuple[list[str], list[DomainJournal]]:

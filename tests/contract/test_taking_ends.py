@@ -32,7 +32,7 @@ class Disks:
 
 
 def taking(tmp_path: Path, fails: Exception | None = None) -> Any:
-    async def aside(call: Callable[[], Any]) -> Any:
+    async def called(call: Callable[[], Any]) -> Any:
         return call()
 
     async def moment(_: object) -> Moment:
@@ -52,6 +52,7 @@ def taking(tmp_path: Path, fails: Exception | None = None) -> Any:
     vm: Any = SimpleNamespace(name="web", host=host, directory=directory, spec=spec, nodes=())
     vm.qemu = SimpleNamespace(files=directory.qemu("0"))
     monitor: Any = None
+    aside: Any = called
     made: Any = Taking(vm, monitor, Wish("one", {}, "operator", 1.0), aside, print)
     made._disks, made._moment, made._store_disks, made._facts = Disks(), moment, stored, described
     return made

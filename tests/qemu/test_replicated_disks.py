@@ -234,9 +234,11 @@ def test_a_disk_goes_over_and_back_and_over_again(version: str, kind: str) -> No
         asyncio.run(told_of_disk(made, guest, kill_it))
         eventually(lambda: is_only_on(made, "lab-b"), 10, "one guest, on lab-b")
         made.ok("replicate", "stop", "guest")
+        # What vmckpt itself left there makes way.
+        made.ok("migrate", "guest", "lab-a")
+        assert [path.exists() for path in images] == [True, False]
         made.ok("vm", "stop", "guest", "--force")
-        for path in images:
-            require_sound(path, kind)
+        require_sound(images[0], kind)
 
 
 def require_sound(path: Path, kind: str) -> None:
