@@ -26,6 +26,14 @@ KINDS = ("role", "kernel", "vfio", "real", "qemu", "etcd", "contract", "unit")
 HERE = Path(__file__).parent
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_cache_of_the_users() -> Iterator[None]:
+    """What stores keep of object storage goes with the tests."""
+    with tempfile.TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VMCKPT_CACHE_DIR", path)
+        yield
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A directory: where pytest puts files, paths are too long for Unix sockets."""

@@ -78,7 +78,8 @@ def backend_at(place: str, seed: int) -> Backend:
 
 def work(place: str, role: str, seed: int, log: str, environment: dict[str, str]) -> None:
     """Until it is killed. An error of the store is said, and the next thing is done."""
-    os.environ.update(environment)
+    cache = str(Path(log).parent / f"cache-{role}")
+    os.environ.update(environment, VMCKPT_CACHE_DIR=cache)
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     rng = random.Random(seed)
 
@@ -149,7 +150,7 @@ class Siege:
                 for role in (*WRITERS, GC):
                     if role not in self._processes:
                         self._begin(role)
-                if self.kills % 2 == 0:
+                if self.kills % 3 == 0:
                     self._await_a_commit()
                 time.sleep(self._rng.uniform(0, most_s))
                 self._kill(self._rng.choice([*WRITERS, *WRITERS, GC]))

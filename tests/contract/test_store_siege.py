@@ -39,6 +39,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Losses]:
     ):
         for name, value in environment(proxy).items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setenv("VMCKPT_CACHE_DIR", str(tmp_path / "cache"))
         yield losses
 
 
@@ -50,5 +51,5 @@ def test_object_storage(
     logs.mkdir()
     create_store(place).close()
     siege = Siege(place, logs, 1, environment(os.environ["AWS_ENDPOINT_URL"]))
-    outcome = siege.run(kills, look_every=25, most_s=0.6)
+    outcome = siege.run(kills, look_every=50, most_s=0.4)
     report(outcome, capsys, f"; answers lost: {bucket.done} done, {bucket.undone} not done")

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.backends.cached import uncached
 from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
 from vmckpt.store.damage.records import DAMAGED, damage
 from vmckpt.store.damage.subset import EVERYTHING, Subset
@@ -61,7 +62,8 @@ def check(
     content is read; of the others, and always of checkpoints and maps, everything else is.
     `progress` hears bytes done, and of how many. Raises StorageError, BusyError.
     """
-    with store.opened.backend.hold(WRITERS, shared=True, wait_s=PATIENCE_S):
+    backend = store.opened.backend
+    with backend.hold(WRITERS, shared=True, wait_s=PATIENCE_S), uncached(backend):
         return _Check(store, progress, subset).run()
 
 

@@ -1,7 +1,6 @@
 """Takes chunks of one size: those that the store has not go into packs, once each."""
 
 import os
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,8 @@ class ChunkSink:
         self._writer: PackWriter | None = None
         self._full: list[PackWriter] = []
         self._slot = 0
+        # Names of packs that may be in the store already.
+        self.published: list[str] = []
 
     @property
     def stored_bytes(self) -> int:
@@ -67,12 +68,11 @@ class ChunkSink:
             missing[i] = names[HASH_BYTES * i : HASH_BYTES * (i + 1)] not in self._new
         return missing
 
-    def publish(self) -> Iterator[str]:
-        """The packs are there in the end; the name of each before it is. Raises StorageError."""
+    def publish(self) -> None:
+        """The packs are there when this returns. Raises StorageError."""
         self._end_frame()
-        for writer in self._writers():
-            yield writer.name
-            writer.publish()
+        if self._writer is not None:
+            self._publish(self._writer)
 
     def discard(self) -> None:
         """Nothing stays but what was published."""
@@ -99,9 +99,15 @@ class ChunkSink:
         if len(self._frame) >= FRAME_BYTES:
             self._end_frame()
             if self._slot * self._chunk_bytes >= MOST_BYTES:
-                self._full.append(self._writer)
-                self._writer = None
+                # What is full is not kept aside: a checkpoint may be larger than the room there.
+                full, self._writer = self._writer, None
+                self._full.append(full)
+                self._publish(full)
         return word
+
+    def _publish(self, writer: PackWriter) -> None:
+        self.published.append(writer.name)  # before it is there
+        writer.publish()
 
     def _begin_pack(self) -> PackWriter:
         opened, self._slot = self._opened, 0

@@ -29,7 +29,7 @@ from vmckpt.store.checkpoint_file import MAPS, Maps
 from vmckpt.store.damage.records import Damage
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.maps import packs_of, slots_of
-from vmckpt.store.opened import Opened
+from vmckpt.store.opened import REQUESTS, Opened
 from vmckpt.store.pack import FRAME_BYTES, PACKS, Numbers, Pack, PackWriter, every, pack_name
 from vmckpt.store.pins import orphans
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store
@@ -265,13 +265,12 @@ def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
 
 def _look(store: Store, needed: Needed) -> None:
     """Add what checkpoints need that were not looked at yet. Raises RefusedError."""
-    for checkpoint_id in store.ids():
-        if checkpoint_id in needed.checkpoints:
-            continue
+
+    def read(checkpoint_id: str) -> Maps | None:
         try:
-            needed.add(checkpoint_id, store.opened.files.read_maps(checkpoint_id))
+            return store.opened.files.read_maps(checkpoint_id)
         except MissingError:  # removed, meanwhile
-            continue
+            return None
         except DamagedError as exc:
             raise RefusedError(
                 f"nothing can be collected in {store.place}",
@@ -279,6 +278,13 @@ def _look(store: Store, needed: Needed) -> None:
                 "needs",
                 remedy="remove it (vmckpt checkpoint rm), then run this again",
             ) from exc
+
+    new = [one for one in store.ids() if one not in needed.checkpoints]
+    for at in range(0, len(new), REQUESTS):
+        part = new[at : at + REQUESTS]
+        for checkpoint_id, maps in zip(part, store.opened.at_once(read, part), strict=True):
+            if maps is not None:
+                needed.add(checkpoint_id, maps)
 
 
 def _dead(store: Store, needed: Needed) -> dict[str, int]:

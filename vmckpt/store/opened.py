@@ -1,14 +1,22 @@
 """A store that was opened: what all that works on it shares."""
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from vmckpt.store.backends.backend import Backend
+from vmckpt.store.backends.cached import CachedBackend
 from vmckpt.store.checkpoint_file import Files
 from vmckpt.store.damage.elsewhere import Elsewhere
 from vmckpt.store.damage.records import DamageRecords
 from vmckpt.store.pack import Packs
 from vmckpt.store.sealing.seal import Sealer
+
+T = TypeVar("T")
+R = TypeVar("R")
+# Under way at once.
+REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +31,15 @@ class Opened:
     records: DamageRecords
     elsewhere: Elsewhere
     pool: ThreadPoolExecutor
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each read takes a request over a network, and several may be under way."""
+        return isinstance(self.backend, CachedBackend)
+
+    def at_once(self, work: Callable[[T], R], each: Iterable[T]) -> list[R]:
+        """What `work` gives for each, in order; where that is faster, for several at once."""
+        if not self.is_remote:
+            return list(map(work, each))
+        with ThreadPoolExecutor(REQUESTS, thread_name_prefix="store requests") as threads:
+            return list(threads.map(work, each))

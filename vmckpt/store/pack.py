@@ -282,13 +282,18 @@ class Packs:
         with self._mutex:
             if again:
                 self._packs.pop(pack_id, None)
-                self._names.clear()
-            if pack_id not in self._packs:
-                try:
-                    found = self._open_newest(pack_id)
-                except MissingError:  # written anew since names were looked up
-                    self._names.clear()
-                    found = self._open_newest(pack_id)
+                self._names = {}
+            if pack_id in self._packs:
+                return self._packs[pack_id]
+            names = self._names
+        # Not under the mutex: of object storage many are opened at once.
+        try:
+            found = self._open_newest(pack_id, names)
+        except MissingError:  # written anew since names were looked up
+            found = self._open_newest(pack_id, {})
+        with self._mutex:
+            before = self._packs.setdefault(pack_id, found)
+            if before.generation < found.generation:
                 self._packs[pack_id] = found
             return self._packs[pack_id]
 
@@ -302,12 +307,14 @@ class Packs:
         except MissingError:
             return read(self.find(pack_id, again=True))
 
-    def _open_newest(self, pack_id: bytes) -> Pack:
-        if pack_id not in self._names:
-            self._names = newest(self.backend)
-        if pack_id not in self._names:
+    def _open_newest(self, pack_id: bytes, names: dict[bytes, tuple[int, int]]) -> Pack:
+        if pack_id not in names:
+            names = newest(self.backend)
+            with self._mutex:
+                self._names = names
+        if pack_id not in names:
             raise damaged(f"pack {pack_id.hex()} is missing", "a checkpoint needs it")
-        return self.open(pack_id, self._names[pack_id][0])
+        return self.open(pack_id, names[pack_id][0])
 
     def look_again(self) -> dict[bytes, tuple[int, int]]:
         """Every pack's newest generation, and its size, as of now."""

@@ -20,7 +20,7 @@ from vmckpt.store.maps import Refs, packs_of, resized, slots_of
 from vmckpt.store.naming import Called, Settled, settle
 from vmckpt.store.opened import Opened
 from vmckpt.store.order import in_order, of_vm
-from vmckpt.store.pack import Hashes, Numbers
+from vmckpt.store.pack import Hashes, Numbers, Pack
 from vmckpt.store.pins import Pin, Pinned, pins, require_unpinned, write_pin
 from vmckpt.store.transaction import Origin, Transaction, damaged_chunks, new_origin
 
@@ -63,13 +63,21 @@ class Store:
     def catalogue(self) -> Catalogue:
         """All checkpoints. Raises StorageError."""
         found, bad = [], {}
-        for checkpoint_id in self.ids():
+
+        def read(checkpoint_id: str) -> Manifest | DamagedError | None:
             try:
-                found.append(self.opened.files.read_manifest(checkpoint_id))
+                return self.opened.files.read_manifest(checkpoint_id)
             except MissingError:  # removed, meanwhile
-                continue
+                return None
             except DamagedError as exc:
-                bad[checkpoint_id] = exc
+                return exc
+
+        ids = self.ids()
+        for checkpoint_id, manifest in zip(ids, self.opened.at_once(read, ids), strict=True):
+            if isinstance(manifest, DamagedError):
+                bad[checkpoint_id] = manifest
+            elif manifest is not None:
+                found.append(manifest)
         return Catalogue(in_order(found), bad)
 
     def ids(self) -> list[str]:
@@ -83,7 +91,8 @@ class Store:
     def manifest(self, checkpoint_id: str) -> Manifest:
         """One manifest. Raises NotFoundError, DamagedError."""
         with suppress(MissingError):  # as an id that is none
-            if is_id(checkpoint_id):
+            # What is kept here of object storage is right only of what that lists now.
+            if is_id(checkpoint_id) and (not self.opened.is_remote or checkpoint_id in self.ids()):
                 return self.opened.files.read_manifest(checkpoint_id)
         raise self._not_found(checkpoint_id)
 
@@ -281,13 +290,22 @@ class Store:
         for pack, generation in index.generations.items():
             if pack not in ids or newest.get(pack, (-1, 0))[0] != generation:
                 index = Index()
-        packs = []
-        for pack in sorted((ids & newest.keys()) - index.generations.keys()):
-            # One that is damaged is left out: nothing more should rest on it.
-            with suppress(DamagedError):
-                packs.append(self.opened.packs.find(pack))
+        wanted = sorted((ids & newest.keys()) - index.generations.keys())
+        # One that is damaged is left out: nothing more should rest on it.
+        found = self.opened.at_once(self._with_hashes, wanted)
+        packs = [pack for pack in found if pack is not None]
         self._index, self._index_version = index.grown(packs, records.slots), version
         return self._index
+
+    def _with_hashes(self, pack_id: bytes) -> Pack | None:
+        """A pack, whose names have been read once: where reading takes long they are kept."""
+        try:
+            pack = self.opened.packs.find(pack_id)
+            if self.opened.is_remote:
+                pack.hashes()
+        except (DamagedError, MissingError):
+            return None
+        return pack
 
     def _not_found(self, text: str) -> NotFoundError:
         return NotFoundError(

@@ -181,8 +181,7 @@ class Transaction:
 
     def _commit(self, facts: Mapping[str, Any], when_s: float, published: list[str]) -> Manifest:
         for sink in self._sinks.values():
-            for name in sink.publish():
-                published.append(name)  # noqa: PERF402 - before it is there, one by one
+            sink.publish()
         added = sum(sink.stored_bytes for sink in self._sinks.values())
         maps, encoded, base_bytes = self._maps(published)
         blobs = tuple(self._file.blobs)
@@ -300,10 +299,11 @@ class Transaction:
         with self._locks:
             for sink in self._sinks.values():
                 sink.discard()
+            packs = [name for sink in self._sinks.values() for name in sink.published]
             if self._file.name in published:
                 self._take_back()
                 return
-            for name in reversed(published):
+            for name in reversed([*packs, *published]):
                 try:
                     self._opened.backend.remove(name)
                 except RefusedError:  # an append-only client's: it is left for the owner's gc

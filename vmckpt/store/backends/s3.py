@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import secrets
+import shutil
 import tempfile
 import threading
 import time
@@ -28,6 +29,7 @@ from obstore.store import S3Store
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.local import append_only_error
+from vmckpt.units import format_size
 
 SCHEME = "s3://"
 LOCKS = "locks"
@@ -35,6 +37,8 @@ LOCKS = "locks"
 _LET_GO = b"let go"
 # A request that gets no further for so long has failed; it is tried again.
 _TIMEOUT_S = 30
+# Kept in memory; what is larger goes to a file, which may come to be a whole pack.
+SPOOL_BYTES, MOST_ASIDE_BYTES = 8 << 20, 160 << 20
 _RETRY_S = 60
 
 
@@ -77,6 +81,13 @@ class S3Backend:
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder."""
         return {name: entry["size"] for name, entry in self._list(folder).items()}
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The objects in a folder: sizes, and what the storage calls their versions."""
+        return {
+            name: (entry["size"], f"{entry['e_tag']} {entry['last_modified']}")
+            for name, entry in self._list(folder).items()
+        }
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of an object."""
@@ -220,22 +231,37 @@ class S3Backend:
 
 
 class S3Writer:
-    """An object in the making, in a temporary file."""
+    """An object in the making: in memory, a larger one in a temporary file. None is larger than a
+    pack (`pack.MOST_BYTES`).
+    """
 
     def __init__(self, backend: S3Backend, name: str) -> None:
         self._backend, self._name = backend, name
-        self._file = tempfile.SpooledTemporaryFile(max_size=8 << 20)  # noqa: SIM115
+        self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115
+        self._size_bytes = 0
 
     def write(self, data: Buffer) -> None:
         """Append."""
+        before, self._size_bytes = (
+            self._size_bytes,
+            self._size_bytes + len(memoryview(data).cast("B")),
+        )
         try:
+            if before <= SPOOL_BYTES < self._size_bytes:
+                free = shutil.disk_usage(tempfile.gettempdir()).free
+                if free < MOST_ASIDE_BYTES:
+                    raise self._no_room(f"{format_size(free)} are free")
             self._file.write(data)
         except OSError as exc:
-            raise StorageError(
-                f"cannot write {self._name} aside",
-                why=exc.strerror or str(exc),
-                remedy=f"make room in {tempfile.gettempdir()}, or set TMPDIR",
-            ) from exc
+            raise self._no_room(exc.strerror or str(exc)) from exc
+
+    def _no_room(self, why: str) -> StorageError:
+        return StorageError(
+            f"cannot write {self._name} aside",
+            why=why,
+            remedy=f"make room in {tempfile.gettempdir()}, or set TMPDIR to a directory that has "
+            f"{format_size(2 * MOST_ASIDE_BYTES)}",
+        )
 
     def publish(self) -> None:
         """Put it: the storage has all of it then, or nothing."""

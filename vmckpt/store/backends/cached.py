@@ -1,0 +1,196 @@
+"""What was read of object storage before is not read again: beginnings and ends of its objects.
+
+An object of a store is never changed, so a part of it that is kept here is right while the storage
+lists the object with the same version (ETag) and size. Kept are whole small objects, of others what
+catalogue and index are made of: the first bytes of checkpoints, maps, the headers and tables of
+packs. Each part has a checksum keyed by the store's secret: one that was changed here is read anew.
+
+The files are in a directory of each store's own (by its id), bounded, and may be removed at any
+time. Nothing that cannot be written there, or read, keeps a command from its work.
+"""
+
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Protocol
+
+from vmckpt.store.backends.backend import Backend, Held, Writer
+
+# A smaller object is read and kept whole.
+WHOLE_BYTES = 64 << 10
+# Hashes and tables of packs are in their last bytes.
+_END_BYTES = 1 << 20
+_MOST_MAPS_BYTES = 16 << 20
+MOST_BYTES = 512 << 20
+_SUM_BYTES = 16
+_FOLDERS = ("checkpoints", "maps", "packs")
+
+
+class Versioned(Backend, Protocol):
+    """A back end that says of each object which version it is."""
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The objects in a folder: their sizes in bytes, and versions."""
+
+
+class CachedBackend:
+    """A back end with a directory for what was read of it. Used by several threads."""
+
+    def __init__(self, inner: Versioned, folder: Path | None, secret: bytes) -> None:
+        self.place = inner.place
+        self._inner, self._secret = inner, blake2b(secret, person=b"vmckpt cache").digest()
+        self._folder = folder if folder is not None and _own_folder(folder) else None
+        self._known: dict[str, dict[str, tuple[int, str]]] = {}
+        self._mutex = threading.Lock()
+        self._is_off = False
+
+    def names(self, folder: str) -> dict[str, int]:
+        """The objects in a folder; from now on the parts of just these are known here."""
+        found = self._inner.versions(folder)
+        if folder in _FOLDERS:
+            with self._mutex:
+                self._known[folder] = found
+        return {name: size for name, (size, _) in found.items()}
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of an object, kept here if it is one that will be wanted again."""
+        known = self._version(name)
+        if known is None:
+            return self._inner.read(name, start, length)
+        size, version = known
+        if size <= (_MOST_MAPS_BYTES if name.startswith("maps/") else WHOLE_BYTES):
+            data = self._part(name, version, "all", lambda: self._inner.read(name))
+            return data[start:] if length is None else data[start : start + length]
+        if length is None or not _is_wanted_again(name, start, length, size):
+            return self._inner.read(name, start, length)
+        part = f"{start}+{length}"
+        return self._part(name, version, part, lambda: self._inner.read(name, start, length))
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        """The end of an object."""
+        known = self._version(name)
+        if known is None or length == 0:
+            return self._inner.read_end(name, length)
+        size, _ = known
+        start = max(0, size - length)
+        return self.read(name, start, size - start), size
+
+    def write(self, name: str) -> Writer:
+        """A new object."""
+        return self._inner.write(name)
+
+    def remove(self, name: str) -> None:
+        """The object is gone."""
+        folder, _, bare = name.partition("/")
+        with self._mutex:
+            self._known.get(folder, {}).pop(bare, None)
+        self._inner.remove(name)
+
+    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> AbstractContextManager[Held]:
+        """A lock."""
+        return self._inner.hold(name, shared=shared, wait_s=wait_s)
+
+    def leftovers(self) -> dict[str, int]:
+        """What killed writers left."""
+        return self._inner.leftovers()
+
+    def close(self) -> None:
+        """Bound what is kept; the oldest goes."""
+        if self._folder is not None:
+            with suppress(OSError):
+                _bound(self._folder)
+        self._inner.close()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """All is read from the storage itself, for the block."""
+        self._is_off = True
+        try:
+            yield
+        finally:
+            self._is_off = False
+
+    def _version(self, name: str) -> tuple[int, str] | None:
+        if self._is_off or self._folder is None:
+            return None
+        folder, _, bare = name.partition("/")
+        with self._mutex:
+            return self._known.get(folder, {}).get(bare)
+
+    def _part(self, name: str, version: str, part: str, read: "Read") -> bytes:
+        key = f"{name}\0{version}\0{part}".encode()
+        path = Path(str(self._folder)) / sha256(key).hexdigest()[:40]
+        with suppress(OSError):
+            data = path.read_bytes()
+            if data[:_SUM_BYTES] == self._sum(key, data[_SUM_BYTES:]):
+                os.utime(path)
+                return data[_SUM_BYTES:]
+        data = read()
+        aside = path.with_name(f".{secrets.token_hex(8)}")
+        with suppress(OSError):
+            aside.write_bytes(self._sum(key, data) + data)
+            aside.rename(path)
+        return data
+
+    def _sum(self, key: bytes, data: bytes) -> bytes:
+        return blake2b(key + b"\0" + data, key=self._secret, digest_size=_SUM_BYTES).digest()
+
+
+class Read(Protocol):
+    """Reads what is not kept here."""
+
+    def __call__(self) -> bytes:
+        """Raises MissingError, StorageError."""
+
+
+def uncached(backend: Backend) -> AbstractContextManager[None]:
+    """All is read from where the store lies, for the block."""
+    return backend.off() if isinstance(backend, CachedBackend) else _nothing()
+
+
+def cache_folder(store_id: str) -> Path | None:
+    """Where parts of that store are kept on this machine, for this user; None: nowhere."""
+    given = os.environ.get("VMCKPT_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    if given is None:
+        try:
+            given = str(Path.home() / ".cache")
+        except RuntimeError:
+            return None
+    return Path(given) / "vmckpt" / "stores" / store_id
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _is_wanted_again(name: str, start: int, length: int, size: int) -> bool:
+    is_begin = start == 0 and length <= WHOLE_BYTES
+    return is_begin or (name.startswith("packs/") and start + length > size - _END_BYTES)
+
+
+def _own_folder(folder: Path) -> bool:
+    """Make it; whether it is this user's alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    )
+
+
+def _bound(folder: Path) -> None:
+    files = [(entry.stat().st_mtime, entry.stat().st_size, entry) for entry in folder.iterdir()]
+    total = sum(size for _, size, _ in files)
+    for _, size, entry in sorted(files, key=lambda one: one[0]):
+        if total <= MOST_BYTES:
+            return
+        entry.unlink(missing_ok=True)
+        total -= size
