@@ -1,5 +1,6 @@
 """What removes or rewinds asks a person at a terminal first, and acts at once for programs."""
 
+import io
 import json
 import os
 import pty
@@ -12,6 +13,8 @@ import pytest
 from tests.commands import COMMAND, vmckpt
 from tests.guest_like import memory, save
 from tests.unit.test_checkpoint_tree import facts
+from vmckpt.cli.confirm import confirm
+from vmckpt.errors import CancelledByUserError, UsageError
 from vmckpt.store.open import create_store, open_store
 
 QUESTION = b"Proceed? [y/N] "
@@ -59,7 +62,7 @@ def at_a_terminal(state: Path, answer: bytes | signal.Signals, *words: str) -> t
     return code, said.decode()
 
 
-@pytest.mark.parametrize("answer", [b"\n", b"n\n", b"maybe\n", b"\x04", signal.SIGINT])
+@pytest.mark.parametrize("answer", [b"n\n", b"\x04", signal.SIGINT])
 def test_without_a_yes_nothing_is_removed(point: Point, answer: bytes | signal.Signals) -> None:
     code, said = at_a_terminal(point[0], answer, "checkpoint", "rm", "before")
     assert code == 130, said
@@ -73,9 +76,37 @@ def test_a_yes_removes(point: Point) -> None:
     assert not is_there(point)
 
 
-@pytest.mark.parametrize("word", ["--yes", "-y", "--json"])
-def test_it_may_be_told_not_to_ask(point: Point, word: str) -> None:
-    code, said = at_a_terminal(point[0], b"", "checkpoint", "rm", "before", word)
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch, answer: str, *, yes: bool = False, as_json: bool = False
+) -> str:
+    """What a person at a terminal sees of a question that gets this answer."""
+    shown = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stderr", shown)
+    confirm("It is lost.", yes=yes, as_json=as_json)
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize("answer", ["\n", "maybe\n", "no\n", "yes please\n", ""])
+def test_only_a_yes_is_one(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    with pytest.raises(CancelledByUserError):
+        asked(monkeypatch, answer)
+    for accepted in ("y\n", "YES\n", " y \n"):
+        assert asked(monkeypatch, accepted) == "It is lost.\nProceed? [y/N] "
+
+
+def test_it_may_be_told_not_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(monkeypatch, "", yes=True) == ""
+    assert asked(monkeypatch, "", as_json=True) == ""
+
+
+def test_yes_is_an_option(point: Point) -> None:
+    code, said = at_a_terminal(point[0], b"", "checkpoint", "rm", "before", "-y")
     assert (code, QUESTION.decode() in said) == (0, False)
     assert not is_there(point)
 
@@ -86,21 +117,12 @@ def test_without_a_terminal_it_acts_at_once(point: Point) -> None:
     assert not is_there(point)
 
 
-def test_a_question_that_would_not_be_seen_is_not_asked(point: Point) -> None:
-    ours, theirs = pty.openpty()
-    done = subprocess.run(
-        [*COMMAND, "checkpoint", "rm", "before"],
-        env=os.environ | {"VMCKPT_STATE_DIR": str(point[0])},
-        stdin=theirs,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    os.close(ours)
-    os.close(theirs)
-    assert (done.returncode, "add --yes" in done.stderr) == (2, True)
-    assert is_there(point)
+def test_a_question_that_would_not_be_seen_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with pytest.raises(UsageError) as told:
+        confirm("It is lost.", yes=False, as_json=False)
+    assert "--yes" in told.value.remedy
 
 
 def test_going_back_in_place_names_what_is_lost(point: Point) -> None:

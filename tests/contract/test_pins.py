@@ -14,8 +14,11 @@ from tests.contract.test_stores import Places, places, server
 from tests.guest_like import memory, require_same, save
 from tests.unit.test_checkpoint_tree import facts
 from tests.unit.test_guard_records import record
-from vmckpt.checkpoint.catalogue import Catalogue, catalogue
-from vmckpt.checkpoint.pinning import check_reason, pin
+from vmckpt.checkpoint.catalogue import Catalogue, catalogue, to_json
+from vmckpt.checkpoint.look import prune, remove
+from vmckpt.checkpoint.pinning import check_reason, pin, unpin
+from vmckpt.checkpoint.retention import Rule
+from vmckpt.checkpoint.tree import lines, rows
 from vmckpt.errors import BusyError, NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.fleet.guard.guard import expire
 from vmckpt.fleet.guard.pinned import pin_for, without_stale
@@ -158,21 +161,39 @@ def ids(state: Path) -> list[str]:
         return [str(one.facts["name"]) for one in store.manifests()]
 
 
+def seen() -> Catalogue:
+    """All checkpoints, as a command sees them."""
+
+    async def looked() -> Catalogue:
+        return await without_stale(await catalogue(all_hosts(), None))
+
+    return asyncio.run(looked())
+
+
+def prune_all_but_one() -> list[str]:
+    """Why each is kept or removed."""
+    done = prune(seen().entries, Rule(keep_last=1), {}, None, apply=True)
+    return [one.why for one in asyncio.run(done).decisions]
+
+
 def test_pin_and_unpin_as_they_are_typed(state: Path) -> None:
     pinned = vmckpt(state, "checkpoint", "pin", "one", "--reason", "the audit", "--json")
     assert json.loads(pinned.stdout)["pin"]["reason"] == "the audit"
-    listed = json.loads(vmckpt(state, "checkpoint", "list", "--json").stdout)["checkpoints"]
-    assert [[pin["reason"] for pin in one["pins"]] for one in listed] == [["the audit"], []]
-    assert "the audit" in vmckpt(state, "checkpoint", "show", "one").stdout
-    assert "pinned" in vmckpt(state, "checkpoint", "list").stdout
     refused = vmckpt(state, "checkpoint", "rm", "two", "one")
     assert (refused.returncode, "one is pinned" in refused.stderr) == (4, True)
-    pruned = vmckpt(state, "checkpoint", "prune", VM, "--keep-last", "1", "--apply")
-    assert "pinned: the audit" in pruned.stdout
+    found = seen()
+    assert [[pin["reason"] for pin in to_json(one)["pins"]] for one in found.entries] == [
+        ["the audit"],
+        [],
+    ]
+    assert "the audit" in dict(lines(found.find("one")))["pinned"]
+    assert [row[-2] for row in rows(found.entries)] == ["pinned", ""]
+    assert "pinned: the audit" in prune_all_but_one()[0]
     assert ids(state) == ["one", "two"]
     assert vmckpt(state, "checkpoint", "unpin", "one").returncode == 0
-    assert vmckpt(state, "checkpoint", "unpin", "one").returncode == 4
-    assert vmckpt(state, "checkpoint", "prune", VM, "--keep-last", "1", "--apply").returncode == 0
+    with pytest.raises(RefusedError, match="not pinned"):
+        asyncio.run(unpin(seen().find("one"), force=False))
+    prune_all_but_one()
     assert ids(state) == ["two"]
 
 
@@ -198,15 +219,18 @@ def guard_of(state: Path, name: str) -> Record:
 
 def test_nothing_removes_a_guards_rollback_checkpoint(state: Path) -> None:
     guard = guard_of(state, "one")
-    vmckpt(state, "checkpoint", "prune", VM, "--keep-last", "1", "--apply")
-    refused = vmckpt(state, "checkpoint", "rm", "one")
-    assert (refused.returncode, guard.run in refused.stderr) == (4, True)
-    refused = vmckpt(state, "checkpoint", "unpin", "one")
-    assert (refused.returncode, "--force" in refused.stderr) == (4, True)
-    vmckpt(state, "store", "gc")
+    prune_all_but_one()
+    with pytest.raises(RefusedError, match="is pinned") as told:
+        asyncio.run(remove([seen().find("one")]))
+    assert guard.run in told.value.remedy
+    with pytest.raises(RefusedError, match="by a guard") as told:
+        asyncio.run(unpin(seen().find("one"), force=False))
+    assert "--force" in told.value.remedy
+    with open_store(str(state / "checkpoints")) as store:
+        collect(store, plan_gc(store))
     assert ids(state) == ["one", "two"]
-    assert vmckpt(state, "checkpoint", "unpin", "one", "--force").returncode == 0
-    assert vmckpt(state, "checkpoint", "rm", "one").returncode == 0
+    asyncio.run(unpin(seen().find("one"), force=True))
+    asyncio.run(remove([seen().find("one")]))
 
 
 def test_a_guard_that_expires_takes_its_pin_and_its_checkpoint_along(state: Path) -> None:
@@ -220,11 +244,10 @@ def test_a_guard_that_expires_takes_its_pin_and_its_checkpoint_along(state: Path
 
 def test_what_the_operator_pinned_too_outlives_its_guard(state: Path) -> None:
     guard = guard_of(state, "one")
-    assert vmckpt(state, "checkpoint", "pin", "one").returncode == 0
+    asyncio.run(pin(seen().find("one"), "by hand"))
     write_down(guard, phase=Phase.KEPT, expires_unix_s=1.0)
     asyncio.run(expire())
     assert (ids(state), load_all()) == (["one", "two"], [])
-    assert vmckpt(state, "checkpoint", "unpin", "one").returncode == 0
 
 
 def test_a_guard_that_is_gone_leaves_a_pin_that_the_next_command_takes_out(state: Path) -> None:
@@ -241,10 +264,7 @@ def test_another_operators_guard_is_never_taken_for_stale(
     forget(guard)
     (state / "guards" / f"{guard.run}.pin").unlink()
 
-    async def looked() -> Catalogue:
-        return await without_stale(await catalogue(all_hosts(), None))
-
-    assert [bool(one.pins) for one in asyncio.run(looked()).entries] == [True, False]
+    assert [bool(one.pins) for one in seen().entries] == [True, False]
 
 
 def test_a_pin_is_in_all_stores_of_its_checkpoint_or_in_none(
