@@ -119,6 +119,18 @@ def test_keys_and_what_gc_says_are_not_added_to(path: Path) -> None:
                 put(backend, name, b"x")
 
 
+def test_a_damaged_copy_of_the_config_is_said_and_left_to_the_owner(path: Path) -> None:
+    right = (path / NAMES[1]).read_bytes()
+    (path / NAMES[1]).write_bytes(right[:-5])
+    with lent(path) as backend, open_store(backend) as store:
+        [finding] = check(store).findings
+        assert finding.name == NAMES[1]
+        assert "not written anew" in finding.why
+    with open_store(str(path)) as owner:
+        assert len(check(owner).findings) == 1
+    assert (path / NAMES[1]).read_bytes() == right
+
+
 @pytest.mark.parametrize(
     "name",
     ["../outside", "/etc/passwd", "packs/../../outside", "packs/", "packs/.x", "tmp/x", "lock",

@@ -4,6 +4,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,9 @@ from vmckpt.errors import BusyError, RefusedError
 from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
+from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 from vmckpt.store.transaction import Transaction
 
 PAGES = 64
@@ -116,6 +119,25 @@ def test_what_a_failed_checkpoint_leaves_is_the_owners_to_collect(
         assert plan_gc(store).dead
         collect(store, plan_gc(store))
         assert not plan_gc(store).dead
+
+
+@pytest.mark.usefixtures("_owner")
+def test_keys_come_and_go_in_object_storage_too(tmp_path: Path) -> None:
+    keys = []
+    for name in ("one", "two"):
+        make_key_file(tmp_path / name)
+        keys.append(KeySource(Keeper.FILE, str(tmp_path / name)))
+    place = new_place()
+    with create_store(place, keys[0]) as store:
+        manifest = save(store, memory(PAGES, 1))
+        rotate_key(store.opened.backend, keys[0], keys[1], "")
+    with pytest.raises(RefusedError, match="does not open"):
+        open_store(place, keys[0])
+    S3Backend(place).remove("store")
+    with open_store(place, keys[1]) as store:
+        require_same(store, manifest, memory(PAGES, 1))
+        assert [one.name for one in check(store).findings] == ["store"]
+        assert check(store).whole
 
 
 def test_a_bucket_with_object_lock(server: str, _owner: None) -> None:
