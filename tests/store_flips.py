@@ -27,7 +27,8 @@ from vmckpt.store.store import Store
 
 # Few show what is still restored beside damage, many what is left of much of it.
 FLIPS_A_ROUND = (1, 1, 2, 3, 5, 8, 10)
-AT_ONCE = 2
+AT_ONCE = 3
+LEAST_CHECKPOINTS = 3
 PAGES_OF_A_ROOT = 120
 FOLDERS = ("packs", "packs", "packs", "checkpoints", "maps", "damaged")
 MOST_CHECKPOINTS = 6
@@ -50,7 +51,7 @@ class Flipping:
     def run(self, flips: int) -> None:
         """So many flips, in rounds."""
         with self._reopen() as store:
-            for _ in range(3):
+            while len(store.ids()) < LEAST_CHECKPOINTS:
                 self._make(store)
         while self.counts["flips"] < flips:
             most = self._random.choice(FLIPS_A_ROUND)
