@@ -29,6 +29,7 @@ from vmckpt.store.store import Store
 FLIPS_A_ROUND = (1, 1, 2, 3, 5, 8, 10)
 AT_ONCE = 3
 LEAST_CHECKPOINTS = 3
+MOST_CHANGES = 8
 PAGES_OF_A_ROOT = 120
 FOLDERS = ("packs", "packs", "packs", "checkpoints", "maps", "damaged")
 MOST_CHECKPOINTS = 6
@@ -114,7 +115,8 @@ class Flipping:
     def _make(self, store: Store) -> None:
         self._seed += 1
         manifests = store.manifests()
-        parent = self._random.choice([None, *manifests[-3:]])
+        parents = [m for m in manifests[-3:] if len(m.facts["changes"]) < MOST_CHANGES]
+        parent = self._random.choice([None, *parents])
         try:
             pages = 20 if parent else PAGES_OF_A_ROOT
             made = make(store, self._seed, parent, pages)
@@ -145,14 +147,18 @@ class Flipping:
     def _heal(self, store: Store, lost: set[str]) -> None:
         """All contents are put once more, from memory: whatever has a name is healed."""
         manifests = store.manifests()
-        for manifest in manifests:
-            require_right(store, put_again(store, list(manifest.facts["changes"])))
+        made = [put_again(store, list(manifest.facts["changes"])) for manifest in manifests]
+        for manifest in made:
+            require_right(store, manifest)
         left = check(store).lost
         for manifest in manifests:
             if manifest.id in lost and can_heal(store, manifest):
                 self.counts["healed checkpoints"] += 1
                 assert manifest.id not in left, (manifest.id, left[manifest.id])
                 require_right(store, manifest)
+        # What it was healed from may go: gc heals first.
+        ids = [manifest.id for manifest in made]
+        store.remove([*ids, *(m.id for m in manifests[:-MOST_CHECKPOINTS])])
 
 
 def put_again(store: Store, changes: list[list[int]]) -> Manifest:

@@ -8,6 +8,7 @@ the seed. Each thing that is done for good is a line on stdout.
 import random
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +28,17 @@ Changes = list[list[int]]
 
 def state(changes: Changes) -> Memory:
     """The memory after these changes."""
-    ram = memory(PAGES, 0)
+    ram = _begin().copy()
     for seed, pages in changes:
         rng = np.random.default_rng(seed)
         chosen = rng.choice(PAGES, pages, replace=False)
         ram[chosen, :100] = rng.integers(0, 256, (pages, 100))
     return ram
+
+
+@cache
+def _begin() -> Memory:
+    return memory(PAGES, 0)
 
 
 def make(store: Store, seed: int, parent: Manifest | None, pages: int = 20) -> Manifest:
