@@ -51,15 +51,15 @@ class Flipping:
 
     def run(self, flips: int) -> None:
         """So many flips, in rounds."""
-        with self._reopen() as store:
-            while len(store.ids()) < LEAST_CHECKPOINTS:
-                self._make(store)
         while self.counts["flips"] < flips:
             most = self._random.choice(FLIPS_A_ROUND)
             self._round(min(most, flips - self.counts["flips"]))
 
     def _round(self, flips: int) -> None:
         self.counts["rounds"] += 1
+        with self._reopen() as store:
+            while len(store.ids()) < LEAST_CHECKPOINTS:
+                self._make(store)
         for at in range(0, flips, AT_ONCE):
             with self._reopen() as store:
                 for _ in range(min(AT_ONCE, flips - at)):
@@ -81,7 +81,9 @@ class Flipping:
     def _flip(self, backend: Backend) -> None:
         """One bit, of a frame most often; else anywhere, or where the formats' own bytes are."""
         folder = self._random.choice(FOLDERS)
-        names = sorted(backend.names(folder)) or sorted(backend.names(folder := "packs"))
+        names = sorted(backend.names(folder))
+        if not names and not (names := sorted(backend.names(folder := "packs"))):
+            return  # gc has removed all: what was removed was all that there was
         name = f"{folder}/{self._random.choice(names)}"
         data = bytearray(backend.read(name))
         at = self._random.randrange(len(data))
