@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import StorageError, UsageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.identity import hand_over, identity_of, is_identity, read_identity
 from vmckpt.vm.paths import vm_dir
@@ -30,6 +30,27 @@ def test_it_is_made_once_and_goes_with_the_vm(hosts: list[LocalHost]) -> None:
         assert is_identity(made)
         assert made == await identity_of(a, ours) == await read_identity(b, theirs)
         assert await b.read_text(theirs.point) == "{}"
+
+    asyncio.run(run())
+
+
+def test_a_full_disk_at_home_keeps_no_vm_from_leaving(
+    hosts: list[LocalHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = hosts
+    ours, theirs = (vm_dir(host.state_dir, "web") for host in hosts)
+    write = LocalHost.write_text
+
+    async def full(self: LocalHost, path: Path, text: str) -> None:
+        if self.name == "a":
+            raise StorageError(f"cannot write {path}", why="no space", remedy="make room")
+        await write(self, path, text)
+
+    async def run() -> None:
+        await b.make_dir(theirs.path)
+        monkeypatch.setattr(LocalHost, "write_text", full)
+        await hand_over(a, ours, b)
+        assert is_identity(str(await read_identity(b, theirs)))
 
     asyncio.run(run())
 

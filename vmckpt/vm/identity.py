@@ -5,8 +5,9 @@ there were any gets one when it is first needed.
 """
 
 import uuid
+from contextlib import suppress
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import StorageError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.vm.paths import VmDir, vm_dir
 
@@ -47,7 +48,12 @@ async def identity_of(host: Host, directory: VmDir) -> str:
 async def hand_over(host: Host, directory: VmDir, target: Host) -> None:
     """The target's host knows which VM it is, and its checkpoints. Raises StorageError."""
     theirs = vm_dir(target.state_dir, directory.path.name)
-    await target.write_text(theirs.identity, f"{await identity_of(host, directory)}\n")
+    found = await read_identity(host, directory)
+    if found is None:
+        found = new_identity()
+        with suppress(StorageError):  # from a host whose disk is full a VM can move all the same
+            await host.write_text(directory.identity, f"{found}\n")
+    await target.write_text(theirs.identity, f"{found}\n")
     if point := await host.read_text(directory.point):
         await target.write_text(theirs.point, point)
 
