@@ -19,12 +19,20 @@ from vmckpt.checkpoint.look import prune, remove
 from vmckpt.checkpoint.pinning import check_reason, pin, unpin
 from vmckpt.checkpoint.retention import Rule
 from vmckpt.checkpoint.tree import lines, rows
-from vmckpt.errors import BusyError, NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.errors import (
+    BusyError,
+    NotFoundError,
+    OperationFailedError,
+    RefusedError,
+    StorageError,
+    UsageError,
+)
 from vmckpt.fleet.guard.guard import expire
 from vmckpt.fleet.guard.pinned import pin_for, without_stale
 from vmckpt.fleet.guard.record import Phase, Record, forget, load_all
 from vmckpt.fleet.guard.record import save as write_down
 from vmckpt.hosts.inventory import all_hosts
+from vmckpt.store.backends.local import LocalHeld
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
@@ -76,6 +84,24 @@ def test_what_is_not_there_or_is_being_removed_is_not_pinned(store: Store) -> No
     ):
         other.pin(new_pin(made.id, "-", "-"))
     assert store.pins() == {}
+
+
+@pytest.mark.parametrize("places", ["directory"], indirect=True)
+def test_with_a_lost_lock_nothing_is_pinned_or_removed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = save(store, memory(16, 1))
+
+    def lost(self: LocalHeld) -> None:
+        raise OperationFailedError("the lock was lost", why="-", remedy="-")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalHeld, "require", lost)
+        with pytest.raises(OperationFailedError):
+            store.pin(new_pin(made.id, "-", "-"))
+        with pytest.raises(OperationFailedError):
+            store.remove([made.id])
+    assert (store.pins(), store.ids()) == ({}, [made.id])
 
 
 def test_of_a_pin_and_a_removal_at_once_one_wins(places: Places) -> None:

@@ -207,19 +207,19 @@ class Store:
         """Remove checkpoints; no other needs them. Space comes back by gc.
 
         Raises NotFoundError, BusyError (one is being read), RefusedError (one is pinned): none was
-        removed; StorageError.
+        removed; StorageError, OperationFailedError (a lock was lost): those before it were.
         """
         ids = list(checkpoint_ids)
+        hold = self.opened.backend.hold
         with ExitStack() as locks:
-            for checkpoint_id in ids:
-                lock = _reading(checkpoint_id)
-                locks.enter_context(self.opened.backend.hold(lock, shared=False))
+            held = [locks.enter_context(hold(_reading(one), shared=False)) for one in ids]
             present = self.ids()
             for checkpoint_id in ids:
                 if checkpoint_id not in present:
                     raise self._not_found(checkpoint_id)
             require_unpinned(self.opened, ids)
-            for checkpoint_id in ids:
+            for checkpoint_id, lock in zip(ids, held, strict=True):
+                lock.require()  # or it may have been pinned meanwhile, or be read
                 self.opened.backend.remove(f"{CHECKPOINTS}/{checkpoint_id}")
 
     def pins(self) -> Pinned:
@@ -228,14 +228,18 @@ class Store:
 
     def pin(self, pin: Pin) -> None:
         """Nothing removes the pin's checkpoint from now on. Raises NotFoundError, BusyError (it is
-        being removed), StorageError.
+        being removed), StorageError; OperationFailedError: its lock was lost, there is no pin.
         """
         lock = _reading(pin.checkpoint)
         with self.opened.backend.hold(lock, shared=True, wait_s=1.0) as held:
             if pin.checkpoint not in self.ids():
                 raise self._not_found(pin.checkpoint)
-            held.require()
             write_pin(self.opened, pin)
+            try:
+                held.require()  # until here nobody else could remove the checkpoint
+            except BaseException:
+                self.unpin(pin)
+                raise
 
     def unpin(self, pin: Pin) -> None:
         """The pin is gone; one that is not there is no error. Raises StorageError."""
