@@ -487,6 +487,32 @@ def test_a_stop_without_an_arbiter_ends_the_standby_and_lets_the_guest_go_on(
     assert not any(Files.of(host, "web").path.exists() for host in hosts)
 
 
+def test_an_arbiter_that_answers_again_has_the_primary_end_as_usual(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = requested(hosts, tmp_path)
+    waits = WithoutArbiter(hosts[0], monkeypatch)
+
+    async def answer(word: str) -> dict[str, Any]:
+        if word == "stop" and waits.told.count("stop"):
+            waits.told.append(word)
+            return {"role": "primary", "state": "ended", "why": word}
+        if word == "stop":
+            waits.fails = ""
+        return await waits._answer(word)
+
+    async def main() -> dict[str, Any]:
+        async with answering(files.control, answer):
+            side = await sides.side_of(hosts[0], "web")
+            assert side is not None
+            last, has_arbiter = await stopping._primary_ended("web", side, hosts, False)
+            assert has_arbiter
+            return last
+
+    assert asyncio.run(main())["why"] == "stop"
+    assert GO_ALONE not in waits.told
+
+
 def test_a_stop_without_an_arbiter_runs_no_guest_twice(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,7 +537,7 @@ def test_a_primary_that_does_not_end_for_another_reason_is_not_run_alone(
     waits = WithoutArbiter(hosts[0], monkeypatch)
     waits.fails = ""
     monkeypatch.setattr(stopping, "TIMEOUT_S", 0.2)
-    with pytest.raises(HostDownError, match="does not end"):
+    with pytest.raises(HostDownError, match="does not answer 'stop'"):
         asyncio.run(waits.stop(hosts, standby_is_dead=True))
     assert GO_ALONE not in waits.told
 

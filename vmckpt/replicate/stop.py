@@ -69,11 +69,7 @@ async def stop(
     last, has_arbiter = found[0].status, True
     for side in found:
         if side.answers and side.status["role"] == "primary":
-            try:
-                last = await ask(side.host, Files.of(side.host, name), "stop", _patience_s(side))
-            except HostDownError:
-                last = await _stop_without_arbiter(name, side, hosts, standby_is_dead)
-                has_arbiter = False
+            last, has_arbiter = await _primary_ended(name, side, hosts, standby_is_dead)
     for side in found:
         await until_gone(side.host, name)
     if not (standby_is_dead or any(side.status["role"] == "standby" for side in found)):
@@ -125,29 +121,28 @@ async def _answers(host: Host) -> bool:
     return True
 
 
-def _patience_s(primary: Side) -> float:
-    """How long a primary may take to end: it waits for an arbiter that gives no answer."""
-    return ARBITER_S if primary.status.get("arbiter_fails") else TIMEOUT_S
-
-
-async def _stop_without_arbiter(
+async def _primary_ended(
     name: str, primary: Side, hosts: Iterable[Host], standby_is_dead: bool
-) -> dict[str, Any]:
-    """Have a primary that waits for the arbiter go on without it; what it says at its end.
+) -> tuple[dict[str, Any], bool]:
+    """End the primary's service; what it says at its end, and whether the arbiter knows of it.
 
-    Nothing of the standby is left then, so that it cannot have the guest. Raises RefusedError
-    when that is not certain, HostDownError when the primary waits for something else.
+    One that waits for an arbiter that gives no answer goes on without it, once nothing of the
+    standby is left, so that that cannot have the guest. Raises RefusedError when that is not
+    certain, HostDownError when the primary waits for something else.
     """
-    now = await side_of(primary.host, name)
-    if now is None or not now.status.get("arbiter_fails"):
-        raise HostDownError(
-            f"the primary of '{name}' on {primary.host.name} does not end",
-            why="its service does not answer 'stop' in time",
-            remedy=f"see `vmckpt replicate status {name}`",
-        )
+    files = Files.of(primary.host, name)
+    is_waiting = bool(primary.status.get("arbiter_fails"))
+    try:
+        return await ask(primary.host, files, "stop", ARBITER_S if is_waiting else TIMEOUT_S), True
+    except HostDownError:
+        now = await side_of(primary.host, name)
+        if now is None or not (now.answers and now.status.get("arbiter_fails")):
+            if is_waiting:  # no longer
+                return await ask(primary.host, files, "stop", TIMEOUT_S), True
+            raise
     if not standby_is_dead:
         await _end_standby(name, now.status, hosts)
-    return await ask(primary.host, Files.of(primary.host, name), GO_ALONE)
+    return await ask(primary.host, files, GO_ALONE), False
 
 
 async def _end_standby(name: str, told: Mapping[str, Any], hosts: Iterable[Host]) -> None:
