@@ -37,12 +37,7 @@ def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES) -> Any:
     try:
         text = data if isinstance(data, str) else data.decode()
         _require_flat(text)
-        found = json.loads(
-            text,
-            object_pairs_hook=_once_each,
-            parse_constant=_no_number,
-            parse_float=_finite,
-        )
+        found = _DECODER.decode(text)
         if "\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()
         elif isinstance(data, str):
@@ -82,6 +77,12 @@ def _finite(text: str) -> float:
     if math.isfinite(value := float(text)):
         return value
     return _no_number(text)
+
+
+# Made once: that takes as long as a short message.
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_once_each, parse_constant=_no_number, parse_float=_finite
+)
 
 
 class _Required:

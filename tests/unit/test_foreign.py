@@ -1,0 +1,93 @@
+"""JSON of others: what is read of it, and what is refused."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.foreign import MOST_DEPTH, Fields, MalformedError, parse, require
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), 1 << 63) | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+)
+
+
+@given(JSON)
+def test_what_is_written_well_is_read_as_it_was_written(value: object) -> None:
+    assert parse(json.dumps(value)) == value
+    assert parse(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+@given(st.binary() | st.text())
+def test_whatever_it_is_it_is_a_value_or_malformed(data: bytes | str) -> None:
+    try:
+        parse(data)
+    except MalformedError:
+        return
+    json.loads(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nul", "NaN", "[Infinity]", "1e999", '{"a": 1, "a": 1}', '"\\ud800"', '["\ud800"]',
+     "1" * 5000,
+     "[" * (MOST_DEPTH + 1) + "]" * (MOST_DEPTH + 1), "[" * 200_000, '{"a":' * 200_000],
+)  # fmt: skip
+def test_what_readers_disagree_on_is_refused(text: str) -> None:
+    with pytest.raises(MalformedError):
+        parse(text)
+    with pytest.raises(MalformedError, match="bytes"):
+        parse("[1]", most_bytes=2)
+
+
+def test_brackets_in_texts_are_no_depth() -> None:
+    assert parse(json.dumps(["[{" * 100, '\\"[' * 100])) == ["[{" * 100, '\\"[' * 100]
+    assert len(parse("[" + "[]," * 1000 + "[]]")) == 1001
+
+
+def test_fields_are_of_their_types_and_bounds() -> None:
+    said = Fields({"t": "x", "i": 3, "f": 1.5, "b": True, "l": ["a"], "o": {"i": -1}, "n": None})
+    assert (said.text("t"), said.integer("i"), said.number("i"), said.flag("b")) == (
+        "x",
+        3,
+        3.0,
+        True,
+    )
+    assert (said.texts("l"), said.texts("no"), said.text("n", "d")) == (("a",), (), "d")
+    for wrong in (
+        lambda: said.text("i"),
+        lambda: said.integer("b"),
+        lambda: said.integer("f"),
+        lambda: said.integer("i", most=2),
+        lambda: said.flag("i"),
+        lambda: said.text("n"),
+        lambda: said.fields("o").integer("i"),
+        lambda: said.each("l"),
+        lambda: said.integers("l"),
+        lambda: Fields([]),
+    ):
+        with pytest.raises(MalformedError):
+            wrong()
+
+
+@pytest.mark.parametrize(
+    ("shape", "well", "ill"),
+    [
+        (int, 3, True),
+        (float, 3, "3"),
+        ([str], [], {}),
+        ((str,), ["a"], []),
+        ({"a": int, "b?": str}, {"a": 1, "more": 3}, {"a": 1, "b": None}),
+        ({"a": [{"b": bool}]}, {"a": [{"b": False}]}, {"a": [{}]}),
+        (int, 1 << 63, 1 << 64),
+        (None, object(), ...),
+    ],
+)
+def test_shapes(shape: object, well: object, ill: object) -> None:
+    require(shape, well)  # type: ignore[arg-type]
+    if ill is not ...:
+        with pytest.raises(MalformedError):
+            require(shape, ill)  # type: ignore[arg-type]
