@@ -62,7 +62,7 @@ def test_groups_are_named_or_not_there() -> None:
 
 def test_a_checkpoint_says_which_group_it_is_of() -> None:
     assert dict(lines(WEB))["group"] == "night (night-id): web, db"
-    assert [row[-2] for row in rows([WEB, ALONE])] == ["night", ""]
+    assert [row[-3] for row in rows([WEB, ALONE])] == ["night", ""]
     assert WEB.facts
     assert Facts.from_json(WEB.manifest.facts) == WEB.facts
     assert ALONE.facts
