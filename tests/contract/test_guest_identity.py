@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.unit.test_checkpoint_plans import HOST, taken
+from tests.unit.test_checkpoint_plans import HOST, OURS, taken
 from vmckpt.checkpoint.facts import Facts
 from vmckpt.checkpoint.identity import new_macs, tell_guest
 from vmckpt.checkpoint.planned import plan_copy, plan_itself
@@ -25,7 +25,7 @@ def facts() -> Facts:
 
 
 def copy() -> Spec:
-    return plan_copy(facts(), HOST, "web-2", keep_macs=False).spec
+    return plan_copy(facts(), HOST, "web-2", OURS, keep_macs=False).spec
 
 
 def told(
@@ -84,7 +84,7 @@ def test_a_copy_is_told_the_time_and_its_mac(tmp_path: Path) -> None:
 
 def test_the_vm_itself_keeps_its_mac(tmp_path: Path) -> None:
     guest = Guest()
-    spec = plan_itself(facts(), HOST).spec
+    spec = plan_itself(facts(), HOST, OURS).spec
     assert new_macs(facts(), spec) == []
     assert told(tmp_path, guest, spec) == []
     assert (guest.clock_ns > 0, guest.ran) == (True, [])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound, take
 from tests.qemu.world import Done, World, image, qemu, world
-from vmckpt.checkpoint.facts import DEVICES, known_facts
+from vmckpt.checkpoint.facts import DEVICES, usable_facts
 from vmckpt.checkpoint.place import own_place
 from vmckpt.errors import VmckptError
 from vmckpt.lab.labguest import LabGuest
@@ -28,7 +28,7 @@ def read_as_restores_do(place: str, checkpoint_id: str) -> str:
     """All that a restore reads of a checkpoint, and its digest. Raises VmckptError."""
     digest = hashlib.sha256()
     with open_store(place) as store, store.read(checkpoint_id) as point:
-        digest.update(repr(known_facts(point.manifest.facts)).encode())
+        digest.update(repr(usable_facts(point.manifest)).encode())
         digest.update(point.blob(DEVICES))
         for facts in point.manifest.areas:
             area = point.area(facts.name)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts, Facts
-from vmckpt.checkpoint.planned import plan_copy, plan_itself
+from vmckpt.checkpoint.planned import Standing, plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
 from vmckpt.vm.isolation import isolation_checks
 from vmckpt.vm.spec import parse_spec
@@ -39,6 +39,7 @@ driver = "vmgenid"
 guid = "11111111-1111-1111-1111-111111111111"
 """
 HOST = LocalHost("here", Path("/state"), "127.0.0.1")
+OURS = Standing("0" * 32, is_foreign=False, is_trusted=True, own=None)
 
 
 def taken() -> Facts:
@@ -50,7 +51,7 @@ def taken() -> Facts:
 
 
 def test_a_copy_shares_nothing_that_it_can_write() -> None:
-    copy = plan_copy(taken(), HOST, "web-2", keep_macs=False)
+    copy = plan_copy(taken(), HOST, "web-2", OURS, keep_macs=False)
     assert copy.spec.name == "web-2"
     assert [disk.path for disk in copy.disks] == [Path("/state/images/web-2-0.qcow2")]
     assert copy.spec.disks[1].path == Path("/data/shared.raw")
@@ -64,29 +65,29 @@ def test_a_copy_shares_nothing_that_it_can_write() -> None:
 
 def test_a_copy_has_no_network_now_or_later_unless_it_is_asked_for() -> None:
     for plugged in (False, True):
-        copy = plan_copy(taken(), HOST, "web-2", keep_macs=False, plugged=plugged).spec
+        copy = plan_copy(taken(), HOST, "web-2", OURS, keep_macs=False, plugged=plugged).spec
         again = parse_spec(copy.text, "its file", Path("/elsewhere"))
         assert [nic.isolated for nic in again.nics] == [not plugged]
-        itself = plan_itself(taken(), HOST, plugged=plugged).spec
+        itself = plan_itself(taken(), HOST, OURS, plugged=plugged).spec
         assert [nic.isolated for nic in itself.nics] == [not plugged]
 
 
 @pytest.mark.parametrize("driver", ["vhost-vsock-pci", "ivshmem-plain", "virtio-rng-pci"])
 def test_a_device_that_reaches_the_host_is_in_no_isolated_copy(driver: str) -> None:
-    spec = plan_copy(taken(), HOST, "web-2", keep_macs=False).spec
+    spec = plan_copy(taken(), HOST, "web-2", OURS, keep_macs=False).spec
     found = asyncio.run(isolation_checks(spec._replace(devices=({"driver": driver},)), HOST))
     assert [check.verdict for check in found] == ["ok" if driver.startswith("virtio") else "refuse"]
 
 
 def test_a_copys_spec_says_what_it_is() -> None:
-    copy = plan_copy(taken(), HOST, "web-2", keep_macs=True).spec
+    copy = plan_copy(taken(), HOST, "web-2", OURS, keep_macs=True).spec
     again = parse_spec(copy.text, "its file", Path("/elsewhere"))
     assert again._replace(text="") == copy._replace(text="")
     assert again.nics[0].mac == "52:54:00:00:00:01"
 
 
 def test_the_vm_itself_keeps_all_but_its_generation() -> None:
-    itself = plan_itself(taken(), HOST)
+    itself = plan_itself(taken(), HOST, OURS)
     assert itself.spec.name == "web"
     assert [disk.path for disk in itself.disks] == [Path("/specs/web.qcow2")]
     assert itself.spec.nics[0].mac == "52:54:00:00:00:01"
@@ -96,4 +97,4 @@ def test_the_vm_itself_keeps_all_but_its_generation() -> None:
 
 def test_without_a_generation_id_its_spec_is_its_own_to_the_letter() -> None:
     plain = replace(taken(), spec=SPEC[: SPEC.index("[[devices]]")])
-    assert plan_itself(plain, HOST).spec.text == plain.spec
+    assert plan_itself(plain, HOST, OURS).spec.text == plain.spec

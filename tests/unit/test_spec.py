@@ -85,6 +85,7 @@ def test_a_full_spec_is_read_whole() -> None:
         guest_agent=True,
         sandbox=True,
         ram_dir=Path("/dev/hugepages"),
+        overcommit=False,
         heartbeat_id=7,
         placement=Placement(("web",), ("shop",), ("a", "b")),
         adopted=None,

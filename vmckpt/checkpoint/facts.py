@@ -1,12 +1,16 @@
 """What a checkpoint says of itself, besides what it holds: all that a restore has to know."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
-from vmckpt.errors import RefusedError
+from vmckpt.errors import RefusedError, UsageError
 from vmckpt.qemu.compare import Machine
 from vmckpt.store.decoding import count, listed, mapping, number
+from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, Manifest
+from vmckpt.vm.spec import MAC, parse_spec
 
 FORMAT = 1
 _MOST, _MOST_DEVICES = 1 << 62, 4096
@@ -15,6 +19,14 @@ RAM, DEVICES = "ram", "device-state"
 SAVED = "saved"
 EPOCH, FILE = "epoch", "file"
 MAPPED_RAM, STREAM = "mapped-ram", "stream"
+MOST_VCPUS = 288
+_ID = re.compile(r"[0-9a-f]{32}")
+# QEMU splits its options at commas: a machine type has none.
+_PLATFORM = {
+    "machine": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+    "accel": re.compile("kvm|tcg"),
+    "cpu": re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*"),
+}
 
 
 class UnknownFactsError(ValueError):
@@ -65,12 +77,15 @@ class Facts:
     # Of those that were taken together: "id" and "name" of the group, "members" (checkpoints' ids
     # by VM), and how long its output was "held_ms".
     group: Mapping[str, Any] | None = None
+    # What marks it as taken by a site (`origin.py`).
+    origin: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
         words = {"format": FORMAT, **asdict(self)}
-        if self.group is None:
-            del words["group"]  # so that an older vmckpt knows what it is
+        for name in ("group", "origin"):
+            if words[name] is None:
+                del words[name]  # so that an older vmckpt knows what it is
         return words
 
     @classmethod
@@ -148,19 +163,75 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "disks": _disks,
     "macs": _macs,
     "group": _group,
+    "origin": mapping,
 }
 
 
 def known_facts(data: Mapping[str, Any]) -> Facts:
-    """The facts of a checkpoint that is to be used. Raises RefusedError."""
+    """The facts of a checkpoint of which something is to be read. Raises RefusedError."""
     try:
         return Facts.from_json(data)
     except UnknownFactsError as exc:
-        raise RefusedError(
-            "this vmckpt does not know what the checkpoint is of",
-            why=str(exc),
-            remedy="use the vmckpt that took it, or a newer one",
-        ) from exc
+        raise _unknown(str(exc)) from exc
+
+
+def usable_facts(manifest: Manifest) -> Facts:
+    """The facts of a checkpoint that is to run: all of them fit one another, and the areas.
+
+    Raises RefusedError. They become a command line of QEMU's, and say how images are written and
+    opened.
+    """
+    facts = known_facts(manifest.facts)
+    try:
+        _require_consistent(facts, manifest)
+    except UnknownFactsError as exc:
+        raise _unknown(str(exc)) from exc
+    except UsageError as exc:
+        raise _unknown(f"{exc.what}: {exc.why}") from exc
+    return facts
+
+
+def _unknown(why: str) -> RefusedError:
+    return RefusedError(
+        "this vmckpt does not know what the checkpoint is of",
+        why=why,
+        remedy="use the vmckpt that took it, or a newer one",
+    )
+
+
+def _require_consistent(facts: Facts, manifest: Manifest) -> None:
+    """Raises UnknownFactsError, UsageError (the spec)."""
+    if not _ID.fullmatch(manifest.id):
+        raise UnknownFactsError("it has no id")
+    spec = parse_spec(facts.spec, "the checkpoint's spec", Path("/"))
+    if spec.name != manifest.vm:
+        raise UnknownFactsError(f"it is of '{manifest.vm}', and its spec of '{spec.name}'")
+    if facts.platform.keys() != _PLATFORM.keys() or not all(
+        rule.fullmatch(str(facts.platform[name])) for name, rule in _PLATFORM.items()
+    ):
+        raise UnknownFactsError("its platform is no machine type, accelerator and CPU")
+    if facts.memory_bytes != spec.memory_bytes or spec.vcpus > MOST_VCPUS:
+        raise UnknownFactsError("its memory or vCPUs are not those of its spec")
+    if facts.kind == EPOCH:
+        _require_area(manifest, RAM, facts.memory_bytes, PAGE_CHUNK_BYTES)
+    if len(facts.disks) != len(spec.disks) or len(facts.macs) != len(spec.nics):
+        raise UnknownFactsError("its disks or NICs are not those of its spec")
+    if not all(MAC.fullmatch(mac.lower()) for mac in facts.macs):
+        raise UnknownFactsError("its NICs have no MAC addresses")
+    for said, disk in zip(facts.disks, spec.disks, strict=True):
+        if (said.format, said.read_only) != (disk.format, disk.read_only):
+            raise UnknownFactsError(f"disk {disk.path} is of another format than its spec says")
+        if said.size_bytes < 0:
+            raise UnknownFactsError(f"disk {disk.path} has no size")
+        if said.area is not None:
+            whole = -(-said.size_bytes // BLOCK_CHUNK_BYTES) * BLOCK_CHUNK_BYTES
+            _require_area(manifest, said.area, whole, BLOCK_CHUNK_BYTES)
+
+
+def _require_area(manifest: Manifest, name: str, size_bytes: int, chunk_bytes: int) -> None:
+    area = manifest.area(name)
+    if area is None or (area.size_bytes, area.chunk_bytes) != (size_bytes, chunk_bytes):
+        raise UnknownFactsError(f"what it holds of {name} is not what it says")
 
 
 def machine_to_json(machine: Machine) -> dict[str, Any]:

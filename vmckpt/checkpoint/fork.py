@@ -15,12 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, known_facts, machine_from_json
+from vmckpt.checkpoint.facts import DEVICES, FILE, RAM, machine_from_json, usable_facts
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.identity import tell_guest
 from vmckpt.checkpoint.making import Making, settle, write_down
+from vmckpt.checkpoint.origin import digest
 from vmckpt.checkpoint.place import reading
-from vmckpt.checkpoint.planned import Planned, checks, copy_variables, plan_copy, require
+from vmckpt.checkpoint.planned import (
+    Planned,
+    checks,
+    copy_variables,
+    overcommitted,
+    plan_copy,
+    require,
+    standing_of,
+)
 from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
@@ -39,16 +48,24 @@ from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IMAGES, lock_path
-from vmckpt.vm.start import end_qemu, plug_taps, start_qemu, sweep
+from vmckpt.vm.spec import Spec
+from vmckpt.vm.start import end_qemu, no_room, plug_taps, start_qemu, sweep
 
 
 class Wish(NamedTuple):
-    """What is asked: so many forks of `checkpoint`, named `name`-1, `name`-2, ..."""
+    """What is asked: so many forks of `checkpoint`, named `name`-1, `name`-2, ...
+
+    `known`, `is_foreign`: see `restore.Source`; `trust`: see `foreign.py`.
+    """
 
     checkpoint: str
     name: str
     number: int
     plugged: bool
+    trust: bool = False
+    overcommit: bool = False
+    known: str = ""
+    is_foreign: bool = True
 
     @property
     def names(self) -> list[str]:
@@ -108,9 +125,10 @@ class _Forking:
     ) -> None:
         self._host, self._point, self._wish, self._run_name = host, point, wish, run
         self._history = History().then(point.manifest.id, host, place)
-        self._facts = known_facts(point.manifest.facts)
+        self._facts = usable_facts(point.manifest)
         self._ram = -1
         self._disks: dict[int, Path] = {}
+        self._base = point.manifest.id
 
     async def run(self) -> list[Forked]:
         if self._facts.kind == FILE:
@@ -120,13 +138,23 @@ class _Forking:
                 remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
             )
         names = [check_name(name, "VM") for name in self._wish.names]
-        plugged = self._wish.plugged
+        plugged, wish = self._wish.plugged, self._wish
+        manifest = self._point.manifest
+        standing = await standing_of(
+            manifest, self._host, known=wish.known, is_foreign=wish.is_foreign
+        )
         planned = [
-            plan_copy(self._facts, self._host, name, keep_macs=False, plugged=plugged)
+            plan_copy(self._facts, self._host, name, standing, keep_macs=False, plugged=plugged)
             for name in names
         ]
+        if wish.is_foreign:  # no checkpoint that took another's id is given that one's image
+            self._base = f"{manifest.id}-{digest(manifest)[:8]}"
         found = await checks(planned[0], in_place=False, lazy=False, plugged=plugged)
         require(found, names[0], self._host.name)
+        if wish.overcommit:
+            planned = [overcommitted(one) for one in planned]
+        else:
+            await self._require_room(planned[0].spec)
         try:
             await self._make_base(planned[0])
             state = await in_thread(partial(self._point.blob, DEVICES))
@@ -146,6 +174,15 @@ class _Forking:
             if self._ram >= 0:
                 os.close(self._ram)
 
+    async def _require_room(self, spec: Spec) -> None:
+        """For what they share, and all that each may come to write. Raises RefusedError."""
+        ram = self._point.manifest.area(RAM)
+        shared = ram.chunks * ram.chunk_bytes if ram else 0
+        needed = shared + len(self._wish.names) * self._facts.memory_bytes
+        found = await self._host.memory_room(spec.ram_dir)
+        if found.free_bytes < needed and not spec.overcommit:
+            raise no_room(self._host, needed, spec.ram_dir, found)
+
     async def _told(self, fork: Forked, planned: Planned) -> Forked:
         """After the guest was told what it can be."""
         if fork.error:
@@ -159,7 +196,7 @@ class _Forking:
         await finish(in_thread(self._fill))
         for disk in planned.disks:
             facts = self._facts.disks[disk.number]
-            name = f"{self._point.manifest.id}-{disk.number}.{facts.format}"
+            name = f"{self._base}-{disk.number}.{facts.format}"
             path = self._host.state_dir / IMAGES / name
             await self._host.make_dir(path.parent)
             self._disks[disk.number] = path

@@ -5,12 +5,15 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt.checkpoint import fork, restore, take
 from vmckpt.checkpoint.catalogue import Entry
-from vmckpt.checkpoint.facts import FILE
+from vmckpt.checkpoint.facts import FILE, usable_facts
+from vmckpt.checkpoint.foreign import wanted
+from vmckpt.checkpoint.origin import digest, is_own, run_key
 from vmckpt.checkpoint.place import Place, access_to, own, parse_place, remember_made
 from vmckpt.checkpoint.recover import recover
 from vmckpt.checkpoint.secret import written_on
@@ -29,15 +32,17 @@ from vmckpt.checkpoint.service import (
     Files,
     request_for,
 )
+from vmckpt.checkpoint.tree import OriginShown
 from vmckpt.checkpoint.whole import require_savable
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.events.durable import parse_record
 from vmckpt.foreign import Shape
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory import all_hosts, state_dir
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.values import unpack_error
+from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.store.checkpoint_file import CHECKPOINTS
 from vmckpt.store.open import Access
@@ -45,6 +50,7 @@ from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import restore_is_cut_off
 from vmckpt.vm.paths import vms_dir
+from vmckpt.vm.spec import parse_spec
 
 POLL_S = 0.02
 Tell = Callable[[str], None]
@@ -78,7 +84,9 @@ async def taking(vm: Vm, given: str | None, wish: take.Wish, key: KeySource | No
         )
     await (require_savable(vm) if wish.kind == FILE else take.require_capturable(vm))
     access = await access_to(place, key, to_write=True, named=given is not None)
-    return Work(vm.host, Asked(CREATE, vm.name, place.path), wish._asdict(), place, access)
+    site_key = await in_thread(partial(run_key, state_dir()))
+    words = wish._asdict() | {"site_key": site_key}
+    return Work(vm.host, Asked(CREATE, vm.name, place.path), words, place, access)
 
 
 async def restore_to(
@@ -97,7 +105,7 @@ async def restoring(
         await _require_unused([name], host)
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
-    words = wish._asdict() | {"checkpoint": entry.id}
+    words = wish._asdict() | {"checkpoint": entry.id} | await _standing(entry, trust=wish.trust)
     return Work(host, Asked(RESTORE, name, place.path), words, place, access)
 
 
@@ -109,7 +117,26 @@ async def fork_on(
     place = await _seen_from(host, entry)
     access = await access_to(place, key)
     asked = Asked(FORK, wish.name, place.path)
-    return await _have_done(Work(host, asked, wish._asdict(), place, access), tell)
+    words = wish._asdict() | await _standing(entry, trust=wish.trust)
+    return await _have_done(Work(host, asked, words, place, access), tell)
+
+
+async def standing(entry: Entry) -> OriginShown:
+    """Whether this site took it, and what would be opened for it if not. Raises StorageError."""
+    if await in_thread(partial(is_own, state_dir(), entry.manifest)) or entry.facts is None:
+        return OriginShown(entry.facts is None, ())
+    try:
+        spec = parse_spec(usable_facts(entry.manifest).spec, "the checkpoint's spec", Path("/"))
+    except RefusedError as exc:
+        return OriginShown(True, (f"nothing: {exc.why}",))
+    return OriginShown(True, tuple(wanted(spec, None, plugged=False)))
+
+
+async def _standing(entry: Entry, *, trust: bool) -> dict[str, Any]:
+    """What the operator knows of the checkpoint, for the service."""
+    is_foreign = not await in_thread(partial(is_own, state_dir(), entry.manifest))
+    known = digest(entry.manifest) if trust or not is_foreign else ""
+    return {"known": known, "is_foreign": is_foreign}
 
 
 async def recover_there(vm: Vm) -> None:

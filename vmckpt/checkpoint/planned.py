@@ -6,17 +6,22 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vmckpt.checkpoint.facts import Facts
+from vmckpt.checkpoint.foreign import confined, require_safe
+from vmckpt.checkpoint.origin import digest
 from vmckpt.devices.checks import free_checks
 from vmckpt.errors import RefusedError
 from vmckpt.events.durable import make_dir_durably, sync_file
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.process import ProcessId
+from vmckpt.store.manifest import Manifest
 from vmckpt.vm import target_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.isolation import isolation_checks
 from vmckpt.vm.paths import IMAGES, vm_dir
 from vmckpt.vm.probe import abilities
@@ -43,6 +48,8 @@ class Planned:
     # Of a copy with UEFI: the variable store to copy, so that there is one. The firmware's own
     # state, which has the variables, is written into it when the guest runs.
     variables: Path | None = None
+    # Disks that there must not be yet, in place either.
+    made_new: frozenset[Path] = frozenset()
 
     @property
     def spec(self) -> Spec:
@@ -56,27 +63,72 @@ class Planned:
         return firmware.vars if firmware is not None and self.variables is not None else None
 
 
-def plan_itself(facts: Facts, host: Host, *, plugged: bool = True) -> Planned:
+class Standing(NamedTuple):
+    """How far a checkpoint counts here: see `origin.py` and `foreign.py`.
+
+    `own` is the spec of the VM that has its VM's name on the host.
+    """
+
+    checkpoint: str
+    is_foreign: bool
+    is_trusted: bool
+    own: Spec | None
+
+    def admit(self, spec: Spec, *, plugged: bool) -> None:
+        """Raises RefusedError when it is foreign, asks for much, and nobody trusts it."""
+        if self.is_foreign and not self.is_trusted:
+            require_safe(spec, self.own, plugged=plugged)
+
+
+async def standing_of(manifest: Manifest, host: Host, *, known: str, is_foreign: bool) -> Standing:
+    """`known` is the digest of what the operator looked at.
+
+    Raises RefusedError: it is another checkpoint now.
+    """
+    if known and known != digest(manifest):
+        raise RefusedError(
+            f"checkpoint {manifest.id[:12]} is not what it was a moment ago",
+            why="its store has another one of that id now",
+            remedy="find out who writes to the store: vmckpt checkpoint show",
+        )
+    found = await read_vm(host, check_name(manifest.vm, "VM"))
+    own = found.spec if found is not None else None
+    return Standing(manifest.id, is_foreign or not known, bool(known), own)
+
+
+def plan_itself(facts: Facts, host: Host, standing: Standing, *, plugged: bool = True) -> Planned:
     """The VM itself, as it was: its name, its disks' paths, its MACs. Its generation is another.
 
     What was isolated stays so; all of it is, unless it is `plugged`.
     """
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
+    standing.admit(spec, plugged=plugged)
+    made_new: frozenset[Path] = frozenset()
+    if standing.is_foreign:
+        before, spec = spec, confined(spec, standing.own, standing.checkpoint)
+        pairs = zip(before.disks, spec.disks, strict=True)
+        made_new = frozenset(now.on(host.state_dir) for was, now in pairs if was.path != now.path)
     if not plugged:
         spec = _isolated(spec, isolated=True)
-    if not plugged or any(device["driver"] == "vmgenid" for device in spec.devices):
+    if not plugged or made_new or any(device["driver"] == "vmgenid" for device in spec.devices):
         spec = _renewed(spec)
     disks = [
         NewDisk(number, disk.on(host.state_dir))
         for number, disk in enumerate(spec.disks)
         if not disk.read_only
     ]
-    return _planned(spec, facts, host, disks)
+    return replace(_planned(spec, facts, host, disks), made_new=made_new)
 
 
 def plan_copy(
-    facts: Facts, host: Host, name: str, *, keep_macs: bool, plugged: bool = False
+    facts: Facts,
+    host: Host,
+    name: str,
+    standing: Standing,
+    *,
+    keep_macs: bool,
+    plugged: bool = False,
 ) -> Planned:
     """Another VM: its own name, disks in the host's `images/`, MACs and generation.
 
@@ -84,6 +136,7 @@ def plan_copy(
     """
     base = vm_dir(host.state_dir, "-").path
     spec = parse_spec(facts.spec, "the checkpoint's spec", base)
+    standing.admit(spec, plugged=plugged)
     if spec.adopted is not None:
         raise RefusedError(
             f"the checkpoint cannot become '{name}'",
@@ -129,6 +182,13 @@ def plan_copy(
 
 def _isolated(spec: Spec, *, isolated: bool) -> Spec:
     return spec._replace(nics=tuple(nic._replace(isolated=isolated) for nic in spec.nics))
+
+
+def overcommitted(planned: Planned) -> Planned:
+    """The same, started however much memory is left for it."""
+    vm = planned.vm
+    spec = vm.spec._replace(overcommit=True)
+    return replace(planned, vm=vm._replace(spec=spec._replace(text=written(spec))))
 
 
 def _own(disk: Disk, name: str, number: int, facts: Facts) -> Disk:
@@ -224,7 +284,8 @@ async def _disks(planned: Planned, *, in_place: bool) -> AsyncIterator[Check]:
     host = planned.vm.host
     for disk in planned.disks:
         size = planned.facts.disks[disk.number].size_bytes
-        if not in_place and await host.exists(disk.path):
+        is_new = not in_place or disk.path in planned.made_new
+        if is_new and await host.exists(disk.path):
             reason = f"{disk.path} is there already"
             yield Check("disk-target", REFUSE, reason, "remove it, or choose another name")
             continue

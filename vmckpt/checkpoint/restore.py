@@ -23,8 +23,8 @@ from vmckpt.checkpoint.facts import (
     MAPPED_RAM,
     RAM,
     SAVED,
-    known_facts,
     machine_from_json,
+    usable_facts,
 )
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
@@ -40,6 +40,7 @@ from vmckpt.checkpoint.planned import (
     plan_copy,
     plan_itself,
     require,
+    standing_of,
 )
 from vmckpt.checkpoint.qcow2 import write_image
 from vmckpt.checkpoint.secret import keep
@@ -72,7 +73,7 @@ from vmckpt.vm.start import Qemu, end_qemu, plug_taps, start_qemu, sweep
 
 
 class Wish(NamedTuple):
-    """What is asked of a restore. `name` of None: the VM itself."""
+    """What is asked of a restore. `name` of None: the VM itself. `trust`: see `foreign.py`."""
 
     name: str | None
     in_place: bool
@@ -81,6 +82,7 @@ class Wish(NamedTuple):
     keep_macs: bool
     # Its disks alone: the VM is off then (`restore_disks.py`).
     disks_only: bool = False
+    trust: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,16 @@ class Restored:
 
 
 class Source(NamedTuple):
-    """A checkpoint of a store; `secret` opens an encrypted one."""
+    """A checkpoint of a store; `secret` opens an encrypted one.
+
+    `known` is the digest of what the operator looked at, if this site took it or it is trusted.
+    """
 
     place: str
     checkpoint: str
     secret: bytes | None = None
+    known: str = ""
+    is_foreign: bool = True
 
 
 async def restore(
@@ -127,17 +134,24 @@ async def restore(
     Raises RefusedError, NotFoundError, BusyError, OperationFailedError: nothing was changed.
     VmLostError: a page could not be had later.
     """
-    async with reading(*source) as point:
-        facts = known_facts(point.manifest.facts)
-        if wish.name is None:
-            planned = plan_itself(facts, host, plugged=wish.plugged)
-        else:
-            planned = plan_copy(
-                facts, host, wish.name, keep_macs=wish.keep_macs, plugged=wish.plugged
-            )
+    async with reading(source.place, source.checkpoint, source.secret) as point:
+        planned = await plan_of(point, source, wish, host)
         async with entitled(planned, wish) as old:
             work = _Restoring(planned, point, source, wish, old, member=member)
             await work.run(running)
+
+
+async def plan_of(point: Checkpoint, source: Source, wish: Wish, host: LocalHost) -> Planned:
+    """What a restore makes of a checkpoint. Raises RefusedError: it may not be, or is none."""
+    facts = usable_facts(point.manifest)
+    standing = await standing_of(
+        point.manifest, host, known=source.known, is_foreign=source.is_foreign
+    )
+    if wish.name is None:
+        return plan_itself(facts, host, standing, plugged=wish.plugged)
+    return plan_copy(
+        facts, host, wish.name, standing, keep_macs=wish.keep_macs, plugged=wish.plugged
+    )
 
 
 @asynccontextmanager
@@ -422,15 +436,11 @@ class _Restoring:
         try:
             await stand_still(old)
             await self._old_ones_still()
-            if not self._wish.plugged:  # so that it stays isolated where it moves, and starts again
-                await self._host.write_text(vm.directory.spec, vm.spec.text)
             await self._host.write_text(vm.directory.current, qemu.to_json())
             await self._run(monitor)
         except BaseException:
             # The new one is ended first: whatever became of `cont`, the guest runs once.
             await end_qemu(self._host, vm.spec.ram_dir, self._files)
-            if not self._wish.plugged:
-                await self._host.write_text(vm.directory.spec, old.spec.text)
             await self._host.write_text(vm.directory.current, old.qemu.to_json())
             await let_run(old)
             raise

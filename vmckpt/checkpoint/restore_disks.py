@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.checkpoint.facts import known_facts
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.making import Making, settle, write_down
 from vmckpt.checkpoint.place import reading
@@ -22,12 +21,10 @@ from vmckpt.checkpoint.planned import (
     aside_path,
     checks,
     copy_variables,
-    plan_copy,
-    plan_itself,
     require,
 )
 from vmckpt.checkpoint.qcow2 import write_image
-from vmckpt.checkpoint.restore import Source, Wish, entitled
+from vmckpt.checkpoint.restore import Source, Wish, entitled, plan_of
 from vmckpt.checkpoint.stored_disks import StoredDisk, stored_disks
 from vmckpt.errors import RefusedError
 from vmckpt.events.durable import make_dir_durably
@@ -81,13 +78,8 @@ async def restore_disks(host: LocalHost, source: Source, wish: Wish) -> DisksRes
     Raises RefusedError (it runs, ...), NotFoundError, BusyError, DamagedError, StorageError:
     nothing was changed.
     """
-    async with reading(*source) as point:
-        facts = known_facts(point.manifest.facts)
-        if wish.name is None:
-            planned = plan_itself(facts, host)
-        else:
-            macs = wish.keep_macs
-            planned = plan_copy(facts, host, wish.name, keep_macs=macs, plugged=wish.plugged)
+    async with reading(source.place, source.checkpoint, source.secret) as point:
+        planned = await plan_of(point, source, wish, host)
         async with entitled(planned, wish) as old:
             if old is not None:
                 return await _in_place(old, point, source)

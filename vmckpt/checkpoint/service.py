@@ -236,8 +236,11 @@ class _Service:
             if member is not None:
                 member.say("committed", result=taken.to_json())
         elif verb == RESTORE:
-            given = restore.Wish(**{k: v for k, v in wish.items() if k != "checkpoint"})
-            point = restore.Source(place, wish["checkpoint"], secret)
+            apart = ("checkpoint", "known", "is_foreign")
+            given = restore.Wish(**{k: v for k, v in wish.items() if k not in apart})
+            point = restore.Source(
+                place, wish["checkpoint"], secret, wish["known"], wish["is_foreign"]
+            )
             if given.disks_only:
                 done = await restore_disks.restore_disks(self._host, point, given)
                 self._say(DONE, result=asdict(done))

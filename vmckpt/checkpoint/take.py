@@ -20,6 +20,7 @@ from vmckpt.checkpoint.aside import Aside, aside_calls
 from vmckpt.checkpoint.facts import DEVICES, EPOCH, RAM, DiskFacts, Facts, machine_to_json
 from vmckpt.checkpoint.group_member import Member
 from vmckpt.checkpoint.history import History
+from vmckpt.checkpoint.origin import marked
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.devices.absence import without_devices
 from vmckpt.devices.checks import away_names, hook_checks
@@ -79,6 +80,7 @@ class Wish(NamedTuple):
     kind: str = EPOCH
     id: str = ""
     if_taken: str = IfTaken.REFUSE.value
+    site_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,8 @@ class Taking:
         self, new: Transaction, facts: Facts, history: History, place: str
     ) -> Manifest:
         """It is there, and the VM's history says so: the next one is to rest on it."""
-        commit = partial(new.commit, facts.to_json(), created_unix_s=facts.taken_unix_s)
+        words = marked(facts.to_json(), self._wish.site_key, new.id, self._vm.name)
+        commit = partial(new.commit, words, created_unix_s=facts.taken_unix_s)
         manifest = await self._aside(commit)
         now = history.then(manifest.id, self._vm.host, place, manifest.sequence)
         await self._vm.host.write_text(self._vm.directory.point, now.text)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.whose import vm_labels
@@ -51,7 +52,17 @@ def _row(entry: Entry, mark: str, vm: str) -> tuple[str, ...]:
     )
 
 
-def lines(entry: Entry) -> list[tuple[str, str]]:
+class OriginShown(NamedTuple):
+    """Whether this site took a checkpoint, and what a host would open for one that it did not."""
+
+    foreign: bool
+    opens: tuple[str, ...]
+
+
+OWN = OriginShown(foreign=False, opens=())
+
+
+def lines(entry: Entry, origin: OriginShown = OWN) -> list[tuple[str, str]]:
     """What `show` prints."""
     manifest, facts = entry.manifest, entry.facts
     found = [
@@ -74,6 +85,8 @@ def lines(entry: Entry) -> list[tuple[str, str]]:
     return [
         ("name", facts.name),
         *found,
+        *((("origin", "not taken by this site"),) if origin.foreign else ()),
+        *(("opens", text) for text in origin.opens),
         ("host", facts.host),
         ("trigger", facts.trigger),
         ("tags", " ".join(f"{key}={value}" for key, value in facts.tags.items()) or "-"),

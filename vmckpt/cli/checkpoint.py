@@ -32,6 +32,7 @@ from vmckpt.cli.checkpoint_options import (
     Retention,
     Tags,
     Trigger,
+    Trust,
     Vm,
     VmId,
     Where,
@@ -179,11 +180,13 @@ def show_(
         checkpoint_group.show_(str(group), store, key, as_json=json)
         return
     from vmckpt.checkpoint.catalogue import to_json
+    from vmckpt.checkpoint.operate import standing
     from vmckpt.checkpoint.tree import lines
     from vmckpt.ui.tables import fields
 
     found = find(one, store, key_source(key_file, key_command))
-    show(to_json(found), fields(lines(found)), as_json=json)
+    origin = run(standing(found))
+    show(to_json(found) | origin._asdict(), fields(lines(found, origin)), as_json=json)
 
 
 @app.command()
@@ -373,6 +376,7 @@ def restore(
     disks_only: DisksOnly = False,
     network: Network = None,
     keep_macs: KeepMacs = False,
+    trust: Trust = False,
     kind: KindOption = Kind.epoch,
     vm: OfVm = None,
     store: StorePlace = None,
@@ -412,6 +416,7 @@ def restore(
         plugged=plugged(network, default=as_ is None),
         keep_macs=keep_macs,
         disks_only=disks_only,
+        trust=trust,
     )
     if one is None:
         checkpoint_group.restore(str(group), wish, host, store, key, yes=yes, as_json=json)

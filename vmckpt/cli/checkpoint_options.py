@@ -136,6 +136,20 @@ KeepMacs = Annotated[
     bool, typer.Option("--keep-macs", help="A copy starts anew with the original's MACs.")
 ]
 
+Overcommit = Annotated[
+    bool,
+    typer.Option(
+        "--overcommit", help="Also when all they may write does not fit: guests die if it runs out."
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Of a checkpoint that this site did not take: open for it all that it names.",
+    ),
+]
+
 Source = Annotated[str, typer.Argument(help="A checkpoint (name or id), or a running VM.")]
 MOST_FORKS = 1000
 Count = Annotated[int, typer.Option("--count", help="How many.", min=1, max=MOST_FORKS)]

@@ -2,7 +2,15 @@
 
 import typer
 
-from vmckpt.cli.checkpoint_options import Count, ForksName, Plugged, Source, Where
+from vmckpt.cli.checkpoint_options import (
+    Count,
+    ForksName,
+    Overcommit,
+    Plugged,
+    Source,
+    Trust,
+    Where,
+)
 from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace, home, key_source
 
@@ -13,6 +21,8 @@ def fork(
     name: ForksName = None,
     host: Where = None,
     plugged: Plugged = False,
+    trust: Trust = False,
+    overcommit: Overcommit = False,
     store: StorePlace = None,
     key_file: KeyFile = None,
     key_command: KeyCommand = None,
@@ -29,7 +39,7 @@ def fork(
     entry = instant(what, store, key)
     where = run(home(entry, host, copy=True))
     called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
-    wish = Wish(entry.id, called, count, plugged)
+    wish = Wish(entry.id, called, count, plugged, trust, overcommit)
     result = run(fork_on(where, entry, wish, lambda _: None, key))
     for one in result["forks"]:
         for text in one["warnings"]:

@@ -37,6 +37,27 @@ class Allocation(NamedTuple):
     allocated_bytes: int
 
 
+class Promise(NamedTuple):
+    """Memory that a process may come to have: `file` as it is touched, or its own (`is_private`).
+
+    It is written down in `record` and counts while a process runs whose command line has `holder`.
+    """
+
+    record: Path
+    size_bytes: int
+    file: Path
+    is_private: bool
+    holder: str
+
+
+class Room(NamedTuple):
+    """Memory that can still be promised; others were promised, and have not taken yet, so much."""
+
+    free_bytes: int
+    promised_bytes: int
+    is_given: bool
+
+
 class Queues(NamedTuple):
     """What the other side has not acknowledged of what was sent, and what was not read yet."""
 
@@ -225,6 +246,15 @@ class Host(Protocol):
 
     async def available_memory_bytes(self) -> int:
         """The kernel's estimate of memory that new processes can take without swapping."""
+
+    async def memory_room(self, directory: Path) -> Room:
+        """What of memory in a file below `directory` nobody has, or was promised."""
+
+    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> Room:
+        """Promise memory that is free, or with `overcommit` any; see hosts.promises.
+
+        The directory of its record is there.
+        """
 
     async def unix_time_s(self) -> float:
         """What the host's clock says."""

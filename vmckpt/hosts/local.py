@@ -11,11 +11,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.events.durable import make_dir_durably, remove_durably, replace, sync_directory
-from vmckpt.hosts import kernel, process
+from vmckpt.hosts import kernel, memory, process, promises
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
@@ -24,7 +25,9 @@ from vmckpt.hosts.host import (
     Entry,
     Executable,
     Fingerprint,
+    Promise,
     Queues,
+    Room,
 )
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
@@ -290,10 +293,17 @@ class LocalHost(Entry):
 
     async def available_memory_bytes(self) -> int:
         """The kernel's estimate of memory that new processes can take without swapping."""
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        raise self._cannot_run("/proc/meminfo", "MemAvailable is missing")
+        return memory.available_bytes(self.name)
+
+    async def memory_room(self, directory: Path) -> Room:
+        """What of memory in a file below `directory` nobody has, or was promised."""
+        return promises.room(directory, memory.available_bytes(self.name))
+
+    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> Room:
+        """Promise memory that is free, or with `overcommit` any."""
+        available = partial(memory.available_bytes, self.name)
+        give = partial(promises.promise, promise, available, overcommit=overcommit)
+        return await asyncio.to_thread(give)
 
     async def unix_time_s(self) -> float:
         """What the host's clock says."""

@@ -188,6 +188,11 @@ class QemuDir(NamedTuple):
         """
         return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}"
 
+    @property
+    def promised(self) -> Path:
+        """How much memory it was promised; see hosts/promises.py."""
+        return self.memory(IN_MEMORY) / "promised"
+
     def _in(self, ram_dir: Path, kind: str) -> Path:
         if self.is_loose:
             return ram_dir / f"vmckpt-{self.vm_name}-{self.qemu_id}.{kind}"

@@ -13,6 +13,7 @@ from vmckpt.vm.paths import IMAGES
 from vmckpt.vm.toml_table import Source, Table
 
 MIN_MEMORY_BYTES = 16 * MIB
+MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -107,6 +108,7 @@ class Spec(NamedTuple):
     sandbox: bool
     ram_dir: Path
     heartbeat_id: int | None
+    overcommit: bool
     placement: Placement
     adopted: Adopted | None
     text: str
@@ -159,6 +161,7 @@ def parse_spec(text: str, source: str, base: Path) -> Spec:
         sandbox=top.boolean("sandbox", adopted is None),
         ram_dir=top.path("ram_dir", "/dev/shm"),
         heartbeat_id=top.optional_integer("heartbeat_id"),
+        overcommit=top.boolean("overcommit", False),
         placement=_placement(top.table("placement")),
         adopted=_adopted(adopted),
         text=text,
@@ -257,7 +260,7 @@ def _image(table: Table) -> Path:
 
 def _nic(table: Table) -> Nic:
     mac = table.text("mac").lower() if table.has("mac") else None
-    if mac is not None and not re.fullmatch(r"([0-9a-f]{2}:){5}[0-9a-f]{2}", mac):
+    if mac is not None and not MAC.fullmatch(mac):
         raise table.wrong(
             "mac", "a MAC address is six pairs of hex digits", "write e.g. 52:54:00:12:34:56"
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.events.durable import damaged_record, parse_record
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import Host, Promise, Room
 from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import all_of, finish
@@ -110,10 +110,12 @@ async def start_qemu(
     still to be plugged. On an error nothing of it is left. Raises RefusedError (no memory),
     OperationFailedError (QEMU's own words), HostDownError.
     """
-    await _check_room(host, spec, files, needs_all=not private_ram)
+    _require_short_paths(host, files)
     await host.make_dir(files.path)
     try:
-        await host.make_private_dir(files.memory(spec.ram_dir))
+        for ram_dir in {spec.ram_dir, IN_MEMORY}:
+            await host.make_private_dir(files.memory(ram_dir))
+        await _promise(host, spec, files, is_private=private_ram)
         argv = qemu_argv(
             spec, platform, files, host.qemu, incoming=incoming, private_ram=private_ram
         )
@@ -292,7 +294,7 @@ async def last_words(host: Host, stderr: Path) -> str:
     return "; ".join(telling[-3:])
 
 
-async def _check_room(host: Host, spec: Spec, files: QemuDir, *, needs_all: bool) -> None:
+def _require_short_paths(host: Host, files: QemuDir) -> None:
     longest = max(len(str(path).encode()) for path in (files.rescue, files.console))
     if longest > SOCKET_PATH_BYTES:
         raise UsageError(
@@ -300,14 +302,30 @@ async def _check_room(host: Host, spec: Spec, files: QemuDir, *, needs_all: bool
             why=f"a Unix socket's path has at most {SOCKET_PATH_BYTES} bytes, one has {longest}",
             remedy="choose a shorter state directory (VMCKPT_STATE_DIR) or VM name",
         )
-    free = min(await host.free_bytes(spec.ram_dir), await host.available_memory_bytes())
-    if needs_all and free < spec.memory_bytes:
-        raise RefusedError(
-            f"{host.name} has no room for the VM's memory",
-            why=f"it needs {format_size(spec.memory_bytes)} in {spec.ram_dir}, "
-            f"{format_size(free)} are free",
-            remedy="end or move other VMs, or give the VM less memory",
-        )
+
+
+async def _promise(host: Host, spec: Spec, files: QemuDir, *, is_private: bool) -> None:
+    """All of its memory is there for it, however little the guest has touched so far.
+
+    Raises RefusedError.
+    """
+    ram = files.ram(spec.ram_dir)
+    promise = Promise(files.promised, spec.memory_bytes, ram, is_private, files.mark)
+    found = await host.promise_memory(promise, overcommit=spec.overcommit)
+    if not found.is_given:
+        raise no_room(host, spec.memory_bytes, spec.ram_dir, found)
+
+
+def no_room(host: Host, needed_bytes: int, ram_dir: Path, found: Room) -> RefusedError:
+    """That memory cannot be promised."""
+    return RefusedError(
+        f"{host.name} has no room for the VM's memory",
+        why=f"it needs {format_size(needed_bytes)} in {ram_dir}, {format_size(found.free_bytes)} "
+        f"are free; {format_size(found.promised_bytes)} are other VMs', which have not touched "
+        "them yet",
+        remedy="end or move other VMs, give the VM less memory, or accept that guests die when "
+        "memory runs out: overcommit = true in its spec (fork: --overcommit)",
+    )
 
 
 async def plug_taps(host: Host, spec: Spec, files: QemuDir) -> None:

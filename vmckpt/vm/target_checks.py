@@ -94,9 +94,14 @@ async def room(vm: Vm, target: Host) -> AsyncIterator[Check]:
         reason = f"{target.name} has no directory {vm.spec.ram_dir} for the VM's memory"
         yield Check("memory", REFUSE, reason, "create it, or choose another ram_dir")
         return
-    free = min(await target.free_bytes(vm.spec.ram_dir), await target.available_memory_bytes())
+    found = await target.memory_room(vm.spec.ram_dir)
+    free, others = found.free_bytes, found.promised_bytes
     text = f"{format_size(need)} needed, {format_size(free)} free on {target.name}"
-    if free < need:
+    if free < need and others:
+        text += f", besides {format_size(others)} that other VMs may still touch"
+    if free < need and vm.spec.overcommit:
+        yield Check("memory", WARN, text, "guests die when memory runs out (overcommit)")
+    elif free < need:
         yield Check("memory", REFUSE, text, f"free memory on {target.name}, or choose another host")
     else:
         yield Check("memory", OK, text)

@@ -15,7 +15,9 @@ from vmckpt.hosts.host import (
     Executable,
     Fingerprint,
     Host,
+    Promise,
     Queues,
+    Room,
 )
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
@@ -161,6 +163,14 @@ class RemoteHost(Entry):
     async def available_memory_bytes(self) -> int:
         """The kernel's estimate of memory that new processes can take without swapping."""
         return await self._ask(Host.available_memory_bytes)
+
+    async def memory_room(self, directory: Path) -> Room:
+        """What of memory in a file below `directory` nobody has, or was promised."""
+        return await self._ask(Host.memory_room, directory)
+
+    async def promise_memory(self, promise: Promise, *, overcommit: bool) -> Room:
+        """Promise memory that is free, or with `overcommit` any."""
+        return await self._ask(Host.promise_memory, promise, overcommit=overcommit)
 
     async def unix_time_s(self) -> float:
         """What the host's clock says."""

@@ -1,0 +1,104 @@
+"""Memory is promised once: what others may still touch is not free."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from vmckpt.hosts import memory, promises
+from vmckpt.hosts.host import Promise, Room
+
+MIB = 1 << 20
+NOBODY = "-pidfile\0/nowhere/vmckpt-test"
+
+
+def promise(place: Path, name: str, size_bytes: int, *, is_private: bool = False) -> Promise:
+    directory = place / f"vmckpt-{name}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return Promise(directory / "promised", size_bytes, directory / "ram", is_private, NOBODY)
+
+
+def ask(place: Path, one: Promise, have_bytes: int, *, overcommit: bool = False) -> Room:
+    return promises.promise(one, lambda: have_bytes, overcommit=overcommit, place=place)
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_two_that_do_not_fit_together_are_not_both_given(tmp_path: Path, is_private: bool) -> None:
+    first = promise(tmp_path, "one", 60 * MIB, is_private=is_private)
+    assert ask(tmp_path, first, 100 * MIB).is_given
+    second = promise(tmp_path, "two", 60 * MIB)
+    # The first has touched nothing yet: nothing less is free than before.
+    found = ask(tmp_path, second, 100 * MIB)
+    assert (found.is_given, found.free_bytes) == (False, 40 * MIB)
+    assert found.promised_bytes == 60 * MIB
+    assert not second.record.exists()
+    assert promises.room(tmp_path, 100 * MIB, tmp_path).free_bytes == 40 * MIB
+    assert ask(tmp_path, promise(tmp_path, "three", 40 * MIB), 100 * MIB).is_given
+    assert ask(tmp_path, second, 100 * MIB, overcommit=True).is_given
+
+
+def test_what_has_been_touched_is_not_counted_twice(tmp_path: Path) -> None:
+    first = promise(tmp_path, "one", 60 * MIB)
+    assert ask(tmp_path, first, 100 * MIB).is_given
+    first.file.write_bytes(b"x" * (50 * MIB))  # the kernel says 50 MiB less are available now
+    assert ask(tmp_path, promise(tmp_path, "two", 40 * MIB), 50 * MIB).is_given
+
+
+def test_one_of_a_process_that_is_gone_does_not_count(tmp_path: Path) -> None:
+    first = promise(tmp_path, "one", 60 * MIB)
+    assert ask(tmp_path, first, 100 * MIB).is_given
+    words = json.loads(first.record.read_text())
+    words["asker"] = [os.getpid(), 1]
+    first.record.write_text(json.dumps(words))
+    assert ask(tmp_path, promise(tmp_path, "two", 100 * MIB), 100 * MIB).is_given
+
+
+def test_one_whose_holder_runs_counts_whoever_asked_for_it(tmp_path: Path) -> None:
+    mark = f"-pidfile\0{tmp_path}/pid"
+    words = [sys.executable, "-c", "input()", *mark.split("\0")]
+    holder = subprocess.Popen(words, stdin=subprocess.PIPE)
+    try:
+        first = promise(tmp_path, "one", 60 * MIB)._replace(holder=mark)
+        assert ask(tmp_path, first, 100 * MIB).is_given
+        told = json.loads(first.record.read_text()) | {"asker": [os.getpid(), 1]}
+        first.record.write_text(json.dumps(told))
+        second = promise(tmp_path, "two", 60 * MIB)
+        assert not ask(tmp_path, second, 100 * MIB).is_given
+    finally:
+        holder.communicate(b"\n")
+    assert ask(tmp_path, second, 100 * MIB).is_given
+
+
+def test_of_many_that_ask_at_once_as_many_are_given_as_fit(tmp_path: Path) -> None:
+    for number in range(5):
+        place = tmp_path / str(number)
+        place.mkdir()
+        asked = [promise(place, str(one), 30 * MIB) for one in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            given = sum(
+                found.is_given
+                for found in pool.map(partial(ask, place, have_bytes=100 * MIB), asked)
+            )
+        assert given == 3
+
+
+def test_damaged_records_of_others_count_for_nothing(tmp_path: Path) -> None:
+    for name, text in (("a", ""), ("b", "[]"), ("c", '{"size_bytes": "x"}')):
+        promise(tmp_path, name, 1).record.write_text(text)
+    assert ask(tmp_path, promise(tmp_path, "d", 100 * MIB), 100 * MIB).is_given
+
+
+def test_a_cgroups_limit_counts(tmp_path: Path) -> None:
+    inner = tmp_path / "site/inner"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    for name, text in (("max", "1000"), ("current", "700"), ("stat", "anon 1\ninactive_file 100")):
+        (inner.parent / f"memory.{name}").write_text(text)
+    names = ("memory.max", "memory.current", "inactive_file")
+    assert list(memory._left(tmp_path, "/site/inner", *names)) == [400]
+    assert memory.available_bytes("here") > 0
