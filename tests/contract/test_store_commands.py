@@ -29,9 +29,10 @@ class Bench:
         self.states: list[tuple[Manifest, Memory]] = [(first, ram), (second, after)]
 
     def run(self, *words: str, code: int = 0, key_command: str = "") -> dict[str, Any]:
-        """The command's answer."""
+        """The command's answer: of `vmckpt store`, or of another if `words` begin with its name."""
+        group = [] if words[0] == "checkpoint" else ["store"]
         done = subprocess.run(
-            [sys.executable, "-m", "vmckpt.cli.entry", "store", *words, "--json"],
+            [sys.executable, "-m", "vmckpt.cli.entry", *group, *words, "--json"],
             env={
                 **os.environ,
                 "VMCKPT_STATE_DIR": str(self.folder / "state"),
@@ -173,3 +174,16 @@ def test_a_check_without_a_store_of_ones_own_is_of_those_that_hold_checkpoints(
     code, damaged = check()
     assert (code, str(tmp_path / "b") in damaged["error"]["what"]) == (11, True)
     assert check(str(bench.place))[0] == 0
+
+
+def test_a_checkpoint_that_cannot_be_read_is_listed_and_removed_by_its_id(bench: Bench) -> None:
+    first, second = (manifest.id for manifest, _ in bench.states)
+    path = bench.place / "checkpoints" / second
+    path.write_bytes(path.read_bytes()[:60])
+    where = ("--store", str(bench.place))
+    listed = bench.run("checkpoint", "list", *where)
+    assert [one["id"] for one in listed["checkpoints"]] == [first]
+    assert second in str(listed["silent"])
+    assert bench.run("checkpoint", "rm", second[:8], "--yes", *where)["removed"] == [second]
+    assert not path.exists()
+    assert not bench.run("checkpoint", "list", *where)["silent"]
