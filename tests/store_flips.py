@@ -22,7 +22,7 @@ from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
-from vmckpt.store.pack import Pack
+from vmckpt.store.maps import packs_of, slots_of
 from vmckpt.store.store import Store
 
 # Few show what is still restored beside damage, many what is left of much of it.
@@ -174,10 +174,19 @@ def put_again(store: Store, changes: list[list[int]]) -> Manifest:
 
 
 def can_heal(store: Store, manifest: Manifest) -> bool:
-    """Whether only chunks of a checkpoint are damaged, whose names are known."""
+    """Whether only chunks of a checkpoint are damaged, and the names of all of them are known.
+
+    Those of chunks that gc could not write anew are in a record, which may be damaged in its turn.
+    """
     with suppress(VmckptError):
-        store.opened.files.read_all(manifest.id)
-        for pack in manifest.packs:
-            store.opened.packs.use(bytes.fromhex(pack), Pack.hashes)
+        _, maps = store.opened.files.read_all(manifest.id)
+        for area in maps.areas.values():
+            packs = packs_of(area.refs)
+            for number in np.unique(packs[packs >= 0]).tolist():
+                pack = store.opened.packs.find(maps.packs[number])
+                pack.hashes()
+                slots = slots_of(area.refs[packs == number])
+                if not store.opened.elsewhere.names(pack, slots).any(axis=1).all():
+                    return False
         return True
     return False

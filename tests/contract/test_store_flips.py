@@ -100,7 +100,7 @@ def flip_many(place: Place, folder: Path, patch: pytest.MonkeyPatch, flips: int)
         place(folder, patch) as (reopen, put),
         create_store(str(folder / "mirror")) as mirror,
     ):
-        flipping = Flipping(reopen, mirror, put, seed=4)
+        flipping = Flipping(reopen, mirror, put, seed=5)
         while (done := flipping.counts["flips"]) < flips:
             flipping.run(min(flips, done + 50))
             print(place.__name__, dict(flipping.counts), flush=True)

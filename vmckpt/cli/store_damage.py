@@ -34,10 +34,10 @@ def checked(store: "Store", report: "Report") -> Said:
         remedy = "no checkpoint is lost: vmckpt store repair --apply"
         if report.lost:
             remedy = (
-                "what is lost comes back when its content is stored again (the VM's next "
-                "checkpoint, a copy from another store); `vmckpt store repair --apply "
-                "--remove-lost` removes "
-                f"the checkpoints that cannot be restored: {', '.join(report.lost)}"
+                "what is lost comes back when its content is stored again, as the VM's next "
+                "checkpoint may do. `vmckpt store repair --apply --remove-lost` removes what "
+                "cannot be restored, `vmckpt store copy` brings it from a store that has it: "
+                f"{', '.join(report.lost)}"
             )
         error = DamagedError(
             f"the store {store.place} is damaged",
@@ -108,8 +108,9 @@ def repaired(store: "Store", plan: "RepairPlan", done: "Repaired") -> Said:
         error = DamagedError(
             f"the store {store.place} still has checkpoints that cannot be restored",
             why=_some(left),
-            remedy="store their content again (the VM's next checkpoint, a copy from another "
-            "store), or remove them: --remove-lost; one that is pinned: vmckpt checkpoint unpin",
+            remedy="take a checkpoint of the VM, which may heal them, or remove them: "
+            "--remove-lost (and copy them again from a store that has them); one that is pinned: "
+            "vmckpt checkpoint unpin",
         )
     return Said(result, lines, error)
 
