@@ -68,6 +68,7 @@ class Elsewhere:
             found[:] = pack.hashes()[slots]
         unknown = np.flatnonzero(~found.any(axis=1))
         if len(unknown):
+            self._records.refresh()
             found[unknown] = self._records.names(pack.id, slots[unknown])
         return found
 

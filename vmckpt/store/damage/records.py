@@ -33,6 +33,8 @@ from vmckpt.store.sealing.seal import Box, Sealer
 DAMAGED = "damaged"
 # Beyond so many records gc writes one in their place.
 MANY_RECORDS = 32
+# Where a record alone has names, it may be damaged in its turn.
+RECORD_COPIES = 2
 _LEVEL = 3
 _MOST_BYTES = 64 << 20
 _MOST_CHUNKS = 1 << 20
@@ -163,7 +165,8 @@ class DamageRecords:
             if not mine:
                 past.append(name)
         if len(written) - len(past) > MANY_RECORDS:
-            self.write(_merged(kept))
+            for _ in range(RECORD_COPIES):
+                self.write(_merged(kept))
             past = [*written, *unreadable]
         for name in past:
             self._backend.remove(f"{DAMAGED}/{name}")
