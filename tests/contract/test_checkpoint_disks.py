@@ -27,7 +27,7 @@ from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import BLOCK_CHUNK_BYTES
+from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.pack import PACKS
 
@@ -70,6 +70,7 @@ def make(state: Path, said: dict[str, object]) -> None:
         padded = content().ljust(21 * CLUSTER_BYTES, b"\0")
         area = new.area("disk-0", size_bytes=len(padded), chunk_bytes=BLOCK_CHUNK_BYTES)
         area.put(np.arange(21), padded)
+        new.area("ram", size_bytes=64 << 20, chunk_bytes=PAGE_CHUNK_BYTES)
         new.commit(said)
 
 

@@ -54,7 +54,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHost:
     monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
     path = str(tmp_path / "web.raw")
     disks = (DiskFacts(path, "raw", SIZE, read_only=False, area="disk-0"),)
-    said = replace(facts("one"), spec=spec(tmp_path), disks=disks)
+    said = replace(facts("one"), spec=spec(tmp_path), disks=disks, macs=())
     make_checkpoint(tmp_path, said.to_json())
     here = LocalHost("local", tmp_path, "127.0.0.1")
     at_home(here, spec(tmp_path, memory="96M"), ProcessId(0, 0))
