@@ -4,11 +4,12 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.qemu.test_checkpoint import all_there, load, sound
 from tests.qemu.world import COMMAND, Done, World, eventually, image, qemu, world
 from vmckpt.hosts.process import find_by_argument, identify
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.store.config import CONFIG
 
 KEPT, REFUSED, ROLLED_BACK, OPEN = 0, 4, 7, 9
 
@@ -158,10 +160,25 @@ def test_a_command_that_hangs_is_ended_and_undone(made: World, tmp_path: Path) -
     nothing_else(made)
 
 
+@contextmanager
+def small_store(made: World) -> Iterator[None]:
+    """For the block the host's store, the same one, is on a file system of 1 MiB."""
+    store, kept = made.state("lab-a") / "checkpoints", made.state_dir / "kept"
+    shutil.copytree(store / "config", kept / "config")
+    shutil.copy(store / CONFIG, kept)
+    try:
+        with made.small("lab-a", "checkpoints", 1 << 20):
+            copied = made.inside("lab-a", "cp", "-rT", str(kept), str(store))
+            assert copied.code == 0, copied.stderr
+            yield
+    finally:
+        shutil.rmtree(kept)
+
+
 def test_without_a_way_back_nothing_is_begun(made: World, tmp_path: Path) -> None:
     mark, before = tmp_path / "ran", points(made)
     store = made.state("lab-a") / "checkpoints"
-    with made.small("lab-a", "checkpoints", 1 << 20):
+    with small_store(made):
         done = guard(made, "--", "touch", str(mark))
     assert done.code == 11, done
     assert store.exists()
@@ -292,7 +309,7 @@ def _one_fault(made: World, rng: random.Random, directory: Path) -> str:
     }[fault := rng.choice(["none", "command", "late", "hang", "kill", "stop", NO_ROOM])]
     options = ["--check", f"test ! -e {ill}", "--for", "5s", "--failures", "2", "--timeout", "4s"]
     words = ["--every", "500ms", *options, "--", "sh", "-c", touch + then]
-    room = made.small("lab-a", "checkpoints", 1 << 20) if fault == NO_ROOM else nullcontext()
+    room = small_store(made) if fault == NO_ROOM else nullcontext()
     with room:
         command = begin(made, *words)
         if fault in ("kill", "stop"):
