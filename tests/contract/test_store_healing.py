@@ -260,3 +260,36 @@ def test_part_of_a_store_is_read(hurt: Damaged) -> None:
     for text in ("0%", "101%", "3/2", "0/2", "1/x", "5", "nan%"):
         with pytest.raises(VmckptError, match="no part"):
             parse_subset(text)
+
+
+@pytest.mark.parametrize("bad", range(1, 12))
+def test_one_bad_read_of_good_bytes_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
+    """Gc rewrites a pack and removes it: what one read did not give has to be read again."""
+    place, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(place)) as store:
+        first = save(store, ram)
+        later, dirty = dirtied(ram, 100, 1)
+        second = save(store, later, parent=first, dirty=dirty)
+        store.remove([first.id])
+    with open_store(str(place)) as store:
+        read, reads = store.opened.backend.read, 0
+
+        def badly(name: str, start: int = 0, length: int | None = None) -> bytes:
+            nonlocal reads
+            data = read(name, start, length)
+            # Parts of packs: frames and names.
+            if name.startswith("packs/") and start:
+                reads += 1
+                if reads == bad:
+                    return data[:-1] + bytes([data[-1] ^ 1])
+            return data
+
+        monkeypatch.setattr(store.opened.backend, "read", badly)
+        plan = plan_gc(store)
+        assert plan.rewrites
+        assert not collect(store, plan).lost
+    with open_store(str(place)) as store:
+        assert check(store).whole
+        require_same(store, second, later)

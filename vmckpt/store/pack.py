@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import Backend, MissingError, Writer
+from vmckpt.store.backends.cached import uncached
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.decoding import decoding
-from vmckpt.store.errors import damaged
+from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.header import HEADER_BYTES, Header
 from vmckpt.store.manifest import MOST_CHUNK_BYTES
 from vmckpt.store.sealing.seal import HASH_BYTES, TAG_BYTES, Box, Seal, Sealer
@@ -123,16 +124,26 @@ class Pack:
         table = self.table
         start, stored = int(table.starts[number]), int(table.stored[number])
         size = int(table.counts[number]) * table.chunk_bytes
-        sealed = self._backend.read(self.name, start, stored)
-        return unpack(self._seal.open(Box.FRAME, number, sealed), size, self.name)
+        return unpack(self._box(Box.FRAME, number, (start, stored)), size, self.name)
 
     def hashes(self) -> Hashes:
         """The chunks' names by slot: two words each. Raises DamagedError."""
-        start, length = self._hash_place
-        data = self._seal.open(Box.HASHES, 0, self._backend.read(self.name, start, length))
+        data = self._box(Box.HASHES, 0, self._hash_place)
         if len(data) != self.table.slot_count * HASH_BYTES:
             raise damaged(f"{self.name} is damaged", "its hashes do not fit its table")
         return np.frombuffer(data, dtype="<u8").reshape(-1, 2)
+
+    def _box(self, box: Box, number: int, place: tuple[int, int]) -> bytes:
+        """What a box holds. Raises DamagedError when it is damaged as it is stored.
+
+        It is read once more before that is said: gc gives up what is damaged, and a single read may
+        be bad of bytes that are good.
+        """
+        try:
+            return self._seal.open(box, number, self._backend.read(self.name, *place))
+        except DamagedError:
+            with uncached(self._backend):
+                return self._seal.open(box, number, self._backend.read(self.name, *place))
 
     def _read_table(self) -> Table:
         end, size = self._backend.read_end(self.name, _END_BYTES)
