@@ -23,6 +23,12 @@ BERLIN, PARIS = sorted([new_identity(), new_identity()])
 RULE = Rule(keep_last=1)
 
 
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of the stores stays with the test."""
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "state"))
+
+
 def take(
     store: Store, vm_id: str | None, number: int, *, clock: float, parent: str | None = None
 ) -> Manifest:
