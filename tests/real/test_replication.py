@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -45,7 +46,7 @@ def a_guest(made: Machines) -> Iterator[LabGuest]:
         made.vmckpt("vm", "stop", NAME, "--force")
         made.vmckpt("vm", "rm", NAME)
         for left in made.shared.iterdir():
-            left.unlink()
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 async def _ready(made: Machines, guest: LabGuest) -> None:
