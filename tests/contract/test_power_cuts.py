@@ -13,11 +13,12 @@ import pytest
 
 from tests.power_cut import Disk, lay_out
 from vmckpt.checkpoint.making import Making, settle, write_down
+from vmckpt.checkpoint.paging import is_whole
 from vmckpt.checkpoint.qcow2 import write_image
 from vmckpt.errors import StorageError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
 from vmckpt.migrate.disk_plan import DiskCopy
 from vmckpt.migrate.ends import End
@@ -185,7 +186,6 @@ EMPTIED: dict[str, Callable[[VmDir], Path]] = {
     "spec.toml": lambda directory: directory.spec,
     "migration.json": lambda directory: directory.journal,
     "restore.json": lambda directory: directory.restoring,
-    "missing.json": lambda directory: directory.qemu("00000001").missing,
 }
 
 
@@ -206,13 +206,30 @@ def test_a_record_that_an_older_vmckpt_left_empty_is_named_once(
     path = EMPTIED[name](vm.directory)
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
-    try:
+    with pytest.raises(VmckptError) as caught:
         asyncio.run(recovered(vm))
-        assert name == "missing.json"  # its memory is gone with its QEMU
-    except VmckptError as exc:
-        assert path.name in exc.what + exc.why
-        assert not content.strip("\0") or "power cut" not in exc.why
-        assert len(exc.remedy) > 10
+    found = caught.value
+    assert path.name in found.what + found.why
+    assert ("power cut" in found.why) == (not content.strip("\0"))
+    assert len(found.remedy) > 10
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("content", ["", "\0" * 300, "{", "[]"])
+def test_a_damaged_list_of_missing_pages_counts_while_its_qemu_runs(
+    root: Path, content: str, *, runs: bool
+) -> None:
+    """After a power cut none does: the memory that was to come is gone with it."""
+    vm = a_vm(a_host(root), "00000001")
+    qemu = vm.qemu._replace(process=identify(os.getpid()) or NOBODYS) if runs else vm.qemu
+    qemu.files.path.mkdir(parents=True)
+    qemu.files.missing.write_text(content)
+    if not runs:
+        assert asyncio.run(is_whole(vm.host, qemu))
+        return
+    with pytest.raises(StorageError, match=r"missing\.json on here is damaged") as caught:
+        asyncio.run(is_whole(vm.host, qemu))
+    assert "restore" in caught.value.remedy
 
 
 def test_a_vm_with_a_damaged_record_hides_no_other(root: Path) -> None:
