@@ -67,7 +67,7 @@ def home(made: World) -> Path:
     ("cpu", "found"),
     [
         ("Nehalem", "CPU model: qemu64"),
-        ("qemu64,-sse3", "CPU features: 1 CPUID words of qemu64"),
+        ("qemu64,-sse3", "CPU features: 1 CPUID word of qemu64"),
     ],
 )
 def test_another_cpu(made: World, cpu: str, found: str) -> None:
