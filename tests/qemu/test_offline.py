@@ -43,7 +43,9 @@ class Off:
         # Nothing of any move stays beside it, either.
         assert [one.name for one in made.state(home).glob("images/*")] == ["off.raw"]
         assert not list(made.state(away).glob("images/*"))
-        assert sorted(made.files(home)) == ["vms/off", "vms/off/spec.toml", "vms/off/vm.json"]
+        assert sorted(made.files(home)) == [
+            "vms/off", "vms/off/identity", "vms/off/spec.toml", "vms/off/vm.json"
+        ]  # fmt: skip
         return home
 
 
