@@ -45,7 +45,7 @@ from vmckpt.replicate.request import COPY, SHARED, Files, Options, Request, read
 from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import IN_MEMORY, vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
 
@@ -256,6 +256,23 @@ def test_a_term_that_is_another_hosts_is_not_taken_back(
         asyncio.run(recover(files.path, at_any_rate=True))
     assert stands(tmp_path).holder == "c/7"
     assert asyncio.run(read_vm(hosts[0], "web")) is not None
+
+
+def test_nothing_in_memory_stays_of_a_home_that_was_replaced(
+    hosts: tuple[LocalHost, LocalHost],
+) -> None:
+    host, _ = hosts
+    qemu_id = f"t{os.getpid():07x}"[:8]
+    files = home(host, qemu_id).qemu.files
+    directory = files.memory(IN_MEMORY)
+    directory.mkdir(mode=0o700)
+    try:
+        for path in (files.ram(IN_MEMORY), files.promised, files.key):
+            path.touch()
+        asyncio.run(remove_stale_home(host, "web", qemu_id))
+        assert not directory.exists()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_of_two_homes_the_replaced_one_goes(hosts: tuple[LocalHost, LocalHost]) -> None:

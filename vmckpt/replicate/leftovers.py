@@ -8,7 +8,7 @@ from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
 from vmckpt.vm.spec import parse_spec
-from vmckpt.vm.start import sweep
+from vmckpt.vm.start import remove_qemu_files, sweep
 from vmckpt.vm.superseded import note_superseded
 
 POLL_S, BUSY_S = 0.1, 30.0
@@ -31,7 +31,7 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
             remedy="it is stuck in the kernel: look at its storage",
         )
     await note_superseded(host, stale)
-    await host.remove(stale.qemu.files.ram(stale.spec.ram_dir))
+    await remove_qemu_files(host, stale.spec.ram_dir, stale.qemu.files)
     await host.remove(stale.directory.path)
 
 
