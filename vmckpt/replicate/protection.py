@@ -254,7 +254,10 @@ class Protection:
         given_up_s = time.monotonic() + TAKING_S
         while not receiving.done() and time.monotonic() < given_up_s:
             await asyncio.wait({receiving}, timeout=PATIENCE_S)
-            if not receiving.done() and await self._keeper.take_back(self._request.is_standbys):
+            # Of a QEMU that has ended (its host goes down) the standby has the only copy.
+            if receiving.done() or not self._qemu_lives():
+                continue
+            if await self._keeper.take_back(self._request.is_standbys):
                 return await self._go_on_here()
         return await self._handed_over()
 
