@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.errors import UsageError
 from vmckpt.hosts.process import ProcessId
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import QemuDir, lock_path, vm_dir, vms_dir
@@ -93,3 +94,10 @@ def test_qemu_ids_are_eight_hex_digits_and_new_each_time() -> None:
     drawn = {new_qemu_id() for _ in range(100)}
     assert len(drawn) == 100
     assert all(len(qemu_id) == 8 and int(qemu_id, 16) >= 0 for qemu_id in drawn)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../web", "..", ".", "", "a/b", "a\0b", "a" * 256])
+def test_a_name_that_leads_elsewhere_is_no_vms(name: str) -> None:
+    for place in (vm_dir, lock_path):
+        with pytest.raises(UsageError, match="no name for a VM"):
+            place(STATE, name)

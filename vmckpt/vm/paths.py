@@ -1,7 +1,10 @@
 """Where a VM's files stand on its host."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
+
+from vmckpt.errors import UsageError
 
 QEMU_PREFIX = "qemu-"
 IN_MEMORY = Path("/dev/shm")
@@ -212,8 +215,22 @@ def vms_dir(state_dir: Path) -> Path:
 
 
 def vm_dir(state_dir: Path, name: str) -> VmDir:
-    """Where a host keeps one VM."""
-    return VmDir(vms_dir(state_dir) / name)
+    """Where a host keeps one VM. Raises UsageError when `name` leads elsewhere."""
+    return VmDir(vms_dir(state_dir) / _file_name(name))
+
+
+def _file_name(name: str) -> str:
+    """`name` itself: whatever it is, no other directory's files are taken for the VM's.
+
+    Raises UsageError.
+    """
+    if name in {"", ".", ".."} or "/" in name or "\0" in name or len(os.fsencode(name)) > 255:
+        raise UsageError(
+            f"'{name[:80]}' is no name for a VM",
+            why="it cannot be the name of a file",
+            remedy="see `vmckpt vm list` for those there are",
+        )
+    return name
 
 
 def images_dir(state_dir: Path) -> Path:
@@ -232,5 +249,5 @@ def card_lock_path(state_dir: Path) -> Path:
 
 
 def lock_path(state_dir: Path, name: str) -> Path:
-    """The lock of one VM on a host."""
-    return state_dir / "locks" / name
+    """The lock of one VM on a host. Raises UsageError when `name` leads elsewhere."""
+    return state_dir / "locks" / _file_name(name)
