@@ -173,9 +173,9 @@ def resume(guarded: Guarded, json: Json = False) -> None:
 
 
 def _found(text: str) -> "Record":
-    from vmckpt.fleet.guard.record import guards_dir, load, of_vm
+    from vmckpt.fleet.guard.record import is_run, load, of_vm
 
-    return load(text) if (guards_dir() / f"{text}.json").exists() else of_vm(text)
+    return load(text) if is_run(text) else of_vm(text)
 
 
 def _tools(*, as_json: bool) -> "Tools":

@@ -20,6 +20,7 @@ from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.process import APPENDED
 from vmckpt.replicate.paths import UNHEARD
+from vmckpt.vm.paths import file_name
 
 MOST_BYTES = 1 << 20
 # Seldom: a status takes a few tenths of a millisecond, in a process that epochs wait for.
@@ -47,7 +48,7 @@ _EVENT: Shape = {"time": str, "host": str, "role?": str, "state": str, "paths?":
 
 def events_file(host: Host | Entry, vm: str) -> Path:
     """Where a host's services tell what happens to a VM's replication."""
-    return host.state_dir / DIRECTORY / f"{vm}.jsonl"
+    return host.state_dir / DIRECTORY / f"{file_name(vm, 'VM')}.jsonl"
 
 
 @asynccontextmanager

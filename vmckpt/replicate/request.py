@@ -16,6 +16,7 @@ from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.vm.paths import file_name
 
 FORMAT = 2
 DIRECTORY = "replicas"
@@ -61,8 +62,8 @@ class Files:
 
     @classmethod
     def of(cls, host: Host | Entry, vm: str) -> Self:
-        """Those of a VM on a host."""
-        return cls(host.state_dir / DIRECTORY / vm)
+        """Those of a VM on a host. Raises UsageError: it is no name."""
+        return cls(host.state_dir / DIRECTORY / file_name(vm, "VM"))
 
     @property
     def request(self) -> Path:

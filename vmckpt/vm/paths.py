@@ -8,6 +8,7 @@ from vmckpt.errors import UsageError
 
 QEMU_PREFIX = "qemu-"
 IN_MEMORY = Path("/dev/shm")
+MOST_NAME_BYTES = 200
 
 
 class VmDir(NamedTuple):
@@ -215,22 +216,8 @@ def vms_dir(state_dir: Path) -> Path:
 
 
 def vm_dir(state_dir: Path, name: str) -> VmDir:
-    """Where a host keeps one VM. Raises UsageError when `name` leads elsewhere."""
-    return VmDir(vms_dir(state_dir) / _file_name(name))
-
-
-def _file_name(name: str) -> str:
-    """`name` itself: whatever it is, no other directory's files are taken for the VM's.
-
-    Raises UsageError.
-    """
-    if name in {"", ".", ".."} or "/" in name or "\0" in name or len(os.fsencode(name)) > 255:
-        raise UsageError(
-            f"'{name[:80]}' is no name for a VM",
-            why="it cannot be the name of a file",
-            remedy="see `vmckpt vm list` for those there are",
-        )
-    return name
+    """Where a host keeps one VM. Raises UsageError: the name leads elsewhere."""
+    return VmDir(vms_dir(state_dir) / file_name(name, "VM"))
 
 
 def images_dir(state_dir: Path) -> Path:
@@ -249,5 +236,26 @@ def card_lock_path(state_dir: Path) -> Path:
 
 
 def lock_path(state_dir: Path, name: str) -> Path:
-    """The lock of one VM on a host. Raises UsageError when `name` leads elsewhere."""
-    return state_dir / "locks" / _file_name(name)
+    """The lock of one VM on a host. Raises UsageError: the name leads elsewhere."""
+    return state_dir / "locks" / file_name(name, "VM")
+
+
+def file_name(name: str, what: str) -> str:
+    """`name` itself, which becomes the name of a file in a directory of vmckpt's.
+
+    Raises UsageError when it would lead out of that directory, or no file can have it.
+    """
+    if name in (".", "..") or "/" in name or "\0" in name or not _fits(name):
+        raise UsageError(
+            f"'{name[:80]}' is no name for a {what}",
+            why=f"it is empty, a path, or longer than {MOST_NAME_BYTES} bytes",
+            remedy=f"write the name of the {what} alone",
+        )
+    return name
+
+
+def _fits(name: str) -> bool:
+    try:
+        return 0 < len(os.fsencode(name)) <= MOST_NAME_BYTES
+    except UnicodeEncodeError:
+        return False

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint.catalogue import Entry, catalogue
@@ -60,6 +61,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.store.naming import IfTaken
 from vmckpt.vm.inventory import Vm, homes
 from vmckpt.vm.lifecycle import owner, remove_vm, stop_vm
+from vmckpt.vm.paths import file_name
 
 TRIGGER, TAG = "guard", "guard"
 # A copy has proved itself when its vCPUs have run for so long and QEMU is content.
@@ -147,15 +149,19 @@ async def expire() -> None:
 
 async def who_is_at_work(record: Record) -> str:
     """Who works on a guard that is not over; nobody: ""."""
-    holder = await local_host().lock_owner(guards_dir() / f"{record.vm}.lock")
+    holder = await local_host().lock_owner(_lock_path(record.vm))
     return f"process {holder.pid}" if holder and not record.phase.is_over else ""
 
 
 @asynccontextmanager
 async def _only_one(vm: str) -> AsyncIterator[None]:
     await local_host().make_dir(guards_dir())
-    async with local_host().lock(guards_dir() / f"{vm}.lock", owner("guard")):
+    async with local_host().lock(_lock_path(vm), owner("guard")):
         yield
+
+
+def _lock_path(vm: str) -> Path:
+    return guards_dir() / f"{file_name(vm, 'VM')}.lock"
 
 
 def _switch(record: Record) -> AbstractContextManager[None]:

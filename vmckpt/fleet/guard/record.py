@@ -15,6 +15,7 @@ from typing import Any, Self
 from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.events.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
+from vmckpt.vm.paths import file_name
 
 
 class Phase(StrEnum):
@@ -141,7 +142,7 @@ def guards_dir() -> Path:
 def save(record: Record, **changes: Any) -> Record:
     """Write the record with `changes` down, so that a reboot does not lose it. StorageError."""
     now = replace(record, **changes)
-    write_durably(guards_dir() / f"{record.run}.json", json.dumps(now.to_json()))
+    write_durably(_path(record.run), json.dumps(now.to_json()))
     return now
 
 
@@ -162,12 +163,22 @@ def load_all() -> list[Record]:
 
 def load(run: str) -> Record:
     """The guard of that run. Raises NotFoundError, StorageError."""
-    path = guards_dir() / f"{run}.json"
-    if not path.exists():
+    if not is_run(run):
         raise NotFoundError(
-            f"there is no guard '{run}'", why=f"{path} is not there", remedy="see vmckpt guard list"
+            f"there is no guard '{run}'",
+            why=f"{_path(run)} is not there",
+            remedy="see vmckpt guard list",
         )
-    return _load(path)
+    return _load(_path(run))
+
+
+def is_run(text: str) -> bool:
+    """Whether it is the run of a guard that is written down. Raises UsageError: it is no name."""
+    return _path(text).exists()
+
+
+def _path(run: str) -> Path:
+    return guards_dir() / f"{file_name(run, 'guard')}.json"
 
 
 def of_vm(vm: str) -> Record:

@@ -19,6 +19,7 @@ from vmckpt.fleet.schedule.learned import Interval, Learned, interval
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.replicate.keeping import Window
+from vmckpt.vm.paths import file_name
 
 FORMAT = 1
 MOST_RUNS = 50
@@ -159,7 +160,7 @@ def scheduler_lock_path() -> Path:
 
 def lock_path(name: str) -> Path:
     """Held while a run of the schedule is under way, or it is changed."""
-    return schedules_dir() / f"{name}.lock"
+    return schedules_dir() / f"{file_name(name, 'schedule')}.lock"
 
 
 def add(record: Record) -> None:
@@ -224,4 +225,4 @@ def forget(name: str) -> None:
 
 
 def _path(name: str) -> Path:
-    return schedules_dir() / f"{name}.json"
+    return schedules_dir() / f"{file_name(name, 'schedule')}.json"
