@@ -17,6 +17,7 @@ from vmckpt.checkpoint.planned import Standing, plan_copy, plan_itself, standing
 from vmckpt.errors import RefusedError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.manifest import AreaFacts, Manifest
+from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.spec import Spec, parse_spec
 
 ID = "0123456789abcdef" * 2
@@ -116,6 +117,48 @@ def test_what_the_host_would_open_is_named_and_refused(what: str, copy: bool) ->
     if not (copy and what == "adopted"):
         plan(standing(own=spec(text)))
         plan(standing(trusted=True))
+
+
+READ_ONLY = '[[disks]]\nread_only = true\npath = "/srv/base.qcow2"\n'
+
+
+def test_what_the_host_only_reads_for_a_vm_is_not_written_for_a_foreign_one() -> None:
+    """The file of the VM's own kernel or base image as the variables that firmware writes."""
+    own = spec(GUEST + '[boot]\nkernel = "/srv/vmlinuz"\n' + READ_ONLY)
+    for path in ("/srv/vmlinuz", "/srv/base.qcow2"):
+        text = GUEST + f'[firmware]\ncode = "/srv/vmlinuz"\nvars = "{path}"\n'
+        with pytest.raises(RefusedError, match="was not taken by this site") as refused:
+            plan_itself(taken(text), HOST, standing(own=own), plugged=False)
+        assert refused.value.why == f"file {path}"
+
+
+def test_a_read_only_disk_of_the_vm_is_not_replaced_by_a_foreign_one() -> None:
+    """In place too: other VMs may stand on that image."""
+    text = GUEST.replace('path = "/etc/cron.d/web"', 'path = "/srv/base.raw"')
+    own = spec(text.replace('format = "raw"', 'format = "raw"\nread_only = true'))
+    planned = plan_itself(taken(text), HOST, standing(own=own))
+    assert planned.disks[0].path == Path("/state/images/web-0-01234567.raw")
+    assert planned.made_new
+
+
+def test_a_qemu_without_its_filter_is_asked_for() -> None:
+    text = GUEST.replace("memory", "sandbox = false\nmemory")
+    with pytest.raises(RefusedError) as refused:
+        plan_itself(taken(text), HOST, standing(own=spec(GUEST)), plugged=False)
+    assert "sandbox = false" in refused.value.why
+    plan_itself(taken(text), HOST, standing(own=spec(text)), plugged=False)
+    plan_itself(taken(text), HOST, standing(trusted=True), plugged=False)
+
+
+def test_one_isolated_nic_is_no_word_for_the_others() -> None:
+    """The host is asked for no network, and gives none."""
+    nics = '[[nics]]\nisolated = true\n[[nics]]\nnetwork = "user"\n'
+    text = GUEST.replace("[[nics]]\n", nics)
+    facts_ = taken(text, macs=("52:54:00:00:00:01", "52:54:00:00:00:02"))
+    planned = plan_itself(facts_, HOST, standing())
+    platform = Platform("pc-q35-10.0", "tcg", "qemu64")
+    argv = qemu_argv(planned.spec, platform, planned.vm.qemu.files, "qemu", incoming=True)
+    assert not [word for word in argv if '"type":"user"' in word and "-off" not in word]
 
 
 def test_the_hosts_network_is_asked_for() -> None:

@@ -263,3 +263,17 @@ def test_an_image_is_a_file_of_each_hosts_own() -> None:
 def test_an_image_is_a_plain_name_and_no_path(line: str) -> None:
     with pytest.raises(UsageError, match=r"line 4: 'disks\.0\.image' is wrong"):
         parse_spec(f'name = "web"\nmemory = "64M"\n[[disks]]\n{line}\n', "web.toml", BASE)
+
+
+PASSED = '[[passthrough]]\nid = "gpu"\ndriver = "edu"\nhook = "/x"\nstrategy = "stop-app"\n'
+
+
+@pytest.mark.parametrize("value", ["2026-01-01", "nan", "[1, inf]", "{a = 07:00:00}"])
+@pytest.mark.parametrize(
+    "table", ['[[devices]]\ndriver = "edu"\n', PASSED + "[passthrough.options]\n"]
+)
+def test_what_qemu_is_given_as_json_can_be_written_as_json(table: str, value: str) -> None:
+    """Else a VM is written down whose spec nothing can read."""
+    with pytest.raises(UsageError) as refused:
+        parse_spec(f'name = "a"\nmemory = "64M"\n{table}x = {value}\n', "a.toml", Path("/"))
+    assert "x' is wrong" in refused.value.what

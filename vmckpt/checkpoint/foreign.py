@@ -8,7 +8,7 @@ the same into the spec of the VM that has this name on the host.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.vm.paths import IMAGES, IN_MEMORY
@@ -52,6 +52,8 @@ def wanted(spec: Spec, own: Spec | None, *, plugged: bool) -> Iterator[str]:
     foreign VM's are images that are made for it.
     """
     yield from _files(spec, own)
+    if not spec.sandbox and (own is None or own.sandbox):
+        yield "a QEMU whose system calls are not filtered (sandbox = false)"
     if spec.overcommit and not (own and own.overcommit):
         yield "memory that is not set aside for it (overcommit)"
     for device in spec.devices:
@@ -71,16 +73,24 @@ def wanted(spec: Spec, own: Spec | None, *, plugged: bool) -> Iterator[str]:
 
 
 def _files(spec: Spec, own: Spec | None) -> Iterator[str]:
-    known = {IN_MEMORY, *(_paths(own) if own else ())}
-    for path in dict.fromkeys(_paths(spec)):
-        if path not in known:
-            yield f"file {path}"
+    known = {_Opened(IN_MEMORY, "memory"), *(_opened(own) if own else ())}
+    found = dict.fromkeys(one.path for one in _opened(spec) if one not in known)
+    yield from (f"file {path}" for path in found)
 
 
-def _paths(spec: Spec) -> Iterator[Path]:
-    yield from spec.files
-    yield spec.ram_dir
-    yield from (disk.path for disk in spec.disks if disk.read_only)
+class _Opened(NamedTuple):
+    """A path, and what its host does with it: what it only reads for `own` it does not write."""
+
+    path: Path
+    use: str
+
+
+def _opened(spec: Spec) -> Iterator[_Opened]:
+    variables = spec.firmware.vars if spec.firmware else None
+    for path in spec.files:
+        yield _Opened(path, "variables" if path == variables else "read")
+    yield _Opened(spec.ram_dir, "memory")
+    yield from (_Opened(disk.path, "read") for disk in spec.disks if disk.read_only)
 
 
 def _is_safe(device: dict[str, Any]) -> bool:
@@ -91,11 +101,12 @@ def _is_safe(device: dict[str, Any]) -> bool:
 def confined(spec: Spec, own: Spec | None, checkpoint_id: str) -> Spec:
     """The spec with each writable disk in the host's `images/`, under a name of its own. Pure.
 
-    But where `own`, the VM whose place it takes, has the same disk.
+    But where `own`, the VM whose place it takes, has the same disk and writes to it.
     """
     disks = list(spec.disks)
     for number, disk in enumerate(disks):
-        is_own = own is not None and number < len(own.disks) and own.disks[number].path == disk.path
+        its_own = own.disks[number] if own is not None and number < len(own.disks) else None
+        is_own = its_own is not None and its_own.path == disk.path and not its_own.read_only
         if not disk.read_only and not is_own:
             name = f"{spec.name}-{number}-{checkpoint_id[:8]}.{disk.format}"
             disks[number] = disk._replace(path=Path(IMAGES) / name)

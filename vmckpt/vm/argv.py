@@ -105,6 +105,8 @@ def _described(spec: Spec, platform: Platform, files: QemuDir, *, private_ram: b
         argv += _disk(number, disk, disk.on(files.state_dir), slot, virtio)
         slot += 1
     for number, nic in enumerate(spec.nics):
+        # One that is cut off is so for all: no other NIC leads out past it.
+        nic = nic._replace(isolated=spec.is_isolated)  # noqa: PLW2901
         mac = nic.mac or default_mac(spec.name, number)
         pair = {"failover": True} if number in stand_ins else {}
         if nic.isolated and nic.network == "user":

@@ -272,4 +272,4 @@ def _nic(table: Table) -> Nic:
 
 def _device(table: Table) -> dict[str, Any]:
     table.text("driver")
-    return table.data
+    return table.plain()

@@ -1,5 +1,6 @@
 """TOML tables read key by key; every error names the line and the key."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +52,14 @@ _KINDS = {
     dict: "a table",
     list: "an array",
 }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
 class Table:
@@ -162,8 +171,16 @@ class Table:
         return Table(self._get(key, dict), self._source, (key,))
 
     def free(self, key: str) -> dict[str, Any]:
-        """A sub-table whose keys are somebody else's; empty when it is missing."""
-        return dict(self._get(key, dict, {}))
+        """A sub-table whose keys are QEMU's or a hook's; empty when it is missing."""
+        return Table(self._get(key, dict, {}), self._source, (*self._where, key)).plain()
+
+    def plain(self) -> dict[str, Any]:
+        """All of the table, whose keys are QEMU's: it can be written as JSON."""
+        for key, value in self.data.items():
+            if not _is_plain(value):
+                why = "it has to be text, a number, true or false, or an array or a table of those"
+                raise self.wrong(key, why, "put it in quotes")
+        return dict(self.data)
 
     def tables(self, key: str) -> list["Table"]:
         """An array of tables, empty when it is missing."""
