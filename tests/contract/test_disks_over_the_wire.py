@@ -18,7 +18,7 @@ from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped
-from vmckpt.replicate import channel, keeper
+from vmckpt.replicate import channel, following, keeper
 from vmckpt.replicate.channel import ALONE, Channel
 from vmckpt.replicate.disks.copies import Copy, prepare
 from vmckpt.replicate.disks.image import Image, opened
@@ -74,6 +74,8 @@ class Both:
 
     def __init__(self, stream: Stream, replica: Replica, image: Small, known: Known) -> None:
         self.stream, self.replica, self.image, self.known = stream, replica, image, known
+        self.keeper = stream._keeper
+        self.primary = Following("b/1", replica, _has_all, NO_SECOND_PATH)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def epoch(self, *writes: DiskWrite) -> int:
@@ -99,8 +101,7 @@ async def connected(tmp_path: Path, ram_path: Path) -> AsyncIterator[Both]:
         image = Small(opened_._fd, SIZE)
         with replica_in(ram, Journal([(copy, image)])) as replica:
             both = Both(stream, replica, image, known)
-            following = Following("b/1", replica, _has_all, NO_SECOND_PATH)
-            both.ended = asyncio.ensure_future(following.receive(theirs))
+            both.ended = asyncio.ensure_future(both.primary.receive(theirs))
             await ours.send(ours.outbound.frame(Kind.HELLO, 0, HELLO.encode()))
             head, _ = await ours.receive()
             assert head.kind is Kind.WELCOME
@@ -162,6 +163,7 @@ def test_a_full_standby_is_the_last_epoch_whole_and_says_why_it_goes_no_further(
 def test_a_disk_that_is_slow_but_gets_on_is_no_silence_and_one_that_hangs_is(
     tmp_path: Path, ram_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(following, "WORK_S", 1.0)
     monkeypatch.setattr(keeper, "PATIENCE_S", 1.5)
     monkeypatch.setattr(channel, "HEARTBEAT_S", 0.05)
 

@@ -32,18 +32,21 @@ from vmckpt.replicate import channel, keeper
 from vmckpt.replicate.channel import Channel
 from vmckpt.replicate.control import answering, ask
 from vmckpt.replicate.disks.journal import Journal
+from vmckpt.replicate.following import Following
 from vmckpt.replicate.keeper import Keeper
 from vmckpt.replicate.operate import require_decided
+from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.protection import Protection
 from vmckpt.replicate.replica import replica_in
 from vmckpt.replicate.request import Files
 from vmckpt.replicate.stop import stop
 from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.replicate.takeover import SILENCE_S, TakeOver
+from vmckpt.replicate.wire.beats import Hearing, Sender
 from vmckpt.replicate.wire.epoch import Assembler, Composer, Epoch
 from vmckpt.replicate.wire.errors import DamagedError
 from vmckpt.replicate.wire.frames import HEAD_BYTES, Buffer, Inbound, Kind, Outbound
-from vmckpt.replicate.wire.messages import Begin, Failure, decode_failure
+from vmckpt.replicate.wire.messages import PROTOCOL, Begin, Failure, Hello, decode_failure
 from vmckpt.replicate.wire.pages import Encoder, Shadow, as_words
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
@@ -83,6 +86,30 @@ def test_frames_come_as_they_were_sent_and_the_end_is_told() -> None:
             for _ in range(100):
                 await theirs.fail(Failure("a", "b", "c", "d"))
                 await asyncio.sleep(0.01)
+        theirs.abort()
+
+    asyncio.run(talk())
+
+
+def test_a_primary_of_another_protocol_is_refused_by_name() -> None:
+    async def talk() -> None:
+        ours, theirs = await _pair()
+        second = SecondPath(Hearing(Sender.STANDBY, b"key"), "a", lacks="a has one address only")
+        anything: Any = None
+        following = Following("b/1", anything, anything, second)
+        # Its progress is that of no replica here.
+        following._progress = int  # type: ignore[method-assign]
+        receiving = asyncio.ensure_future(following.receive(theirs))
+        hello = Hello("web", "a/1", "a", "machine", PAGES * PAGE_BYTES, protocol=4)
+        await ours.send(ours.outbound.frame(Kind.HELLO, 0, hello.encode()))
+        head, payload = await ours.receive()
+        said = decode_failure(payload)
+        assert head.kind is Kind.FAILURE
+        assert said.what == "primary and standby speak different protocols"
+        assert said.why == f"the other side's HELLO is of protocol 4, here is {PROTOCOL}"
+        assert said.remedy == "install the same vmckpt on both hosts"
+        assert await receiving == channel.ALONE
+        ours.abort()
         theirs.abort()
 
     asyncio.run(talk())
@@ -221,7 +248,7 @@ def test_a_replica_is_what_was_sent_epoch_by_epoch(ram_path: Path) -> None:
             for frame in frames:
                 epoch = _taken(assembler, frame)
             assert epoch is not None
-            replica.apply(epoch)
+            asyncio.run(replica.apply(epoch))
             assert replica.complete == bool(state)
         expected = np.zeros((PAGES, PAGE_BYTES // 8), dtype="<u8")
         expected[numbers] = content + 2
@@ -393,7 +420,7 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
     standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
     hello = SimpleNamespace(machine="another", emitters=())
     request: Any = SimpleNamespace(options=SimpleNamespace(fence=()))
-    replica: Any = SimpleNamespace(complete=True)
+    replica: Any = SimpleNamespace(complete=True, is_applying=False)
 
     async def main() -> None:
         await primary.take()

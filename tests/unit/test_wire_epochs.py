@@ -208,10 +208,10 @@ def test_the_bytes_of_messages_do_not_change() -> None:
         b'{"vm":"web","holder":"lab-a/1","host":"lab-a","machine":"b1 pid:[1]",'
         b'"ram_bytes":268435456,'
         b'"disks":[{"name":"root","size_bytes":1048576},{"name":"data","size_bytes":4096}],'
-        b'"emitters":[{"pid":7,"start_ticks":99}],"heartbeat_port":null,"protocol":4}'
+        b'"emitters":[{"pid":7,"start_ticks":99}],"heartbeat_port":null,"protocol":5}'
     ]
     assert Welcome("r1", 7, 5000).encode() == [
-        b'{"replica":"r1","epoch":7,"heartbeat_port":5000,"protocol":4}'
+        b'{"replica":"r1","epoch":7,"heartbeat_port":5000,"protocol":5}'
     ]
     assert Begin(1, 2, 3).encode() == [bytes(7) + b"\1" + bytes(7) + b"\2" + bytes(7) + b"\3"]
     assert Commit(1, 2, 3, 4, 5).encode() == [
@@ -239,8 +239,8 @@ def test_messages_come_back_as_they_were() -> None:
     [
         (b"\xff", "no JSON"),
         (b"[]", "no object"),
-        (replace(HELLO, protocol=2).encode()[0], "another protocol: 2 there, 4 here"),
-        (b'{"vm":"web","protocol":4}', "lacks disks"),
+        (replace(HELLO, protocol=2).encode()[0], "HELLO is of protocol 2, here is 5"),
+        (b'{"vm":"web","protocol":5}', "lacks disks"),
         (PACKED.replace(b'"vm":"web"', b'"vm":7'), "wrong vm"),
         (PACKED.replace(b'"pid":7', b'"pid":-7'), "negative pid"),
         (PACKED.replace(b'"pid":7', b'"pid":true'), "wrong pid"),

@@ -47,6 +47,29 @@ def test_the_bytes_of_a_frame_do_not_change() -> None:
     }  # fmt: skip
 
 
+def test_frames_are_told_apart_after_four_billion_of_them() -> None:
+    outbound, inbound = Outbound(3), Inbound(0)
+    outbound.sequence = inbound.sequence = 2**32 - 1
+    for number in (2**32 - 1, 2**32, 2**32 + 1):
+        frame = joined(outbound.frame(Kind.ACK, 1, []))
+        head, _ = read(inbound, frame)
+        assert head.sequence == number
+        assert frame[24:28] == (number % 2**32).to_bytes(4)
+    # One from 2^32 frames before.
+    outbound.sequence = inbound.sequence - 2**32
+    with pytest.raises(DamagedError, match=r"frame 4294967298 is missing"):
+        read(inbound, joined(outbound.frame(Kind.ACK, 1, [])))
+    inbound.sequence = outbound.sequence = 2**56 - 1
+    assert read(inbound, joined(outbound.frame(Kind.ACK, 1, [])))[0].sequence == 2**56 - 1
+
+
+def test_the_first_frame_of_each_protocol_is_read_by_all() -> None:
+    # As protocol 4 had it, zeroes at 5 to 7.
+    old = bytes.fromhex("0000000008000000000000000000000300000000000001020000000000000000860ba579")
+    assert joined(Outbound(3).frame(Kind.ACK, 258, [])) == old
+    assert read(Inbound(0), old)[0].sequence == 0
+
+
 FRAMES = st.lists(
     st.tuples(st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.lists(st.binary(max_size=50))),
     max_size=5,

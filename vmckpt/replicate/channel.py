@@ -33,8 +33,8 @@ class Channel:
     """One end of a connection.
 
     Times are `clock.boottime_s`: `heard_s` when anything last came, a part of a frame too;
-    `progress_s` when the other side was last known to have taken more of what was sent, or to have
-    got on with it: `applied_bytes` says how far this one has.
+    `progress_s` when the other side was last known to have taken more of what was sent, or to work
+    on it: `progress` gives a number that grows while this side does.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Channel:
         self.outbound, self.inbound = Outbound(term), Inbound(0)
         self.heard_s = self.progress_s = boottime_s()
         self.received_bytes, self._taken = 0, Heartbeat(0, 0)
-        self.applied_bytes: Callable[[], int] = int
+        self.progress: Callable[[], int] = int
 
     async def send(self, *frames: Frame) -> None:
         """Send frames; waits while the other side is behind. Raises as `send_all` does."""
@@ -117,12 +117,12 @@ class Channel:
             self.put(self.outbound.frame(Kind.HEARTBEAT, 0, self._heartbeat().encode()))
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.received_bytes, self.applied_bytes())
+        return Heartbeat(self.received_bytes, self.progress())
 
     def has_taken(self, said: Heartbeat) -> bool:
         """The other side has so much of what was sent; whether that is more than before."""
         if said.received_bytes <= self._taken.received_bytes and (
-            said.applied_bytes <= self._taken.applied_bytes
+            said.progress <= self._taken.progress
         ):
             return False
         self._taken, self.progress_s = said, boottime_s()

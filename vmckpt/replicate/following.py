@@ -1,13 +1,13 @@
 """What the standby hears of its primary: epochs, which it applies and acknowledges, and its end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.channel import ALONE, Channel
-from vmckpt.replicate.disks.journal import SLOW_S
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.replica import Replica, ram_pages
 from vmckpt.replicate.wire.epoch import Assembler, Epoch
@@ -21,12 +21,15 @@ from vmckpt.replicate.wire.messages import (
     encode_digests,
 )
 from vmckpt.replicate.wire.sections import Packer
+from vmckpt.sequence.steps import finish
 
 # Raises when this standby could not take over from a primary, which has a term.
-Try = Callable[[Hello, int], Awaitable[None]]
+Try = Callable[[Hello, int], Coroutine[Any, Any, None]]
 # The connection ended without a word.
 LOST = "lost"
-TRIED_S = 0.5
+# How often it is seen whether work on an epoch gets on, and for how long work that shows no
+# progress (a write that hangs) still counts as such.
+LOOK_S, WORK_S = 0.25, 10.0
 
 
 class Following:
@@ -47,6 +50,8 @@ class Following:
         self.why = ""
         self.is_lost = False
         self._telling: asyncio.Task[None] | None = None
+        # How often work was seen to be under way.
+        self._seen_working = 0
 
     @property
     def heard_s(self) -> float:
@@ -63,12 +68,15 @@ class Following:
         """All that has come."""
         return self._channel.received_bytes if self._channel else 0
 
-    def _applied_bytes(self) -> int:
-        return self._replica.disks.applied_bytes
+    def _written_bytes(self) -> int:
+        return self._replica.written_bytes + self._replica.disks.applied_bytes
+
+    def _progress(self) -> int:
+        return self._written_bytes() + self._seen_working
 
     async def receive(self, channel: Channel) -> str:
         """Take epochs until the connection ends; by which word it did (see `channel`), or LOST."""
-        self._channel, channel.applied_bytes = channel, self._applied_bytes
+        self._channel, channel.progress = channel, self._progress
         beating = asyncio.ensure_future(channel.beat())
         try:
             return await self._receive(channel)
@@ -99,16 +107,25 @@ class Following:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
             return ALONE
 
-    async def _try(self, channel: Channel, hello: Hello) -> None:
-        """The primary waits meanwhile, and is not silent."""
-        trying = asyncio.ensure_future(self._try_means(hello, self.term))
+    async def _work(self, channel: Channel, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`; meanwhile this side is not silent, nor is the primary, which waits for it.
+
+        Raises what `work` does.
+        """
+        working = asyncio.ensure_future(work)
+        written_bytes, written_s = self._written_bytes(), boottime_s()
         try:
-            while not trying.done():
-                channel.heard_s = boottime_s()
-                await asyncio.wait({trying}, timeout=TRIED_S)
-            trying.result()
+            while not working.done():
+                if self._written_bytes() > written_bytes:
+                    written_bytes, written_s = self._written_bytes(), boottime_s()
+                if boottime_s() - written_s < WORK_S:
+                    self._seen_working += 1
+                    channel.heard_s = boottime_s()
+                await asyncio.wait({working}, timeout=LOOK_S)
+            working.result()
         finally:
-            trying.cancel()
+            working.cancel()
+            await finish(asyncio.wait({working}))
 
     async def _tell(self, channel: Channel) -> None:
         """Tell what the copies of the disks hold, while heartbeats go on."""
@@ -121,30 +138,21 @@ class Following:
             except StorageError as exc:
                 await channel.fail(Failure(exc.kind, exc.what, exc.why, exc.remedy))
 
-    async def _ready_for(self, channel: Channel, epoch: Epoch) -> None:
-        """Slow disks are waited for, as long as they get on: the primary is not silent meanwhile.
+    async def _safe(self, epoch: Epoch) -> None:
+        """Have the epoch as the one that a guest would go on from.
 
-        Raises StorageError.
+        Raises StorageError, DamagedError.
         """
         disks = self._replica.disks
-        if disks.is_idle and disks.is_sound and not epoch.writes:
-            return
-        getting_ready = asyncio.ensure_future(disks.ready_for(epoch.writes))
-        applied_bytes = -1
-        try:
-            while not getting_ready.done():
-                if disks.applied_bytes > applied_bytes:
-                    applied_bytes, channel.heard_s = disks.applied_bytes, boottime_s()
-                await asyncio.wait({getting_ready}, timeout=SLOW_S)
-            getting_ready.result()
-        finally:
-            getting_ready.cancel()
+        if not (disks.is_idle and disks.is_sound) or epoch.writes:
+            await disks.ready_for(epoch.writes)
+        await self._replica.apply(epoch)
 
     async def _take(self, channel: Channel, head: Head, payload: memoryview) -> None:
         if head.kind is Kind.HELLO:
             self.hello = decode_hello(payload)
             self.second.begin(self.hello.heartbeat_port)
-            await self._try(channel, self.hello)
+            await self._work(channel, self._try_means(self.hello, self.term))
             pages = ram_pages(self.hello.ram_bytes)
             self._replica.disks.require_same(self.hello.disks)
             self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)
@@ -154,9 +162,6 @@ class Following:
         elif head.kind is not Kind.HEARTBEAT and self._assembler is not None:
             epoch = self._assembler.take(head, payload)
             if epoch is not None:
-                await self._ready_for(channel, epoch)
-                # All of it is here. Nothing may come between the word and the deed: what was
-                # acknowledged is what the guest goes on from.
-                channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))
-                self._replica.apply(epoch)
+                await self._work(channel, self._safe(epoch))
                 self.epoch_s = boottime_s()
+                channel.put(channel.outbound.frame(Kind.ACK, epoch.number, []))

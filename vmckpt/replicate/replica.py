@@ -1,12 +1,15 @@
 """The standby's copy of the guest: its RAM file, its disks, the last whole epoch's device state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from vmckpt.memory.ram_file import PAGE_BYTES, RamFile
 from vmckpt.replicate.disks.journal import Journal
 from vmckpt.replicate.wire.epoch import Epoch
-from vmckpt.replicate.wire.pages import Words, as_words
+from vmckpt.replicate.wire.pages import PageBatch, Words, as_words
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.sequence.steps import finish
 
 
 class Replica:
@@ -18,27 +21,43 @@ class Replica:
     def __init__(self, words: Words, disks: Journal) -> None:
         self._words, self.disks = words, disks
         self.epoch, self._device_base, self.device_state = 0, b"", b""
+        # While an epoch is being applied the memory is of no one epoch.
+        self.is_applying, self._was_complete = False, False
+        # How much of all epochs was written to memory so far.
+        self.written_bytes = 0
 
     @property
     def complete(self) -> bool:
-        """Whether a guest can go on from it."""
-        return bool(self.device_state) and self.disks.is_sound
+        """Whether a guest can go on from it, once nothing `is_applying`."""
+        return (bool(self.device_state) or self._was_complete) and self.disks.is_sound
 
-    def apply(self, epoch: Epoch) -> None:
-        """Bring it to a whole epoch; its disks follow behind.
+    async def apply(self, epoch: Epoch) -> None:
+        """Bring it to a whole epoch, in a thread; its disks follow behind.
 
-        Raises DamagedError: then it is of no use any more.
+        When this returns the epoch's sums have been checked. A cancellation waits for its end.
+        Raises DamagedError: then the replica is of no use any more.
         """
+        self.is_applying, self._was_complete = True, bool(self.device_state)
         # Should this raise, or this process die in it, the memory is of no one epoch.
         self.device_state = b""
-        for batch in epoch.batches:
-            batch.apply(self._words)
+        try:
+            await finish(self._apply(epoch))
+        finally:
+            self.is_applying = self._was_complete = False
+
+    async def _apply(self, epoch: Epoch) -> None:
+        await in_thread(partial(self._write, epoch.batches))
         self.disks.take(epoch.writes)
         if epoch.device_base is not None:
             self._device_base = epoch.device_base
         self.epoch = epoch.number
         if epoch.device_state:
             self.device_state = self._device_base + epoch.device_state
+
+    def _write(self, batches: Sequence[PageBatch]) -> None:
+        for batch in batches:
+            batch.apply(self._words)
+            self.written_bytes += batch.pages * PAGE_BYTES
 
 
 @contextmanager

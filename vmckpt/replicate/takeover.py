@@ -94,6 +94,9 @@ class TakeOver:
                 self.why = f"no answer from the arbiter: {exc.why}"
                 return Move.WAIT
         is_heard = not receiving.done() or await self._service_lives()
+        # The guest goes on from whole epochs alone.
+        while self._replica.is_applying:  # noqa: ASYNC110
+            await asyncio.sleep(TICK_S)
         return decide(
             self._view(is_heard=is_heard),
             now_s=boottime_s(),

@@ -28,8 +28,6 @@ from vmckpt.sequence.steps import to_the_end
 
 # Digests that go in one message: of 256 MiB.
 TOLD_BLOCKS = 4096
-# How often it is seen whether a slow disk gets on.
-SLOW_S = 0.25
 T = TypeVar("T")
 
 

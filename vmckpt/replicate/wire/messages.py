@@ -12,8 +12,8 @@ DIGESTS    disk and first block (2 x unsigned 64 bit, big-endian); one section: 
 COMMIT     frames, pages, device bytes, disk bytes    4 x unsigned 64 bit, big-endian
            CRC-32 over the heads' CRC-32s since and with BEGIN's    unsigned 32 bit
 ACK        empty: the head's epoch and all before it are safe with the standby
-HEARTBEAT  bytes, heads included, that have come from the other side; bytes that were written to
-           the copies of disks    2 x unsigned 64 bit, big-endian
+HEARTBEAT  bytes, heads included, that have come from the other side; a number that grows while the
+           sender works on what came    2 x unsigned 64 bit, big-endian
 """
 
 import json
@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 from vmckpt.foreign import MalformedError, parse
-from vmckpt.replicate.wire.errors import senseless
+from vmckpt.replicate.wire.errors import WireError, senseless
 from vmckpt.replicate.wire.frames import Buffer
 from vmckpt.replicate.wire.sections import Packer, unpack
 
 # Both sides have to speak the same; it changes when a frame or a payload does.
-PROTOCOL = 4
+PROTOCOL = 5
 _BEGIN = struct.Struct(">QQQ")
 _COMMIT = struct.Struct(">QQQQI")
 _HEARTBEAT = struct.Struct(">QQ")
@@ -127,12 +127,13 @@ class Commit(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The sender lives, has got so much of what it was sent, parts of frames included, and has
-    written so much of it to disks.
+    """The sender lives, and has got so much of what it was sent, parts of frames included.
+
+    `progress` grows while it works on that.
     """
 
     received_bytes: int
-    applied_bytes: int
+    progress: int
 
     def encode(self) -> list[Buffer]:
         """As a payload."""
@@ -283,7 +284,11 @@ def _json_object(payload: Buffer, kind: str) -> dict[str, Any]:
         raise senseless(f"{kind} is no object", f"it is {type(value).__name__}")
     protocol = value.get("protocol", PROTOCOL)
     if protocol != PROTOCOL:
-        raise senseless(f"{kind} is of another protocol", f"{protocol} there, {PROTOCOL} here")
+        raise WireError(
+            "primary and standby speak different protocols",
+            why=f"the other side's {kind} is of protocol {protocol!r:.20}, here is {PROTOCOL}",
+            remedy="install the same vmckpt on both hosts",
+        )
     return value
 
 

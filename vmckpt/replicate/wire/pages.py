@@ -172,6 +172,7 @@ class PageBatch:
         found = int(np.add.reduce(replica[self.patched], axis=None))
         found += int(np.add.reduce(self.contents, axis=None))
         if found % (1 << 64) != self.sum:
+            del replica  # a traceback would keep the memory mapped
             raise damaged(
                 "the replica is not what the primary takes it for", "its pages' sum differs"
             )
