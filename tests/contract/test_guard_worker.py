@@ -160,6 +160,24 @@ def there_are_groups() -> bool:
     return True
 
 
+def test_a_daemon_that_left_its_group_is_found_when_both_workers_were_killed(place: Path) -> None:
+    """As with `systemd-run --scope`: root's processes can go to another control group."""
+    if not there_are_groups():
+        pytest.skip("no control group can be made here")
+    [mount] = [one for one in cgroup.MOUNTS if (one / "cgroup.controllers").exists()]
+    script = f"echo $$ >{mount}/cgroup.procs; " + DAEMON.format(place.parent) + "; exec sleep 60"
+    words = [sys.executable, "-m", "vmckpt.fleet.guard.worker", str(place / "result"), "sh", "-c"]
+    worker = subprocess.Popen([*words, script])
+    until_there_is(place.parent / "daemon", worker)
+    daemon = int((place.parent / "daemon").read_text())
+    assert identify(daemon)
+    os.kill(runner_of(worker), signal.SIGKILL)
+    worker.kill()
+    end(place)
+    assert until_gone(daemon)
+    worker.wait(30)
+
+
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_daemon_of_a_command_that_is_over_is_ended_too(

@@ -13,7 +13,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.images import Image, images_of
+from vmckpt.vm.images import Image, images_of, remove_image
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
 
@@ -102,6 +102,41 @@ def test_beside_a_vm_that_cannot_be_read_nothing_is_said_to_be_unused(
     vm_dir(tmp_path, "va").spec.write_text("nonsense =")
     with pytest.raises(RefusedError, match="is not known"):
         users(host)
+
+
+def test_what_forks_will_stand_on_is_in_use_before_there_are_any(
+    host: LocalHost, tmp_path: Path
+) -> None:
+    point, run = "0123456789abcdef" * 2, tmp_path / "checkpointing/r1"
+    names = (f"{point}-0.qcow2", f".{point}-0.qcow2.r1", f"{'f' * 32}-0.qcow2")
+    for name in names:
+        (tmp_path / "images" / name).write_bytes(b"x")
+    run.mkdir(parents=True)
+    run.joinpath("request.json").write_text(json.dumps({"wish": {"checkpoint": point}}))
+    used = ("checkpoint run r1",)
+    assert users(host) == {names[0]: used, names[1]: used, names[2]: ()}
+    run.joinpath("status.json").write_text('{"state": "running"}')
+    assert users(host)[names[0]] == used
+    run.joinpath("status.json").write_text('{"state": "done"}')
+    assert not any(users(host).values())
+
+
+class MadeMeanwhile(LocalHost):
+    """A host on which a VM is written down between the look at an image and its removal."""
+
+    async def resolve(self, path: Path) -> Path:
+        a_vm(self, "late", 'image = "a.raw"', at_home=False)
+        return await super().resolve(path)
+
+
+def test_an_image_that_a_vm_has_begun_to_use_meanwhile_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.raw").write_bytes(b"x")
+    host = MadeMeanwhile("local", tmp_path, "127.0.0.1")
+    with pytest.raises(RefusedError, match="is in use") as refused:
+        asyncio.run(remove_image(host, Image(tmp_path / "images/a.raw", 1, 1, ())))
+    assert refused.value.why == "VM late"
+    assert [path.name for path in (tmp_path / "images").iterdir()] == ["a.raw"]
 
 
 def said(state: Path, *words: str) -> tuple[int, dict[str, Any]]:

@@ -62,3 +62,10 @@ def test_a_name_is_one_file_in_its_directory(name: str, short_path: Path) -> Non
 @pytest.mark.parametrize("name", ["web", "My domain (old)", "-x", "müller", "a.b", "x" * 200])
 def test_names_of_domains_are_names_too(name: str) -> None:
     assert file_name(name, "VM") == name
+
+
+@pytest.mark.parametrize("words", [("fork", "x", "--store=\udcff"), ("vm", "show", "\udcff")])
+def test_what_is_no_utf_8_is_said_to_be_none(short_path: Path, words: tuple[str, ...]) -> None:
+    done = vmckpt(short_path, *words)
+    assert done.returncode == 2
+    assert "is no text" in done.stderr

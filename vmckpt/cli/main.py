@@ -92,12 +92,25 @@ def main() -> int:
     # Guests' memory, disks, consoles and monitors are nobody else's.
     os.umask(0o077)
     try:
+        _require_text(sys.argv[1:])
         code = command_line(sys.argv[1:])(standalone_mode=False)
     except Exception as exc:  # noqa: BLE001 - whatever it is, it is told
         code = told(exc)
     finally:
         end_running()
     return code if isinstance(code, int) else 0
+
+
+def _require_text(words: Sequence[str]) -> None:
+    """Raises UsageError: what is no UTF-8 could not be written down. A guard's command may be."""
+    ours = takewhile(lambda word: word != "--", words) if words[:1] == ["guard"] else words
+    for word in ours:
+        try:
+            word.encode()
+        except UnicodeEncodeError as exc:
+            raise UsageError(
+                f"'{word}' is no text", why="it is not UTF-8", remedy="write it in UTF-8"
+            ) from exc
 
 
 def told(error: Exception | AskedToStopError) -> int:

@@ -5,13 +5,16 @@ path it reaches the file, and every file that another image has as its backing f
 """
 
 import re
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import NotFoundError, RefusedError, UsageError
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.foreign import Fields
 from vmckpt.hosts.host import Host
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec import parse_spec
@@ -81,6 +84,10 @@ async def looked_at(
         for path, file in files.items():
             if _mentions(text, path):
                 users[file.identity].add(user)
+    for user, checkpoint in await _being_read(host):
+        for path, file in files.items():
+            if checkpoint in path.name:  # what its forks stand on, before there are any
+                users[file.identity].add(user)
     await _add_backing(host, reached, users)
     return [
         Image(path, file.size_bytes, file.allocated_bytes, tuple(sorted(users[file.identity])))
@@ -104,14 +111,43 @@ async def files_of_domains(host: Host) -> dict[str, list[Path]]:
 
 
 async def remove_image(host: Host, image: Image) -> None:
-    """Remove an image that nothing uses. Raises RefusedError, StorageError."""
+    """Remove an image that nothing uses, nor has begun to use by now.
+
+    It is first given another name, by which no VM that is being made finds it: one that was
+    written down before that is seen then, and the image gets its name back. Raises RefusedError,
+    StorageError.
+    """
     if image.users:
-        raise RefusedError(
-            f"{image.path} on {host.name} is in use",
-            why=", ".join(image.users),
-            remedy="only what nothing uses is removed: see `vmckpt host images`",
+        raise _in_use(host, image, image.users)
+    real = await host.resolve(image.path)
+    apart = real.with_name(f".removed-{secrets.token_hex(4)}-{real.name}")
+    await _rename(host, real, apart)
+    said = await _said(host)
+    found = [user for user, text in said if any(_mentions(text, one) for one in (real, image.path))]
+    if not found:
+        await host.remove(apart)
+        return
+    await _rename(host, apart, real)
+    raise _in_use(host, image, dict.fromkeys(found))
+
+
+def _in_use(host: Host, image: Image, users: Iterable[str]) -> RefusedError:
+    return RefusedError(
+        f"{image.path} on {host.name} is in use",
+        why=", ".join(users),
+        remedy="only what nothing uses is removed: see `vmckpt host images`",
+    )
+
+
+async def _rename(host: Host, old: Path, new: Path) -> None:
+    done = await host.run(["mv", "-n", "-T", "--", str(old), str(new)])
+    if done.returncode or await host.exists(old):
+        raise StorageError(
+            f"cannot rename {old} to {new.name} on {host.name}",
+            why=done.stderr.strip() or f"{new.name} is there",
+            remedy="check the rights of its directory; a file whose name begins with .removed- was "
+            "an image, to be renamed by hand if a VM needs it",
         )
-    await host.remove(await host.resolve(image.path))
 
 
 def chosen(images: Iterable[Image], name: str) -> Image:
@@ -165,6 +201,21 @@ async def _said(host: Host) -> list[_Said]:
             )
     texts = [(user, await host.read_text(path)) for user, path in files]
     return [_Said(user, text) for user, text in texts if text]
+
+
+async def _being_read(host: Host) -> list[tuple[str, str]]:
+    """The checkpoints that runs on the host read at this moment, and which runs."""
+    found = []
+    folder = host.state_dir / "checkpointing"
+    for name in await host.list_dir(folder):
+        request = await host.read_text(folder / name / "request.json")
+        status = await host.read_text(folder / name / "status.json")
+        with suppress(ValueError):
+            wish, told = Fields.parse(request or "{}"), Fields.parse(status or "{}")
+            checkpoint = wish.fields("wish").text("checkpoint", None)
+            if checkpoint and told.text("state", None) not in ("done", "failed"):
+                found.append((f"checkpoint run {name}", checkpoint))
+    return found
 
 
 def _named(said: Iterable[_Said], host: Host) -> Iterator[tuple[str, Path]]:

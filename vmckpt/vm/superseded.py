@@ -1,8 +1,9 @@
 """Images that a VM left on a host when its standby took it over: older than the VM, and its own.
 
-STATE/superseded/VM.json says which files they were, by inode, size and time of the last write. A
-file that is still that one is known for a leftover, which another copy of the disk may replace;
-one that was written since, or stands there instead, is not.
+STATE/superseded/VM.json says which files they were, by inode, size, time of the last write and of
+the last change of any kind: programs can set the former back (cp -p, rsync -t), the kernel alone
+sets the latter. A file that is still that one is known for a leftover, which another copy of the
+disk may replace; one that was written since, or stands there instead, is not.
 """
 
 import json
@@ -14,7 +15,7 @@ from vmckpt.vm.images import files_of_domains, looked_at
 from vmckpt.vm.inventory import Vm
 
 FORMAT = 1
-_IDENTITY = "%i %s %.9Y %W"
+_IDENTITY = "%i %s %.9Y %W %.9Z"
 
 
 async def note_superseded(host: Host, stale: Vm) -> None:

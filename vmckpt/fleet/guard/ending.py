@@ -76,12 +76,12 @@ def release(directory: Path) -> Left:
 
 def _certain(directory: Path, workers: _Workers, told: tuple[int, ...] | None) -> Left:
     left, sure = set(told or ()), told is not None
+    if not sure:  # root's processes may have left the group, as systemd-run --scope has them do
+        left |= set(_end_marked(directory))
     if workers.group is not None and workers.group.exists():
         left |= set(cgroup.kill_all(workers.group, KILL_S))
         cgroup.dissolve(workers.group)
         sure = True
-    if not sure:
-        left |= set(_end_marked(directory))
     return Left(tuple(sorted(pid for pid in left if identify(pid))), sure)
 
 
