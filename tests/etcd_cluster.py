@@ -44,7 +44,9 @@ class Member:
         ports: Sequence[int],
         papers: Papers | None = None,
         address: str = LOOPBACK,
+        options: Sequence[str] = (),
     ) -> None:
+        self._options = options
         client_port, peer_port = ports
         self.name, self._folder, self._papers = name, folder, papers
         self.url = f"{'https' if papers else 'http'}://{address}:{client_port}"
@@ -58,6 +60,7 @@ class Member:
             "--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url,
             "--initial-cluster", peers, "--initial-cluster-token", self._folder.name,
             "--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "error",
+            *self._options,
         ]  # fmt: skip
         if (papers := self._papers) is not None:
             argv += ["--cert-file", str(papers.certificate), "--key-file", str(papers.key)]
@@ -93,10 +96,18 @@ class Member:
 class Cluster:
     """Some members."""
 
-    def __init__(self, folder: Path, size: int, papers: Papers | None, address: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        papers: Papers | None,
+        address: str,
+        options: Sequence[str] = (),
+    ) -> None:
         ports = free_ports(2 * size, address)
         self.members = [
-            Member(f"m{n}", folder, ports[2 * n : 2 * n + 2], papers, address) for n in range(size)
+            Member(f"m{n}", folder, ports[2 * n : 2 * n + 2], papers, address, options)
+            for n in range(size)
         ]
         self._peers = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
 
@@ -154,10 +165,14 @@ class Cluster:
 
 @contextmanager
 def running(
-    folder: Path, size: int = 3, papers: Papers | None = None, address: str = LOOPBACK
+    folder: Path,
+    size: int = 3,
+    papers: Papers | None = None,
+    address: str = LOOPBACK,
+    options: Sequence[str] = (),
 ) -> Iterator[Cluster]:
     """A cluster whose clients reach it at an address of this machine."""
-    cluster = Cluster(folder, size, papers, address)
+    cluster = Cluster(folder, size, papers, address, options)
     with ExitStack() as undo:
         for member in cluster.members:
             undo.callback(member.kill)

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -158,6 +160,34 @@ def test_a_cluster_that_was_restarted_knows_all_terms(cluster: Cluster) -> None:
         put(store(cluster, SHORT_S), "restart", 2, first.version)
     assert asyncio.run(store(cluster).read("restart")) == first
     assert put(store(cluster), "restart", 2, first.version).version > first.version
+
+
+def test_a_write_that_etcd_has_no_space_for_may_be_done_all_the_same(tmp_path: Path) -> None:
+    """Of writes that are applied while the quota is used up etcd says so, and keeps them."""
+    fat = replace(FIRST, holder="x" * 8000)
+    quota = ("--quota-backend-bytes", str(1 << 20))
+
+    async def play(url: str) -> None:
+        where = EtcdStore([Gateway(url)], timeout_s=SHORT_S)
+        failed: dict[str, BaseException] = {}
+        written = 0
+        while not failed:
+            names = [f"vm-{number}" for number in range(written, written + 24)]
+            ends = await asyncio.gather(
+                *(where.replace(name, fat, over=NONE_YET) for name in names),
+                return_exceptions=True,
+            )
+            ends_of = zip(names, ends, strict=True)
+            failed = {name: end for name, end in ends_of if isinstance(end, BaseException)}
+            written += len(names)
+        assert {type(end) for end in failed.values()} == {OutcomeUnknownError}
+        assert all("etcdctl alarm disarm" in str(end) for end in failed.values())
+        # Some of them are there, each as it was to be: etcd still answers reads.
+        found = [await where.read(name) for name in failed]
+        assert {one.record for one in found if one is not None} <= {fat}
+
+    with running(tmp_path, 1, options=quota) as made:
+        asyncio.run(play(made.urls[0]))
 
 
 # -- what is no etcd -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vmckpt.errors import OutcomeUnknownError, StorageError, UsageError
-from vmckpt.lease.gateway import Gateway, NotTakenError, UnansweredError
+from vmckpt.lease.gateway import NO_SPACE, Gateway, NotTakenError, UnansweredError
 from vmckpt.lease.record import Record, decode, encode
 from vmckpt.lease.store import ArbiterDownError, Versioned
 
@@ -130,10 +130,14 @@ class EtcdStore:
         )
 
     def _unknown(self, vm: str, failures: dict[str, Exception]) -> OutcomeUnknownError:
+        remedy = "look again; bring a majority of its members back if they are down"
+        if NO_SPACE in (why := _said(failures)):
+            remedy = (
+                "compact and defragment etcd, or give it a larger --quota-backend-bytes, then: "
+                "etcdctl alarm disarm; until then nothing is granted or renewed"
+            )
         return OutcomeUnknownError(
-            f"nobody knows whether etcd has written the lease of '{vm}'",
-            why=_said(failures),
-            remedy="look again; bring a majority of its members back if they are down",
+            f"it is not known whether etcd has written the lease of '{vm}'", why=why, remedy=remedy
         )
 
 

@@ -18,6 +18,12 @@ DEFAULT_PORT = 2379
 _MOST_BYTES = 1 << 20
 # What etcd says of a token that is too old, or was given by a member that has started anew since.
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
+# Answers that say nothing of what becomes of a write. 408 is gRPC's "cancelled": it is on its way.
+# 429 is etcd's "database space exceeded": said before a write is proposed, or after it was applied
+# (etcdserver, `quotaApplierV3.Txn`).
+_UNDECIDED = (408, 429)
+# What etcd says when its quota is used up, until its alarm is disarmed.
+NO_SPACE = "database space exceeded"
 # A member that has no leader says so at once instead of waiting for one.
 _HEADERS = (
     "Content-Type: application/json\r\nGrpc-Metadata-hasleader: true\r\nConnection: close\r\n"
@@ -108,8 +114,7 @@ def _parsed(answer: bytes) -> dict[str, Any]:
         body = response.read()
     except (HTTPException, ValueError) as exc:
         raise UnansweredError(f"its answer makes no sense: {type(exc).__name__}: {exc}") from exc
-    # 408 is gRPC's "cancelled", on its way.
-    is_refused = 400 <= response.status < 500 and response.status != 408
+    is_refused = 400 <= response.status < 500 and response.status not in _UNDECIDED
     try:
         value = json.loads(body)
     except ValueError as exc:
