@@ -43,6 +43,7 @@ class Member:
         folder: Path,
         ports: Sequence[int],
         papers: Papers | None = None,
+        *,
         address: str = LOOPBACK,
         options: Sequence[str] = (),
     ) -> None:
@@ -101,12 +102,20 @@ class Cluster:
         folder: Path,
         size: int,
         papers: Papers | None,
+        *,
         address: str,
         options: Sequence[str] = (),
     ) -> None:
         ports = free_ports(2 * size, address)
         self.members = [
-            Member(f"m{n}", folder, ports[2 * n : 2 * n + 2], papers, address, options)
+            Member(
+                f"m{n}",
+                folder,
+                ports[2 * n : 2 * n + 2],
+                papers,
+                address=address,
+                options=options,
+            )
             for n in range(size)
         ]
         self._peers = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
@@ -172,7 +181,7 @@ def running(
     options: Sequence[str] = (),
 ) -> Iterator[Cluster]:
     """A cluster whose clients reach it at an address of this machine."""
-    cluster = Cluster(folder, size, papers, address, options)
+    cluster = Cluster(folder, size, papers, address=address, options=options)
     with ExitStack() as undo:
         for member in cluster.members:
             undo.callback(member.kill)

@@ -40,12 +40,13 @@ class Allocation(NamedTuple):
 class Promise(NamedTuple):
     """Memory that a process may come to have: `file` as it is touched, or its own (`is_private`).
 
-    It is written down in `record` and counts while a process runs whose command line has `holder`.
+    It is written down in `record` and counts while a process runs whose command line has `holder`;
+    "": while the process runs that asks. Its own memory is in no file (`file` is None).
     """
 
     record: Path
     size_bytes: int
-    file: Path
+    file: Path | None
     is_private: bool
     holder: str
 

@@ -2,7 +2,7 @@
 
 A guest's memory is taken page by page as the guest touches it, and where there is none any more it
 dies. So what a process may still come to have counts as taken from before it starts. Each promise
-is a file in `/dev/shm/*/promised`; it counts while its holder runs, or whoever asked for it has
+is a file `/dev/shm/*/promised*`; it counts while its holder runs, or whoever asked for it has
 not started that yet. Who asks writes first and counts then: of two who ask at once, one at least
 sees the other.
 """
@@ -55,15 +55,16 @@ def promise(
     me = process.identify(os.getpid()) or ProcessId(os.getpid(), 0)
     mine = _Given(asked, me, time.monotonic_ns(), is_given=False)
     _write(asked.record, mine)
+    directory = asked.file.parent.parent if asked.file else None
     until_s = time.monotonic() + _TURN_S
     try:
         while True:
             others = [one for path, one in _counting(place) if path != asked.record]
             first = [one for one in others if one.is_given or one.since_ns <= mine.since_ns]
             have = available()
-            found = _room(asked.file.parent.parent, have, first)
+            found = _room(directory, have, first)
             fits = asked.size_bytes <= found.free_bytes or overcommit
-            every = _room(asked.file.parent.parent, have, others)
+            every = _room(directory, have, others)
             if fits and (len(first) == len(others) or asked.size_bytes <= every.free_bytes):
                 _write(asked.record, mine._replace(is_given=True))
                 return found._replace(is_given=True)
@@ -76,28 +77,35 @@ def promise(
         raise
 
 
-def _room(directory: Path, available_bytes: int, others: list[_Given]) -> Room:
-    while not directory.exists():
-        directory = directory.parent
-    found, device = os.statvfs(directory), directory.stat().st_dev
+def _room(directory: Path | None, available_bytes: int, others: list[_Given]) -> Room:
+    """In a directory, or (None) in no file at all."""
     owed = [(one.promise, _outstanding(one)) for one in others]
     in_memory = sum(size for _, size in owed)
-    here = sum(
-        size for one, size in owed if not one.is_private and _device(one.file.parent) == device
-    )
-    free = found.f_bavail * found.f_frsize - here
-    if not _is_set_aside(directory):
-        free = min(free, available_bytes - in_memory)
+    free = available_bytes - in_memory
+    if directory is not None:
+        while not directory.exists():
+            directory = directory.parent
+        found, device = os.statvfs(directory), directory.stat().st_dev
+        here = sum(
+            size
+            for one, size in owed
+            if one.file and not one.is_private and _device(one.file.parent) == device
+        )
+        on_it = found.f_bavail * found.f_frsize - here
+        free = on_it if _is_set_aside(directory) else min(on_it, free)
     return Room(max(0, free), in_memory, is_given=False)
 
 
 def _counting(place: Path) -> Iterator[tuple[Path, _Given]]:
     """Promises whose holder runs or is being started. Another user's cannot be read."""
     holders = _command_lines()
-    for path in place.glob(f"*/{NAME}"):
+    for path in place.glob(f"*/{NAME}*"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             one = _read(path)
-            holder = one.promise.holder.encode()
+            if not (holder := one.promise.holder.encode()):
+                if process.is_alive(one.asker):
+                    yield path, one._replace(holder_pid=one.asker.pid)
+                continue
             pid = next((pid for pid, line in holders.items() if holder in line), None)
             is_new = time.monotonic_ns() - one.since_ns < _STARTED_WITHIN_NS
             if pid is not None or (is_new and process.is_alive(one.asker)):
@@ -108,7 +116,7 @@ def _outstanding(given: _Given) -> int:
     """What of it has not been taken yet."""
     one, taken = given.promise, 0
     try:
-        if not one.is_private and one.file.exists():
+        if one.file and not one.is_private and one.file.exists():
             taken = one.file.stat().st_blocks * _BLOCK_BYTES
         elif given.holder_pid is not None:  # what it has written is its own
             lines = Path(f"/proc/{given.holder_pid}/status").read_text().splitlines()
@@ -144,7 +152,7 @@ def _command_lines() -> dict[int, bytes]:
 def _write(path: Path, given: _Given) -> None:
     one = given.promise
     words = {
-        "size_bytes": one.size_bytes, "file": str(one.file), "is_private": one.is_private,
+        "size_bytes": one.size_bytes, "file": str(one.file or ""), "is_private": one.is_private,
         "holder": one.holder, "asker": [given.asker.pid, given.asker.start_ticks],
         "since_ns": given.since_ns, "is_given": given.is_given,
     }  # fmt: skip
@@ -157,7 +165,7 @@ def _write(path: Path, given: _Given) -> None:
 
 def _read(path: Path) -> _Given:
     words = json.loads(path.read_text())
-    file, holder = Path(words["file"]), str(words["holder"])
+    file, holder = Path(words["file"]) if words["file"] else None, str(words["holder"])
     one = Promise(path, int(words["size_bytes"]), file, bool(words["is_private"]), holder)
     asker = ProcessId(*map(int, words["asker"]))
     return _Given(one, asker, int(words["since_ns"]), bool(words["is_given"]))

@@ -21,8 +21,12 @@ TELLING_PAGES, _WEIGHT = 1024, 0.3
 
 @dataclass(slots=True)
 class Brake:
-    """`pages_per_s`: what the link was seen to take, packed; 0: not seen yet."""
+    """`pages_per_s`: what the link was seen to take, packed; 0: not seen yet.
 
+    `most_pages`: what an epoch may have; half of that is too much to be written anew.
+    """
+
+    most_pages: float = math.inf
     pages_per_s: float = 0.0
 
     def took(self, pages: int, seconds: float) -> None:
@@ -39,8 +43,8 @@ class Brake:
 
     def is_due(self, dirty_pages: int, takes_pages_per_s: float) -> bool:
         """Whether the guest is to be slowed now."""
-        return dirty_pages > takes_pages_per_s * BACKLOG_S
+        return dirty_pages > min(takes_pages_per_s * BACKLOG_S, self.most_pages / 2)
 
     def allowance(self, takes_pages_per_s: float) -> float:
         """How many pages it may write in a slot before it is stopped for the rest of that."""
-        return SHARE * takes_pages_per_s * SLOT_S
+        return min(SHARE * takes_pages_per_s * SLOT_S, self.most_pages / 32)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from vmckpt.hosts.host import Host
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
+from vmckpt.replicate import memory
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.paths import lacks_second
 from vmckpt.replicate.request import Options
@@ -34,6 +35,7 @@ async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
     checks += await target_checks.accel(vm, standby)
     checks.append(await target_checks.permissions(vm, standby))
     checks += [found async for found in target_checks.room(vm, standby)]
+    checks += [found async for found in memory.checks(vm, standby)]
     shared = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
     checks += [found async for found in target_checks.files(vm, standby, shared)]
     checks += await target_checks.network(vm, standby)

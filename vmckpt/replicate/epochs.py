@@ -1,6 +1,7 @@
 """The primary's epochs, one by one: each taken, on its way, safe with the standby, let out."""
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -15,22 +16,28 @@ from vmckpt.epoch.guard import STOPPED_FOR_AN_EPOCH
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.scheduling import prompt
+from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.replicate.brake import GRACE_S, LEAST_RUN_S, SLOT_S, Brake
 from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.memory import epoch_limit_bytes
 from vmckpt.replicate.pace import Pace
 from vmckpt.replicate.request import Options
 from vmckpt.replicate.stream import StandbyLostError, Stream
 from vmckpt.sequence.steps import to_the_end
+from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 
 COPY_BYTES = 16 << 20
 # Epochs of the first copy that may be under way at once.
 COPIES_AHEAD = 2
 POLL_S, SCAN_POLL_S = 0.02, 0.005
+# How often a guest that runs is looked at for having written as much as an epoch may have, and for
+# which part of the time at most: a scan of much memory takes its time.
+SIZE_POLL_S, SIZE_POLL_SHARE = 0.1, 0.1
 # A guest whose epochs take longer is not worth its output's being held so long.
 LONGEST_S = 30.0
 # When an epoch takes longer than DOUBT_S, QEMU is probed: one that leaves PROBES in a row
@@ -62,7 +69,10 @@ class Epochs:
         # The state in which the guest stands still without anybody's having stopped it; "": none.
         self.stands_still = ""
         self._resumed_s = 0.0
-        self._brake = Brake()
+        ram_bytes = grip.vm.spec.memory_bytes
+        self._most_pages = epoch_limit_bytes(ram_bytes) // PAGE_BYTES
+        has_room_for_all = self._most_pages * PAGE_BYTES > ram_bytes
+        self._brake = Brake(math.inf if has_room_for_all else self._most_pages)
         # Of the epoch that is being sent: since when, how many pages, how long the guest was held.
         self._sending_s = self._held_s = 0.0
         self._under_way = 0
@@ -127,8 +137,17 @@ class Epochs:
 
     async def rest(self, wake: asyncio.Event) -> None:
         """Let the guest run until the next epoch, or `wake`; what it writes may call for one."""
-        left_s = self._resumed_s + self.pace.run_s - time.monotonic()
-        await self._mirrors.intake.waits_for(max(0.0, left_s), wake)
+        until_s, intake, look_s = self._resumed_s + self.pace.run_s, self._mirrors.intake, 0.0
+        while (left_s := until_s - time.monotonic()) > look_s + SIZE_POLL_S:
+            await intake.waits_for(look_s + SIZE_POLL_S, wake)
+            if wake.is_set() or intake.is_early.is_set():
+                return
+            began_s = time.monotonic()
+            # So that the epoch's last part, which is copied in its pause, is no more than half.
+            if self._capture.dirty_pages() > self._most_pages // 2:
+                return
+            look_s = (time.monotonic() - began_s) / SIZE_POLL_SHARE
+        await intake.waits_for(max(0.0, left_s), wake)
 
     async def _captured(self, *, resume_guest: bool) -> tuple[Epoch, float]:
         """An epoch that is on its way, and when its pause began."""
@@ -136,7 +155,7 @@ class Epochs:
         self._sending_s, self._held_s, self._under_way = time.monotonic(), 0.0, 0
         await self._stream.disks(intake.cut())
         early, pauses = 0, list[float]()
-        while self._budget.wants_pass(self._capture.dirty_pages()):
+        while self._wants_pass(early):
             with self._killed_if_stuck(), intake.open(), prompt():
                 spans, pause_s = await self._capture.early()
             if pause_s is not None:
@@ -144,8 +163,13 @@ class Epochs:
             async with self._braked():
                 for pages in self._capture.copies(spans, COPY_BYTES):
                     early += pages.count
-                    await self._stream.pages(pages)
+                    if self.is_safe:
+                        await self._stream.pages(pages)
+                    else:  # there is no whole epoch yet: nothing has to wait for this one's end
+                        number = await self._stream.commit(pages)
+                        await self._stream.acknowledged(number - COPIES_AHEAD)
                     self._under_way = early
+        self._require_room(early)
         captured_s = time.monotonic()
         with self._killed_if_stuck(), intake.open(), prompt():
             epoch = await self._capture.epoch(
@@ -158,6 +182,22 @@ class Epochs:
         devices = epoch.device_base, epoch.device_state
         await self._stream.commit(epoch.pages, devices, self._mirrors.ended())
         return replace(epoch, early_pages=early, early_pauses_s=tuple(pauses)), captured_s
+
+    def _wants_pass(self, early: int) -> bool:
+        """Whether to copy more while the guest runs: not what would leave no room for the rest."""
+        dirty = self._capture.dirty_pages()
+        has_room = not self.is_safe or early + 2 * dirty <= self._most_pages
+        return has_room and self._budget.wants_pass(dirty)
+
+    def _require_room(self, early: int) -> None:
+        """The epoch is no more than the standby has memory for. Raises StandbyLostError."""
+        pages = self._capture.dirty_pages() + (early if self.is_safe else 0)
+        if pages > self._most_pages:
+            raise StandbyLostError(
+                f"an epoch would have {format_size(pages * PAGE_BYTES)}, and the standby has "
+                f"memory for {format_size(self._most_pages * PAGE_BYTES)}: the guest writes faster "
+                "than the link takes, though it was slowed"
+            )
 
     @contextmanager
     def _killed_if_stuck(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any
 from vmckpt.errors import HostDownError, StorageError, VmckptError
 from vmckpt.lease.clock import boottime_s
 from vmckpt.replicate.channel import ALONE, Channel
+from vmckpt.replicate.memory import epoch_room_bytes
 from vmckpt.replicate.paths import SecondPath
 from vmckpt.replicate.replica import Replica, ram_pages
 from vmckpt.replicate.wire.epoch import Assembler, Epoch
@@ -155,7 +156,12 @@ class Following:
             await self._work(channel, self._try_means(self.hello, self.term))
             pages = ram_pages(self.hello.ram_bytes)
             self._replica.disks.require_same(self.hello.disks)
-            self._assembler = Assembler(pages, self.hello.disks, last=self._replica.epoch)
+            self._assembler = Assembler(
+                pages,
+                self.hello.disks,
+                last=self._replica.epoch,
+                most_bytes=epoch_room_bytes(self.hello.ram_bytes, has_disks=bool(self.hello.disks)),
+            )
             welcome = Welcome(self._name, self._replica.epoch or None, self.second.port)
             await channel.send(channel.outbound.frame(Kind.WELCOME, 0, welcome.encode()))
             self._telling = asyncio.ensure_future(self._tell(channel))

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
 from vmckpt.epoch.capture import capturing
@@ -12,6 +12,7 @@ from vmckpt.epoch.guarding import guard_command
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import HostDownError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.deadman import armed, attended
+from vmckpt.hosts.kernel import PageTracking, page_tracking
 from vmckpt.hosts.process import identify
 from vmckpt.hosts.remote.tls import Place, open_link
 from vmckpt.hosts.scheduling import give_way
@@ -20,6 +21,7 @@ from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import open_fd
+from vmckpt.memory.soft_dirty import is_sound
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.channel import Channel
@@ -31,6 +33,7 @@ from vmckpt.replicate.disks.mirrors import Source, mirrored
 from vmckpt.replicate.epochs import Grip
 from vmckpt.replicate.fencing.agent import this_machine
 from vmckpt.replicate.keeper import Keeper
+from vmckpt.replicate.memory import primary_bytes, promised
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, second_path
 from vmckpt.replicate.protection import Protection
@@ -78,6 +81,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
                 remedy="see `vmckpt vm list`",
             )
         vm = await read_again(found)
+        await stack.enter_async_context(_with_memory(vm, has_disks=bool(request.disks)))
         pidfd = stack.enter_context(_pidfd(vm))
         tell_guard = stack.enter_context(_guarded(vm, files))
         await require_right(vm)
@@ -123,6 +127,15 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         # What a host that shuts down sends to all processes, QEMU's among them.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)
         await protection.run()
+
+
+def _with_memory(vm: Vm, *, has_disks: bool) -> AbstractAsyncContextManager[None]:
+    """What this service may come to have, for the block. Entering it raises RefusedError."""
+    files, how = vm.qemu.files, page_tracking()
+    if how is PageTracking.SOFT_DIRTY and not is_sound(files.ram(vm.spec.ram_dir)):
+        how = PageTracking.COMPARISON
+    need_bytes = primary_bytes(vm.spec.memory_bytes, how, has_disks=has_disks)
+    return promised(vm.host, files, vm.spec, "primary", need_bytes)
 
 
 async def _sources(monitor: Monitor, request: Request, vm: Vm) -> list[Source]:

@@ -33,6 +33,7 @@ from vmckpt.replicate.disks.journal import Journal, journal_of
 from vmckpt.replicate.following import Following
 from vmckpt.replicate.keeper import GIVEN_UP_S
 from vmckpt.replicate.leftovers import remove_stale_home
+from vmckpt.replicate.memory import promised, standby_bytes
 from vmckpt.replicate.narration import narrated
 from vmckpt.replicate.paths import SecondPath, paths_status, second_path
 from vmckpt.replicate.recovery import give_up_term
@@ -96,7 +97,11 @@ async def serve_standby(directory: Path) -> None:
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:
-            async with journal_of(copies, are_shared=request.shares_disks) as disks:
+            need_bytes = standby_bytes(spec.memory_bytes, has_disks=bool(copies))
+            async with (
+                promised(host, warm.qemu.files, spec, "standby", need_bytes),
+                journal_of(copies, are_shared=request.shares_disks) as disks,
+            ):
                 with mapped(warm.qemu.files.ram(spec.ram_dir)) as ram:
                     await standby.serve(ram, disks)
         finally:

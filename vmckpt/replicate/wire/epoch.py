@@ -5,6 +5,7 @@
 What is applied to the replica is an `Epoch`: all of it has come and its checksums hold.
 """
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -149,16 +150,20 @@ class _Open:
     device: list[memoryview] = field(default_factory=list)
     writes: list[DiskWrite] = field(default_factory=list)
     totals: _Totals = field(default_factory=_Totals)
+    held_bytes: int = 0
 
 
 class Assembler:
     """The standby's end of a connection: takes frames that `Inbound` and `require_whole` let by.
 
-    `last`: the epoch that the replica holds; 0: it is empty.
+    `last`: the epoch that the replica holds; 0: it is empty. An epoch that keeps more than
+    `most_bytes` of memory before all of it has come is refused.
     """
 
-    def __init__(self, ram_pages: int, disks: Sequence[Disk], *, last: int) -> None:
-        self.last = last
+    def __init__(
+        self, ram_pages: int, disks: Sequence[Disk], *, last: int, most_bytes: float = math.inf
+    ) -> None:
+        self.last, self._most_bytes = last, most_bytes
         self._ram_pages, self._disks = ram_pages, disks
         self._open: _Open | None = None
 
@@ -200,14 +205,24 @@ class Assembler:
         if head.kind is Kind.PAGES:
             now.batches.append(decode(payload, self._ram_pages))
             totals.pages += now.batches[-1].pages
+            now.held_bytes += now.batches[-1].held_bytes
         elif head.kind in (Kind.BASE, Kind.DEVICE):
             pieces = now.base if head.kind is Kind.BASE else now.device
             pieces.append(messages.decode_device(payload))
             totals.device_bytes += len(pieces[-1])
+            now.held_bytes += len(pieces[-1])
         else:
             writes = messages.decode_writes(payload, self._disks)
             now.writes += writes
-            totals.disk_bytes += sum(len(write.data) for write in writes)
+            data_bytes = sum(len(write.data) for write in writes)
+            totals.disk_bytes += data_bytes
+            now.held_bytes += data_bytes
+        if now.held_bytes > self._most_bytes:
+            raise senseless(
+                f"epoch {now.number} is larger than any",
+                f"{now.held_bytes} bytes of it have come; the standby has room for "
+                f"{self._most_bytes:.0f}",
+            )
 
     def _commit(self, now: _Open, commit: Commit) -> Epoch:
         if commit != now.totals.as_commit():

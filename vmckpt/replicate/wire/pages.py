@@ -160,6 +160,17 @@ class PageBatch:
         """How many it is about."""
         return len(self.zero) + len(self.patched) + len(self.whole)
 
+    @property
+    def held_bytes(self) -> int:
+        """What it keeps in memory until it is applied."""
+        return (
+            sum(
+                array.nbytes
+                for array in (self.zero, self.patched, self.changed, self.words, self.whole)
+            )
+            + self.contents.nbytes
+        )
+
     def apply(self, replica: Words) -> None:
         """Write it to guest memory that holds all that was sent before. Doing it twice is the same.
 

@@ -1,0 +1,347 @@
+"""Memory that a replication takes: had on both hosts before it begins, and no more later."""
+
+import asyncio
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vmckpt.epoch.epoch import Pages
+from vmckpt.errors import RefusedError
+from vmckpt.hosts import promises
+from vmckpt.hosts.host import Promise, Room
+from vmckpt.hosts.kernel import PageTracking
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.replicate.disks.intake import Intake
+from vmckpt.replicate.epochs import COPIES_AHEAD, COPY_BYTES, Epochs
+from vmckpt.replicate.memory import (
+    checks,
+    epoch_limit_bytes,
+    epoch_room_bytes,
+    primary_bytes,
+    promised,
+    standby_bytes,
+)
+from vmckpt.replicate.request import Options
+from vmckpt.replicate.stream import StandbyLostError
+from vmckpt.replicate.wire.epoch import Assembler, Composer
+from vmckpt.replicate.wire.errors import WireError
+from vmckpt.replicate.wire.frames import HEAD_BYTES, Inbound, Outbound, require_whole
+from vmckpt.replicate.wire.messages import Begin
+from vmckpt.replicate.wire.pages import Encoder, Shadow
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.check import OK, REFUSE, WARN
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import IN_MEMORY, vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+MIB, GIB = 1 << 20, 1 << 30
+ZEROES = bytes(COPY_BYTES)
+
+
+class Sized(LocalHost):
+    """A host with so much memory that nobody has yet."""
+
+    has_bytes = 0
+    tracking = PageTracking.PROTECTION
+
+    async def available_memory_bytes(self) -> int:
+        return self.has_bytes
+
+    async def memory_room(self, directory: Path) -> Room:
+        return Room(0, 0, is_given=False)
+
+    async def page_tracking(self) -> str:
+        return self.tracking
+
+
+def sized(name: str, path: Path, free_bytes: int, how: PageTracking | None = None) -> Sized:
+    class Host(Sized):
+        is_this_machine = False
+
+    Host.has_bytes, Host.tracking = free_bytes, how or PageTracking.PROTECTION
+    return Host(name, path, "127.0.0.1")
+
+
+def vm_on(host: LocalHost, text: str) -> Vm:
+    spec = parse_spec(f'name = "web"\n{text}', "test", host.state_dir)
+    directory = vm_dir(host.state_dir, "web")
+    qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), Platform("q35", "tcg", "qemu64"))
+    return Vm(spec, host, directory, qemu)
+
+
+def found(vm: Vm, standby: LocalHost) -> list[tuple[str, str]]:
+    async def ask() -> list[tuple[str, str]]:
+        return [(one.code, one.verdict) async for one in checks(vm, standby)]
+
+    return asyncio.run(ask())
+
+
+def test_a_host_that_runs_the_guest_needs_as_much_again(tmp_path: Path) -> None:
+    """96 GiB, of which the guest has 64: there is no room for the copy of them."""
+    full = sized("lab-a", tmp_path, 30 * GIB)
+    roomy = sized("lab-b", tmp_path, 90 * GIB)
+    of_64 = 'memory = "64G"'
+    assert found(vm_on(full, of_64), roomy) == [("memory-primary", REFUSE), ("memory-standby", OK)]
+    accepted = vm_on(full, f"{of_64}\novercommit = true")
+    assert found(accepted, roomy) == [("memory-primary", WARN), ("memory-standby", OK)]
+
+    async def refused() -> Any:
+        return await anext(checks(vm_on(full, of_64), roomy))
+
+    check = asyncio.run(refused())
+    assert "68.1 GiB" in check.reason
+    assert "30.0 GiB are free" in check.reason
+    assert "lab-a" in check.remedy
+    assert "overcommit = true" in check.remedy
+
+
+def test_a_standby_needs_an_epoch_besides_the_guest(tmp_path: Path) -> None:
+    large = sized("lab-a", tmp_path, 200 * GIB)
+    guest = vm_on(large, 'memory = "64G"')
+    assert found(guest, sized("lab-b", tmp_path, 65 * GIB))[1] == ("memory-standby", REFUSE)
+    assert found(guest, sized("lab-b", tmp_path, 70 * GIB))[1] == ("memory-standby", OK)
+
+
+def test_where_memory_is_compared_there_are_two_copies(tmp_path: Path) -> None:
+    comparing = sized("lab-a", tmp_path, 90 * GIB, PageTracking.COMPARISON)
+    guest = vm_on(comparing, 'memory = "64G"')
+    assert found(guest, sized("lab-b", tmp_path, 90 * GIB))[0] == ("memory-primary", REFUSE)
+    comparing = sized("lab-a", tmp_path, 140 * GIB, PageTracking.COMPARISON)
+    guest = vm_on(comparing, 'memory = "64G"')
+    assert found(guest, sized("lab-b", tmp_path, 90 * GIB))[0] == ("memory-primary", OK)
+
+
+def test_what_is_needed_is_bounded_and_more_than_what_is_sent() -> None:
+    for ram_bytes in (16 * MIB, 256 * MIB, GIB, 3 * GIB, 64 * GIB, 1024 * GIB):
+        limit_bytes = epoch_limit_bytes(ram_bytes)
+        assert min(ram_bytes, 256 * MIB) <= limit_bytes <= 4 * GIB
+        room_bytes = epoch_room_bytes(ram_bytes, has_disks=False)
+        # What the standby has of a page is 4096 bytes and its number.
+        assert room_bytes > limit_bytes // PAGE_BYTES * (PAGE_BYTES + 16)
+        assert standby_bytes(ram_bytes, has_disks=False) > room_bytes
+        assert primary_bytes(ram_bytes, "page protection", has_disks=False) > ram_bytes
+
+
+# -- the promise ---------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from pathlib import Path
+from vmckpt.hosts import promises
+from vmckpt.hosts.host import Promise
+record = Path(sys.argv[1])
+asked = Promise(record, 60 << 20, None, is_private=True, holder="")
+found = promises.promise(asked, lambda: 100 << 20, overcommit=False, place=record.parent.parent)
+print(found.is_given, flush=True)
+taken = bytearray(40 << 20) if sys.argv[2] == "takes" else b""
+input()
+"""
+
+
+def test_a_process_has_its_own_memory_promised_while_it_lives(tmp_path: Path) -> None:
+    directory = tmp_path / "vmckpt-web-0"
+    directory.mkdir()
+    record = directory / "promised-primary"
+    for how, free in (("waits", range(40, 70)), ("takes", range(80, 101))):
+        command = [sys.executable, "-c", HOLDER, str(record), how]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "True\n"
+        left = _until(lambda: promises.room(tmp_path, 100 * MIB, tmp_path).free_bytes // MIB, free)
+        assert left in free, left
+        holder.communicate("\n")
+    # Its record is still there, and counts for nothing.
+    assert record.exists()
+    assert promises.room(tmp_path, 100 * MIB, tmp_path).free_bytes == 100 * MIB
+
+
+def _until(look: Any, wanted: range) -> int:
+    for _ in range(200):
+        if (seen := int(look())) in wanted:
+            return seen
+        os.sched_yield()
+    return seen
+
+
+def test_a_service_without_its_memory_says_how_much_is_lacking(tmp_path: Path) -> None:
+    class Full(LocalHost):
+        async def promise_memory(self, promise: Promise, *, overcommit: bool) -> Room:
+            assert (promise.holder, promise.file) == ("", None)
+            if overcommit:
+                promise.record.write_text("")
+            return Room(3 * GIB, 2 * GIB, is_given=overcommit)
+
+    host = Full("lab-a", tmp_path, "127.0.0.1")
+    vm = vm_on(host, 'memory = "4G"')
+    files = vm.qemu.files._replace(qemu_id=os.urandom(4).hex())
+    directory = files.memory(IN_MEMORY)
+
+    async def enter(spec: Any) -> None:
+        async with promised(host, files, spec, "primary", 7 * GIB):
+            assert (directory / "promised-primary").exists()
+        assert not (directory / "promised-primary").exists()
+
+    try:
+        with pytest.raises(RefusedError) as caught:
+            asyncio.run(enter(vm.spec))
+        assert "7.00 GiB" in caught.value.why
+        assert "3.00 GiB are free, besides 2.00 GiB" in caught.value.why
+        asyncio.run(enter(vm.spec._replace(overcommit=True)))
+    finally:
+        directory.rmdir()
+
+
+# -- kept to -------------------------------------------------------------------------------------
+
+
+def test_the_standby_takes_no_larger_epoch_than_it_has_memory_for() -> None:
+    pages = 64
+    content = np.random.default_rng(1).integers(0, 2**63, (pages, 512)).astype("<u8")
+    composer = Composer(Outbound(1), Encoder(Shadow(pages)))
+
+    def fed(assembler: Assembler, first: int, copies: int) -> None:
+        frames = [composer.begin(first, Begin(first - 1, 0, 0))]
+        for copy in range(copies):
+            frames += composer.pages(np.arange(pages), content + np.uint64(first * 1000 + copy))
+        frames.append(composer.commit())
+        for frame in frames:
+            data = b"".join(bytes(part) for part in frame)
+            inbound = Inbound(0)
+            inbound.sequence = int.from_bytes(data[24:28])
+            head = inbound.head(data[:HEAD_BYTES])
+            require_whole(head, data[HEAD_BYTES:])
+            assembler.take(head, memoryview(data)[HEAD_BYTES:])
+
+    whole = Assembler(pages, (), last=0, most_bytes=3 * pages * PAGE_BYTES)
+    for number in (1, 2, 3):  # what was applied counts no more
+        fed(whole, number, 2)
+    with pytest.raises(WireError, match="larger than any"):
+        fed(whole, 4, 4)
+
+
+class Guest:
+    """What a capture finds: the guest has written `dirty` pages each time that it is asked."""
+
+    tracker = "page protection"
+
+    def __init__(self, dirty: Iterator[int]) -> None:
+        self._dirty, self.now = dirty, 0
+        self.epochs = 0
+
+    def dirty_pages(self) -> int:
+        self.now = next(self._dirty, self.now)
+        return self.now
+
+    async def early(self) -> tuple[list[Span], float]:
+        return [(0, self.now * PAGE_BYTES)], 0.001
+
+    def copies(self, spans: Sequence[Span], chunk_bytes: int) -> Iterator[Pages]:
+        ((_, end),) = spans
+        for at in range(0, end, chunk_bytes):
+            length = min(end - at, chunk_bytes)
+            data = ZEROES if length == chunk_bytes else bytes(length)
+            yield Pages(((at, at + length),), data)
+
+    async def epoch(self, number: int, **_: Any) -> Any:
+        raise EndedError
+
+
+class EndedError(Exception):
+    """The last part of an epoch is asked for."""
+
+
+class Sent:
+    """A stream that notes what goes over it."""
+
+    why = ""
+
+    def __init__(self) -> None:
+        self.ahead = self.committed = 0
+        self.awaited = list[int]()
+        self.next_number = 1
+
+    async def disks(self, writes: Sequence[Any]) -> None:
+        pass
+
+    async def pages(self, pages: Pages) -> None:
+        self.ahead += pages.count
+
+    async def commit(self, pages: Pages) -> int:
+        self.committed += pages.count
+        self.next_number += 1
+        return self.next_number - 1
+
+    async def acknowledged(self, number: int) -> None:
+        self.awaited.append(number)
+
+
+def epochs_of(dirty: Sequence[int], ram_bytes: int, tmp_path: Path) -> tuple[Epochs, Sent]:
+    vm = vm_on(LocalHost("lab-a", tmp_path, "127.0.0.1"), f'memory = "{ram_bytes >> 20}M"')
+    sent = Sent()
+    mirrors = SimpleNamespace(intake=Intake({}), end_epoch=lambda: None)
+    grip: Any = SimpleNamespace(
+        vm=vm, monitor=None, capture=Guest(iter(dirty)), output=None, pidfd=-1, mirrors=mirrors
+    )
+    keeper: Any = SimpleNamespace(is_silent=lambda: False, may_run=lambda: True)
+    stream: Any = sent
+    return Epochs(grip, stream, keeper, Options("/leases", epoch_s=3600.0)), sent
+
+
+def captured(epochs: Epochs) -> None:
+    async def capture() -> None:
+        with pytest.raises(EndedError):
+            await epochs._captured(resume_guest=True)
+
+    asyncio.run(capture())
+
+
+def test_an_epoch_ends_early_while_there_is_room_for_what_is_left(tmp_path: Path) -> None:
+    """Each pass gains, and would be followed by others: but what they send adds up."""
+    limit = epoch_limit_bytes(GIB) // PAGE_BYTES
+    dirty = [limit // 2 - 10, limit // 3, limit // 5, limit // 8]
+    epochs, sent = epochs_of(dirty, GIB, tmp_path)
+    epochs.is_safe = True
+    captured(epochs)
+    assert sent.ahead == limit // 2 - 10
+    assert sent.ahead + limit // 3 <= limit
+
+
+def test_a_guest_that_writes_more_than_an_epoch_goes_on_alone(tmp_path: Path) -> None:
+    limit = epoch_limit_bytes(GIB) // PAGE_BYTES
+    epochs, _ = epochs_of([limit + 1], GIB, tmp_path)
+    epochs.is_safe = True
+    with pytest.raises(StandbyLostError, match=r"memory for 512 MiB: the guest writes faster"):
+        asyncio.run(epochs._captured(resume_guest=True))
+
+
+def test_before_the_first_whole_epoch_passes_wait_for_no_end(tmp_path: Path) -> None:
+    """All of memory was written during the first copy: the standby has none of it to keep."""
+    every = GIB // PAGE_BYTES
+    epochs, sent = epochs_of([every, every // 3, 100], GIB, tmp_path)
+    captured(epochs)
+    assert sent.ahead == 0
+    assert sent.committed == every + every // 3
+    assert sent.awaited == [n - COPIES_AHEAD for n in range(1, len(sent.awaited) + 1)]
+
+
+def test_a_long_epoch_ends_when_half_of_what_it_may_have_is_written(tmp_path: Path) -> None:
+    limit = epoch_limit_bytes(GIB) // PAGE_BYTES
+    epochs, _ = epochs_of([1, limit // 4, limit // 2 + 1], GIB, tmp_path)
+    epochs._resumed_s = math.inf
+
+    async def rest() -> None:
+        async with asyncio.timeout(20):
+            await epochs.rest(asyncio.Event())
+
+    asyncio.run(rest())

@@ -1,0 +1,125 @@
+"""Memory that a replication's services need, besides the guest's own and the standby's: had at the
+start on both hosts, and kept to.
+
+The primary's service has a copy of what it has sent, at most all of the guest's memory, and one
+more where written pages are found by comparing. Both have an epoch: an open one is in the primary's
+memory until it is sent, and in the standby's until all of it has come. So an epoch has a limit:
+once it is near an epoch ends early, and a guest that writes even more in one goes on alone.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.host import Host, Promise
+from vmckpt.hosts.kernel import PageTracking
+from vmckpt.units import format_size
+from vmckpt.vm.check import OK, REFUSE, WARN, Check
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import IN_MEMORY, QemuDir
+from vmckpt.vm.spec import Spec
+
+MIB = 1 << 20
+# An epoch has half of the guest's memory, at most what a link of 100 Gbit/s takes in 0.3 s, and at
+# least all of a small guest's, with what is written twice.
+_SHARE, _LEAST_BYTES, _MOST_BYTES = 2, 256 * MIB, 4096 * MIB
+_TWICE_BYTES = 16 * MIB
+# Of an epoch the standby has more than its pages: their numbers, devices, what is read ahead.
+_BESIDES_BYTES = 16 * MIB
+# The program and its libraries; an epoch's writes to disks, which `disks/intake.py` bounds.
+SERVICE_BYTES, DISK_BYTES = 64 * MIB, 192 * MIB
+
+
+def epoch_limit_bytes(ram_bytes: int) -> int:
+    """What an epoch's pages may come to, as the primary sends them."""
+    all_of_it = 2 * ram_bytes + _TWICE_BYTES
+    return min(all_of_it, _MOST_BYTES, max(_LEAST_BYTES, ram_bytes // _SHARE))
+
+
+def epoch_room_bytes(ram_bytes: int, *, has_disks: bool) -> int:
+    """What the standby takes of one, before all of it is there; more ends the connection."""
+    limit_bytes = epoch_limit_bytes(ram_bytes)
+    return limit_bytes + limit_bytes // 8 + _BESIDES_BYTES + (DISK_BYTES if has_disks else 0)
+
+
+def primary_bytes(ram_bytes: int, tracking: str, *, has_disks: bool) -> int:
+    """What the primary's service may come to have."""
+    copies = 2 if tracking == PageTracking.COMPARISON else 1
+    disk_bytes = DISK_BYTES if has_disks else 0
+    return copies * ram_bytes + epoch_limit_bytes(ram_bytes) + SERVICE_BYTES + disk_bytes
+
+
+def standby_bytes(ram_bytes: int, *, has_disks: bool) -> int:
+    """What the standby's service may come to have, besides the memory of its QEMU.
+
+    The writes of one epoch are still applied while the next one comes.
+    """
+    room_bytes = epoch_room_bytes(ram_bytes, has_disks=has_disks)
+    return room_bytes + SERVICE_BYTES + (DISK_BYTES if has_disks else 0)
+
+
+async def checks(vm: Vm, standby: Host) -> AsyncIterator[Check]:
+    """Whether both hosts have the memory, beside all that they promised to others."""
+    spec, has_disks = vm.spec, any(not disk.read_only for disk in vm.spec.disks)
+    ram_bytes = spec.memory_bytes
+    here_bytes = primary_bytes(ram_bytes, await vm.host.page_tracking(), has_disks=has_disks)
+    there_bytes = standby_bytes(ram_bytes, has_disks=has_disks)
+    what = "for the primary's service: its copy of the guest's memory, and an epoch"
+    yield await _check("memory-primary", vm.host, spec, here_bytes, what)
+    what = "for the standby's service: an epoch on its way"
+    if spec.ram_dir.is_relative_to(IN_MEMORY):
+        there_bytes, what = there_bytes + ram_bytes, f"{what}; and for the guest"
+    if vm.host.is_this_machine and standby.is_this_machine:
+        there_bytes, what = there_bytes + here_bytes, f"{what}; besides the primary's service"
+    yield await _check("memory-standby", standby, spec, there_bytes, what)
+
+
+async def _check(code: str, host: Host, spec: Spec, need_bytes: int, what: str) -> Check:
+    others_bytes = (await host.memory_room(IN_MEMORY)).promised_bytes
+    free_bytes = max(0, await host.available_memory_bytes() - others_bytes)
+    text = _figures(host, need_bytes, what, free_bytes, others_bytes)
+    if free_bytes >= need_bytes:
+        return Check(code, OK, text)
+    if spec.overcommit:
+        return Check(code, WARN, text, "services and guests die when memory runs out (overcommit)")
+    return Check(code, REFUSE, text, _remedy(host))
+
+
+@asynccontextmanager
+async def promised(
+    host: Host, files: QemuDir, spec: Spec, role: str, need_bytes: int
+) -> AsyncIterator[None]:
+    """So much memory is this process's, for the block. Raises RefusedError: it is not there."""
+    directory = files.memory(IN_MEMORY)
+    await host.make_private_dir(directory)
+    record = directory / f"promised-{role}"
+    asked = Promise(record, need_bytes, None, is_private=True, holder="")
+    found = await host.promise_memory(asked, overcommit=spec.overcommit)
+    if not found.is_given:
+        what = f"for the {role}'s service"
+        raise RefusedError(
+            f"{host.name} has no memory for the replication of '{spec.name}'",
+            why=_figures(host, need_bytes, what, found.free_bytes, found.promised_bytes),
+            remedy=_remedy(host),
+        )
+    try:
+        yield
+    finally:
+        await host.remove(record)
+
+
+def _figures(host: Host, need_bytes: int, what: str, free_bytes: int, others_bytes: int) -> str:
+    text = (
+        f"{host.name} needs {format_size(need_bytes)} of memory {what}; "
+        f"{format_size(free_bytes)} are free"
+    )
+    if others_bytes:
+        text += f", besides {format_size(others_bytes)} that other processes may still touch"
+    return text
+
+
+def _remedy(host: Host) -> str:
+    return (
+        f"end or move other VMs on {host.name}, use a host with more memory, give the VM less, or "
+        "accept that processes die when memory runs out: overcommit = true in its spec"
+    )
