@@ -45,6 +45,7 @@ def test_two_that_do_not_fit_together_are_not_both_given(tmp_path: Path, is_priv
 def test_what_has_been_touched_is_not_counted_twice(tmp_path: Path) -> None:
     first = promise(tmp_path, "one", 60 * MIB)
     assert ask(tmp_path, first, 100 * MIB).is_given
+    assert first.file is not None
     first.file.write_bytes(b"x" * (50 * MIB))  # the kernel says 50 MiB less are available now
     assert ask(tmp_path, promise(tmp_path, "two", 40 * MIB), 50 * MIB).is_given
 
