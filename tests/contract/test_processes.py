@@ -275,3 +275,27 @@ except OutcomeUnknownError as exc:
         else:
             assert told.startswith("unknown"), done
             assert process.is_alive(sleeper)
+
+
+def test_a_command_that_acts_at_a_death_waits_until_all_threads_have_ended(tmp_path: Path) -> None:
+    # As while the kernel takes a killed process apart: its first thread has gone, its locks have
+    # not; `identify` sees a zombie.
+    dying = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    with spawned(tmp_path, *python(dying)) as starter:
+        assert eventually(lambda: process.identify(starter.pid) is None)
+        environment = {"VMCKPT_STATE_DIR": str(tmp_path), "VMCKPT_STARTER": str(starter.pid)}
+        with subprocess.Popen(
+            [sys.executable, "-m", "vmckpt.cli.entry", "host", "list", "--json"],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as command:
+            with pytest.raises(subprocess.TimeoutExpired):
+                command.wait(2.0)
+            os.kill(starter.pid, signal.SIGKILL)
+            output, _ = command.communicate(timeout=30)
+    assert command.returncode == 0, output

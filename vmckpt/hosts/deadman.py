@@ -11,7 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vmckpt.events.durable import NEW_FILE
-from vmckpt.hosts.process import APPENDED
+from vmckpt.hosts.process import APPENDED, wait_for_end
+
+# In the environment of a command that acts at its starter's death: the starter's pid.
+STARTER = "VMCKPT_STARTER"
+# The kernel takes 0.3 s per GiB to free a dead process's memory.
+_WAIT_S = 60.0
 
 
 @contextmanager
@@ -19,7 +24,8 @@ def armed(command: Sequence[str], log: Path) -> Iterator[None]:
     """Have `command` run, its output in the new file `log`, if this process dies within the block.
 
     xargs reads a pipe to its end before it runs the command, once, since it was given nothing
-    there. However this process ends, the kernel closes the pipe's only other end.
+    there. However this process ends, the kernel closes the pipe's only other end. It closes files
+    one by one, so the command first waits (`outlive_starter`) until this process holds no lock.
     """
     with os.fdopen(os.open(log, NEW_FILE, 0o600), "wb") as output:
         watcher = subprocess.Popen(
@@ -28,6 +34,7 @@ def armed(command: Sequence[str], log: Path) -> Iterator[None]:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            env=os.environ | {STARTER: str(os.getpid())},
         )
     try:
         yield
@@ -37,6 +44,15 @@ def armed(command: Sequence[str], log: Path) -> Iterator[None]:
         if watcher.stdin:
             watcher.stdin.close()
         log.unlink(missing_ok=True)
+
+
+def outlive_starter() -> None:
+    """In what may be a command that acts at its starter's death: wait until that is complete.
+
+    For at most 60 s: then what it finds locked is refused, as to every other command.
+    """
+    if (pid := os.environ.pop(STARTER, "")).isdecimal():
+        wait_for_end(int(pid), _WAIT_S)
 
 
 class Attendant:

@@ -125,6 +125,23 @@ def stop_for_good(process: ProcessId, *, wait_s: float = KILL_TIMEOUT_S) -> bool
     return True
 
 
+def wait_for_end(pid: int, wait_s: float) -> bool:
+    """Wait until a process has wholly ended: all its files are closed, and its locks free.
+
+    False when it has not after `wait_s`. Raises OutcomeUnknownError as `kill` does.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError as exc:
+        raise _unknown(pid, exc) from exc
+    try:
+        return _ended(pidfd, wait_s)
+    finally:
+        os.close(pidfd)
+
+
 @contextmanager
 def _signalled(process: ProcessId, signal_number: int) -> Iterator[int | None]:
     """The pidfd of a process that was sent a signal; None when there is no such process any more.
