@@ -187,6 +187,26 @@ def test_gc_keeps_what_is_good_and_remembers_what_is_lost(tmp_path: Path) -> Non
         assert check(store).whole
 
 
+def test_a_pack_of_which_nothing_is_left_heals(tmp_path: Path) -> None:
+    """All that is needed of it was in one frame."""
+    place, first = tmp_path / "store", memory(PAGES // 4, 1)
+    with create_store(str(place)) as store:
+        one = save(store, first)
+        second, dirty = dirtied(first, PAGES // 8, 1)
+        two = save(store, second, parent=one, dirty=dirty)
+        pack = ram_pack(store, one)
+        store.remove([one.id])
+    flip_frame(place, pack)
+    with open_store(str(place)) as store:
+        assert collect(store, plan_gc(store)).lost
+        assert not len(store.opened.packs.find(bytes.fromhex(pack)).table.slots)
+        save(store, second, vm="other")
+        require_same(store, two, second)
+        assert collect(store, plan_gc(store)).healed
+        require_same(store, two, second)
+        assert check(store).whole
+
+
 def test_a_damaged_table_of_names_is_made_anew(tmp_path: Path) -> None:
     place, ram = tmp_path / "store", memory(PAGES, 1)
     with create_store(str(place)) as store:

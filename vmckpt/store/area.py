@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -162,7 +163,7 @@ class Area:
         chunks, positions = chunks[here], pack.table.positions(slots[here])
         frames = pack.table.frames(positions)
         starts = np.flatnonzero(np.diff(frames, prepend=-1))
-        for start, end in zip(starts, [*starts[1:], len(frames)], strict=True):
+        for start, end in pairwise([*starts.tolist(), len(frames)]):
             frame = int(frames[start])
             for at in range(start, end, _MOST_AT_ONCE):
                 to = min(end, at + _MOST_AT_ONCE)

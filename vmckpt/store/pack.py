@@ -93,16 +93,9 @@ class Table:
 
     def positions(self, slots: Numbers) -> Numbers:
         """The positions of slots, in their order. Raises DamagedError for one that is gone."""
-        places = slots
-        if not self.ordered:
-            if not len(self.slots):
-                raise damaged("a chunk is missing", "its pack is empty")
-            places = np.searchsorted(self.slots, slots).clip(max=len(self.slots) - 1)
-        if len(slots) and (
-            int(slots.max()) >= self.slot_count or np.any(self.slots[places] != slots)
-        ):
+        if not self.has(slots).all():
             raise damaged("a chunk is missing", "its pack does not have its slot")
-        return places
+        return slots if self.ordered else np.searchsorted(self.slots, slots)
 
     def frames(self, positions: Numbers) -> Numbers:
         """The frames that chunks are in, by position."""
