@@ -199,6 +199,7 @@ def test_a_pack_of_which_nothing_is_left_heals(tmp_path: Path) -> None:
     flip_frame(place, pack)
     with open_store(str(place)) as store:
         assert collect(store, plan_gc(store)).lost
+    with open_store(str(place)) as store:
         assert not len(store.opened.packs.find(bytes.fromhex(pack)).table.slots)
         save(store, second, vm="other")
         require_same(store, two, second)

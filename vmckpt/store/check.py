@@ -163,7 +163,7 @@ class _Check:
             self._found(pack_name(pack_id, generation), exc.why)
             return None
         try:
-            pack.hashes()
+            pack.require_hashes()
         except (DamagedError, MissingError) as exc:
             self._found(pack.name, _why(exc))
         bad = self._opened.records.slots(pack_id, generation)
@@ -174,7 +174,7 @@ class _Check:
     def _names(self, name: str, pack: Pack, names: Hashes, good: NDArray[np.bool_]) -> None:
         """The chunks that can be read are what they are called; nobody restores by names."""
         try:
-            hashes = pack.hashes()
+            hashes = pack.stored_hashes()
         except (DamagedError, MissingError) as exc:
             self._found(name, _why(exc))
             return

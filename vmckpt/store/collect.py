@@ -162,7 +162,7 @@ def collect(store: Store, plan: Plan) -> Collected:
         for rewrite in plan.rewrites:
             if not rewrite.heals:
                 came = _rewritten(store, rewrite, needed, came)
-        store.opened.records.tidy(store.opened.packs.look_again())
+        store.opened.records.tidy()
         return came._replace(freed_bytes=before - _size(store))
 
 
@@ -220,15 +220,18 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         if len(needed.slots[pack.id]) > len(kept):
             return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
         lock.require()
+        names = opened.elsewhere.names(pack, lost).astype("<u8")
+        words = [name.tobytes() if name.any() else b"" for name in names]
+        known = dict(zip(lost.tolist(), words, strict=True))
         if len(lost):
-            names = opened.elsewhere.names(pack, lost).astype("<u8")
-            words = [name.tobytes() if name.any() else b"" for name in names]
-            known = dict(zip(lost.tolist(), words, strict=True))
             for _ in range(RECORD_COPIES):  # nothing else knows these names from now on
-                opened.records.write([Damage(pack.id, generation, known)])
+                undo.callback(
+                    opened.records.remove,
+                    opened.records.write([Damage(pack.id, generation, known)]),
+                )
         # Undone until it is certain that it has all that is needed, whatever `publish` says.
         undo.callback(opened.backend.remove, new.name)
-        new.publish(pack.table.slot_count)
+        new.publish(pack.table.slot_count, known)
         _look(store, needed)
         if len(needed.slots[pack.id]) > len(kept):
             return 0, len(lost)
@@ -252,7 +255,7 @@ def _kept(opened: Opened, pack: Pack, slots: Numbers) -> Iterable[tuple[Numbers,
 def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
     """Whether writing a pack anew brings back slots of it, or its table of names."""
     try:
-        pack.hashes()
+        pack.require_hashes()
     except DamagedError:
         return True
     bad = slots[~pack.table.has(slots)]

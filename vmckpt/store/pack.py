@@ -2,6 +2,9 @@
 
     header     (`header.py`, kind P)
     frames     boxes of zstd: up to FRAME_BYTES of chunks each, without gaps between
+    spare      the last frame, of no chunks: zstd of nothing, then HASH_BYTES of every slot once
+               more, also of those that are gone because they were damaged (packs of an older vmckpt
+               have none, and that vmckpt reads this as an empty frame)
     hashes     a box: HASH_BYTES of every slot; zeroes where the slot is gone
     table      a box of zstd: for each frame the size of its box, then how many chunks it holds
                (unsigned 32 bit, little-endian), then the slots of all chunks in their order unless
@@ -16,9 +19,10 @@ needs, as the next generation, `packs/ID-GENERATION`, and the slots keep their n
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -46,6 +50,8 @@ _TRAILER = struct.Struct(">IIIIII")
 _TRAILER_BYTES = _TRAILER.size + TAG_BYTES
 # Read at once from a pack's end: nearly always all that is needed.
 _END_BYTES = 64 << 10
+# zstd of nothing: a frame of no chunks.
+_NOTHING = bytes.fromhex("28b52ffd2000010000")
 # Frames being compressed while others are written.
 _IN_FLIGHT = 8
 
@@ -120,8 +126,38 @@ class Pack:
         return unpack(self._box(Box.FRAME, number, (start, stored)), size, self.name)
 
     def hashes(self) -> Hashes:
-        """The chunks' names by slot: two words each. Raises DamagedError."""
-        data = self._box(Box.HASHES, 0, self._hash_place)
+        """The chunks' names by slot: two words each, of either copy. Raises DamagedError."""
+        try:
+            return self.stored_hashes()
+        except DamagedError:
+            spare = self.spare_hashes()
+            if spare is None:
+                raise
+            found = np.zeros_like(spare)
+            found[self.table.slots] = spare[self.table.slots]
+            return found
+
+    def spare_hashes(self) -> Hashes | None:
+        """The names once more, also of chunks that gc could not keep; None: an older vmckpt's pack.
+
+        Raises DamagedError.
+        """
+        table, number = self.table, len(self.table.counts) - 1
+        if number < 0 or table.counts[number]:
+            return None
+        data = self._box(Box.FRAME, number, (int(table.starts[number]), int(table.stored[number])))
+        return self._as_hashes(data[len(_NOTHING) :])
+
+    def require_hashes(self) -> None:
+        """Raises DamagedError unless each copy of the names can be read."""
+        self.stored_hashes()
+        self.spare_hashes()
+
+    def stored_hashes(self) -> Hashes:
+        """The names as they are stored first. Raises DamagedError."""
+        return self._as_hashes(self._box(Box.HASHES, 0, self._hash_place))
+
+    def _as_hashes(self, data: bytes) -> Hashes:
         if len(data) != self.table.slot_count * HASH_BYTES:
             raise damaged(f"{self.name} is damaged", "its hashes do not fit its table")
         return np.frombuffer(data, dtype="<u8").reshape(-1, 2)
@@ -224,30 +260,38 @@ class PackWriter:
         while len(self._waiting) > _IN_FLIGHT:
             self._write_next()
 
-    def publish(self, slot_count: int | None = None) -> None:
+    def publish(
+        self, slot_count: int | None = None, lost: Mapping[int, bytes] = MappingProxyType({})
+    ) -> None:
         """All of it is there when this returns. Raises StorageError.
 
-        `slot_count`: when slots were given.
+        `slot_count`: when slots were given. `lost`: names of others, which are to come back.
         """
         while self._waiting:
             self._write_next()
-        hashes = b"".join(self._hashes)
-        columns = [np.array(self._stored), np.array(self._counts)]
+        hashes = spare = b"".join(self._hashes)
+        listed = np.zeros(0, dtype=np.int64)
         if slot_count is not None:
             self.slot_count = slot_count
-            slots = np.concatenate([*self._slots, np.zeros(0, dtype=np.int64)])
-            columns.append(slots)
+            listed = np.concatenate([*self._slots, listed])
             by_slot = np.zeros((slot_count, 2), dtype="<u8")
-            by_slot[slots] = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
+            by_slot[listed] = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
             hashes = by_slot.tobytes()
+            for slot, name in lost.items():
+                by_slot[slot] = np.frombuffer(name or bytes(HASH_BYTES), dtype="<u8")
+            spare = by_slot.tobytes()
+        sealed = self._seal.seal(Box.FRAME, len(self._counts), _NOTHING + spare)
+        self._stored.append(len(sealed))
+        self._counts.append(0)
+        self._write(sealed)
+        columns = [np.array(self._stored), np.array(self._counts), listed]
         table = np.concatenate(columns).astype("<u4").tobytes()
         boxes = [
             self._seal.seal(Box.HASHES, 0, hashes),
             self._seal.seal(Box.TABLE, 0, compress(table, LEVEL)),
         ]
         facts = (self.chunk_bytes, len(self._counts), self.slot_count)
-        listed = slot_count is not None
-        trailer = _TRAILER.pack(*facts, len(boxes[0]), len(boxes[1]), listed)
+        trailer = _TRAILER.pack(*facts, len(boxes[0]), len(boxes[1]), slot_count is not None)
         boxes.append(self._seal.seal(Box.TRAILER, 0, trailer))
         self._write(b"".join(boxes))
         self._writer.publish()

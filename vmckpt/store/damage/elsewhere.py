@@ -67,6 +67,10 @@ class Elsewhere:
         with suppress(DamagedError):  # the records may have them
             found[:] = pack.hashes()[slots]
         unknown = np.flatnonzero(~found.any(axis=1))
+        with suppress(DamagedError):
+            if len(unknown) and (spare := pack.spare_hashes()) is not None:
+                found[unknown] = spare[slots[unknown]]
+                unknown = np.flatnonzero(~found.any(axis=1))
         if len(unknown):
             self._records.refresh()
             found[unknown] = self._records.names(pack.id, slots[unknown])

@@ -14,8 +14,11 @@ believes them: a chunk that can be read is read.
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
+from math import inf
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -27,7 +30,7 @@ from vmckpt.store.compression import compress, unpack
 from vmckpt.store.decoding import count, decoding, id_of, json_of, listed, row
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.header import HEADER_BYTES, Header
-from vmckpt.store.pack import Hashes, Numbers, Pack
+from vmckpt.store.pack import Hashes, Numbers, Pack, every
 from vmckpt.store.sealing.seal import Box, Sealer
 
 DAMAGED = "damaged"
@@ -38,6 +41,8 @@ RECORD_COPIES = 2
 _LEVEL = 3
 _MOST_BYTES = 64 << 20
 _MOST_CHUNKS = 1 << 20
+# No record that is written is near these bounds.
+_MOST_WRITTEN_CHUNKS = _MOST_CHUNKS // 4
 _MOST_SLOT = (1 << 32) - 1
 _MOST_GENERATION = 1 << 63
 
@@ -56,6 +61,8 @@ class DamageRecords:
     def __init__(self, backend: Backend, sealer: Sealer, header: Header) -> None:
         self._backend, self._sealer, self._header = backend, sealer, header
         self._mutex = threading.Lock()
+        # Held from finding out what is new until it is written: several threads meet one frame.
+        self._noting = threading.Lock()
         self._written: dict[str, list[Damage]] = {}
         # Could not be written, in a place that may only be read.
         self._unwritten: list[Damage] = []
@@ -65,22 +72,26 @@ class DamageRecords:
         self.version = 0
 
     def refresh(self) -> int:
-        """Learn what others have written; the version of what is known then. StorageError."""
+        """Learn what others have written; the version of what is known then. StorageError.
+
+        Records that could not be read before are read again.
+        """
         there = set(self._backend.names(DAMAGED))
         with self._mutex:
             gone = self._written.keys() - there
-            new = there - self._written.keys() - self.unreadable.keys()
-            self.unreadable = {n: e for n, e in self.unreadable.items() if n in there}
             for name in gone:
                 del self._written[name]
-            for name in new:
+            self.unreadable = {}
+            learned = False
+            for name in there - self._written.keys():
                 try:
                     self._written[name] = self._read(name)
+                    learned = True
                 except DamagedError as exc:
                     self.unreadable[name] = exc
                 except MissingError:
                     continue
-            if gone or new:
+            if gone or learned:
                 self._learn()
         return self.version
 
@@ -103,7 +114,10 @@ class DamageRecords:
     def note_frame(self, pack: Pack, frame: int) -> None:
         """Write down that a frame cannot be read. Never raises: the reader has an error to tell."""
         slots = pack.table.frame_slots(frame)
-        if not np.isin(slots, self.slots(pack.id, pack.generation)).all():
+        with self._mutex:
+            known = self._known.get(pack.id, {}).get(pack.generation, {})
+            is_known = all(known.get(slot) for slot in slots.tolist())
+        if not is_known:
             self.note([damage(pack, slots)])
 
     def note(self, found: Sequence[Damage]) -> bool:
@@ -111,20 +125,70 @@ class DamageRecords:
 
         What is known already is not written again.
         """
-        new = [one for one in map(self._unknown, found) if one.names]
-        if not new:
-            return not self._unwritten
-        try:
-            self.write(new)
-        except VmckptError:
-            with self._mutex:
-                self._unwritten += new
-                self._learn()
-            return False
+        with self._noting:
+            new = [one for one in map(self._unknown, found) if one.names]
+            if not new:
+                return not self._unwritten
+            try:
+                self.write(new)
+            except VmckptError:
+                with self._mutex:
+                    self._unwritten += new
+                    self._learn()
+                return False
         return True
 
-    def write(self, found: Sequence[Damage]) -> None:
-        """Write damage down: it lasts when this returns. Raises StorageError, RefusedError."""
+    def write(self, found: Iterable[Damage]) -> list[str]:
+        """Write damage down: it lasts when this returns; the records, whose number follows from
+        its size. Raises StorageError, RefusedError.
+        """
+        return [self._write(part) for part in _parts(found)]
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove records. Raises StorageError."""
+        for name in names:
+            self._backend.remove(f"{DAMAGED}/{name}")
+
+    def tidy(self) -> None:
+        """Remove what says nothing any more, and make many records one. By gc.
+
+        Each name stands in RECORD_COPIES records afterwards: one may have been damaged. Right also
+        beside another gc that has lost its lock. Raises StorageError.
+        """
+        self.refresh()
+        # After the records were listed: what one is about was there before it was written, or, if
+        # it is a newer generation, is published next.
+        there: dict[bytes, set[int]] = {}
+        for pack_id, generation, _ in every(self._backend):
+            there.setdefault(pack_id, set()).add(generation)
+
+        def is_past(one: Damage) -> bool:
+            generations = there.get(one.pack_id, set())
+            return one.generation not in generations and one.generation < max(
+                generations, default=inf
+            )
+
+        with self._mutex:
+            written = dict(self._written)
+            # Read twice, just now.
+            bad = list(self.unreadable)
+        kept = {
+            name: mine
+            for name, found in written.items()
+            if (mine := [one for one in found if not is_past(one)])
+        }
+        past = set(written.keys() - kept.keys())
+        if len(kept) > MANY_RECORDS:
+            together = _merged(one for found in kept.values() for one in found)
+            for _ in range(RECORD_COPIES):
+                self.write(together)
+            past |= written.keys()
+        else:
+            self.write(_in_one(kept.values()))
+        self.remove([*past, *bad])
+        self.refresh()
+
+    def _write(self, found: Sequence[Damage]) -> str:
         name = token_hex(16)
         header = self._header.new()
         rows = [
@@ -147,34 +211,17 @@ class DamageRecords:
         with self._mutex:
             self._written[name] = list(found)
             self._learn()
-
-    def tidy(self, newest: Mapping[bytes, tuple[int, int]]) -> None:
-        """Remove what says nothing any more, and make many records one. By gc, one at a time.
-
-        `newest`: every pack's newest generation. Raises StorageError.
-        """
-        self.refresh()
-        with self._mutex:
-            written = dict(self._written)
-            unreadable = list(self.unreadable)
-        kept: list[Damage] = []
-        past = list(unreadable)
-        for name, found in written.items():
-            mine = [one for one in found if newest.get(one.pack_id, (-1, 0))[0] == one.generation]
-            kept += mine
-            if not mine:
-                past.append(name)
-        if len(written) - len(past) > MANY_RECORDS:
-            for _ in range(RECORD_COPIES):
-                self.write(_merged(kept))
-            past = [*written, *unreadable]
-        for name in past:
-            self._backend.remove(f"{DAMAGED}/{name}")
-        self.refresh()
+        return name
 
     def _unknown(self, found: Damage) -> Damage:
-        known = set(self.slots(found.pack_id, found.generation).tolist())
-        names = {slot: name for slot, name in found.names.items() if slot not in known}
+        """What is not known of it, slots or their names."""
+        with self._mutex:
+            known = self._known.get(found.pack_id, {}).get(found.generation, {})
+            names = {
+                slot: name
+                for slot, name in found.names.items()
+                if slot not in known or (name and not known[slot])
+            }
         return found._replace(names=names)
 
     def _learn(self) -> None:
@@ -186,6 +233,13 @@ class DamageRecords:
                 slots[slot] = name or slots.get(slot, b"")
 
     def _read(self, name: str) -> list[Damage]:
+        """A record; one that seems damaged is read once more. Raises DamagedError, MissingError."""
+        try:
+            return self._read_once(name)
+        except DamagedError:
+            return self._read_once(name)
+
+    def _read_once(self, name: str) -> list[Damage]:
         full = f"{DAMAGED}/{name}"
         data = self._backend.read(full)
         seal = self._sealer.file(self._header.read(data, full), full)
@@ -218,3 +272,42 @@ def _merged(found: Iterable[Damage]) -> list[Damage]:
         for slot, name in one.names.items():
             names[slot] = name or names.get(slot, b"")
     return [Damage(*key, names) for key, names in together.items()]
+
+
+def _in_one(records: Iterable[Iterable[Damage]]) -> list[Damage]:
+    """The damage whose names stand in fewer than RECORD_COPIES of the records."""
+    merged = [_merged(found) for found in records]
+    copies = Counter(
+        (one.pack_id, one.generation, slot)
+        for found in merged
+        for one in found
+        for slot, name in one.names.items()
+        if name
+    )
+    rare = [
+        one._replace(
+            names={
+                slot: name
+                for slot, name in one.names.items()
+                if 0 < copies[one.pack_id, one.generation, slot] < RECORD_COPIES
+            }
+        )
+        for found in merged
+        for one in found
+    ]
+    return [one for one in rare if one.names]
+
+
+def _parts(found: Iterable[Damage]) -> Iterator[list[Damage]]:
+    """What is written in a record each: it has to be read within bounds."""
+    part, room = list[Damage](), _MOST_WRITTEN_CHUNKS
+    for one in found:
+        slots = iter(one.names.items())
+        while names := dict(islice(slots, room)):
+            part.append(one._replace(names=names))
+            room -= len(names)
+            if not room:
+                yield part
+                part, room = [], _MOST_WRITTEN_CHUNKS
+    if part:
+        yield part
