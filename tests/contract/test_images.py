@@ -34,6 +34,8 @@ def a_vm(host: LocalHost, name: str, disk: str, *, at_home: bool = True) -> None
     directory.spec.write_text(f'name = "{name}"\nmemory = "64M"\n[[disks]]\n{disk}\n')
     if at_home:
         qemu = Qemu(directory.qemu("0"), ProcessId(0, 0), PLATFORM)
+        qemu.files.path.mkdir()
+        (qemu.files.path / "argv.json").write_text('["qemu-system-x86_64"]')
         directory.current.write_text(qemu.to_json())
 
 

@@ -24,7 +24,8 @@ FOLDER = "images"
 _HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
 _STAT = "%d:%i %s %b %B %F"
 # Files of a VM's directory that name images.
-_NAMING = ("spec.toml", "vm.json", "restore.json", "migration.json", "aside/request.json")
+_SPEC = "spec.toml"
+_NAMING = (_SPEC, "vm.json", "restore.json", "migration.json", "aside/request.json")
 # Folders of operations that name images, what they are, and the file in each one's own folder.
 _OPERATIONS = (
     ("replicas", "replication of", "request.json"),
@@ -80,7 +81,7 @@ async def looked_at(
         for where, file in (await _files(host, [path])).items():
             users[file.identity].add(user)
             reached.setdefault(where, user)
-    for user, text in said:
+    for user, text, _ in said:
         for path, file in files.items():
             if _mentions(text, path):
                 users[file.identity].add(user)
@@ -123,7 +124,9 @@ async def remove_image(host: Host, image: Image) -> None:
     apart = real.with_name(f".removed-{secrets.token_hex(4)}-{real.name}")
     await _rename(host, real, apart)
     said = await _said(host)
-    found = [user for user, text in said if any(_mentions(text, one) for one in (real, image.path))]
+    found = [
+        one.user for one in said if any(_mentions(one.text, name) for name in (real, image.path))
+    ]
     if not found:
         await host.remove(apart)
         return
@@ -183,6 +186,7 @@ class _Said(NamedTuple):
 
     user: str
     text: str
+    is_spec: bool
 
 
 async def _said(host: Host) -> list[_Said]:
@@ -199,8 +203,8 @@ async def _said(host: Host) -> list[_Said]:
             files.append(
                 (f"{what} {name.removesuffix('.json')}", path / ending if ending else path)
             )
-    texts = [(user, await host.read_text(path)) for user, path in files]
-    return [_Said(user, text) for user, text in texts if text]
+    texts = [(user, await host.read_text(path), path.name == _SPEC) for user, path in files]
+    return [_Said(user, text, is_spec) for user, text, is_spec in texts if text]
 
 
 async def _being_read(host: Host) -> list[tuple[str, str]]:
@@ -220,9 +224,7 @@ async def _being_read(host: Host) -> list[tuple[str, str]]:
 
 def _named(said: Iterable[_Said], host: Host) -> Iterator[tuple[str, Path]]:
     """The disks of specs, wherever they are. A spec that cannot be read may name any image."""
-    for user, text in said:
-        if not user.startswith("VM ") or text.startswith("{"):
-            continue
+    for user, text in ((one.user, one.text) for one in said if one.is_spec):
         directory = vm_dir(host.state_dir, user.removeprefix("VM "))
         try:
             spec = parse_spec(text, str(directory.spec), directory.path)
