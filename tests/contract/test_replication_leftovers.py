@@ -4,17 +4,19 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.scripted_qmp import Server
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -23,7 +25,7 @@ from vmckpt.errors import (
     RefusedError,
 )
 from vmckpt.hosts.local import LocalHost
-from vmckpt.hosts.process import ProcessId, find_by_argument
+from vmckpt.hosts.process import ProcessId, find_by_argument, identify
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET, Versioned
@@ -77,10 +79,11 @@ def requested(
     tmp_path: Path,
     disks: tuple[CopiedDisk, ...] = (),
     kind: str = COPY,
+    lease_s: float = 0.1,
 ) -> Files:
     """Both services were asked, and were killed; the primary's files."""
     primary, standby = hosts
-    options = Options(str(tmp_path / "leases"), lease_s=0.1, disks=kind)
+    options = Options(str(tmp_path / "leases"), lease_s=lease_s, disks=kind)
     request = Request(
         run="1", vm="web", spec=SPEC + DISK * len(disks), platform=PLATFORM._asdict(),
         primary=primary, standby=standby, options=options, one_machine=True, qemu_id="old",
@@ -223,6 +226,77 @@ def test_a_dead_standbys_term_is_given_up_whatever_answer_is_lost(
     monkeypatch.setattr(recovery, "open_arbiter", lambda _: store)
     asyncio.run(abandon(Files.of(hosts[1], "web").path))
     assert (stands(tmp_path).holder[:3], stands(tmp_path).released) == ("b/1", True)
+
+
+@asynccontextmanager
+async def stands_still_at(host: LocalHost, did: list[str]) -> AsyncIterator[None]:
+    """The VM at home on a host, as a standby's service has left it that died before its `cont`."""
+    qemu = await asyncio.create_subprocess_exec("sleep", "60")
+    itself = identify(qemu.pid)
+    assert itself is not None
+    vm = home(host, "new", Replaced("a", "old"))
+    vm.directory.current.write_text(vm.qemu._replace(process=itself).to_json())
+    vm.qemu.files.path.mkdir()
+
+    async def play(server: Server) -> None:
+        await server.greet()
+        with suppress(EOFError):
+            while True:
+                command = await server.command()
+                did.append(str(command["execute"]))
+                state = {"status": "paused", "running": False}
+                await server.answer(command, state if did[-1] == "query-status" else {})
+
+    with socket.socket(socket.AF_UNIX) as ear:
+        ear.bind(str(vm.qemu.files.operator))
+        ear.listen()
+        ear.setblocking(False)
+
+        async def serve() -> None:
+            sock, _ = await asyncio.get_running_loop().sock_accept(ear)
+            with sock:
+                await play(Server(sock))
+
+        serving = asyncio.ensure_future(serve())
+        try:
+            yield
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+            with suppress(ProcessLookupError):
+                qemu.kill()
+            await qemu.wait()
+
+
+@pytest.mark.parametrize("holder", ["b/1", "a/1/recovery", "nothing"])
+def test_a_guest_whose_taking_over_was_cut_off_runs_only_while_the_term_counts(
+    hosts: tuple[LocalHost, LocalHost],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    holder: str,
+) -> None:
+    """Its host was cut off too, and said to be dead; or the arbiter has lost its directory."""
+    monkeypatch.setattr(recovery, "GIVEN_UP_S", 0.3)
+    requested(hosts, tmp_path, lease_s=3.0)
+    did = list[str]()
+
+    async def act() -> Vm | None:
+        async with stands_still_at(hosts[1], did):
+            if holder == "nothing":
+                with pytest.raises(OperationFailedError, match="stands still on b"):
+                    await abandon(Files.of(hosts[1], "web").path)
+            else:
+                await abandon(Files.of(hosts[1], "web").path)
+            return await read_vm(hosts[1], "web")
+
+    if holder != "nothing":
+        record(tmp_path, holder, None)
+    stays = asyncio.run(act())
+    assert ("cont" in did) == (holder == "b/1")
+    assert (stays is None) == (holder == "a/1/recovery")
+    if holder == "b/1":
+        # Whoever wants the term waits from now on, for as long as a lease is.
+        assert (stands(tmp_path).holder, stands(tmp_path).term) == ("b/1/abandon/1", 2)
 
 
 @pytest.mark.parametrize(("holder", "in_sync"), [("a/1", "b/1"), ("b/1", None)])

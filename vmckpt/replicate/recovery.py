@@ -16,6 +16,7 @@ from vmckpt.epoch.migrated import VCPU_TRACE
 from vmckpt.epoch.output import HeldOutput, holds_output
 from vmckpt.errors import (
     BusyError,
+    OperationFailedError,
     OutcomeUnknownError,
     RefusedError,
     StorageError,
@@ -28,11 +29,11 @@ from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant, Holding
 from vmckpt.lease.store import ArbiterDownError
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import CommandRefusedError, session
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, session
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.disks.mirrors import drop_mirrors
-from vmckpt.replicate.keeper import GIVEN_UP_S
+from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
 from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
 from vmckpt.replicate.request import Files, Request, read_request
@@ -69,8 +70,10 @@ async def recover(
 async def abandon(directory: Path) -> None:
     """After the death of the standby's service: end the QEMU that waits there.
 
-    A guest that is at home there by then, whose taking over was cut off, is let run. One that is
-    not has not run here: a term that was taken for it is given up, and its primary may go on.
+    A guest that is at home there by then, whose taking over was cut off, is let run if the term is
+    still the standby's, which is held anew for that; if not, it never ran here, goes on elsewhere
+    and is removed. Of one that is not at home a term that was taken is given up, and its primary
+    may go on. Raises OperationFailedError when the arbiter does not say whose the term is.
     """
     request = read_request(directory)
     await end_waiting(request.standby, request.vm)
@@ -78,15 +81,57 @@ async def abandon(directory: Path) -> None:
     if vm is None:
         await give_up_term(request)
     elif await vm.is_alive():
+        is_stale = False
         async with session(await vm.host.connect(vm.qemu.files.operator), vm.name) as monitor:
             if (await commands.query_status(monitor)).status in STOPPED_FOR_AN_EPOCH:
-                await commands.cont(monitor)
-                await commands.announce_self(monitor)
-            await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+                is_stale = not await _runs_again(request, monitor)
+            if not is_stale:
+                await commands.migrate_set_capabilities(monitor, {"x-ignore-shared": False})
+        if is_stale:
+            await remove_stale_home(request.standby, vm.name, vm.qemu.files.qemu_id)
+
+
+async def _runs_again(request: Request, monitor: Monitor) -> bool:
+    """Let the guest run, which waits for that at the standby; False: another has its term.
+
+    Raises OperationFailedError.
+    """
+    while True:
+        lease = await _taken_again(request)
+        if lease is None:
+            break
+        if boottime_s() + MARGIN_S < lease.held_until_s:
+            await commands.cont(monitor)
+            await commands.announce_self(monitor)
+            return True
+    found = None
+    with suppress(ArbiterDownError, StorageError):
+        found = await open_arbiter(request.options).read(request.vm)
+    if found is None or request.is_standbys(found.record.holder):
+        raise OperationFailedError(
+            f"'{request.vm}' stands still on {request.standby.name}",
+            why="its standby's service died in the takeover, and the arbiter does not say whether "
+            "the term is still its own",
+            remedy="make sure that the VM runs on no other host, then: "
+            f"vmckpt replicate stop {request.vm}; vmckpt vm start {request.vm}",
+        )
+    return False
 
 
 async def give_up_term(request: Request) -> None:
     """Give up a term that the standby's service took, and does nothing with any more.
+
+    Tries as `_taken_again` does. Raises UsageError.
+    """
+    while (lease := await _taken_again(request)) is not None:
+        with suppress(ArbiterDownError, OutcomeUnknownError, StorageError, RefusedError):
+            await lease.give_up()
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def _taken_again(request: Request) -> Lease | None:
+    """The term that the standby's service took, held by this process; None: it is not that one's.
 
     Tries until the arbiter answers, or the replication was ended without it. An arbiter that knows
     of no term may not be mounted, or was never asked for one: it is asked for no longer than a
@@ -101,18 +146,18 @@ async def give_up_term(request: Request) -> None:
             if found is None:
                 unknown_until_s = min(unknown_until_s, boottime_s() + GIVEN_UP_S)
                 if boottime_s() > unknown_until_s:
-                    return
+                    return None
             # The service's, or ours: what was asked and not answered may have been done.
             elif found.record.released or not request.is_standbys(found.record.holder):
-                return
+                return None
             else:
                 term, holder = found.record.term, found.record.holder
                 claimant = Claimant(f"{ended}/abandon/{term}", succeeds=holder)
                 lease = Lease(store, request.vm, claimant, span)
                 await lease.take(Holding(term, holder))
-                await lease.give_up()
-                return
+                return lease
         await asyncio.sleep(POLL_S)
+    return None
 
 
 async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead: bool) -> None:
