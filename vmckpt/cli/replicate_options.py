@@ -18,6 +18,10 @@ AUTO = "auto"
 SHORTEST_EPOCH_S, LONGEST_EPOCH_S, LONGEST_PAUSE_S = 0.001, 3600.0, 10.0
 # Nobody waits longer for each answer: with longer epochs output is let out, and by name only.
 LONGEST_HELD_S = 1.0
+# A shorter lease would end, and pause the guest, when one question to the arbiter gets no answer; a
+# standby that has taken the term is waited for no longer than a longer one might take
+# (`keeper.GIVEN_UP_S`). Tests hold both to the constants that they follow from.
+SHORTEST_LEASE_S, LONGEST_LEASE_S = 2.5, 10.0
 
 Epoch = Annotated[
     str | None,
@@ -32,6 +36,14 @@ Lease = Annotated[
     typer.Option(
         help="Where it is written who may run the VM: a directory that both hosts share, or "
         "etcd:URL,URL..."
+    ),
+]
+LeaseTime = Annotated[
+    str | None,
+    typer.Option(
+        "--lease-time",
+        help="How long the primary's lease lasts unrenewed, and so how long a standby waits that "
+        "cannot fence it: 2.5s to 10s, 3s by default.",
     ),
 ]
 LeaseCredentials = Annotated[
@@ -81,6 +93,7 @@ class Wishes:
     epoch: Epoch = None
     max_pause: MaxPause = None
     lease: Lease = None
+    lease_time: LeaseTime = None
     lease_credentials: LeaseCredentials = None
     fence: Fence = None
     disks: Disks = None
@@ -114,6 +127,8 @@ class Wishes:
         if self.max_pause is not None:
             pause_s = _duration_s("--max-pause", self.max_pause, LONGEST_PAUSE_S)
             asked = replace(asked, max_pause_s=pause_s)
+        if self.lease_time is not None:
+            asked = replace(asked, lease_s=_lease_s(self.lease_time))
         require_place(asked)
         _require_sense(asked)
         return asked
@@ -197,6 +212,22 @@ def _duration_s(option: str, text: str, most_s: float = LONGEST_EPOCH_S) -> floa
             remedy=f"write e.g. {option} 25ms",
         )
     return duration_s
+
+
+def _lease_s(text: str) -> float:
+    from vmckpt.errors import UsageError
+    from vmckpt.units import parse_duration_s
+
+    lease_s = parse_duration_s(text)
+    if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
+        raise UsageError(
+            f"--lease-time {text} cannot be kept",
+            why=f"it is from {SHORTEST_LEASE_S:g} s to {LONGEST_LEASE_S:g} s: a shorter one ends "
+            "when the arbiter leaves one question unanswered, which pauses the guest; a longer one "
+            "is more than a primary waits for a standby that took the term",
+            remedy="write e.g. --lease-time 5s, or use --fence: it waits for no lease",
+        )
+    return lease_s
 
 
 def _default_place(*, here: bool) -> str:

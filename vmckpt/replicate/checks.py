@@ -6,6 +6,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate import memory
+from vmckpt.replicate.arbiter_place import arbiter_check
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.paths import lacks_second
 from vmckpt.replicate.request import Options
@@ -41,6 +42,7 @@ async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
     checks += await target_checks.network(vm, standby)
     checks += await target_checks.ports(standby, needed=1)
     checks += [await capture_checks.tracking(vm), _output(vm, holds_output=options.holds_output)]
+    checks.append(await arbiter_check(vm.host, standby, options))
     return [*checks, _second_path(vm.host, standby)]
 
 

@@ -389,6 +389,8 @@ class Protection:
             "ending": self._ending.name.lower() if self._ending else None,
             "why": self._why or self._stands_still() or self._waits(),
             "arbiter_fails": self._keeper.arbiter_fails,
+            "arbiter": options.arbiter,
+            "lease_s": options.lease_s,
             "term": self._keeper.term,
             "may_run": self._ending is not None or self._keeper.may_run(),
             "output_commit": options.holds_output,

@@ -45,6 +45,7 @@ def _primary(side: dict[str, Any]) -> list[tuple[str, str]]:
     pairs += [
         ("epochs", f"{side['epochs_per_s']:g} a second, of {length}"),
         ("pauses", _spread(side, "pause")),
+        *_lease(side),
         ("written", f"found by {side['tracker']}"),
         ("output", _output(side)),
         ("sent", f"{format_size(side['sent_bytes'])} for {format_size(side['raw_bytes'])} written"),
@@ -56,6 +57,13 @@ def _primary(side: dict[str, Any]) -> list[tuple[str, str]]:
         known = format_size(side["disk_bytes_not_sent"])
         pairs.append(("disks", f"{format_size(side['disk_bytes'])}, {known} the same already"))
     return pairs
+
+
+def _lease(side: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of a service of an older vmckpt that is not known."""
+    if side.get("lease_s") is None:
+        return []
+    return [("lease", f"{side['lease_s']:g} s, renewed each third of it, at {side['arbiter']}")]
 
 
 def _standby(side: dict[str, Any]) -> list[tuple[str, str]]:

@@ -56,12 +56,16 @@ def file_system_of(path: Path, mounts: str | None = None) -> FileSystem | None:
 
     `mounts` is the text of mountinfo, else this process's.
     """
-    where = os.path.realpath(path)
     if mounts is None:
         try:
             mounts = Path("/proc/self/mountinfo").read_text()
         except OSError:
             return None
+    return mounted_at(os.path.realpath(path), mounts)
+
+
+def mounted_at(where: str, mounts: str) -> FileSystem | None:
+    """The file system that a path is on which leads over no links, by some host's mountinfo."""
     found: FileSystem | None = None
     for line in mounts.splitlines():
         left, dash, right = line.partition(" - ")

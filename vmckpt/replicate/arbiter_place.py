@@ -1,0 +1,108 @@
+"""Whether the arbiter outlives the loss of either host: else nobody can take over, or go on.
+
+Where the primary's host fails and the arbiter with it, the standby may not take over. Where the
+standby's host does, the guest is paused as its lease ends. Neither shows before that day.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from vmckpt.hosts.host import Host
+from vmckpt.replicate.arbiter import ETCD
+from vmckpt.replicate.request import Options
+from vmckpt.store.backends.file_systems import mounted_at
+from vmckpt.vm.check import OK, WARN, Check
+
+# File systems of one host's own disk, or memory.
+_OWN = frozenset(
+    "bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs overlay ramfs reiserfs tmpfs vfat xfs zfs".split()
+)
+_MOUNTS = Path("/proc/self/mountinfo")
+# Addresses of a host: of IPv4 those that a line names and the next one calls local; of IPv6 each.
+_IPV4, _IPV6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
+
+
+async def arbiter_check(primary: Host, standby: Host, options: Options) -> Check:
+    """A warning when it goes with one of the hosts. On one machine all does."""
+    place = options.arbiter
+    if primary.is_this_machine and standby.is_this_machine:
+        return Check("arbiter", OK, f"leases are at {place}, on this machine as all else")
+    here, there = await asyncio.gather(_lost_with(primary, place), _lost_with(standby, place))
+    if not (here or there):
+        return Check("arbiter", OK, f"the arbiter at {place} is on neither host, as far as is seen")
+    reason = "; ".join(how for how in (here, there) if how)
+    if here:
+        reason += f"; if {primary.name} fails, {standby.name} may not take over"
+    if there:
+        reason += f"; if {standby.name} fails, the guest is paused until `replicate stop`"
+    remedy = (
+        "keep leases where the loss of one host leaves a majority: an etcd cluster with members on "
+        "three machines, or a directory of a third one"
+    )
+    return Check("arbiter", WARN, reason, remedy)
+
+
+async def _lost_with(host: Host, place: str) -> str:
+    """How the arbiter is lost with that host; "": it is not, as far as can be told."""
+    if place.startswith(ETCD):
+        urls = place.removeprefix(ETCD).split(",")
+        addresses = await _addresses(host)
+        on_it = [url for url in urls if await _is_at(url, addresses)]
+        has_majority = len(urls) - len(on_it) > len(urls) // 2
+        if has_majority or not on_it:
+            return ""
+        return (
+            f"{len(on_it)} of the {len(urls)} members of etcd that are named "
+            f"({', '.join(on_it)}) {'is' if len(on_it) == 1 else 'are'} on {host.name}"
+        )
+    directory = str(await host.resolve(Path(place)))
+    found = mounted_at(directory, await host.read_text(_MOUNTS) or "")
+    if found is None or found.kind not in _OWN:
+        return ""
+    return f"{place} is on {host.name}'s own {found.kind}"
+
+
+async def _addresses(host: Host) -> frozenset[str]:
+    """All by which it is reached, loopback ones too: each host takes them for itself."""
+    named = {host.migration_address, host.second_address or host.migration_address}
+    own = await asyncio.gather(*(_resolved(name) for name in named))
+    tables = [await host.read_text(path) or "" for path in (_IPV4, _IPV6)]
+    return frozenset().union(*own, local_ipv4(tables[0]), local_ipv6(tables[1]))
+
+
+def local_ipv4(fib_trie: str) -> Iterable[str]:
+    """A host's own addresses, as the kernel's table of routes has them."""
+    lines = fib_trie.splitlines()
+    for line, after in pairwise(lines):
+        if after.strip() == "/32 host LOCAL":
+            yield line.replace("|--", "").strip()
+
+
+def local_ipv6(if_inet6: str) -> Iterable[str]:
+    """The same of IPv6, of which the table has 32 hex digits each."""
+    for line in if_inet6.splitlines():
+        with suppress(ValueError):  # it is another kernel's, of another form
+            yield str(ipaddress.IPv6Address(bytes.fromhex(line.partition(" ")[0])))
+
+
+async def _is_at(url: str, addresses: frozenset[str]) -> bool:
+    host = urlsplit(url).hostname
+    if host is None:
+        return False
+    found = await _resolved(host)
+    return any(one in addresses or ipaddress.ip_address(one).is_loopback for one in found)
+
+
+async def _resolved(name: str) -> Sequence[str]:
+    """The addresses of a name, as this machine knows it; none: it does not."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return [str(address[0]).partition("%")[0] for *_, address in found]
