@@ -113,8 +113,8 @@ def test_a_name_that_nobody_knows_is_on_no_host() -> None:
 
 
 def test_on_one_machine_there_is_nothing_to_warn_of(tmp_path: Path) -> None:
-    hosts = [LocalHost(name, tmp_path, "127.0.0.1") for name in "ab"]
-    assert found(*hosts, str(tmp_path)).verdict == OK
+    here, there = (LocalHost(name, tmp_path, "127.0.0.1") for name in "ab")
+    assert found(here, there, str(tmp_path)).verdict == OK
 
 
 def test_the_kernels_tables_are_read() -> None:

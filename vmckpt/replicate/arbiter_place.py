@@ -21,23 +21,10 @@ from vmckpt.vm.check import OK, WARN, Check
 
 # File systems of one host's own disk, or memory.
 _OWN = frozenset(
-    [
-        "bcachefs",
-        "btrfs",
-        "exfat",
-        "ext2",
-        "ext3",
-        "ext4",
-        "f2fs",
-        "jfs",
-        "overlay",
-        "ramfs",
-        "reiserfs",
-        "tmpfs",
-        "vfat",
-        "xfs",
-        "zfs",
-    ]
+    {
+        *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs"),
+        *("overlay", "ramfs", "reiserfs", "tmpfs", "vfat", "xfs", "zfs"),
+    }
 )
 _MOUNTS = Path("/proc/self/mountinfo")
 # Addresses of a host: of IPv4 those that a line names and the next one calls local; of IPv6 each.
