@@ -37,6 +37,7 @@ LEAST_CHECKPOINTS = 3
 MOST_CHANGES = 8
 PAGES_OF_A_ROOT = 120
 FOLDERS = ("packs", "packs", "packs", "checkpoints", "maps", "damaged")
+WORK = ("make", "make", "gc", "gc", "check", "copy", "copy back", "remove")
 MOST_CHECKPOINTS = 6
 
 Put = Callable[[str, bytes], None]
@@ -110,13 +111,15 @@ class Flipping:
 
     def _work(self, store: Store) -> None:
         """Something that is done to a store. That damage stops it is right; wrong bytes are not."""
-        kind = self._random.choice(["make", "make", "gc", "copy", "copy back", "remove"])
+        kind = self._random.choice(WORK)
         self.counts[kind] += 1
         try:
             if kind == "make":
                 self._make(store)
             elif kind == "gc":
                 collect(store, plan_gc(store))
+            elif kind == "check":
+                check(store)
             elif kind == "copy":
                 copy_checkpoints(store, self._mirror, store.manifests())
             elif kind == "copy back":

@@ -3,6 +3,7 @@
 import secrets
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.damage import records
 from vmckpt.store.damage.records import DAMAGED, MANY_RECORDS, RECORD_COPIES, Damage
+from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.pack import Pack
@@ -258,6 +260,26 @@ def test_names_of_what_gc_lost_outlast_their_records(tmp_path: Path) -> None:
         assert collect(store, plan_gc(store)).healed
         assert check(store).whole
         require_same(store, two, second)
+
+
+@pytest.mark.parametrize("meet", [check, plan_gc])
+def test_nothing_starts_from_what_gc_lost_and_has_no_record(
+    tmp_path: Path, meet: Callable[[Store], object]
+) -> None:
+    place = tmp_path / "store"
+    history = prepared(place)
+    hurt_before_gc(place, history)
+    with open_store(str(place)) as store:
+        assert collect(store, plan_gc(store)).lost
+    for path in records_in(place):
+        flip(path)
+    with open_store(str(place)) as store:
+        meet(store)
+    with (
+        open_store(str(place)) as store,
+        pytest.raises(DamagedError, match="chunks are damaged"),
+    ):
+        store.begin("vm", history.second.id)
 
 
 @pytest.mark.parametrize("spare", [False, True])

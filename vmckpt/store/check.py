@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
-from vmckpt.store.damage.records import DAMAGED, damage
+from vmckpt.store.damage.records import DAMAGED, damage, named
 from vmckpt.store.damage.subset import EVERYTHING, Subset
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.index import Index
@@ -237,8 +237,12 @@ class _Check:
             find = self._opened.packs.find
             packs = [find(pack) for pack, good in self._good.items() if good is not None]
             self._names_there = Index().grown(packs, self._bad_slots)
-        names = self._opened.elsewhere.names(self._opened.packs.find(pack_id), slots)
+        pack = self._opened.packs.find(pack_id)
+        names = self._opened.elsewhere.names(pack, slots)
         found: NDArray[np.bool_] = (self._names_there.find(names)[0] >= 0) & names.any(axis=1)
+        gone = ~found & ~pack.table.has(slots)
+        if gone.any():  # gc has written that down, but its records may be damaged in their turn
+            self._report.noted &= self._opened.records.note([named(pack, slots[gone], names[gone])])
         return found
 
     def _bad_slots(self, pack_id: bytes, _: int) -> Numbers:

@@ -26,7 +26,7 @@ from vmckpt.store import doomed
 from vmckpt.store.area import FrameCache
 from vmckpt.store.backends.backend import Held, MissingError
 from vmckpt.store.checkpoint_file import MAPS, Maps
-from vmckpt.store.damage.records import RECORD_COPIES, Damage
+from vmckpt.store.damage.records import RECORD_COPIES, named
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.maps import packs_of, slots_of
 from vmckpt.store.opened import REQUESTS, Opened
@@ -220,18 +220,13 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         if len(needed.slots[pack.id]) > len(kept):
             return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
         lock.require()
-        names = opened.elsewhere.names(pack, lost).astype("<u8")
-        words = [name.tobytes() if name.any() else b"" for name in names]
-        known = dict(zip(lost.tolist(), words, strict=True))
+        gone = named(pack, lost, opened.elsewhere.names(pack, lost))._replace(generation=generation)
         if len(lost):
             for _ in range(RECORD_COPIES):  # nothing else knows these names from now on
-                undo.callback(
-                    opened.records.remove,
-                    opened.records.write([Damage(pack.id, generation, known)]),
-                )
+                undo.callback(opened.records.remove, opened.records.write([gone]))
         # Undone until it is certain that it has all that is needed, whatever `publish` says.
         undo.callback(opened.backend.remove, new.name)
-        new.publish(pack.table.slot_count, known)
+        new.publish(pack.table.slot_count, gone.names)
         _look(store, needed)
         if len(needed.slots[pack.id]) > len(kept):
             return 0, len(lost)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
-from vmckpt.store.damage.records import DamageRecords
+from vmckpt.store.damage.records import DamageRecords, named
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.pack import Hashes, Numbers, Pack, Packs
@@ -58,7 +58,11 @@ class Elsewhere:
             out[here[chosen]] = data.reshape(-1, size)[offsets]
         if not found.all():
             lost = np.flatnonzero(~found)
-            out[lost], found[lost] = self._by_name(self.names(pack, slots[lost]), size)
+            names = self.names(pack, slots[lost])
+            out[lost], found[lost] = self._by_name(names, size)
+            left = ~found[lost] & ~table.has(slots[lost])
+            if left.any():  # gc has written that down, but its records may be damaged in their turn
+                self._records.note([named(pack, slots[lost[left]], names[left])])
         return out, found
 
     def names(self, pack: Pack, slots: Numbers) -> Hashes:

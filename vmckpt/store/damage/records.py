@@ -250,11 +250,16 @@ class DamageRecords:
 
 def damage(pack: Pack, slots: Numbers) -> Damage:
     """Damage of a pack, with the names that its slots have, if these can be read."""
-    names = [b""] * len(slots)
+    hashes = np.zeros((len(slots), 2), dtype=np.uint64)
     with suppress(DamagedError, MissingError):
         hashes = pack.hashes()[slots]
-        names = [one.tobytes() if one.any() else b"" for one in hashes.astype("<u8")]
-    return Damage(pack.id, pack.generation, dict(zip(slots.tolist(), names, strict=True)))
+    return named(pack, slots, hashes)
+
+
+def named(pack: Pack, slots: Numbers, hashes: Hashes) -> Damage:
+    """Damage of a pack whose slots have these names; zeroes: not known."""
+    words = [one.tobytes() if one.any() else b"" for one in hashes.astype("<u8")]
+    return Damage(pack.id, pack.generation, dict(zip(slots.tolist(), words, strict=True)))
 
 
 def _parsed(written: Any) -> Damage:
