@@ -18,7 +18,7 @@ from vmckpt.errors import BusyError, VmckptError
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import Record
-from vmckpt.fleet.schedule.run import Event, Gone, Point, Tools, clock
+from vmckpt.fleet.schedule.run import Checked, Event, Gone, Point, Tools, clock
 from vmckpt.fleet.schedule.scheduler import run_due, serve
 from vmckpt.hosts.lock import read_owner
 
@@ -53,8 +53,8 @@ class Files:
     async def prune(self, record: Record, taken: str) -> Gone:
         return Gone([])
 
-    async def check(self, record: Record) -> list[str]:
-        return []
+    async def check(self, record: Record) -> Checked:
+        return Checked([], [], {})
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         return None

@@ -17,7 +17,17 @@ from vmckpt.fleet.schedule.due import Begin, Moment, Settle, Wait, decide
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import MOST_RUNS, Record, add, forget, load, new_record
 from vmckpt.fleet.schedule.request import CatchUp, Request, When
-from vmckpt.fleet.schedule.run import DONE, SKIPPED, UNCOPIED, Event, Gone, Point, Tools, run
+from vmckpt.fleet.schedule.run import (
+    DONE,
+    SKIPPED,
+    UNCOPIED,
+    Checked,
+    Event,
+    Gone,
+    Point,
+    Tools,
+    run,
+)
 
 # 2026-11-22 00:00 UTC; multiples of an hour, and so of what divides one.
 BEGIN_S = 1795305600.0
@@ -49,6 +59,7 @@ class World:
     stops: bool = False
     far: bool = False
     damage: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
     name: str = "web"
     # Where the VM is, and which hosts give no answer.
     host: str = "host"
@@ -181,9 +192,9 @@ class World:
         self._maybe_die()
         return Gone([])
 
-    async def check(self, record: Record) -> list[str]:
+    async def check(self, record: Record) -> Checked:
         self._maybe_die()
-        return self.damage
+        return Checked(self.damage, self.unchecked, {"store": record.checked.get("store", 0) + 1})
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         raise NotFoundError("not asked", why="-", remedy="-")

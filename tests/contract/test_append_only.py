@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.guest_like import dirtied, memory, require_same, save
@@ -29,6 +30,7 @@ from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.config import NAMES
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
+from vmckpt.store.pack import PackWriter
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction
@@ -117,6 +119,27 @@ def test_keys_and_what_gc_says_are_not_added_to(path: Path) -> None:
         for name in (NAMES[1], "config/9", "doomed/1-2"):
             with pytest.raises(RefusedError, match="is not changed"):
                 put(backend, name, b"x")
+
+
+def test_no_pack_is_added_in_the_place_of_another(path: Path) -> None:
+    """A later generation of a pack would be read in its place, and gc would remove the older."""
+    ram = memory(PAGES, 1)
+    with open_store(str(path)) as owner:
+        made = save(owner, ram)
+    with lent(path) as backend, open_store(backend) as store:
+        for pack_id in map(bytes.fromhex, made.packs):
+            old = store.opened.packs.find(pack_id)
+            size, slots = old.table.chunk_bytes, old.table.slot_count
+            with pytest.raises(RefusedError, match="is not changed"):
+                writer = PackWriter(store.opened.packs, pack_id, 1 << 40, size, store.opened.pool)
+                another = os.urandom(size * slots)
+                names = store.opened.sealer.hashes(memoryview(another), size)
+                writer.add(another, names, np.arange(slots))
+                writer.publish(slots)
+    with open_store(str(path)) as owner:
+        require_same(owner, made, ram)
+        collect(owner, plan_gc(owner))
+        require_same(owner, made, ram)
 
 
 def test_a_damaged_copy_of_the_config_is_said_and_left_to_the_owner(path: Path) -> None:

@@ -4,17 +4,26 @@
 """
 
 import asyncio
+import json
 import os
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.guest_like import memory, save
 from tests.schedule_world import World, one_history
-from vmckpt.fleet.schedule.record import schedules_dir
+from vmckpt.errors import NotFoundError
+from vmckpt.fleet.schedule.record import Record, new_record, schedules_dir
 from vmckpt.fleet.schedule.request import Request, When
-from vmckpt.store.damage.subset import part_of_run
+from vmckpt.fleet.schedule.run import clock
+from vmckpt.fleet.schedule.work import Checkpoints
+from vmckpt.store.damage.subset import part_of
+from vmckpt.store.open import create_store
+from vmckpt.vm.inventory import Vm
 
 FEW, MANY = 12, 3000
 
@@ -52,8 +61,47 @@ def test_damage_that_a_check_finds_is_said_and_the_run_is_done() -> None:
         world.damage = []
         world.work(70.0)
         assert (world.record.why, world.record.runs[-1].outcome) == ("", "done")
+        world.unchecked = ["the store was not checked"]
+        world.work(70.0)
+        assert world.record.why == "the store was not checked"
+        assert world.record.checked["store"] == len(world.record.runs)
     finally:
         loop.close()
+
+
+def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_path: Path) -> None:
+    """Of every second run nothing is read, as of one that finds its VM off."""
+    percent = 34.0
+    places = [str(tmp_path / name) for name in ("one", "two")]
+    request = Request("web", When.EVERY, zone="UTC", every_s=60.0, check_percent=percent)
+    record = replace(new_record("web", request, clock()), places=("no-such:", *places))
+    for number, place in enumerate(places):
+        with create_store(place) as store:
+            save(store, memory(64, number))
+    flip_any_pack(Path(places[0]))
+    work, read = Checkpoints(nobody, print), set[str]()
+    for number in range(0, 8, 2):
+        state = replace(record.state, number=number)
+        found = asyncio.run(work.check(replace(record, state=state)))
+        assert "no-such: was not checked" in found.silent[0]
+        read |= {line.partition(" ")[0] for line in found.damaged}
+        record = replace(record, checked=found.parts)
+    assert read == {places[0]}
+    assert record.checked == dict.fromkeys(places, 4)
+    again = Record.from_json(json.loads(json.dumps(record.to_json())))
+    assert again.checked == record.checked
+
+
+def flip_any_pack(place: Path) -> None:
+    """One bit in each pack: whichever part is read last finds it."""
+    for path in (place / "packs").iterdir():
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+
+
+async def nobody(name: str) -> Vm:
+    raise NotFoundError(f"there is no VM '{name}'", why="-", remedy="-")
 
 
 @pytest.mark.parametrize("when", [When.EVERY, When.CRON])
@@ -89,10 +137,10 @@ def test_a_host_that_dies_in_a_run_holds_the_schedule_up_no_longer_than_to_the_n
 
 def test_runs_after_one_another_read_all_of_a_store() -> None:
     packs = [bytes([number, 7]) * 8 for number in range(200)]
-    read = [part_of_run(2.0, run).choose(packs) for run in range(50)]
+    read = [part_of(2.0, number).choose(packs) for number in range(50)]
     assert set().union(*read) == set(packs)
     assert sum(map(len, read)) == len(packs)
-    assert part_of_run(100.0, 5).choose(packs) == set(packs)
+    assert part_of(100.0, 5).choose(packs) == set(packs)
 
 
 @pytest.mark.long

@@ -1,6 +1,8 @@
 """The file `store` in several copies, its backup, and keys that come and go."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,9 +14,10 @@ import pytest
 
 from tests.guest_like import memory, require_same, save
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
-from vmckpt.store.backends.local import LocalBackend
+from vmckpt.store.backends import local
+from vmckpt.store.backends.local import LocalBackend, sync_folder
 from vmckpt.store.check import check
-from vmckpt.store.config import NAMES, read_config, write_copy
+from vmckpt.store.config import NAMES, Config, read_config, write_copy
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.keyring import (
@@ -320,3 +323,80 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("key", "import", str(tmp_path / "backup"), *at, "--key-file", one, code=4)
     run("key", "import", str(tmp_path / "backup"), *at, "--key-file", one, "--replace")
     assert run("check", place, "--key-file", one)["whole"]
+
+
+def test_a_change_that_fails_at_its_last_step_leaves_the_only_copy(
+    tmp_path: Path, new_key: NewKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that an older vmckpt made has one copy, and it alone has the wrapped secret."""
+    path, key, other = tmp_path / "store", new_key("key"), new_key("other")
+    with create_store(str(path), key) as store:
+        manifest = save(store, RAM)
+    for name in NAMES[1:]:
+        (path / name).unlink()
+
+    def failing(folder: Path) -> None:
+        if folder == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync_folder(folder)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(local, "sync_folder", failing)
+        with pytest.raises(StorageError):
+            add_key(LocalBackend(path), key, other, "other")
+    with open_store(str(path), key) as store:
+        require_same(store, manifest, RAM)
+
+
+def test_one_damaged_header_does_not_make_a_backup_another_stores(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with create_store(str(path)) as store:
+        config = store.config
+        for seed in range(3):
+            save(store, memory(16, seed))
+    for name in NAMES:
+        (path / name).unlink()
+    first = min((path / "checkpoints").iterdir())
+    data = bytearray(first.read_bytes())
+    data[20] ^= 1
+    first.write_bytes(data)
+    restore_backup(LocalBackend(path), config, None, replace=False)
+    assert read_config(LocalBackend(path)) == config
+
+
+@pytest.mark.parametrize("added", [10**30, -1, 1.5, "1", 10**12])
+def test_a_key_of_no_date_is_damage_and_ends_no_list(
+    tmp_path: Path, new_key: NewKey, added: object
+) -> None:
+    with create_store(str(tmp_path / "store"), new_key("key")) as store:
+        config = store.config
+    hostile = Config(config.id, 1, {**config.key, "added_unix_s": added}, config.format)
+    with pytest.raises(DamagedError):
+        keys_of(hostile)
+
+
+def test_a_new_keys_file_outlasts_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store is encrypted with it from then on: the name has to be on the disk, too."""
+    synced: list[str] = []
+
+    def noted(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    make_key_file(tmp_path / "key")
+    assert synced == [str(tmp_path / "key"), str(tmp_path)]
+
+
+def test_directories_that_are_made_for_a_store_outlast_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = set[Path]()
+
+    def noted(folder: Path) -> None:
+        synced.add(folder)
+
+    monkeypatch.setattr(local, "sync_folder", noted)
+    LocalBackend(tmp_path / "a/b/store").folder("tmp/x")
+    assert synced == {tmp_path, tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/store"}

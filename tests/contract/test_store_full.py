@@ -1,6 +1,7 @@
 """A disk that is full at any write: a clear error, and the store as it was."""
 
 import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ import pytest
 from tests.guest_like import memory, require_same, save
 from tests.store_work import make, require_right
 from vmckpt.errors import StorageError
+from vmckpt.store import chunk_sink
+from vmckpt.store.backends.archive import NewArchive
+from vmckpt.store.backends.local import storage_error
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
@@ -161,3 +165,34 @@ def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         require_same(store, save(store, ram), ram)
         again = [sys.executable, "-m", "vmckpt.cli.entry", "store", "check", store.place]
         assert subprocess.run(again, check=False).returncode == 0
+
+
+def test_an_export_that_finds_no_space_at_its_end_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packs of RAM and of disks take turns in the file, and are taken back in that order."""
+    monkeypatch.setattr(chunk_sink, "MOST_BYTES", 256 << 10)
+    add, left = NewArchive.add, 0
+
+    def failing(archive: NewArchive, name: str, source: int, size: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            exc = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise storage_error(exc, name, archive.place)
+        add(archive, name, source, size)
+
+    monkeypatch.setattr(NewArchive, "add", failing)
+    with create_store(str(tmp_path / "store")) as store:
+        save(store, memory(208, 1))
+        for count in itertools.count():
+            left = count
+            try:
+                with new_archive(tmp_path / "export", store) as target:
+                    copy_checkpoints(store, target, store.manifests())
+            except StorageError as exc:
+                assert exc.why == "No space left on device"
+            else:
+                break
+            assert not (tmp_path / "export").exists()
+    assert count > 8

@@ -7,9 +7,12 @@ import pytest
 
 from tests.guest_like import RAM, Memory, dirtied, memory, require_same, save
 from vmckpt.errors import VmckptError
+from vmckpt.store.backends.cached import CachedBackend, uncached
+from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.damage.subset import parse_subset
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.manifest import Manifest
@@ -314,3 +317,69 @@ def test_one_bad_read_of_good_bytes_loses_nothing(
     with open_store(str(place)) as store:
         assert check(store).whole
         require_same(store, second, later)
+
+
+def test_what_was_healed_since_the_check_is_not_removed_as_lost(hurt: Damaged) -> None:
+    with hurt.open() as store:
+        plan = plan_repair(store)
+        assert list(plan.lost) == [hurt.first.id]
+        with hurt.open() as other:  # while the check of a large store was still at it
+            save(other, hurt.ram)
+        done = repair(store, plan, remove_lost=True)
+        assert (done.removed, done.restorable) == ([], [hurt.first.id])
+        require_same(store, hurt.first, hurt.ram)
+        assert check(store).whole
+
+
+@pytest.mark.parametrize("folder", ["checkpoints/", "maps/", "packs/"])
+@pytest.mark.parametrize("bad", [1, 2])
+def test_one_bad_read_makes_no_checkpoint_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, bad: int
+) -> None:
+    """It would be removed as lost, or keep gc from its work until it is removed."""
+    with create_store(str(tmp_path / "store")) as store:
+        first = save(store, memory(PAGES, 1))
+    with open_store(str(tmp_path / "store")) as store:
+        backend, reads = store.opened.backend, 0
+        read, read_end = backend.read, backend.read_end
+
+        def badly(name: str, data: bytes) -> bytes:
+            nonlocal reads
+            counts = name.startswith(folder) and len(data) > 0
+            reads += counts
+            if counts and reads == bad:
+                return data[:-1] + bytes([data[-1] ^ 1])
+            return data
+
+        monkeypatch.setattr(backend, "read", lambda name, *part: badly(name, read(name, *part)))
+
+        def end(name: str, length: int) -> tuple[bytes, int]:
+            data, size = read_end(name, length)
+            return badly(name, data), size
+
+        monkeypatch.setattr(backend, "read_end", end)
+        report = check(store)
+        assert report.whole, (report.findings, report.lost)
+        reads = 0
+        assert [one.id for one in store.manifests()] == [first.id]
+        reads = 0
+        assert not plan_gc(store).damaged
+
+
+class Versions(LocalBackend):
+    """A directory that says of each file which version it is."""
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        return {name: (size, "v") for name, size in self.names(folder).items()}
+
+
+def test_a_check_reads_the_storage_itself_after_damage_too(tmp_path: Path) -> None:
+    """What seems damaged is read once more past the cache: that does not switch it on again."""
+    backend = CachedBackend(Versions(tmp_path), tmp_path / "cache", bytes(32))
+    with backend.off():
+        with uncached(backend):
+            pass
+        assert backend._version("packs/x") is None
+        backend._known["packs"] = {"x": (1, "v")}
+        assert backend._version("packs/x") is None
+    assert backend._version("packs/x") == (1, "v")

@@ -2,7 +2,9 @@
 
 import json
 import struct
+import time
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from tests.guest_like import memory, require_same, save
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError
+from vmckpt.checkpoint.retention import Candidate, Rule, plan
+from vmckpt.store.backends.archive import MAGIC as ARCHIVE
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.compression import compress
@@ -18,7 +22,7 @@ from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.header import Kind
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.manifest import LATEST_UNIX_S, Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.pack import _TRAILER
 from vmckpt.store.sealing.seal import Box
@@ -254,3 +258,49 @@ def test_facts_of_any_type_are_unknown_facts() -> None:
 
 def test_manifests_are_written_as_they_are_read(bench: Bench) -> None:
     assert Manifest.decode(bench.good.id, bench.good.encode()) == bench.good
+
+
+TABLES = [
+    b"[[1,2]]",
+    b'[[["x"],8,0]]',
+    b"5",
+    b"null",
+    b"[" * 100_000,
+    b'[["store","a",0]]',
+    b'[["store",8,"b"]]',
+    b'[["store",8,1.5]]',
+    b'[["store",-9,0]]',
+    b'[["store",8,-1]]',
+    b'[["st\\u001bore",8,0]]',
+    b"\xff",
+]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_hostile_exported_files(tmp_path: Path, table: bytes) -> None:
+    """Anyone can make the sum of a table: it is no secret's."""
+    size = struct.pack(">Q", len(table))
+    body = ARCHIVE + table + size
+    (tmp_path / "file").write_bytes(body + blake2b(body, digest_size=32).digest())
+    with pytest.raises(DamagedError):
+        open_store(str(tmp_path / "file"))
+
+
+def test_no_time_is_one_that_has_no_date(bench: Bench) -> None:
+    """Retention and lists make a date of it."""
+    maps = maps_bytes({"base": None, "packs": [], "areas": []})
+    with open_store(str(bench.place)) as store:
+        for number, when_s in enumerate((3e11, 1e12)):
+            words = {**manifest_words(), "created_unix_s": when_s}
+            write_checkpoint(store, number, json.dumps(words).encode(), maps)
+        last = write_checkpoint(
+            store,
+            9,
+            json.dumps({**manifest_words(), "created_unix_s": LATEST_UNIX_S}).encode(),
+            maps,
+        )
+        found = store.catalogue()
+        assert len(found.damaged) == 2
+        there = [Candidate(m.id, m.created_unix_s, m.added_bytes) for m in found.manifests]
+    assert plan(there, Rule(hourly=1, weekly=1), now_unix_s=1.7e9)[last].keep
+    assert time.localtime(LATEST_UNIX_S).tm_year < 9999

@@ -1,5 +1,8 @@
 """gc and a writer whose locks were lost, at every instant: what is committed stays whole."""
 
+import errno
+import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +18,9 @@ from vmckpt.store.backends.local import LocalBackend, LocalHeld, LocalWriter
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
+from vmckpt.store.naming import Called, IfTaken
 from vmckpt.store.open import create_store, open_store
+from vmckpt.store.pins import new_pin
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction
 
@@ -36,6 +41,7 @@ class Counted(LocalWriter):
 class Lockless(LocalBackend):
     """A directory whose locks keep none away; `then` is called at the instant number `at`."""
 
+    locks_last = False
     at = -1
     then: Callable[[], None] = staticmethod(lambda: None)
     count = 0
@@ -163,6 +169,62 @@ def test_two_that_write_a_pack_anew_do_not_overwrite_one_another(tmp_path: Path)
             if backend.count < at:
                 break
         assert check(other).whole
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("pins_first", [False, True])
+def test_of_a_pin_and_a_removal_without_locks_one_wins_at_every_instant(
+    tmp_path: Path, *, pins_first: bool, replaces: bool
+) -> None:
+    outcomes = set[tuple[bool, bool]]()
+    for at in itertools.count(1):
+        place = tmp_path / str(at)
+        ram = memory(16, 1)
+        with create_store(str(place)) as store:
+            old = save(store, ram, name="n")
+        backends = Lockless(place), Lockless(place)
+        with open_store(backends[0]) as one, open_store(backends[1]) as other:
+            done = {"pinned": False, "removed": False}
+
+            def pin(store: Store, old: Manifest = old, done: dict[str, bool] = done) -> None:
+                store.pin(new_pin(old.id, "keep", "me"))
+                done["pinned"] = True
+
+            def remove(store: Store, old: Manifest = old, done: dict[str, bool] = done) -> None:
+                if replaces:
+                    new = store.begin("vm", called=Called("n", IfTaken.REPLACE))
+                    new.commit({"name": new.name})
+                    done["removed"] = old.id in new.replaced
+                else:
+                    store.remove([old.id])
+                    done["removed"] = True
+
+            first, then = (pin, remove) if pins_first else (remove, pin)
+            backends[0].at = at
+            backends[0].then = partial(void, partial(then, other))
+            void(partial(first, one))
+        with open_store(str(place)) as after:
+            is_there = old.id in after.ids()
+            assert is_there != done["removed"]
+            assert not (done["pinned"] and done["removed"])
+            assert is_there or not done["pinned"]
+        outcomes.add((done["pinned"], done["removed"]))
+        if backends[0].count < at:
+            break
+    assert {(True, False), (False, True)} <= outcomes
+
+
+def test_gc_makes_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with create_store(str(tmp_path / "store")) as store:
+        store.remove([save(store, memory(PAGES, 1)).id])
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "write", full)
+        assert collect(store, plan_gc(store)).freed_bytes > 0
+        monkeypatch.undo()
+        assert not plan_gc(store).dead
 
 
 def test_gc_looks_at_its_lock_before_each_removal(

@@ -23,11 +23,11 @@ from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
-from vmckpt.store.config import NAMES, Config
+from vmckpt.store.config import NAMES, Config, read_config
 from vmckpt.store.keyring import add_key, remove_key
 from vmckpt.store.open import Access, create_store, open_store
 from vmckpt.store.sealing.keys import KEY_FILE, Keeper, KeySource, make_key_file
-from vmckpt.store.sealing.wrapping import clear
+from vmckpt.store.sealing.wrapping import clear, keys_of
 
 RAM = memory(64, 1)
 
@@ -253,3 +253,48 @@ def test_a_schedule_is_refused_whose_stores_its_key_does_not_fit(
         require(str(tmp_path / "clear"), str(victim.path))
     with pytest.raises(NotFoundError, match="there is no store"):
         require(str(tmp_path / "mnt"))
+
+
+@pytest.mark.parametrize("verb", ["add", "rotate", "remove", "export"])
+def test_keys_of_an_older_list_are_not_changed_as_if_it_were_the_stores(
+    victim: Victim, tmp_path: Path, verb: str
+) -> None:
+    """It would be signed anew, a revision later, with a key in it that was removed."""
+    make_key_file(tmp_path / "second")
+    second = KeySource(Keeper.FILE, str(tmp_path / "second"))
+    with open_store(str(victim.path), victim.key) as store:
+        add_key(store.opened.backend, victim.key, second, "second")
+        first, _ = keys_of(read_config(store.opened.backend))
+        old = read_config(store.opened.backend)
+        remove_key(store.opened.backend, second, first.id)
+    asyncio.run(_used(victim.place, second))
+    victim.replace(old)
+    before = (victim.path / NAMES[0]).read_bytes()
+    at = ("--store", str(victim.path))
+    new = ("--key-file", second.where, "--new-key-file", str(tmp_path / "new"))
+    words = {
+        "add": ("key", "add", *at, *new),
+        "rotate": ("key", "rotate", *at, *new),
+        "remove": ("key", "remove", first.id, *at, "--key-file", second.where),
+        "export": ("key", "export", str(tmp_path / "backup"), *at),
+    }
+    said = vmckpt(victim, *words[verb], code=4)["error"]
+    assert "older" in said["why"]
+    assert (victim.path / NAMES[0]).read_bytes() == before
+    assert not (tmp_path / "new").exists()
+    found = known(victim.place.location)
+    assert found is not None
+    assert found.revision == 2
+
+
+def test_a_list_of_keys_that_no_key_opens_is_not_remembered(victim: Victim) -> None:
+    """The right one would be refused as an older one from then on."""
+    victim.use()
+    with open_store(str(victim.path), victim.key) as store:
+        config = store.config
+    later = {"kind": "several", "keys": [config.key], "revision": 99, "mac": "00" * 32}
+    victim.replace(Config(config.id, config.created_unix_s, later, 2))
+    with pytest.raises(StorageError):
+        asyncio.run(access_to(victim.place, victim.key))
+    victim.replace(config)
+    asyncio.run(access_to(victim.place, victim.key))

@@ -360,6 +360,18 @@ def test_a_copy_that_another_was_faster_with_is_left_to_it(store: Store, places:
         require_same(copies, copies.manifest(two.id), ram)
 
 
+def test_a_name_that_several_vms_have_is_no_one_checkpoint(store: Store) -> None:
+    """`store export FILE before-upgrade` would carry another VM away."""
+    made = [save(store, memory(16, seed), vm=vm, name="n") for seed, vm in ((1, "web"), (2, "db"))]
+    with pytest.raises(UsageError, match="several VMs") as refused:
+        store.find("n")
+    assert all(one.id[:12] in refused.value.why for one in made)
+    assert store.find("n", vm="web").id == made[0].id
+    again = save(store, memory(16, 3), vm="web", parent=made[0], name="n")
+    assert store.find("n", vm="web").id == again.id
+    assert store.find(made[1].id[:8]).id == made[1].id
+
+
 def test_what_is_wrong_with_a_request_is_said(store: Store) -> None:
     with pytest.raises(RefusedError, match="store already"):
         create_store(store.place)

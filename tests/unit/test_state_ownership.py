@@ -9,6 +9,8 @@ from vmckpt.errors import RefusedError, StorageError
 from vmckpt.events.durable import NEW_FILE, make_dir_durably, replace
 from vmckpt.hosts.ownership import require_own
 from vmckpt.store.backends.archive import NewArchive
+from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.open import create_store, open_store
 
 pytestmark = pytest.mark.unit
 
@@ -126,3 +128,33 @@ def test_an_export_goes_over_what_a_killed_one_of_this_user_left(tmp_path: Path)
     aside.touch(0o600)
     NewArchive(tmp_path / "out.vmckpt").close()
     assert not aside.exists()
+
+
+@needs_root
+@pytest.mark.parametrize("folder", ["tmp", "maps", "doomed"])
+def test_no_link_of_another_user_leads_gc_out_of_a_store(tmp_path: Path, folder: str) -> None:
+    """Who can write to its location would have root empty any directory."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/kept").write_text("kept")
+    link = tmp_path / "store" / folder
+    with create_store(str(tmp_path / "store")) as store:
+        if link.is_dir():
+            link.rmdir()
+        link.symlink_to(tmp_path / "other")
+        os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+        with pytest.raises(StorageError, match="another user"):
+            collect(store, plan_gc(store))
+        with pytest.raises(StorageError, match="another user"):
+            store.opened.backend.remove(f"{folder}/kept")
+        with pytest.raises(StorageError, match="another user"):
+            store.opened.backend.write(f"{folder}/new").publish()
+        assert [one.name for one in (tmp_path / "other").iterdir()] == ["kept"]
+        # The owner's own, to a larger disk, is followed.
+        os.chown(link, 0, 0, follow_symlinks=False)
+        assert store.opened.backend.names(folder) == {"kept": 4}
+
+
+def test_a_pipe_in_the_place_of_a_file_keeps_no_reader_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "store")
+    with pytest.raises(StorageError):
+        open_store(str(tmp_path))

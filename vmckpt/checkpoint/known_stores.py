@@ -67,20 +67,29 @@ def require_unchanged(location: str, label: str, config: Config) -> Known:
     it is encrypted no longer, or its keys are older than those that were there; StorageError.
     """
     with _alone():
-        before = known(location)
+        before = require_as_before(location, label, config)
         if before is None:
             return remember(location, config, accepted=False)
-        if why := difference(before, config):
-            raise RefusedError(
-                f"the store {label} is not the one that was used before",
-                why=why,
-                remedy="find out who writes there before you use it, and restore its file `store` "
-                "(vmckpt store key import); if you changed it yourself: "
-                f"vmckpt store accept {label}",
-            )
         if config.revision > before.revision:
             return remember(location, config, accepted=before.accepted)
         return before
+
+
+def require_as_before(location: str, label: str, config: Config) -> Known | None:
+    """Compare, and remember nothing: what a config says counts once its key has opened it.
+
+    What was there before; None: nothing. Raises as `require_unchanged`.
+    """
+    before = known(location)
+    if before is not None and (why := difference(before, config)):
+        raise RefusedError(
+            f"the store {label} is not the one that was used before",
+            why=why,
+            remedy="find out who writes there before you use it, and restore its file `store` "
+            "(vmckpt store key import); if you changed it yourself: "
+            f"vmckpt store accept {label}",
+        )
+    return before
 
 
 def accept(location: str, config: Config) -> Known:

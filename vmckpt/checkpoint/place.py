@@ -18,7 +18,12 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
-from vmckpt.checkpoint.known_stores import known, require_never_used, require_unchanged
+from vmckpt.checkpoint.known_stores import (
+    known,
+    require_as_before,
+    require_never_used,
+    require_unchanged,
+)
 from vmckpt.errors import BusyError, HostDownError, NotFoundError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import find_host, local_host
@@ -221,10 +226,10 @@ async def access_to(
         return Access(may_be_made=True)
     if not is_accepted(place):
         require_encrypted(config, place.label, key)
+    require_as_before(place.location, place.label, config)
+    secret = (await in_thread(partial(unwrap, config, key))).secret
     require_as_known(place, config)
-    if not config.is_encrypted:
-        return Access(None, config.id)
-    return Access((await in_thread(partial(unwrap, config, key))).secret, config.id)
+    return Access(secret if config.is_encrypted else None, config.id)
 
 
 async def remember_made(place: Place) -> None:

@@ -88,17 +88,19 @@ def repaired(store: "Store", plan: "RepairPlan", done: "Repaired") -> Said:
     if done.removed:
         lines.append(f"removed: {', '.join(done.removed)}")
     lines += [f"not removed: {one}: {why}" for one, why in done.kept.items()]
+    lines += [f"not removed: {one}: it can be restored now" for one in done.restorable]
     if done.collected is not None:
         freed = format_size(max(0, done.collected.freed_bytes))
         lines.append(f"{done.collected.healed} chunks healed, {freed} freed")
         lines += [f"{p}: {n} chunks are still lost" for p, n in done.collected.lost.items()]
     if done.refused is not None:
         lines.append(f"nothing was healed: {done.refused.why}")
-    left = [one for one in plan.lost if one not in done.removed]
+    left = [one for one in plan.lost if one not in (*done.removed, *done.restorable)]
     result = _repair_result(store, plan) | {
         "applied": True,
         "removed": done.removed,
         "not_removed": done.kept,
+        "restorable": done.restorable,
         "healed_chunks": done.collected.healed if done.collected else 0,
         "lost_chunks": done.collected.lost if done.collected else {},
         "left": left,

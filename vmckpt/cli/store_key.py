@@ -8,6 +8,7 @@ import typer
 from vmckpt.cli.output import Json, show
 
 if TYPE_CHECKING:
+    from vmckpt.store.config import Config
     from vmckpt.store.keyring import Changed
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.store.sealing.wrapping import Wrapped
@@ -76,7 +77,7 @@ def add(
 
     new = _NewKey(new_key_file, new_key_command, new_key_agent)
     with new as source, _Location(store, key_file, key_command) as at:
-        done = add_key(at.backend, at.key, source, name)
+        done = add_key(at.backend, at.key, source, name, at.require)
         at.remember()
     _show(done, f"key {done.key.id} opens the store too{new.advice}", json)
 
@@ -101,7 +102,7 @@ def rotate(
 
     new = _NewKey(new_key_file, new_key_command, new_key_agent)
     with new as source, _Location(store, key_file, key_command) as at:
-        done = rotate_key(at.backend, at.key, source, name)
+        done = rotate_key(at.backend, at.key, source, name, at.require)
         at.remember()
     text = f"key {done.key.id} opens the store in place of the one that was given{new.advice}"
     _show(done, text, json)
@@ -123,7 +124,7 @@ def remove(
     from vmckpt.store.keyring import remove_key
 
     with _Location(store, key_file, key_command) as at:
-        done = remove_key(at.backend, at.key, key_id)
+        done = remove_key(at.backend, at.key, key_id, at.require)
         at.remember()
     _show(done, f"key {done.key.id} opens the store no more", json)
 
@@ -141,12 +142,15 @@ def export(
 
     Of an encrypted store it is of no use without one of the keys: keep both, apart from each other.
     """
+    from vmckpt.checkpoint.known_stores import require_as_before
     from vmckpt.cli.store import backend_of, location_of
     from vmckpt.store.config import read_config
     from vmckpt.store.keyring import backup_text
 
-    with backend_of(location_of(store)) as backend:
+    location = location_of(store)
+    with backend_of(location) as backend:
         config = read_config(backend)
+    require_as_before(location.location, location.label, config)
     text = backup_text(config, on_paper=paper)
     if str(file) == "-":
         print(text, end="")
@@ -199,6 +203,12 @@ class _Location:
 
     def __exit__(self, *error: Any) -> None:
         self._backend.__exit__(*error)
+
+    def require(self, config: "Config") -> None:
+        """Raises RefusedError: not the store that was there before, or an older list of keys."""
+        from vmckpt.checkpoint.place import require_as_known
+
+        require_as_known(self.place, config)
 
     def remember(self) -> None:
         """What the operator's side knows of the store is what this command has made it."""
@@ -272,6 +282,7 @@ def _write_new(file: Path, text: str) -> None:
     import os
 
     from vmckpt.errors import StorageError
+    from vmckpt.events.durable import sync_directory
 
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -279,6 +290,7 @@ def _write_new(file: Path, text: str) -> None:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
+        sync_directory(file.absolute().parent)
     except OSError as exc:
         raise StorageError(
             f"cannot make {file}",

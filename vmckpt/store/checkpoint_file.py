@@ -17,11 +17,13 @@ import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from vmckpt.store.backends.backend import Backend, MissingError
+from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.decoding import count, decoding, id_of, json_of, listed, mapping, row, text
 from vmckpt.store.errors import damaged
@@ -72,22 +74,32 @@ class Files:
 
     def read_manifest(self, checkpoint_id: str) -> Manifest:
         """A checkpoint's manifest. Raises MissingError, DamagedError."""
-        return _File(self, checkpoint_id).manifest()
+        return read_twice(self.backend, lambda: _File(self, checkpoint_id).manifest())
 
     def read_maps(self, checkpoint_id: str) -> Maps:
         """A checkpoint's maps, base and all. Raises MissingError, DamagedError."""
-        file = _File(self, checkpoint_id)
-        return self._decode(file.maps(), file.name)
+
+        def read() -> Maps:
+            file = _File(self, checkpoint_id)
+            return self._decode(file.maps(), file.name)
+
+        return read_twice(self.backend, read)
 
     def read_blob(self, manifest: Manifest, name: str) -> bytes:
         """A blob. Raises KeyError, MissingError, DamagedError."""
         for number, blob in enumerate(manifest.blobs):
             if blob.name == name:
-                return _File(self, manifest.id).blob(manifest, number)
+                return read_twice(self.backend, partial(self._read_blob, manifest, number))
         raise KeyError(name)
+
+    def _read_blob(self, manifest: Manifest, number: int) -> bytes:
+        return _File(self, manifest.id).blob(manifest, number)
 
     def read_all(self, checkpoint_id: str) -> tuple[Manifest, Maps]:
         """Every byte of a checkpoint's file read and found right. MissingError, DamagedError."""
+        return read_twice(self.backend, lambda: self._read_all(checkpoint_id))
+
+    def _read_all(self, checkpoint_id: str) -> tuple[Manifest, Maps]:
         file = _File(self, checkpoint_id)
         manifest, maps = file.manifest(), self._decode(file.maps(), file.name)
         for number in range(len(manifest.blobs)):
@@ -104,6 +116,9 @@ class Files:
 
     def read_base(self, base_id: bytes) -> Maps:
         """Maps that others differ from. Raises DamagedError."""
+        return read_twice(self.backend, lambda: self._read_base(base_id))
+
+    def _read_base(self, base_id: bytes) -> Maps:
         name = self.base_name(base_id)
         try:
             data = self.backend.read(name)
@@ -114,6 +129,10 @@ class Files:
         maps = self._decode(seal.open(Box.MAPS, 0, data[HEADER_BYTES:]), name, based=True)
         maps.base = base_id
         return maps
+
+    def checkpoint_name(self, checkpoint_id: str) -> str:
+        """The object that a checkpoint is."""
+        return f"{CHECKPOINTS}/{checkpoint_id}"
 
     def base_name(self, base_id: bytes) -> str:
         """The object that such maps are."""

@@ -15,10 +15,19 @@ from vmckpt.store.sealing.seal import HASH_BYTES
 class ChunkSink:
     """The packs that one checkpoint adds for one size of chunks.
 
-    `packs` is the checkpoint's list of packs: those that are used are added to it.
+    `packs` is the checkpoint's list of packs: those that are used are added to it. `published` is
+    the checkpoint's list of the objects that may be in the store already: in an exported file they
+    are taken back in no other order.
     """
 
-    def __init__(self, opened: Opened, index: Index, packs: list[bytes], chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        index: Index,
+        packs: list[bytes],
+        chunk_bytes: int,
+        published: list[str],
+    ) -> None:
         self._opened, self._index, self._packs = opened, index, packs
         self._chunk_bytes = chunk_bytes
         self._numbers = {pack: number for number, pack in enumerate(packs)}
@@ -28,8 +37,7 @@ class ChunkSink:
         self._writer: PackWriter | None = None
         self._full: list[PackWriter] = []
         self._slot = 0
-        # Names of packs that may be in the store already.
-        self.published: list[str] = []
+        self._published = published
 
     @property
     def stored_bytes(self) -> int:
@@ -106,7 +114,7 @@ class ChunkSink:
         return word
 
     def _publish(self, writer: PackWriter) -> None:
-        self.published.append(writer.name)  # before it is there
+        self._published.append(writer.name)  # before it is there
         writer.publish()
 
     def _begin_pack(self) -> PackWriter:

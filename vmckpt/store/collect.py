@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vmckpt.errors import RefusedError
+from vmckpt.errors import RefusedError, StorageError
 from vmckpt.store import doomed
 from vmckpt.store.area import FrameCache
 from vmckpt.store.backends.backend import Held, MissingError
@@ -173,7 +173,13 @@ def _remove_dead(store: Store, needed: Needed, lock: Held) -> None:
         backend.remove(name)
     if not (dead := _dead(store, needed)):
         return
-    with doomed.published(backend, dead):
+    with ExitStack() as said:
+        try:
+            said.enter_context(doomed.published(backend, dead))
+        except StorageError:
+            # A full disk, which this is to make room on. The lock keeps writers away, too.
+            if not backend.locks_last:
+                raise
         _look(store, needed)
         for name in dead.keys() & _dead(store, needed).keys():
             lock.require()

@@ -1,15 +1,21 @@
-"""What a gc is about to remove, for writers to see: `doomed/TIME-RANDOM`, a name in each line.
+"""What is about to be removed, for others to see: `doomed/TIME-RANDOM`, a name in each line.
 
-An object that is named there may go at any moment until the file itself goes. Files of a gc that
-was killed stay for a day; they name only what no checkpoint needs.
+An object that is named there may go at any moment until the file itself goes. Files of a command
+that was killed stay for a day; those of gc name only what no checkpoint needs.
+
+Checkpoints are removed so where a lock can be lost: whoever removes one says so, looks for pins,
+then removes it; whoever pins one writes the pin, then looks here. One sees the other.
 """
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
+from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.store.backends.backend import Backend, MissingError
+from vmckpt.store.opened import Opened
+from vmckpt.store.pins import require_unpinned
 
 DOOMED = "doomed"
 STALE_S = 86_400.0
@@ -25,8 +31,34 @@ def published(backend: Backend, names: Iterable[str]) -> Iterator[None]:
         writer.publish()
     finally:
         writer.discard()
-    yield
+    try:
+        yield
+    except (RefusedError, OperationFailedError):
+        backend.remove(mine)
+        raise
     backend.remove(mine)
+
+
+def remove_checkpoints(
+    opened: Opened, checkpoint_ids: Iterable[str], require: Callable[[], None]
+) -> Iterator[str]:
+    """Remove checkpoints that the caller has locked; each once it is gone.
+
+    `require` raises when a lock was lost. Raises RefusedError: one is pinned, none was removed;
+    StorageError, OperationFailedError.
+    """
+    ids, backend = list(checkpoint_ids), opened.backend
+    said = (
+        nullcontext()
+        if backend.locks_last or not ids
+        else published(backend, map(opened.files.checkpoint_name, ids))
+    )
+    with said:
+        require_unpinned(opened, ids)
+        for one in ids:
+            require()  # or it may have been pinned meanwhile, or be read
+            backend.remove(opened.files.checkpoint_name(one))
+            yield one
 
 
 def names(backend: Backend) -> set[str]:
@@ -39,7 +71,7 @@ def names(backend: Backend) -> set[str]:
 
 
 def stale(backend: Backend, now_unix_s: float) -> list[str]:
-    """The files that a killed gc has left."""
+    """The files that killed commands have left."""
     found = []
     for name in backend.names(DOOMED):
         since, _, _ = name.partition("-")

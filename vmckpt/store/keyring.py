@@ -43,6 +43,8 @@ _LONGEST_NAME = 40
 _TITLE = "vmckpt store backup 1"
 _LINE_BYTES = 20
 _MOST_BYTES = 64 << 10
+# So many objects of a kind are asked whose they are.
+_HEADERS = 16
 
 
 class Changed(NamedTuple):
@@ -55,29 +57,53 @@ class Changed(NamedTuple):
     old_copies: Mapping[str, str]
 
 
-def add_key(backend: Backend, source: KeySource | None, new: KeySource, name: str) -> Changed:
-    """One more key opens the store. `source` opens it now. Raises RefusedError, UsageError."""
+def _any(config: Config) -> None:
+    """Whatever store it is."""
+
+
+def add_key(
+    backend: Backend,
+    source: KeySource | None,
+    new: KeySource,
+    name: str,
+    require: Callable[[Config], object] = _any,
+) -> Changed:
+    """One more key opens the store. `source` opens it now. Raises RefusedError, UsageError.
+
+    `require` raises unless it is the store that is meant.
+    """
     _require_name(name)
-    return _changed(backend, source, lambda keys, _, made: [*keys, made], new, name)
+    return _changed(backend, (source, require), lambda keys, _, made: [*keys, made], new, name)
 
 
-def rotate_key(backend: Backend, source: KeySource | None, new: KeySource, name: str) -> Changed:
+def rotate_key(
+    backend: Backend,
+    source: KeySource | None,
+    new: KeySource,
+    name: str,
+    require: Callable[[Config], object] = _any,
+) -> Changed:
     """A new key opens the store, and the one that opened it for this does not any more."""
     _require_name(name)
 
     def replaced(keys: Sequence[Wrapped], by: Wrapped, made: Wrapped) -> list[Wrapped]:
         return [*(one for one in keys if one != by), made]
 
-    return _changed(backend, source, replaced, new, name)
+    return _changed(backend, (source, require), replaced, new, name)
 
 
-def remove_key(backend: Backend, source: KeySource | None, key_id: str) -> Changed:
+def remove_key(
+    backend: Backend,
+    source: KeySource | None,
+    key_id: str,
+    require: Callable[[Config], object] = _any,
+) -> Changed:
     """One of its keys opens the store no more: any but the one that opened it for this.
 
     Raises NotFoundError, RefusedError.
     """
     with backend.hold("config", shared=False, wait_s=PATIENCE_S):
-        config, opening = _opened(backend, source)
+        config, opening = _opened(backend, source, require)
         keys = keys_of(config)
         gone = [one for one in keys if one.id == key_id]
         if not gone:
@@ -174,13 +200,13 @@ def restore_backup(
 
 def _changed(
     backend: Backend,
-    source: KeySource | None,
+    opens: tuple[KeySource | None, Callable[[Config], object]],
     change: Callable[[Sequence[Wrapped], Wrapped, Wrapped], list[Wrapped]],
     new: KeySource,
     name: str,
 ) -> Changed:
     with backend.hold("config", shared=False, wait_s=PATIENCE_S):
-        config, opening = _opened(backend, source)
+        config, opening = _opened(backend, *opens)
         keys = keys_of(config)
         made = wrap(opening.secret, new, name)
         changed = change(keys, opening.by or made, made)
@@ -196,7 +222,9 @@ def _changed(
         return Changed(made, replace_config(backend, after))
 
 
-def _opened(backend: Backend, source: KeySource | None) -> tuple[Config, Opening]:
+def _opened(
+    backend: Backend, source: KeySource | None, require: Callable[[Config], object]
+) -> tuple[Config, Opening]:
     config = read_config(backend)
     if not config.is_encrypted:
         raise RefusedError(
@@ -205,7 +233,9 @@ def _opened(backend: Backend, source: KeySource | None) -> tuple[Config, Opening
             remedy="make an encrypted one and copy to it: vmckpt store init OTHER --key-file FILE, "
             "vmckpt store copy OTHER",
         )
-    return config, unwrap(config, source)
+    opening = unwrap(config, source)
+    require(config)
+    return config, opening
 
 
 def _compared(store: Store, *, write: bool) -> list[tuple[str, str]]:
@@ -239,20 +269,25 @@ def _compared(store: Store, *, write: bool) -> list[tuple[str, str]]:
 
 
 def _require_fits(backend: Backend, config: Config) -> None:
-    """The objects of a store say in their headers which store's they are, and whether encrypted."""
+    """The objects of a store say in their headers which store's they are, and whether encrypted.
+
+    One that agrees will do: another's header may be damaged.
+    """
+    wrong = ""
     for folder in (CHECKPOINTS, PACKS):
-        for name in sorted(backend.names(folder))[:3]:
+        for name in sorted(backend.names(folder))[:_HEADERS]:
             head = backend.read(f"{folder}/{name}", 0, HEADER_BYTES)
-            if not head.startswith(MAGIC):
+            if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
                 continue
-            if head[16:32] != bytes.fromhex(config.id) or bool(head[11]) != config.is_encrypted:
-                raise RefusedError(
-                    f"the backup is not of the store {backend.place}",
-                    why=f"{folder}/{name} is of store {head[16:32].hex()}, "
-                    f"the backup of store {config.id}",
-                    remedy="use the backup of that store",
-                )
-            return
+            if head[16:32] == bytes.fromhex(config.id) and bool(head[11]) == config.is_encrypted:
+                return
+            wrong = wrong or f"{folder}/{name} is of store {head[16:32].hex()}"
+    if wrong:
+        raise RefusedError(
+            f"the backup is not of the store {backend.place}",
+            why=f"{wrong}, the backup of store {config.id}",
+            remedy="use the backup of that store",
+        )
 
 
 def _require_name(name: str) -> None:

@@ -29,7 +29,8 @@ MOST_PACKS = 1 << 22
 MOST_BLOB_BYTES = 16 << 30
 MOST_SEQUENCE = 1 << 53
 _MOST_BYTES = 1 << 62
-_LATEST_UNIX_S = 1e12
+# The year 9987: later ones have no date.
+LATEST_UNIX_S = 253e9
 # What a manifest says; an older vmckpt did not say the last two.
 _WORDS = (
     "vm", "parent", "created_unix_s", "added_bytes", "areas", "blobs", "packs", "facts",
@@ -105,7 +106,7 @@ class Manifest:
                 id=checkpoint_id,
                 vm=text(given["vm"]),
                 parent=None if parent is None else id_of(parent).hex(),
-                created_unix_s=number(given["created_unix_s"], _LATEST_UNIX_S),
+                created_unix_s=number(given["created_unix_s"], LATEST_UNIX_S),
                 added_bytes=count(given["added_bytes"], _MOST_BYTES),
                 areas=tuple(_area(area) for area in listed(given["areas"], MOST_PARTS)),
                 blobs=tuple(_blob(blob) for blob in listed(given["blobs"], MOST_PARTS)),

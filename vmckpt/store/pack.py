@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import Backend, MissingError, Writer
-from vmckpt.store.backends.cached import uncached
+from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.decoding import decoding
 from vmckpt.store.errors import DamagedError, damaged
@@ -165,14 +165,12 @@ class Pack:
     def _box(self, box: Box, number: int, place: tuple[int, int]) -> bytes:
         """What a box holds. Raises DamagedError when it is damaged as it is stored.
 
-        It is read once more before that is said: gc gives up what is damaged, and a single read may
-        be bad of bytes that are good.
+        It is read once more before that is said: gc gives up what is damaged.
         """
-        try:
-            return self._seal.open(box, number, self._backend.read(self.name, *place))
-        except DamagedError:
-            with uncached(self._backend):
-                return self._seal.open(box, number, self._backend.read(self.name, *place))
+        return read_twice(
+            self._backend,
+            lambda: self._seal.open(box, number, self._backend.read(self.name, *place)),
+        )
 
     def _read_table(self) -> Table:
         end, size = self._backend.read_end(self.name, _END_BYTES)
@@ -377,8 +375,12 @@ class Packs:
     def open(self, pack_id: bytes, generation: int) -> Pack:
         """That very pack. Raises DamagedError, MissingError."""
         name = pack_name(pack_id, generation)
-        header = self.header.read(self.backend.read(name, 0, HEADER_BYTES), name)
-        return Pack(self.backend, pack_id, generation, self.sealer.file(header, name))
+
+        def read() -> Pack:
+            header = self.header.read(self.backend.read(name, 0, HEADER_BYTES), name)
+            return Pack(self.backend, pack_id, generation, self.sealer.file(header, name))
+
+        return read_twice(self.backend, read)
 
 
 def newest(backend: Backend) -> dict[bytes, tuple[int, int]]:

@@ -8,18 +8,20 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vmckpt.errors import NotFoundError, UsageError
+from vmckpt.errors import BusyError, NotFoundError, UsageError
+from vmckpt.store import doomed
 from vmckpt.store.area import Area, FrameCache
-from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.backends.backend import Held, MissingError
 from vmckpt.store.checkpoint_file import CHECKPOINTS, Maps, require_agreement
 from vmckpt.store.config import Config
+from vmckpt.store.doomed import remove_checkpoints
 from vmckpt.store.errors import DamagedError, ThereAlreadyError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.maps import Refs, packs_of, resized, slots_of
 from vmckpt.store.naming import Called, Settled, settle
 from vmckpt.store.opened import Opened
-from vmckpt.store.order import in_order, of_vm
+from vmckpt.store.order import in_order, of_vm, owners
 from vmckpt.store.pack import Hashes, Numbers, Pack
 from vmckpt.store.pins import Pin, Pinned, pins, require_unpinned, write_pin
 from vmckpt.store.transaction import Origin, Transaction, damaged_chunks, new_origin
@@ -97,15 +99,23 @@ class Store:
         raise self._not_found(checkpoint_id)
 
     def find(self, text: str, vm: str | None = None) -> Manifest:
-        """The checkpoint whose id begins so, or whose facts have this "name", the latest one.
+        """The checkpoint whose id begins so, or whose facts have this "name", the VM's latest one.
 
-        Raises NotFoundError, UsageError (several begin so), DamagedError.
+        Raises NotFoundError, UsageError (several begin so, or several VMs have one of that name),
+        DamagedError.
         """
         if text in self.ids():
             return self.manifest(text)
         manifests = self.manifests(vm)
         named = [m for m in manifests if m.facts.get("name") == text]
         if named:
+            whose = owners(manifests)
+            if len({whose[m.id] or m.vm for m in named}) > 1:
+                raise UsageError(
+                    f"'{text}' is a checkpoint of several VMs",
+                    why=", ".join(f"{m.id[:12]} of {m.vm}" for m in named),
+                    remedy="write the beginning of its id",
+                )
             return named[-1]
         found = [m for m in manifests if len(text) >= 4 and m.id.startswith(text)]
         if len(found) > 1:
@@ -143,8 +153,7 @@ class Store:
             ]
 
             def require() -> None:
-                for lock in held:
-                    lock.require()
+                _require_all(held)
 
             if origin and origin.id in self.ids():
                 raise ThereAlreadyError(
@@ -217,10 +226,8 @@ class Store:
             for checkpoint_id in ids:
                 if checkpoint_id not in present:
                     raise self._not_found(checkpoint_id)
-            require_unpinned(self.opened, ids)
-            for checkpoint_id, lock in zip(ids, held, strict=True):
-                lock.require()  # or it may have been pinned meanwhile, or be read
-                self.opened.backend.remove(f"{CHECKPOINTS}/{checkpoint_id}")
+            for _ in remove_checkpoints(self.opened, ids, lambda: _require_all(held)):
+                pass
 
     def pins(self) -> Pinned:
         """The pins, by checkpoint. Raises StorageError."""
@@ -236,10 +243,28 @@ class Store:
                 raise self._not_found(pin.checkpoint)
             write_pin(self.opened, pin)
             try:
+                self._require_not_doomed(pin.checkpoint)
                 held.require()  # until here nobody else could remove the checkpoint
             except BaseException:
                 self.unpin(pin)
                 raise
+
+    def _require_not_doomed(self, checkpoint_id: str) -> None:
+        """Raises BusyError, NotFoundError: a command that has lost its lock removes it, or has done
+        so: see `doomed.py`.
+        """
+        opened = self.opened
+        if opened.backend.locks_last:
+            return
+        if opened.files.checkpoint_name(checkpoint_id) in doomed.names(opened.backend):
+            raise BusyError(
+                f"checkpoint {checkpoint_id} is not pinned",
+                why="another command removes it, or was removing it when it was killed",
+                remedy="see `vmckpt checkpoint list`; one that is still there can be pinned a day "
+                "after that command",
+            )
+        if checkpoint_id not in self.ids():
+            raise self._not_found(checkpoint_id)
 
     def unpin(self, pin: Pin) -> None:
         """The pin is gone; one that is not there is no error. Raises StorageError."""
@@ -354,6 +379,11 @@ class Checkpoint:
 def is_id(text: str) -> bool:
     """Whether a checkpoint may be called so."""
     return len(text) == 32 and all(letter in "0123456789abcdef" for letter in text)
+
+
+def _require_all(held: Iterable[Held]) -> None:
+    for lock in held:
+        lock.require()
 
 
 def _whole_name(vm: str, origin: Origin | None) -> str:

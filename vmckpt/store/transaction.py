@@ -18,6 +18,7 @@ from vmckpt.errors import (
     RefusedError,
     StorageError,
     UsageError,
+    VmckptError,
 )
 from vmckpt.store import doomed
 from vmckpt.store.backends.backend import Buffer
@@ -86,7 +87,7 @@ class Transaction:
     ) -> None:
         self.id, self.name = origin.id, settled.name
         self.replaced: list[str] = []
-        self.not_replaced: StorageError | RefusedError | None = None
+        self.not_replaced: VmckptError | None = None
         self._replaces = settled.replaces
         self._opened, self._index, self._origin, self._start = opened, index, origin, start
         self._locks, self._require_locks = locks
@@ -94,6 +95,8 @@ class Transaction:
         self._sinks: dict[int, ChunkSink] = {}
         self._areas: dict[str, AreaWriter] = {}
         self._file = opened.files.new_checkpoint(origin.id)
+        # Names of objects that may be in the store already, in the order in which they came there.
+        self._published: list[str] = []
         self._over = self._committed = False
 
     @property
@@ -111,7 +114,7 @@ class Transaction:
         before = base_refs(self._start, name, chunk_bytes, -(-size_bytes // chunk_bytes))
         if chunk_bytes not in self._sinks:
             self._sinks[chunk_bytes] = ChunkSink(
-                self._opened, self._index, self._packs, chunk_bytes
+                self._opened, self._index, self._packs, chunk_bytes, self._published
             )
         map_ = AreaMap(size_bytes, chunk_bytes, before)
         self._areas[name] = AreaWriter(map_, self._sinks[chunk_bytes])
@@ -141,14 +144,13 @@ class Transaction:
         # Said before anything is written.
         facts = json.loads(json.dumps(facts, allow_nan=False))
         when_s = self._origin.created_unix_s or created_unix_s or time.time()
-        published: list[str] = []
         try:
             for pin in pins:
-                published.append(pin.name)
+                self._published.append(pin.name)
                 write_pin(self._opened, pin)
-            manifest = self._commit(facts, when_s, published)
+            manifest = self._commit(facts, when_s, self._published)
         except BaseException:
-            self._end(published)
+            self._end()
             raise
         self._over = self._committed = True
         with self._locks:
@@ -158,15 +160,15 @@ class Transaction:
     def _replace(self) -> None:
         """Remove what the committed checkpoint replaces. That it cannot be is not its failure."""
         try:
-            for old in self._replaces:
-                self._opened.backend.remove(f"{CHECKPOINTS}/{old}")
+            gone = doomed.remove_checkpoints(self._opened, self._replaces, self._require_locks)
+            for old in gone:
                 self.replaced.append(old)
-        except (StorageError, RefusedError) as exc:
+        except (StorageError, RefusedError, OperationFailedError) as exc:
             self.not_replaced = exc
 
     def abort(self) -> None:
         """Nothing of it stays. After `commit` it does nothing."""
-        self._end([])
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -292,18 +294,17 @@ class Transaction:
                 remedy="choose another name",
             )
 
-    def _end(self, published: list[str]) -> None:
+    def _end(self) -> None:
         if self._over:
             return
         self._over = True
         with self._locks:
             for sink in self._sinks.values():
                 sink.discard()
-            packs = [name for sink in self._sinks.values() for name in sink.published]
-            if self._file.name in published:
+            if self._file.name in self._published:
                 self._take_back()
                 return
-            for name in reversed([*packs, *published]):
+            for name in reversed(self._published):
                 try:
                     self._opened.backend.remove(name)
                 except RefusedError:  # an append-only client's: it is left for the owner's gc

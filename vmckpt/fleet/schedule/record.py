@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -57,7 +57,10 @@ class Making:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A schedule. `failures` is how many tries failed since a run was well, `why` the last one."""
+    """A schedule. `failures` is how many tries failed since a run was well, `why` the last one.
+
+    `checked`: how many parts of each store's content were read (`--check`).
+    """
 
     name: str
     uid: str
@@ -73,6 +76,7 @@ class Record:
     done_total: int = 0
     last_done_s: float | None = None
     why: str = ""
+    checked: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def vm(self) -> str:

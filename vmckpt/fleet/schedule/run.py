@@ -8,7 +8,7 @@ it once: so whatever still works for a dead process, nothing is made twice.
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -79,8 +79,8 @@ class Work(Protocol):
         Only of the VM that checkpoint `taken` is of, and never that one.
         """
 
-    async def check(self, record: Record) -> list[str]:
-        """Read the part of its stores' content that is this run's: what is damaged, by store."""
+    async def check(self, record: Record) -> "Checked":
+        """Of each of its stores read the part of the content that is next."""
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         """How the VM is; None: nobody knows."""
@@ -91,6 +91,17 @@ class Gone(NamedTuple):
 
     names: list[str]
     clocks: str = ""
+
+
+class Checked(NamedTuple):
+    """What a check found: `damaged` stores, and those that were not checked and why, in words.
+
+    `parts`: how many parts of each store's content have been read, in all.
+    """
+
+    damaged: list[str]
+    silent: list[str]
+    parts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,37 +220,40 @@ class _Running:
             self._tell("failed", f"{point.name} was not copied: {exc}")
         if took_s is None:
             took_s = self._tools.clock().since(self._claim.begun)
-        await self._prune(point.id)
-        damage = await self._check()
+        told = [why, await self._prune(point.id), await self._check()]
         learned = self._record.learned.paid(Cost(point.stall_s, took_s))
-        return self._end(outcome, point.id, why or damage, learned=learned)
+        return self._end(outcome, point.id, "; ".join(filter(None, told)), learned=learned)
 
-    async def _prune(self, taken: str) -> None:
-        """What cannot be removed now is removed after another run."""
+    async def _prune(self, taken: str) -> str:
+        """What cannot be removed now is removed after another run; in words, why it was not."""
         try:
             gone = await self._tools.work.prune(self._record, taken)
         except VmckptError as exc:
-            self._tell("not-pruned", f"what is not to be kept is still there: {exc}")
-            return
+            text = f"what is not to be kept is still there: {exc}"
+            self._tell("not-pruned", text)
+            return text
         if gone.clocks:
             self._tell("note", gone.clocks)
         if gone.names:
             self._tell("pruned", f"removed: {', '.join(gone.names)}", removed=gone.names)
+        return ""
 
     async def _check(self) -> str:
-        """Read a part of the stores; what is damaged, in words. The run is done all the same."""
+        """Read a part of each store: what is damaged or was not checked, in words.
+
+        The run is done all the same.
+        """
         if self._record.request.check_percent is None:
             return ""
-        try:
-            found = await self._tools.work.check(self._record)
-        except VmckptError as exc:
-            self._tell("not-checked", f"the stores were not checked: {exc}")
-            return ""
-        for text in found:
+        found = await self._tools.work.check(self._record)
+        self._save(checked=dict(found.parts))
+        for text in found.damaged:
             self._tell("damaged", text)
-        if not found:
+        for text in found.silent:
+            self._tell("not-checked", text)
+        if not (found.damaged or found.silent):
             self._tell("checked", "what was read of the stores is whole")
-        return "; ".join(found)
+        return "; ".join([*found.damaged, *found.silent])
 
     async def _attempt(self, work: Callable[[], Any]) -> Result:
         try:

@@ -16,14 +16,14 @@ from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, Vmckpt
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import Seen
 from vmckpt.fleet.schedule.record import Making, Record
-from vmckpt.fleet.schedule.run import Gone, Point
+from vmckpt.fleet.schedule.run import Checked, Gone, Point
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.inventory import all_hosts, find_host
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.check import check as check_store
 from vmckpt.store.collect import Collected, collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
-from vmckpt.store.damage.subset import part_of_run
+from vmckpt.store.damage.subset import part_of
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.naming import IfTaken
 from vmckpt.store.order import owners
@@ -151,21 +151,28 @@ class Checkpoints:
             )
         return Gone([one.name for one in gone], clocks)
 
-    async def check(self, record: Record) -> list[str]:
-        """See `Work`."""
-        held, percent = record.state.claim, record.request.check_percent
-        if held is None or percent is None:
-            return []
-        subset, found = part_of_run(percent, held.number), list[str]()
+    async def check(self, record: Record) -> Checked:
+        """See `Work`. A part that could not be read is the next one again: none is left out."""
+        percent, parts = record.request.check_percent, dict(record.checked)
+        damaged, silent = list[str](), list[str]()
+        if percent is None:
+            return Checked(damaged, silent, parts)
         for label in dict.fromkeys([*record.places, *record.request.copies]):
-            async with opened(parse_place(label), key_of(record)) as store:
-                report = await in_thread(partial(check_store, store, subset=subset))
+            number = parts.get(label, 0)
+            subset = part_of(percent, number)
+            try:
+                async with opened(parse_place(label), key_of(record)) as store:
+                    report = await in_thread(partial(check_store, store, subset=subset))
+            except VmckptError as exc:
+                silent.append(f"{label} was not checked: {exc.what}: {exc.why}")
+                continue
+            parts[label] = number + 1
             if not report.whole:
-                found.append(
+                damaged.append(
                     f"{label} is damaged: {len(report.findings)} findings, {len(report.lost)} "
                     f"checkpoints cannot be restored: vmckpt store check {label}"
                 )
-        return found
+        return Checked(damaged, silent, parts)
 
     async def look(self, record: Record, now: Moment) -> Seen | None:
         """See `Work`."""

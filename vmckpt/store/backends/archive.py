@@ -25,6 +25,7 @@ from typing import NoReturn
 from vmckpt.errors import BusyError, RefusedError
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.local import LocalHeld, storage_error, sync_folder, write_all
+from vmckpt.store.decoding import count, decoding, json_of, listed, row, text
 from vmckpt.store.errors import damaged
 
 MAGIC = b"\x89VMCKAR\n"
@@ -32,10 +33,13 @@ _SIZE = struct.Struct(">Q")
 _SUM_BYTES = 32
 _TRAILER_BYTES = _SIZE.size + _SUM_BYTES
 _COPY_BYTES = 4 << 20
+_MOST_OBJECTS = 1 << 22
 
 
 class _Objects:
     """Objects in a file, by the table."""
+
+    locks_last = True
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.place = path, str(path)
@@ -131,9 +135,11 @@ class ArchiveBackend(_Objects):
         table = self.pread(start, length) if start > 0 else b""
         if len(table) != length or _sum(table) != trailer[_SIZE.size :]:
             raise damaged(f"{self.place} is damaged", "its table is not what was written")
-        places: dict[str, tuple[int, int]] = {
-            name: (first, bytes_) for name, first, bytes_ in json.loads(table)
-        }
+        places = dict[str, tuple[int, int]]()
+        with decoding(self.place):  # anyone can make such a sum
+            for written in listed(json_of(table), _MOST_OBJECTS):
+                name, first, bytes_ = row(written, 3)
+                places[text(name)] = count(first, start), count(bytes_, start)
         if start != len(MAGIC) + sum(bytes_ for _, bytes_ in places.values()):
             raise damaged(f"{self.place} is damaged", "its table does not fit its size")
         return places

@@ -30,6 +30,8 @@ class Backend(Protocol):
     """A place for objects. All raise StorageError when the place does not do what it is asked."""
 
     place: str
+    # Whether a lock goes only with the process that has it. Else it may be lost at any instant.
+    locks_last: bool
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder (without its name), and their sizes in bytes."""

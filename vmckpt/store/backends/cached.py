@@ -13,14 +13,16 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from vmckpt.store.backends.backend import Backend, Held, Writer
+from vmckpt.store.errors import DamagedError
 
+T = TypeVar("T")
 # A smaller object is read and kept whole.
 WHOLE_BYTES = 64 << 10
 # Hashes and tables of packs are in their last bytes.
@@ -42,12 +44,12 @@ class CachedBackend:
     """A back end with a directory for what was read of it. Used by several threads."""
 
     def __init__(self, inner: Versioned, folder: Path | None, secret: bytes) -> None:
-        self.place = inner.place
+        self.place, self.locks_last = inner.place, inner.locks_last
         self._inner, self._secret = inner, blake2b(secret, person=b"vmckpt cache").digest()
         self._folder = folder if folder is not None and _own_folder(folder) else None
         self._known: dict[str, dict[str, tuple[int, str]]] = {}
         self._mutex = threading.Lock()
-        self._is_off = False
+        self._off = 0
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder; from now on the parts of just these are known here."""
@@ -108,15 +110,17 @@ class CachedBackend:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """All is read from the storage itself, for the block."""
-        self._is_off = True
+        """All is read from the storage itself, for the block; such blocks nest."""
+        with self._mutex:
+            self._off += 1
         try:
             yield
         finally:
-            self._is_off = False
+            with self._mutex:
+                self._off -= 1
 
     def _version(self, name: str) -> tuple[int, str] | None:
-        if self._is_off or self._folder is None:
+        if self._off or self._folder is None:
             return None
         folder, _, bare = name.partition("/")
         with self._mutex:
@@ -151,6 +155,18 @@ class Read(Protocol):
 def uncached(backend: Backend) -> AbstractContextManager[None]:
     """All is read from where the store lies, for the block."""
     return backend.off() if isinstance(backend, CachedBackend) else _nothing()
+
+
+def read_twice(backend: Backend, read: Callable[[], T]) -> T:
+    """What `read` gives; once more, uncached, before it is believed that something is damaged.
+
+    A single read may be bad of bytes that are good, and what is damaged is given up or removed.
+    """
+    try:
+        return read()
+    except DamagedError:
+        with uncached(backend):
+            return read()
 
 
 def cache_folder(store_id: str) -> Path | None:

@@ -36,6 +36,8 @@ CONFIG = "store"
 _FOLDERS = ("checkpoints", "config", "damaged", "doomed", "maps", "packs", "pins")
 # What only those write who may also remove: the keys, and what gc is about to remove.
 _NOT_TO_ADD = (CONFIG, "config/", "doomed/")
+# A writer's packs are new. A later generation takes the place of a pack that is there: gc's alone.
+_NEW_PACK = re.compile(r"packs/[0-9a-f]{32}-0")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Sent at once.
 _PIECE_BYTES = 1 << 20
@@ -48,6 +50,8 @@ _READ_AT_ONCE_BYTES = 1 << 20
 
 class LentBackend:
     """The near side. `sock` blocks, and is this one's from now on."""
+
+    locks_last = True  # what is asked goes by the stream that the locks go with
 
     def __init__(self, sock: socket.socket, place: str) -> None:
         self.place = place
@@ -281,7 +285,8 @@ class _Far:
         return None
 
     def _to_write(self, name: str) -> str:
-        if self._append_only and name.startswith(_NOT_TO_ADD):
+        replaces = name.startswith("packs/") and not _NEW_PACK.fullmatch(name)
+        if self._append_only and (replaces or name.startswith(_NOT_TO_ADD)):
             raise append_only_error(name, self._backend.place)
         return name
 

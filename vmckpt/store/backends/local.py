@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import stat
 import struct
 import threading
 import time
@@ -37,6 +38,8 @@ class LocalBackend:
     With `append_only` nothing that is there is removed or replaced: RefusedError.
     """
 
+    locks_last = True
+
     def __init__(self, root: Path, *, append_only: bool = False) -> None:
         self.root, self.append_only = root, append_only
         self.place = str(root)
@@ -48,7 +51,11 @@ class LocalBackend:
         """The files in a folder."""
         found = dict[str, int]()
         try:
-            with contextlib.suppress(FileNotFoundError), os.scandir(self.root / folder) as entries:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                self._directory(self.root / folder) as fd,
+                os.scandir(fd) as entries,
+            ):
                 for entry in entries:
                     # One that is removed meanwhile is not there; all others are.
                     with contextlib.suppress(FileNotFoundError):
@@ -85,9 +92,10 @@ class LocalBackend:
             raise append_only_error(name, self.place)
         path = self.root / name
         try:
-            path.unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                sync_folder(path.parent)
+            with contextlib.suppress(FileNotFoundError), self._directory(path.parent) as folder:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path.name, dir_fd=folder)
+                os.fsync(folder)
         except OSError as exc:
             raise self.error(exc, name) from exc
         with self._mutex:
@@ -144,9 +152,35 @@ class LocalBackend:
         """The directory that an object stands in; it is made, for good, when it is missing."""
         folder = (self.root / name).parent
         if not folder.is_dir():
+            missing = [one for one in (folder, *folder.parents) if not one.exists()]
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            sync_folder(folder.parent)
+            for one in missing:
+                sync_folder(one.parent)
+        elif folder != self.root:
+            with self._directory(folder):
+                pass  # no other user's link
         return folder
+
+    @contextmanager
+    def _directory(self, folder: Path) -> Iterator[int]:
+        """A directory, open for the block. Raises OSError: another user has put a link there.
+
+        Who can write to the location could else have gc, run by root, empty any directory.
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if folder == self.root:
+            fd = os.open(folder, flags)
+        else:
+            try:
+                fd = os.open(folder, flags | os.O_NOFOLLOW)
+            except OSError as exc:
+                if exc.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                fd = os.open(_own_link(folder), flags)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def _require_kept(self) -> None:
         """Raises RefusedError where other hosts, or other programs, do not hear of locks."""
@@ -194,7 +228,8 @@ class LocalBackend:
             fd = self._open.pop(name, None)
         try:
             if fd is None:
-                fd = os.open(self.root / name, os.O_RDONLY | os.O_CLOEXEC)
+                # Another's pipe in the place of a file would keep a reader waiting.
+                fd = os.open(self.root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             yield fd
         except FileNotFoundError as exc:
             raise MissingError(name) from exc
@@ -246,6 +281,7 @@ class LocalWriter:
         try:
             os.fsync(self._fd)
             folder = self._backend.folder(self._name)
+            replaces = path.exists()
             if self._backend.append_only:
                 # Unlike a rename this fails where there is one of that name.
                 os.link(self._aside, path)
@@ -257,8 +293,10 @@ class LocalWriter:
             try:
                 sync_folder(folder)
             except OSError:
-                # There now, but not for good: whoever hears of the error has to find nothing.
-                path.unlink()
+                # There now, but not for good: whoever hears of the error has to find nothing. What
+                # it has replaced (a config) was the only one: then this one stays.
+                if not replaces:
+                    path.unlink()
                 raise
         except FileExistsError as exc:
             raise append_only_error(self._name, self._backend.place) from exc
@@ -280,6 +318,21 @@ class LocalHeld:
 
     def require(self) -> None:
         """It is held."""
+
+
+def _own_link(path: Path) -> str:
+    """Where a link leads that root or this user has made. Raises OSError for another's."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISLNK(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        if found.st_uid not in (0, os.geteuid()):
+            why = f"it is a link that another user (uid {found.st_uid}) has made"
+            raise PermissionError(errno.EPERM, why, str(path))
+        return str(path.parent / os.readlink("", dir_fd=fd))
+    finally:
+        os.close(fd)
 
 
 def append_only_error(name: str, place: str) -> RefusedError:

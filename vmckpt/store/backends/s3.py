@@ -45,6 +45,8 @@ _RETRY_S = 60
 class S3Backend:
     """Objects under a prefix of a bucket."""
 
+    locks_last = False
+
     def __init__(
         self, place: str, *, expiry_s: float = 120.0, refresh_s: float = 20.0, retries: int = 5
     ) -> None:

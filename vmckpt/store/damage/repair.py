@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vmckpt.errors import BusyError, NotFoundError, RefusedError
+from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.backends.cached import uncached
 from vmckpt.store.check import Report, check
 from vmckpt.store.collect import Collected, Plan, collect, plan_gc
 from vmckpt.store.damage.subset import EVERYTHING, Subset
+from vmckpt.store.errors import DamagedError
 from vmckpt.store.store import Store
 
 
@@ -36,9 +39,13 @@ class RepairPlan:
 
 @dataclass(slots=True)
 class Repaired:
-    """What was done. `kept` checkpoints could not be removed, and why; see `RepairPlan.refused`."""
+    """What was done. `kept` checkpoints could not be removed, and why; see `RepairPlan.refused`.
+
+    `restorable` ones can be restored after all: they were healed since the check, or it was wrong.
+    """
 
     removed: list[str] = field(default_factory=list)
+    restorable: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     collected: Collected | None = None
     refused: RefusedError | None = None
@@ -59,10 +66,17 @@ def plan_repair(
 
 
 def repair(store: Store, plan: RepairPlan, *, remove_lost: bool) -> Repaired:
-    """Do it. Raises BusyError (another gc), StorageError."""
+    """Do it. Raises BusyError (another gc), StorageError.
+
+    What is lost is read once more before it is removed: the check may have taken hours, in which
+    its content was stored again.
+    """
     done = Repaired()
     for checkpoint_id in plan.lost if remove_lost else ():
         try:
+            if _can_be_restored(store, checkpoint_id):
+                done.restorable.append(checkpoint_id)
+                continue
             store.remove([checkpoint_id])
             done.removed.append(checkpoint_id)
         except NotFoundError:
@@ -73,6 +87,21 @@ def repair(store: Store, plan: RepairPlan, *, remove_lost: bool) -> Repaired:
     if gc is not None:
         done.collected = collect(store, gc)
     return done
+
+
+def _can_be_restored(store: Store, checkpoint_id: str) -> bool:
+    """Read all of it, up to what is lost. Raises BusyError, NotFoundError, StorageError."""
+    store.opened.packs.look_again()
+    with uncached(store.opened.backend):
+        try:
+            store.opened.files.read_all(checkpoint_id)
+            with store.read(checkpoint_id) as point:
+                for area in point.manifest.areas:
+                    for _ in point.area(area.name).stream():
+                        pass
+        except (MissingError, DamagedError):
+            return False
+    return True
 
 
 def _plan(store: Store) -> tuple[Plan | None, RefusedError | None]:

@@ -34,10 +34,10 @@ class Subset:
 EVERYTHING = Subset()
 
 
-def part_of_run(percent: float, run: int) -> Subset:
-    """The part that a run reads, so that runs after one another read all, each part once."""
+def part_of(percent: float, number: int) -> Subset:
+    """The part to read after `number` others: checks after one another read all, each part once."""
     parts = min(MOST_PARTS, max(1, math.ceil(100 / percent)))
-    return Subset(part=run % parts + 1, parts=parts)
+    return Subset(part=number % parts + 1, parts=parts)
 
 
 def parse_subset(text: str) -> Subset:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.store.backends.local import sync_folder
 from vmckpt.store.config import SECRET_BYTES
 
 KEY_FILE, KEY_COMMAND = "VMCKPT_STORE_KEY_FILE", "VMCKPT_STORE_KEY_COMMAND"
@@ -55,6 +56,7 @@ def make_key_file(path: Path) -> None:
             file.write(_MADE_BY_US + secrets.token_hex(SECRET_BYTES).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        sync_folder(path.absolute().parent)  # or a power cut may take it, and all that it opens
     except OSError as exc:
         raise StorageError(
             f"cannot make the key file {path}",

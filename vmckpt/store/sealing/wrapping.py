@@ -20,7 +20,9 @@ from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import RefusedError
 from vmckpt.store.config import CLEAR, KEYS, ONE_KEY, SECRET_BYTES, SEVERAL, Config
+from vmckpt.store.decoding import count
 from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.manifest import LATEST_UNIX_S
 from vmckpt.store.sealing import agent
 from vmckpt.store.sealing.keys import (
     KEY_COMMAND,
@@ -94,7 +96,7 @@ class Wrapped:
                 None if scrypt is None else (scrypt["n"], scrypt["r"], scrypt["p"]),
                 str(words.get("key", "")),
                 str(words.get("name", "")),
-                int(words.get("added_unix_s", 0)),
+                _date(words.get("added_unix_s", 0)),
             )
         except (KeyError, ValueError, TypeError, AttributeError) as exc:
             raise damaged("the store's config is damaged", f"one of its keys: {exc!r}") from exc
@@ -257,6 +259,11 @@ def _wrapping_key(material: bytes, salt: bytes, scrypt: tuple[int, int, int] | N
         return _hkdf(material, salt)
     n, r, p = scrypt
     return hashlib.scrypt(material, salt=salt, n=n, r=r, p=p, maxmem=_SCRYPT_MOST_BYTES, dklen=32)
+
+
+def _date(unix_s: Any) -> int:
+    """Anyone may have written it. Raises ValueError: there is no such date."""
+    return count(unix_s, int(LATEST_UNIX_S))
 
 
 def _is_affordable(scrypt: tuple[int, int, int]) -> bool:
