@@ -1,6 +1,8 @@
 """Output that is held: whoever holds it, and whatever is in the way, in the end it is let go."""
 
 import asyncio
+import time
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +11,13 @@ import pytest
 
 from vmckpt.epoch.capture import resume
 from vmckpt.epoch.output import HeldOutput, holds_output
-from vmckpt.qemu.monitor import MonitorLostError
+from vmckpt.qemu.monitor import CommandRefusedError, MonitorLostError
+from vmckpt.replicate.epochs import Epochs
 from vmckpt.replicate.protection import Protection
 
 pytestmark = pytest.mark.contract
 
-OUTER, INNER = "vmckpt-outer-net0", "vmckpt-inner-net0"
+GATE, OUTER, INNER = (f"vmckpt-{name}-net0" for name in ("gate", "outer", "inner"))
 
 
 class Qemu:
@@ -23,8 +26,15 @@ class Qemu:
     def __init__(self, *objects: str, silences: int = 0, lives_for: int = 1000) -> None:
         self.objects, self.silences, self._lives_for = [*objects], silences, lives_for
         self.runs = False
+        self.sent: int | None = 65000
+        self.chardevs = [name for name in objects if name.startswith("vmckpt-gate-")]
 
-    async def ask(self, command: str, arguments: object = None) -> list[dict[str, str]]:
+    async def ask(self, command: str, arguments: object = None) -> Any:
+        if command == "x-query-virtio-queue-status":
+            assert arguments == {"path": "/machine/peripheral/nic0/virtio-backend", "queue": 1}
+            if self.sent is None:
+                raise CommandRefusedError("web", command, "not found")
+            return {"used-idx": self.sent % 65536}
         assert command == "qom-list"
         if self.silences:
             self.silences -= 1
@@ -34,6 +44,10 @@ class Qemu:
     async def tell(self, command: str, arguments: Any = None) -> None:
         if command == "object-del":
             self.objects.remove(arguments["id"])
+        elif command == "chardev-remove":
+            if arguments["id"] not in self.chardevs or arguments["id"] in self.objects:
+                raise CommandRefusedError(command, "GenericError", "not found, or busy")
+            self.chardevs.remove(arguments["id"])
         else:
             assert command == "cont"
             self.runs = True
@@ -43,7 +57,7 @@ class Qemu:
         return self._lives_for >= 0
 
 
-@pytest.mark.parametrize("left", [(OUTER, INNER), (INNER,), (OUTER,)])
+@pytest.mark.parametrize("left", [(GATE, OUTER, INNER), (INNER,), (OUTER,), (GATE,)])
 def test_what_a_killed_service_left_of_its_buffers_is_found_and_removed(
     left: tuple[str, ...],
 ) -> None:
@@ -55,7 +69,7 @@ def test_what_a_killed_service_left_of_its_buffers_is_found_and_removed(
         await HeldOutput(qemu, held).let_go()
 
     asyncio.run(main())
-    assert qemu.objects == ["another"]
+    assert (qemu.objects, qemu.chardevs) == (["another"], [])
 
 
 async def let_go(qemu: Any) -> None:
@@ -72,12 +86,50 @@ async def let_go(qemu: Any) -> None:
 
 
 def test_a_qemu_that_is_silent_for_once_is_not_taken_for_dead() -> None:
-    qemu = Qemu(OUTER, INNER, silences=1)
+    qemu = Qemu(GATE, OUTER, INNER, silences=1)
     asyncio.run(let_go(qemu))
     assert (qemu.objects, qemu.runs) == ([], True)
 
 
 def test_a_qemu_that_has_died_is_not_waited_for() -> None:
-    qemu = Qemu(OUTER, INNER, silences=1000, lives_for=1)
+    qemu = Qemu(GATE, OUTER, INNER, silences=1000, lives_for=1)
     asyncio.run(let_go(qemu))
     assert not qemu.runs
+
+
+def test_an_epoch_ends_before_a_buffer_is_full() -> None:
+    qemu: Any = Qemu()
+    output = HeldOutput(qemu, ["net0"])
+    wake = asyncio.Event()
+    intake = SimpleNamespace(is_early=asyncio.Event(), waits_for=waits)
+    epochs: Any = Epochs.__new__(Epochs)
+    epochs._output, epochs._mirrors = output, SimpleNamespace(intake=intake)
+    epochs.pace = SimpleNamespace(run_s=60.0)
+    epochs._capture, epochs._most_pages = SimpleNamespace(dirty_pages=lambda: 0), 1
+
+    async def rest(sent: int | None) -> None:
+        qemu.sent = sent
+        for step in output.end_epoch():
+            step.close()
+        epochs._resumed_s = time.monotonic()
+        resting = asyncio.ensure_future(epochs.rest(wake))
+        for _ in range(8):
+            await asyncio.sleep(0.06)
+            if qemu.sent is not None:
+                qemu.sent += 1000
+        if not resting.done():
+            wake.set()
+        await resting
+
+    async def main() -> None:
+        await rest(65000)
+        assert not wake.is_set()
+        await rest(None)
+        assert wake.is_set()
+
+    asyncio.run(main())
+
+
+async def waits(most_s: float, wake: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(wake.wait(), most_s)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from vmckpt.epoch.epoch import Pages
+from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts import promises
 from vmckpt.hosts.host import Promise, Room
@@ -290,9 +291,11 @@ def epochs_of(dirty: Sequence[int], ram_bytes: int, tmp_path: Path) -> tuple[Epo
     vm = vm_on(LocalHost("lab-a", tmp_path, "127.0.0.1"), f'memory = "{ram_bytes >> 20}M"')
     sent = Sent()
     mirrors = SimpleNamespace(intake=Intake({}), end_epoch=lambda: None)
+    monitor: Any = None
     grip: Any = SimpleNamespace(
-        vm=vm, monitor=None, capture=Guest(iter(dirty)), output=None, pidfd=-1, mirrors=mirrors
-    )
+        vm=vm, monitor=monitor, capture=Guest(iter(dirty)), output=HeldOutput(monitor, []),
+        pidfd=-1, mirrors=mirrors,
+    )  # fmt: skip
     keeper: Any = SimpleNamespace(is_silent=lambda: False, may_run=lambda: True)
     stream: Any = sent
     return Epochs(grip, stream, keeper, Options("/leases", epoch_s=3600.0)), sent

@@ -1,25 +1,37 @@
 """Output commit: what a guest sends is held until somebody says that its epoch is safe.
 
-Two of QEMU's filter-buffers per network back end, one behind the other. What the guest sends waits
-in the first; at an epoch's end it moves into the second; when the epoch is safe the second lets it
-go. A buffer that is switched off and on again gives all it holds to the next.
+Three of QEMU's filters per network back end, one behind the other. What the guest sends waits in
+the first, a filter-buffer; at an epoch's end it moves into the second, another one; when the epoch
+is safe the second lets it go through the third, a gate. A buffer that is switched off and on again
+gives all it holds to the next filter.
+
+A buffer also does so by a timer of QEMU's, 71 minutes at most after it was last emptied, whoever is
+dead or frozen by then. Hence the gate: a filter-redirector into nothing (a null character device),
+which is switched off only while an epoch that is safe leaves. What a timer lets go ends there: lost
+as on any network, but never seen before it is safe.
 
 The one on the wire's side is made first: filters of a back end stand in the order of their making,
 and packets from the guest pass the last one first. A buffer drops what comes beyond 10,000
-packets, silently: who holds back so much has held it for too long anyway.
+packets, silently: `is_filling` says so before, by how many packets the NIC has sent.
 """
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from vmckpt.lease.clock import boottime_s
 from vmckpt.qemu import commands
-from vmckpt.qemu.monitor import CommandRefusedError, Monitor
+from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError
 
-# A buffer empties itself after this long, by the guest's clock: 71 minutes. Each switch begins it
-# anew, and no epoch is left unanswered for so long.
+# A buffer empties itself so long after it was last switched on, by the guest's clock, which is
+# never faster than ours: the longest that QEMU takes.
 _INTERVAL_US = (1 << 32) - 1
-_INNER, _OUTER = "vmckpt-inner-", "vmckpt-outer-"
+# Of the 10,000 that a buffer takes, for what is sent before an epoch can be ended.
+_FILLING_PACKETS = 5_000
+# By then a timer may have moved what is not safe into the outer buffer.
+_TRUSTED_S = 0.9 * _INTERVAL_US / 1e6
+_INNER, _OUTER, _GATE = "vmckpt-inner-", "vmckpt-outer-", "vmckpt-gate-"
 _BRIEF = "vmckpt-brief-"
 _OF_GUEST = "rx"  # what the back end receives: from the guest
 
@@ -29,16 +41,25 @@ class HeldOutput:
 
     def __init__(self, monitor: Monitor, netdevs: Sequence[str]) -> None:
         self._monitor, self._netdevs = monitor, tuple(netdevs)
+        self._emptied_s = boottime_s()
+        # By back end: the NIC's counter as it was seen last; how many it has sent since.
+        self._seen, self._sent = dict[str, int](), dict[str, int]()
 
     async def hold(self) -> None:
         """From here on nothing leaves. Raises CommandRefusedError; then nothing is held."""
+        self._begin_epoch()
+        buffer = {"queue": _OF_GUEST, "interval": _INTERVAL_US}
         try:
             for netdev in self._netdevs:
-                for prefix in (_OUTER, _INNER):
-                    values = {"netdev": netdev, "queue": _OF_GUEST, "interval": _INTERVAL_US}
-                    await commands.object_add(
-                        self._monitor, "filter-buffer", prefix + netdev, values
-                    )
+                gate = _GATE + netdev
+                with suppress(CommandRefusedError):  # who was killed here left none
+                    await commands.chardev_remove(self._monitor, gate)
+                await commands.chardev_add(self._monitor, "null", gate)
+                sink = {"netdev": netdev, "queue": _OF_GUEST, "outdev": gate}
+                await commands.object_add(self._monitor, "filter-redirector", gate, sink)
+                for name in (_OUTER + netdev, _INNER + netdev):
+                    values = {"netdev": netdev, **buffer}
+                    await commands.object_add(self._monitor, "filter-buffer", name, values)
         except CommandRefusedError:
             await self.let_go()
             raise
@@ -49,24 +70,63 @@ class HeldOutput:
         For the pause, or just before it; the outer buffer is empty. What is sent between these and
         the stop is held for the next epoch.
         """
+        self._begin_epoch()
         return [step for netdev in self._netdevs for step in self._emptied(_INNER + netdev)]
 
+    def _begin_epoch(self) -> None:
+        self._emptied_s = boottime_s()
+        self._seen.clear()
+        self._sent.clear()
+
+    async def is_filling(self) -> bool:
+        """Whether an inner buffer may soon be full. Counts from the first call of an epoch.
+
+        False of a NIC that is no virtio device, and where QEMU gives no answer.
+        """
+        for netdev in self._netdevs:
+            with suppress(CommandRefusedError, MonitorLostError):
+                now = await commands.query_sent_packets(self._monitor, netdev.replace("net", "nic"))
+                sent = (now - self._seen.get(netdev, now)) % commands.SENT_PACKETS_WRAP
+                self._seen[netdev] = now
+                self._sent[netdev] = self._sent.get(netdev, 0) + sent
+        return any(sent >= _FILLING_PACKETS for sent in self._sent.values())
+
     async def release(self) -> None:
-        """Let go what the outer buffer holds: the epoch is safe."""
-        steps = [step for netdev in self._netdevs for step in self._emptied(_OUTER + netdev)]
+        """Let go what the outer buffer holds: the epoch is safe.
+
+        Of an epoch that ended too long ago (this host was suspended, this process frozen) nothing
+        leaves before the next one is safe: the inner buffer may have emptied itself meanwhile.
+        """
+        if boottime_s() - self._emptied_s > _TRUSTED_S:
+            return
+        steps = [
+            step
+            for netdev in self._netdevs
+            for step in (
+                self._switched(_GATE + netdev, "off"),
+                *self._emptied(_OUTER + netdev),
+                self._switched(_GATE + netdev, "on"),
+            )
+        ]
         await asyncio.gather(*steps)
 
     async def let_go(self) -> None:
         """Hold nothing any more: all that waits leaves, in order."""
         names = await commands.query_objects(self._monitor)
         for netdev in self._netdevs:
-            for name in (_OUTER + netdev, _INNER + netdev):
+            gate = _GATE + netdev
+            for name in (gate, _OUTER + netdev, _INNER + netdev):
                 if name in names:
                     await commands.object_del(self._monitor, name)
+            with suppress(CommandRefusedError):  # it is not there
+                await commands.chardev_remove(self._monitor, gate)
 
     def _emptied(self, name: str) -> Iterable[Coroutine[Any, Any, None]]:
         for status in ("off", "on"):
-            yield commands.qom_set(self._monitor, f"/objects/{name}", "status", status)
+            yield self._switched(name, status)
+
+    def _switched(self, name: str, status: str) -> Coroutine[Any, Any, None]:
+        return commands.qom_set(self._monitor, f"/objects/{name}", "status", status)
 
 
 class BriefHold:
@@ -109,10 +169,10 @@ def brief_holds(netdevs: Sequence[str]) -> list[str]:
 async def holds_output(monitor: Monitor) -> list[str]:
     """The network back ends whose output a protection holds, or held when it died."""
     names = await commands.query_objects(monitor)
-    # Who died while it made them, or let them go, has left one of the two.
+    # Who died while it made them, or let them go, has left some of the three.
     held = [
         name.removeprefix(prefix)
-        for prefix in (_OUTER, _INNER)
+        for prefix in (_GATE, _OUTER, _INNER)
         for name in names
         if name.startswith(prefix)
     ]

@@ -16,6 +16,8 @@ from vmckpt.qemu.replies import (
     Snapshot,
 )
 
+SENT_PACKETS_WRAP = 1 << 16
+
 
 async def query_version(monitor: Monitor) -> QemuVersion:
     """The version of this QEMU."""
@@ -305,6 +307,28 @@ async def object_add(monitor: Monitor, kind: str, name: str, values: Mapping[str
 async def object_del(monitor: Monitor, name: str) -> None:
     """Remove an object made by `object_add`; refused while something uses it."""
     await monitor.tell("object-del", {"id": name})
+
+
+async def query_sent_packets(monitor: Monitor, nic: str) -> int:
+    """How many packets a virtio NIC has sent, modulo SENT_PACKETS_WRAP (QEMU >= 7.2).
+
+    It is what QEMU has given back of the NIC's first transmit queue, one buffer for each packet.
+    """
+    where = {"path": f"/machine/peripheral/{nic}/virtio-backend", "queue": 1}
+    found = await monitor.ask("x-query-virtio-queue-status", where)
+    used: int = found["used-idx"]
+    return used
+
+
+async def chardev_add(monitor: Monitor, kind: str, name: str) -> None:
+    """Make a character device that takes no options."""
+    backend = {"type": kind, "data": {}}
+    await monitor.tell("chardev-add", {"id": name, "backend": backend})
+
+
+async def chardev_remove(monitor: Monitor, name: str) -> None:
+    """Remove a character device; refused while something uses it."""
+    await monitor.tell("chardev-remove", {"id": name})
 
 
 async def query_objects(monitor: Monitor) -> list[str]:

@@ -120,6 +120,7 @@ RETURNS: Final[Mapping[str, Shape]] = {
         "nodes": [{"id": int, "name": str}],
         "edges": [{"name": str, "parent": int, "child": int}],
     },
+    "x-query-virtio-queue-status": {"used-idx": int},
     "query-chardev": [{"label": str}],
     "query-memory-size-summary": {"base-memory": int},
     "query-target": {"arch": str},

@@ -38,6 +38,8 @@ POLL_S, SCAN_POLL_S = 0.02, 0.005
 # How often a guest that runs is looked at for having written as much as an epoch may have, and for
 # which part of the time at most: a scan of much memory takes its time.
 SIZE_POLL_S, SIZE_POLL_SHARE = 0.1, 0.1
+# How often it is seen how much the guest sends, while it runs for longer than this.
+COUNT_S = 0.05
 # A guest whose epochs take longer is not worth its output's being held so long.
 LONGEST_S = 30.0
 # When an epoch takes longer than DOUBT_S, QEMU is probed: one that leaves PROBES in a row
@@ -61,6 +63,7 @@ class Epochs:
 
     def __init__(self, grip: Grip, stream: Stream, keeper: Keeper, options: Options) -> None:
         self._monitor, self._capture, self._pidfd = grip.monitor, grip.capture, grip.pidfd
+        self._output = grip.output
         self._stream, self._keeper, self._mirrors = stream, keeper, grip.mirrors
         self._budget = Budget(options.max_pause_s)
         self.pace = Pace(options.epoch_s)
@@ -136,17 +139,23 @@ class Epochs:
             ) from exc
 
     async def rest(self, wake: asyncio.Event) -> None:
-        """Let the guest run until the next epoch, or `wake`; what it writes may call for one."""
-        until_s, intake, look_s = self._resumed_s + self.pace.run_s, self._mirrors.intake, 0.0
-        while (left_s := until_s - time.monotonic()) > look_s + SIZE_POLL_S:
-            await intake.waits_for(look_s + SIZE_POLL_S, wake)
+        """Let the guest run until the next epoch, or `wake`; what it writes may call for one, and
+        what it sends.
+        """
+        until_s, intake = self._resumed_s + self.pace.run_s, self._mirrors.intake
+        size_at_s = time.monotonic() + SIZE_POLL_S
+        while (left_s := until_s - time.monotonic()) > COUNT_S:
+            if await self._output.is_filling():
+                return
+            if (began_s := time.monotonic()) >= size_at_s:
+                # So that the epoch's last part, which is copied in its pause, is no more than half.
+                if self._capture.dirty_pages() > self._most_pages // 2:
+                    return
+                look_s = (time.monotonic() - began_s) / SIZE_POLL_SHARE
+                size_at_s = time.monotonic() + SIZE_POLL_S + look_s
+            await intake.waits_for(COUNT_S, wake)
             if wake.is_set() or intake.is_early.is_set():
                 return
-            began_s = time.monotonic()
-            # So that the epoch's last part, which is copied in its pause, is no more than half.
-            if self._capture.dirty_pages() > self._most_pages // 2:
-                return
-            look_s = (time.monotonic() - began_s) / SIZE_POLL_SHARE
         await intake.waits_for(max(0.0, left_s), wake)
 
     async def _captured(self, *, resume_guest: bool) -> tuple[Epoch, float]:
@@ -255,15 +264,16 @@ class Epochs:
                 await to_the_end(_ended(slowing))
 
     async def _slow(self) -> None:
-        """Stop the guest for a part of each slot while it writes too much."""
+        """Stop the guest for a part of each slot while it writes, or sends, too much."""
         while True:
             began_s = time.monotonic()
             takes = self._brake.takes_pages_per_s(self._under_way, began_s - self._sending_s)
             dirty = self._capture.dirty_pages()
             # A scan of much memory takes its time: it is not to be all that is done.
             poll_s = max(SCAN_POLL_S, 4 * (time.monotonic() - began_s))
-            if self._brake.is_due(dirty, takes):
-                most = dirty + self._brake.allowance(takes)
+            is_filling = await self._output.is_filling()
+            if is_filling or self._brake.is_due(dirty, takes):
+                most = 0 if is_filling else dirty + self._brake.allowance(takes)
                 await asyncio.sleep(LEAST_RUN_S)
                 await self._until_written(most, began_s + SLOT_S, poll_s)
                 await self._hold(began_s + SLOT_S - time.monotonic())
