@@ -15,6 +15,7 @@ import pytest
 from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.hosts.process import find_by_argument, identify
 from vmckpt.lab.labguest import LabGuest
+from vmckpt.lab.network import shape_link
 from vmckpt.lease.file_store import FileStore
 
 NAME = "guest"
@@ -92,6 +93,31 @@ def is_only_on(made: World, host: str) -> bool:
     listed = made.ok("vm", "list")["vms"]
     homes = [(vm["host"], vm["state"]) for vm in listed]
     return homes == [(host, "running")] and len(made.qemus(NAME)) == 1
+
+
+@pytest.mark.long
+def test_a_guest_that_writes_faster_than_the_link_takes_is_named_at_the_start() -> None:
+    guest = LabGuest(NAME, 1, image(), memory="160M", disk=None)
+    with world(qemu("10.0"), qemu("10.0")) as made:
+        made.run_guest(guest, "lab-a")
+
+        async def write() -> None:
+            control = await guest.control(made.lab)
+            await control.load_memory("rate=60M set=64M pattern=uniform content=random")
+            await control.close()
+            await shape_link(made.lab, "lab-b", 8 << 20)
+
+        asyncio.run(write())
+        try:
+            (warning,) = made.ok("replicate", "start", NAME, "lab-b")["warnings"]
+            assert "the guest writes" in warning
+            assert "the link takes" in warning
+            told = sides(made)["primary"]
+            assert told["written_bytes_per_s"] > told["link_bytes_per_s"] > 1 << 20
+            eventually(lambda: sides(made)["primary"]["slowed_percent"] > 0, 60, "it is slowed")
+            assert sides(made)["primary"]["state"] == "protected"
+        finally:
+            made.vmckpt("replicate", "stop", NAME)
 
 
 async def in_background(work: Any) -> Any:

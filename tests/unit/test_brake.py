@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.replicate.brake import BACKLOG_S, GRACE_S, LEAST_RUN_S, SHARE, SLOT_S, STALL_S, Brake
+from vmckpt.replicate.begin import _slowed
+from vmckpt.replicate.brake import (
+    BACKLOG_S,
+    GRACE_S,
+    LEAST_RUN_S,
+    SHARE,
+    SLOT_S,
+    STALL_S,
+    WATCHED_S,
+    Brake,
+    Writing,
+)
 
 
 def test_a_link_that_was_not_seen_slows_nobody() -> None:
@@ -50,3 +61,63 @@ def test_epochs_come_to_be_bounded_whatever_the_guest_writes(
 def test_less_than_the_link_takes_is_allowed(share: float) -> None:
     assert 0 < share < 1
     assert Brake().allowance(1000) == share * 1000 * SLOT_S
+
+
+def test_a_guest_that_could_write_more_than_an_epoch_may_have_is_slowed_on_any_link() -> None:
+    brake = Brake(most_pages=3200)
+    assert not brake.is_due(1600, math.inf)
+    assert brake.is_due(1601, math.inf)
+    assert brake.allowance(math.inf) == 100
+    assert not Brake().is_due(1 << 40, math.inf)
+
+
+def test_how_fast_a_guest_writes_is_told_by_its_first_moments() -> None:
+    """Later it writes the same pages again, which are found once."""
+    writing = Writing()
+    now_s, dirty = 100.0, 0
+    for found in (0, 5000, 6000, 6100, 6100):
+        assert writing.is_due(now_s)
+        dirty = found
+        writing.found(dirty, now_s, now_s + 0.001)
+        assert not writing.is_due(now_s + WATCHED_S / 2)
+        now_s += WATCHED_S
+    assert writing.pages_per_s == 5000 / WATCHED_S
+
+
+def test_counts_that_take_long_are_made_seldom() -> None:
+    writing = Writing()
+    writing.found(0, 0.0, 0.5)
+    assert not writing.is_due(4.9)
+    assert writing.is_due(5.0)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("writes", "takes", "slowed", "says"),
+    [
+        (0, 0, 0, None),
+        (100, 0, 0, None),
+        (70, 100, 0, None),
+        (90, 100, 0, "the guest writes 90.0 MiB/s, and the link takes 100 MiB/s of it"),
+        (400, 100, 0, "the guest writes 400 MiB/s, and the link takes 100 MiB/s of it"),
+        (400, 100, 62, "now for 62 % of its time"),
+        (10, 100, 3, "the guest writes faster than the link takes"),
+    ],
+)
+def test_start_warns_by_what_it_measured(
+    writes: int, takes: int, slowed: int, says: str | None
+) -> None:
+    status = {
+        "written_bytes_per_s": writes * MIB,
+        "link_bytes_per_s": takes * MIB,
+        "slowed_percent": slowed,
+    }
+    warnings = _slowed(status)
+    assert len(warnings) == (says is not None)
+    assert says is None or says in warnings[0]
+
+
+def test_nothing_is_said_by_a_service_that_does_not_measure() -> None:
+    assert _slowed({}) == []

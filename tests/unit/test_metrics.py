@@ -147,7 +147,7 @@ def test_replications_are_told_in_seconds_and_bytes() -> None:
     primary = side(
         "primary", epochs=100, epochs_per_s=29.7, pause_p50_ms=5.1, pause_p99_ms=10.2,
         pause_worst_ms=11.0, safe_after_p50_ms=15.0, lag_ms=20.0, epoch_ms=25.0, sent_bytes=1000,
-        raw_bytes=9000, dirty_pages=3, term=2, output_commit=True,
+        raw_bytes=9000, dirty_pages=3, term=2, output_commit=True, slowed_percent=25,
     )  # fmt: skip
     found = parsed(replications([primary, side("standby")]))
     prefix = "vmckpt_replication_"
@@ -158,6 +158,7 @@ def test_replications_are_told_in_seconds_and_bytes() -> None:
     assert one["lag_seconds"] == pytest.approx([0.02])
     assert one["rpo_seconds"] == pytest.approx([0.035])
     assert one["output_latency_seconds"] == pytest.approx([0.0275])
+    assert one["slowed_ratio"] == [0.25]
     assert (one["epochs"], one["sent_bytes"], one["term"]) == ([100], [1000], [2])
     free = parsed(replications([primary | {"output_commit": False, "lag_ms": None}]))
     assert list(values(free[prefix + "output_latency_seconds"]).values()) == [0]

@@ -29,6 +29,14 @@ def _plain(key: str) -> Callable[[Status], float | None]:
     return lambda status: status.get(key)
 
 
+def _share(key: str) -> Callable[[Status], float | None]:
+    def of(status: Status) -> float | None:
+        value = status.get(f"{key}_percent")
+        return None if value is None else value / 100
+
+    return of
+
+
 def _sum(*parts: float | None) -> float | None:
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
@@ -76,6 +84,12 @@ _FIGURES = (
         Kind.GAUGE,
         "How long what the guest sends is held back, on average.",
         _held_s,
+    ),
+    _Figure(
+        "slowed_ratio",
+        Kind.GAUGE,
+        "For which part of its time the guest is stopped, so that the link can follow.",
+        _share("slowed"),
     ),
     _Figure("term", Kind.GAUGE, "The primary's term with the arbiter.", _plain("term")),
 )

@@ -31,12 +31,15 @@ from vmckpt.replicate.sides import (
     until_recovered,
 )
 from vmckpt.sequence.steps import finish
+from vmckpt.units import format_size
 from vmckpt.vm.check import REFUSE, WARN, refusal
 from vmckpt.vm.identity import hand_over
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
 
 PROTECTED = "protected"
+# A guest that writes this part of what the link takes has no room for a busier moment.
+NEAR = 0.8
 ROOM_BYTES = 16 << 10
 
 
@@ -176,12 +179,19 @@ def _unheard(status: dict[str, Any]) -> list[str]:
 
 
 def _slowed(status: dict[str, Any]) -> list[str]:
-    """What is to be said of a guest that writes faster than the link takes."""
-    if not status["slowed_percent"]:
+    """What is to be said of a guest that writes faster than the link takes, or nearly so."""
+    writes, takes = status.get("written_bytes_per_s", 0), status.get("link_bytes_per_s", 0)
+    slowed, stops = status.get("slowed_percent", 0), "by stops of a tenth of a second at most"
+    if not (slowed or (takes and writes > NEAR * takes)):
         return []
+    said = "the guest writes faster than the link takes"
+    if takes and writes > NEAR * takes:
+        said = f"the guest writes {format_size(writes)}/s, and the link takes "
+        said += f"{format_size(takes)}/s of it"
+    now = f", now for {slowed} % of its time" if slowed else ""
     return [
-        f"the guest writes faster than the link takes: it is stopped for "
-        f"{status['slowed_percent']} % of its time, a tenth of a second at most at once"
+        f"{said}: it is slowed to that {stops}{now}, and what it sends waits longer; see "
+        "`vmckpt replicate status`"
     ]
 
 

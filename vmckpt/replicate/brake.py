@@ -17,6 +17,9 @@ SLOT_S, LEAST_RUN_S = 0.1, 0.01
 SHARE = 0.5
 # Fewer pages say nothing about the link.
 TELLING_PAGES, _WEIGHT = 1024, 0.3
+# How long a guest that nothing slows is watched, for how fast it writes; and for which part of the
+# time at most it is looked for pages.
+WATCHED_S, _LOOK_SHARE = 0.25, 0.1
 
 
 @dataclass(slots=True)
@@ -48,3 +51,29 @@ class Brake:
     def allowance(self, takes_pages_per_s: float) -> float:
         """How many pages it may write in a slot before it is stopped for the rest of that."""
         return min(SHARE * takes_pages_per_s * SLOT_S, self.most_pages / 32)
+
+
+@dataclass(slots=True)
+class Writing:
+    """How fast a guest writes that nothing slows yet, in pages: by counts while all is copied.
+
+    Pages that are written twice count once: so what the first moments tell is nearest, and the
+    fastest of all is kept. `pages_per_s` of 0: not seen yet.
+    """
+
+    pages_per_s: float = 0.0
+    _since_s: float = -math.inf
+    _before: int = 0
+    _due_s: float = -math.inf
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to count now."""
+        return now_s >= self._due_s
+
+    def found(self, dirty_pages: int, began_s: float, ended_s: float) -> None:
+        """So many were found written, by a count that took this time."""
+        if self._since_s > -math.inf:
+            rate = (dirty_pages - self._before) / (began_s - self._since_s)
+            self.pages_per_s = max(self.pages_per_s, rate)
+        self._since_s, self._before = began_s, dirty_pages
+        self._due_s = began_s + max(WATCHED_S, (ended_s - began_s) / _LOOK_SHARE)

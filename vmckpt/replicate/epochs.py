@@ -19,7 +19,7 @@ from vmckpt.hosts.scheduling import prompt
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
-from vmckpt.replicate.brake import GRACE_S, LEAST_RUN_S, SLOT_S, Brake
+from vmckpt.replicate.brake import GRACE_S, LEAST_RUN_S, SLOT_S, Brake, Writing
 from vmckpt.replicate.disks.mirrors import Mirrors
 from vmckpt.replicate.figures import Figures
 from vmckpt.replicate.keeper import Keeper
@@ -76,9 +76,20 @@ class Epochs:
         self._most_pages = epoch_limit_bytes(ram_bytes) // PAGE_BYTES
         has_room_for_all = self._most_pages * PAGE_BYTES > ram_bytes
         self._brake = Brake(math.inf if has_room_for_all else self._most_pages)
+        self._writing = Writing()
         # Of the epoch that is being sent: since when, how many pages, how long the guest was held.
         self._sending_s = self._held_s = 0.0
         self._under_way = 0
+
+    def rates(self) -> dict[str, int]:
+        """For the status: how fast the guest wrote, unslowed, and what the link takes; 0: unseen.
+
+        Both in bytes of whole pages, however few of them change.
+        """
+        return {
+            "written_bytes_per_s": round(self._writing.pages_per_s * PAGE_BYTES),
+            "link_bytes_per_s": round(self._brake.pages_per_s * PAGE_BYTES),
+        }
 
     async def copy(self, require_wanted: Callable[[], None]) -> None:
         """All of its disks and its memory, in epochs without devices, while the guest runs."""
@@ -89,6 +100,9 @@ class Epochs:
             number = await self._stream.commit(pages, writes=intake.cut())
             await self._stream.acknowledged(number - COPIES_AHEAD)
             self._brake.took(pages.count, time.monotonic() - began_s)
+            if pages.count and self._writing.is_due(began_s := time.monotonic()):
+                dirty = self._capture.dirty_pages()
+                self._writing.found(dirty, began_s, time.monotonic())
 
         intake = self._mirrors.intake
         while not await self._mirrors.are_copied():

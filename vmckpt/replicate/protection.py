@@ -406,6 +406,7 @@ class Protection:
             ),
             "sent_bytes": self._stream.sent_bytes,
             **self._grip.mirrors.status(),
+            **self._epochs.rates(),
             **self._epochs.figures.to_json(),
         }
 
