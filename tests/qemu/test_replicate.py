@@ -103,9 +103,9 @@ def test_a_guest_that_writes_faster_than_the_link_takes_is_named_at_the_start() 
 
         async def write() -> None:
             control = await guest.control(made.lab)
-            await control.load_memory("rate=60M set=64M pattern=uniform content=random")
+            await control.load_memory("rate=60M set=64M pattern=uniform content=random touch=page")
             await control.close()
-            await shape_link(made.lab, "lab-b", 8 << 20)
+            await shape_link(made.lab, "lab-b", 4 << 20)
 
         asyncio.run(write())
         try:
