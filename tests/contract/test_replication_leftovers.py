@@ -573,7 +573,7 @@ def test_a_stop_without_an_arbiter_ends_the_standby_and_lets_the_guest_go_on(
     with waiting_standby(hosts[1]) as service:
         assert asyncio.run(waits.stop(hosts))["why"] == GO_ALONE
         assert service.wait(5) < 0
-    assert waits.told[-1] == GO_ALONE
+    assert [word for word in waits.told if word != "status"][-1] == GO_ALONE
     assert not vm_dir(hosts[1].state_dir, "web").path.exists()
     assert not any(Files.of(host, "web").path.exists() for host in hosts)
 
@@ -618,7 +618,7 @@ def test_a_stop_without_an_arbiter_runs_no_guest_twice(
     assert "failover" in taken.value.remedy
     assert GO_ALONE not in waits.told
     asyncio.run(waits.stop(hosts[:1], standby_is_dead=True))
-    assert waits.told[-1] == GO_ALONE
+    assert [word for word in waits.told if word != "status"][-1] == GO_ALONE
 
 
 def test_a_primary_that_does_not_end_for_another_reason_is_not_run_alone(

@@ -27,8 +27,11 @@ class Register:
         self.late: list[tuple[Record, int]] = []
         self.clock_s = 1000.0
         self.takes_s = 0.0  # each question
+        self.is_down = False
 
     async def read(self, vm: str) -> Versioned | None:
+        if self.is_down:
+            raise ArbiterDownError(vm, why="-", remedy="-")
         self.clock_s += self.takes_s
         return self.now
 
@@ -323,5 +326,32 @@ def test_a_claim_without_an_answer_is_known_for_what_it_is_once_it_is_seen() -> 
         assert me.held is not None
         assert me.replaced is not None
         assert me.replaced.now.record == OTHER
+
+    played(play)
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+def test_a_term_that_was_given_up_is_never_renewed_whatever_is_answered_late(
+    *, is_down: bool
+) -> None:
+    """A guest that was handed over stood still for good: each renewal kept the standby waiting."""
+    store = Register()
+
+    async def play() -> None:
+        lease = store.lease()
+        await lease.take()
+        store.does = ["late", "late"]
+        with pytest.raises(OutcomeUnknownError):
+            await lease.renew()
+        store.is_down = is_down
+        with pytest.raises(ArbiterDownError if is_down else OutcomeUnknownError):
+            await lease.give_up()
+        store.is_down = False
+        store.comes_late()  # the renewal: what came after it was to be put over an older record
+        with pytest.raises(RefusedError):
+            await lease.renew()
+        assert lease.held is None
+        await lease.look()
+        assert lease.held is None
 
     played(play)

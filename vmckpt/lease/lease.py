@@ -46,6 +46,7 @@ class Lease:
         self._store, self._clock = store, clock
         self._seen: Seen | None = None
         self._held: Held | None = None
+        self._is_given_up = False
         self._replaced: Seen | None = None
         # Sent and not answered, each with the time before it was sent.
         self._asked: list[tuple[Record, float]] = []
@@ -132,6 +133,7 @@ class Lease:
     async def _take(self, require: Callable[[Seen], None]) -> Held:
         async with self._one_at_a_time:
             await self._look()
+            self._is_given_up = False
             while True:
                 record, over = self._next_term(require)
                 held = await self._put(record, over=over)
@@ -165,8 +167,11 @@ class Lease:
         If none is, anybody may. From the call on the term counts as not ours. Raises as `renew`.
         """
         async with self._one_at_a_time:
-            now = await self._ours()
-            self._held = None
+            try:
+                now = await self._ours()
+            finally:
+                # Whatever is answered from here on, to an earlier question too.
+                self._held, self._is_given_up = None, True
             await self._put(rule.given_up(now.record, self._next()), over=now.version)
 
     def again(self) -> "Lease":
@@ -242,7 +247,7 @@ class Lease:
             self._seen = Seen(found, answered_s)
         self._held = None
         for record, before_s in self._asked:
-            if record == found.record and not record.released:
+            if record == found.record and not (record.released or self._is_given_up):
                 self._held = Held(record.term, before_s + record.span.holder_s)
                 if before is not None and before.now.record.term < record.term:
                     self._replaced = before

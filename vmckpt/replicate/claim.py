@@ -134,6 +134,6 @@ def refused(vm: Vm, answer: Answer) -> RefusedError:
     return RefusedError(
         f"'{vm.name}' may run on {answer.standby}",
         why=f"{why}; what {vm.host.name} has is from before",
-        remedy="see `vmckpt vm list`. If that host is off for good, and the older state here is "
-        f"wanted: {stop} --standby-is-dead, then start it",
+        remedy=f"see `vmckpt vm list`; if no other host has it: {stop}. If that host is off for "
+        f"good, and the older state here is wanted: {stop} --standby-is-dead, then start it",
     )

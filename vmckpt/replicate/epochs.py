@@ -251,7 +251,8 @@ class Epochs:
                 silences = 0
             except MonitorLostError:
                 silences += 1
-            if self._stream.why or self._keeper.is_silent():
+            is_lost = bool(self._stream.why) or self._keeper.is_silent()
+            if is_lost and not self._keeper.replaced.is_set():
                 silences = 0  # nobody would go on with the guest
             await asyncio.sleep(POLL_S)
         with suppress(ProcessLookupError):

@@ -36,14 +36,22 @@ GIVEN_UP_S = TIMEOUT_S + LOAD_TIMEOUT_S + 5.0
 class Keeper:
     """Until when the guest may run, and which of its output may leave."""
 
-    def __init__(self, lease: Lease, tell_guard: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        tell_guard: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = boottime_s,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._lease, self._tell_guard = lease, tell_guard
+        self._clock, self._sleep = clock, sleep
         # One for all of `take_back`: what it asked and got no answer to may have been done.
         self._again = lease.again()
         self._term = 0
         # While no replica is entitled to the term the guest may run, lease or not.
         self._is_free, self._is_still = True, False
-        self._guard_died, self._told_s = "", boottime_s()
+        self._guard_died, self._told_s = "", clock()
         self._is_alone = False
         # Why the arbiter gives no answer; "": it does.
         self.arbiter_fails = ""
@@ -88,14 +96,16 @@ class Keeper:
                     why=f"{self._guard_died}; it would not stop the guest at the lease's end",
                     remedy="protect the VM again",
                 )
-            move = decide(self.view(), now_s=boottime_s(), margin_s=MARGIN_S, patience_s=PATIENCE_S)
+            move = decide(
+                self.view(), now_s=self._clock(), margin_s=MARGIN_S, patience_s=PATIENCE_S
+            )
             if move is Move.STAND_DOWN:
                 self.replaced.set()
             elif move in (Move.RENEW, Move.STOP_GUEST):
                 await self._renew()
             else:
-                await asyncio.sleep(LOOK_S)
-            if boottime_s() - self._told_s > TELL_S:
+                await self._sleep(LOOK_S)
+            if self._clock() - self._told_s > TELL_S:
                 self._tell()  # also to see that the guard answers
 
     async def _renew(self) -> None:
@@ -113,7 +123,7 @@ class Keeper:
         try:
             await self._lease.look()
         except VmckptError:
-            await asyncio.sleep(RETRY_S)
+            await self._sleep(RETRY_S)
             return
         if self._lease.highest_term > self._term or self._lease.held is None:
             self.replaced.set()
@@ -147,7 +157,7 @@ class Keeper:
 
     async def _try_again(self, exc: VmckptError) -> None:
         self.arbiter_fails = f"{exc.what}: {exc.why}"
-        await asyncio.sleep(RETRY_S)
+        await self._sleep(RETRY_S)
 
     def go_alone(self) -> None:
         """The operator has made sure that no standby has the guest, or will have it.
@@ -184,7 +194,7 @@ class Keeper:
                 seen = await again.look()
                 if seen is None:
                     self.arbiter_fails = "the arbiter knows of no term"
-                    await asyncio.sleep(RETRY_S)
+                    await self._sleep(RETRY_S)
                     continue
                 self.arbiter_fails = ""
                 holder = seen.now.record.holder
@@ -194,7 +204,7 @@ class Keeper:
             except RefusedError:
                 if again.seen is None or again.seen.now.record.holder not in ours:
                     return False
-                await asyncio.sleep(RETRY_S)  # it was not told, and its lease may run
+                await self._sleep(RETRY_S)  # it was not told, and its lease may run
             except (ArbiterDownError, OutcomeUnknownError, StorageError) as exc:
                 await self._try_again(exc)
             else:
@@ -206,11 +216,11 @@ class Keeper:
     def is_silent(self) -> bool:
         """Whether the standby has left an epoch unanswered for too long."""
         since_s = self.unanswered_since_s
-        return since_s is not None and boottime_s() - since_s > PATIENCE_S
+        return since_s is not None and self._clock() - since_s > PATIENCE_S
 
     def may_run(self) -> bool:
         """Whether the guest's vCPUs may run now."""
-        return may_run(self.view(), now_s=boottime_s(), margin_s=MARGIN_S)
+        return may_run(self.view(), now_s=self._clock(), margin_s=MARGIN_S)
 
     @property
     def has_guard(self) -> bool:
@@ -223,7 +233,7 @@ class Keeper:
 
     def may_release(self, epoch: int) -> bool:
         """Whether the output of `epoch` may leave now."""
-        return may_release(self.view(), epoch, now_s=boottime_s(), margin_s=0.0)
+        return may_release(self.view(), epoch, now_s=self._clock(), margin_s=0.0)
 
     def free(self) -> None:
         """The guest may run for as long as it likes: no replica may take over any more."""
@@ -234,7 +244,7 @@ class Keeper:
         until_s = math.inf if self._is_free else self._lease.held_until_s - MARGIN_S
         if self._is_still:
             until_s = 0.0
-        self._told_s = boottime_s()
+        self._told_s = self._clock()
         try:
             self._tell_guard(f"{until_s:.3f}")
         except OSError as exc:

@@ -24,15 +24,20 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
     stale = await read_vm(host, name)
     if stale is None or stale.qemu.files.qemu_id != qemu_id:
         return
-    if not await host.stop_for_good(stale.qemu.process):
-        raise OperationFailedError(
-            f"QEMU {stale.qemu.process.pid} on {host.name} does not end",
-            why=f"'{name}' goes on elsewhere, but the process here outlives SIGKILL",
-            remedy="it is stuck in the kernel: look at its storage",
-        )
+    await end_stale(stale)
     await note_superseded(host, stale)
     await remove_qemu_files(host, stale.spec.ram_dir, stale.qemu.files)
     await host.remove(stale.directory.path)
+
+
+async def end_stale(vm: Vm) -> None:
+    """End the QEMU of a guest that goes on elsewhere. Raises OperationFailedError."""
+    if not await vm.host.stop_for_good(vm.qemu.process):
+        raise OperationFailedError(
+            f"QEMU {vm.qemu.process.pid} on {vm.host.name} does not end",
+            why=f"'{vm.name}' goes on elsewhere, but the process here outlives SIGKILL",
+            remedy="it is stuck in the kernel: look at its storage",
+        )
 
 
 async def remove_replaced(vm: Vm, host: Host) -> None:

@@ -13,7 +13,8 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.replicate.claim import is_of_this_home, require_right
+from vmckpt.lease.rule import Right
+from vmckpt.replicate.claim import ask_about, is_of_this_home, require_right
 from vmckpt.replicate.control import ask
 from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
@@ -27,6 +28,7 @@ from vmckpt.replicate.sides import (
     sides,
     while_there_is,
 )
+from vmckpt.vm.identity import read_identity
 from vmckpt.vm.inventory import Vm, look, read_vm
 from vmckpt.vm.start import Replaced
 
@@ -135,13 +137,19 @@ async def settle(name: str, hosts: Iterable[Host]) -> bool:
     all_hosts = tuple(hosts)
     if await _settled_by_homes(name, all_hosts):
         return True
-    for side in await sides(name, all_hosts):
+    is_settled = await _settled_by_sides(name, all_hosts)
+    return await _settled_by_claims(name, all_hosts) or is_settled
+
+
+async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
+    """The same by what the standby's service said."""
+    for side in await sides(name, hosts):
         told = side.status
         if told["role"] != "standby" or told["state"] != PROMOTED:
             continue
         if not await _is_at_home(name, side):
             continue
-        for host in all_hosts:
+        for host in hosts:
             if host.name == told["primary"] and host.name != side.host.name:
                 await remove_stale_home(host, name, told["primary_qemu_id"])
         return True
@@ -158,6 +166,30 @@ async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
                 await remove_stale_home(other.host, name, other.qemu.files.qemu_id)
                 return True
     return False
+
+
+async def _settled_by_claims(name: str, hosts: Iterable[Host]) -> bool:
+    """The same by the arbiter: of two homes of one VM that one is stale whose term another has.
+
+    Whatever became of the other since: it may have been started anew, moved, or restored. Homes
+    that all lost their term are left, since one of them may be the newest. Raises HostDownError
+    when the arbiter does not answer, UsageError when an identity is damaged.
+    """
+    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    homes = [vm for vm in answers.given if vm is not None]
+    if len(homes) < 2:
+        return False
+    stale = [vm for vm in homes if await _has_lost_its_term(vm)]
+    kept = [await read_identity(vm.host, vm.directory) for vm in homes if vm not in stale]
+    stale = [vm for vm in stale if await read_identity(vm.host, vm.directory) in kept]
+    for vm in stale:
+        await remove_stale_home(vm.host, name, vm.qemu.files.qemu_id)
+    return bool(stale)
+
+
+async def _has_lost_its_term(vm: Vm) -> bool:
+    answer = await ask_about(vm)
+    return answer is not None and answer.right is Right.ELSEWHERE
 
 
 async def require_decided(vm: Vm) -> None:

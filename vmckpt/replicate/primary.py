@@ -81,6 +81,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
                 remedy="see `vmckpt vm list`",
             )
         vm = await read_again(found)
+        _require_same_qemu(request, vm)
         await stack.enter_async_context(_with_memory(vm, has_disks=bool(request.disks)))
         pidfd = stack.enter_context(_pidfd(vm))
         tell_guard = stack.enter_context(_guarded(vm, files))
@@ -136,6 +137,16 @@ def _with_memory(vm: Vm, *, has_disks: bool) -> AbstractAsyncContextManager[None
         how = PageTracking.COMPARISON
     need_bytes = primary_bytes(vm.spec.memory_bytes, how, has_disks=has_disks)
     return promised(vm.host, files, vm.spec, "primary", need_bytes)
+
+
+def _require_same_qemu(request: Request, vm: Vm) -> None:
+    """The standby will say that it replaced this QEMU. Raises RefusedError."""
+    if vm.qemu.files.qemu_id != request.qemu_id:
+        raise RefusedError(
+            f"'{vm.name}' has another QEMU now",
+            why="it was started anew while its protection began",
+            remedy="begin anew: vmckpt replicate start",
+        )
 
 
 async def _sources(monitor: Monitor, request: Request, vm: Vm) -> list[Source]:

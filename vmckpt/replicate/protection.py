@@ -128,8 +128,7 @@ class Protection:
         """Nothing of it runs when this returns, however long that takes: others rely on it."""
         pid = self._vm.qemu.process.pid
         while self._qemu_lives():
-            with suppress(ProcessLookupError):  # it ends just now
-                signal.pidfd_send_signal(self._grip.pidfd, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             try:
                 if await self._vm.host.stop_for_good(self._vm.qemu.process):
                     return
@@ -168,11 +167,14 @@ class Protection:
         """See to it that the guest does not run once its lease has ended; runs until cancelled.
 
         The guard does so too. Either may be frozen or dead; a guest whose QEMU answers neither is
-        killed then: a replica that may take over has all that left it.
+        killed then: a replica that may take over has all that left it. What a guard that is dead
+        has held is let go as soon as it may run.
         """
         while True:
             await asyncio.sleep(STOP_POLL_S)
             if not self._keeper.must_stop():
+                if not self._keeper.has_guard:
+                    self._signal(signal.SIGCONT)
                 continue
             try:
                 status = await commands.query_status(self._monitor, STOP_ANSWER_S)
@@ -181,8 +183,11 @@ class Protection:
             except (MonitorLostError, OutcomeUnknownError, CommandRefusedError):
                 if self._keeper.has_guard or not self._keeper.must_stop():
                     continue  # it holds a QEMU that does not answer
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._grip.pidfd, signal.SIGKILL)
+                self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # it ends just now
+            signal.pidfd_send_signal(self._grip.pidfd, number)
 
     @contextmanager
     def _woken_by_its_end(self) -> Iterator[None]:
@@ -202,13 +207,11 @@ class Protection:
                 while self._asked is None:
                     if self._keeper.replaced.is_set():
                         return Ending.REPLACED
-                    for task in background:
-                        if task.done():
-                            raise StandbyLostError(_reason(task))
+                    _require_at_work(background)
                     if await self._epochs.one(self._replica):
                         await self._epochs.rest(self._wake)
                 if self._asked is Ending.YOURS:
-                    return await self._hand_over(background[0])
+                    return await self._hand_over(background)
                 return await self._stop()
             except (VmckptError, OSError) as exc:
                 if not await self._is_qemus_end(exc):
@@ -238,7 +241,7 @@ class Protection:
         if self._asked is not None:
             raise StandbyLostError("asked to end before all was copied")
 
-    async def _hand_over(self, receiving: "asyncio.Task[None]") -> Ending:
+    async def _hand_over(self, background: list["asyncio.Task[None]"]) -> Ending:
         """The guest goes on from its last moment here, with the standby.
 
         One that QEMU has stopped (its disk is full) goes on from its last epoch.
@@ -248,7 +251,8 @@ class Protection:
                 return Ending.REPLACED
             if self._stands_still():
                 break
-        self._is_handing_over = True
+            _require_at_work(background)
+        receiving, self._is_handing_over = background[0], True
         await self._keeper.hand_over()
         await self._stream.end(YOURS, "asked for")
         given_up_s = time.monotonic() + TAKING_S
@@ -424,6 +428,13 @@ class Protection:
         if self._is_ending:
             return "alone"
         return "protected" if self._epochs.is_safe else "copying"
+
+
+def _require_at_work(background: list["asyncio.Task[None]"]) -> None:
+    """Raises StandbyLostError when one of the tasks beside the protection has ended."""
+    for task in background:
+        if task.done():
+            raise StandbyLostError(_reason(task))
 
 
 def _reason(task: "asyncio.Task[None]") -> str:

@@ -7,6 +7,7 @@ lease has ended.
 
 import asyncio
 import math
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hosts.deadman import attended
+from vmckpt.hosts.process import kill
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
@@ -34,7 +36,7 @@ from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.control import write_last_word
 from vmckpt.replicate.disks.mirrors import drop_mirrors
 from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
-from vmckpt.replicate.leftovers import end_waiting, remove_stale_home
+from vmckpt.replicate.leftovers import end_stale, end_waiting, remove_stale_home
 from vmckpt.replicate.narration import tell_event
 from vmckpt.replicate.request import Files, Request, read_request
 from vmckpt.replicate.sides import last_word
@@ -169,19 +171,32 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead:
             await vm.host.remove(vm.directory.claim)
             for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
                 await vm.host.kill(process)
+            kill(vm.qemu.process, signal.SIGCONT, wait_s=0.0)  # one of them may have held it
             if await vm.is_alive():
                 await finish(_free(vm, files))
         said = "alone: the primary's service died, and the standby did not take over"
         if vm is None or not await vm.is_alive():
             said = "off: the primary's QEMU died, and the standby did not take over"
     else:
-        await remove_stale_home(request.primary, request.vm, request.qemu_id)
+        await _end_replaced(request, vm)
         said = "replaced: the standby has taken over; this QEMU was ended"
     status = await last_word(request.primary, files) or {}
     about = {"role": "primary", "vm": request.vm, "run": request.run, "state": "ended"}
     about |= {"ending": said.partition(":")[0], "why": said}
     await write_last_word(request.primary, files, status | about)
     tell_event(request.primary, about)
+
+
+async def _end_replaced(request: Request, vm: Vm | None) -> None:
+    """End what runs here of a guest whose standby has the term, and remove what certainly is stale.
+
+    A standby that has the term may have died before it had the guest: then this home, which is not
+    started without the arbiter's word, is the only one. Raises as `remove_stale_home` does.
+    """
+    if await _is_at_home(request):
+        await remove_stale_home(request.primary, request.vm, request.qemu_id)
+    elif vm is not None and vm.qemu.files.qemu_id == request.qemu_id:
+        await end_stale(vm)
 
 
 async def _takes_term(

@@ -21,7 +21,7 @@ from vmckpt.hosts.scheduling import be_prompt, give_way
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.record import Span
-from vmckpt.lease.rule import Claimant
+from vmckpt.lease.rule import Claimant, Seen
 from vmckpt.lease.standby import Move
 from vmckpt.memory.allocator import keep_freed_memory
 from vmckpt.memory.ram_file import RamFile, mapped
@@ -197,14 +197,18 @@ class Standby:
     async def _give_up_term(self) -> None:
         """Whatever became of what was asked: the term is not this standby's any more.
 
-        Tries as long as it takes.
+        Tries as long as it takes. A question that has no answer is waited for only while another
+        holds the term: what is written over our own settles it.
         """
-        while self._lease.is_in_doubt:
+        while self._lease.is_in_doubt and not self._is_ours(self._lease.seen):
             with suppress(VmckptError):
                 await self._lease.look()
             await asyncio.sleep(TICK_S)
         with suppress(VmckptError):
             await give_up_term(self._request)
+
+    def _is_ours(self, seen: Seen | None) -> bool:
+        return seen is not None and self._request.is_standbys(seen.now.record.holder)
 
     async def _reserve(self, ram: RamFile) -> Failure | None:
         """Have memory for all of the guest from now on; why there is not enough."""

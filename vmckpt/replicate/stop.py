@@ -11,7 +11,7 @@ from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, Tim
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
-from vmckpt.replicate.claim import ask_about, refused
+from vmckpt.replicate.claim import Answer, ask_about, refused
 from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S, ask
 from vmckpt.replicate.folding import fold_there, stand_aside
 from vmckpt.replicate.leftover_copies import Fate, settle_copies
@@ -29,7 +29,7 @@ from vmckpt.replicate.sides import (
     until_gone,
     while_there_is,
 )
-from vmckpt.vm.inventory import read_vm
+from vmckpt.vm.inventory import Vm, read_vm
 
 # An arbiter that fails may be back soon.
 ARBITER_S = 10.0
@@ -80,9 +80,10 @@ async def stop(
         )
     else:
         await _settle_standbys(name, found, copies)
+    with suppress(HostDownError):  # what an old primary still has is stale
+        await settle(name, hosts)
+    await _require_may_run(name, found, hosts)
     if await stand_aside(name, hosts):
-        with suppress(HostDownError):  # an old primary's is nobody's, and goes
-            await settle(name, hosts)
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
         await side.host.remove(Files.of(side.host, name).path)
@@ -110,7 +111,31 @@ async def _require_no_other_home(name: str, found: Iterable[Side], hosts: Iterab
                 "--standby-is-dead",
             )
         if answer.right is not Right.OURS:
-            raise refused(vm, answer)
+            raise _not_freed(vm, answer)
+
+
+async def _require_may_run(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> None:
+    """Raises RefusedError when the only home of the VM may not run: another still holds the term.
+
+    The services' files stay then: a `stop` that is told that the other host is dead needs them.
+    """
+    if await _is_elsewhere(name, found, hosts):
+        return
+    for side in found:
+        vm = await read_vm(side.host, name) if side.status["role"] == "primary" else None
+        answer = await ask_about(vm) if vm is not None else None
+        if vm is not None and answer is not None and answer.right is not Right.OURS:
+            raise _not_freed(vm, answer)
+
+
+def _not_freed(vm: Vm, answer: Answer) -> RefusedError:
+    why = refused(vm, answer)
+    return RefusedError(
+        why.what,
+        why=why.why,
+        remedy=f"see `vmckpt vm list`; when {answer.standby} answers: the same again. If it is off "
+        f"for good: vmckpt replicate stop {vm.name} --standby-is-dead",
+    )
 
 
 async def _answers(host: Host) -> bool:
@@ -182,21 +207,34 @@ async def _settle_term(
 ) -> dict[str, Any] | None:
     """No standby may take over any more, nor waits; what the primary's host says, if it was asked.
 
-    It is when its service was killed, or left the guest to a standby that does not have it.
+    It is when its service was killed, or left the guest to a standby that does not have it. What
+    counts is how the services have ended, not what they said before.
     """
     # No standby's service: where nothing of it is left, the guest is at home there or nowhere.
     has_it, last = not standby_is_dead and await _is_elsewhere(name, found, hosts), None
-    for side in sorted(found, key=lambda side: side.status["role"] == "primary"):
-        is_killed = not await _has_ended(side.host, name)
+    words = [(side, await last_word(side.host, Files.of(side.host, name))) for side in found]
+    is_left = any(side.status["role"] == "primary" and _is_left(said) for side, said in words)
+    for side, said in sorted(words, key=lambda word: word[0].status["role"] == "primary"):
         if side.status["role"] == "standby":  # the first: it may have the term
-            has_it = side.status["state"] == PROMOTED
             await end_waiting(side.host, name)
-            if is_killed:
+            is_home = await read_vm(side.host, name) is not None
+            has_it = is_home or (said is not None and said["state"] == PROMOTED)
+            if _is_killed(said) or (is_left and not has_it):
                 await _abandoned(side.host, name)
             await settle_copies(side.host, Files.of(side.host, name), copies)
-        elif is_killed or (has_left(side.status) and not has_it):
+        elif _is_killed(said) or (_is_left(said) and not has_it):
             last = await _released(side.host, name, standby_is_dead=standby_is_dead)
     return last
+
+
+def _is_killed(said: Mapping[str, Any] | None) -> bool:
+    """Whether the service whose last word this is was killed before it could finish."""
+    return said is None or said["state"] not in ENDED
+
+
+def _is_left(said: Mapping[str, Any] | None) -> bool:
+    """Whether a primary's service was killed, or left the guest to its standby."""
+    return said is None or _is_killed(said) or has_left(said)
 
 
 async def _is_elsewhere(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> bool:
@@ -216,12 +254,6 @@ async def _sides_if_any(name: str, hosts: Iterable[Host]) -> list[Side]:
         if await stand_aside(name, hosts):
             return []
         raise
-
-
-async def _has_ended(host: Host, name: str) -> bool:
-    """Whether a service there said at its end that nothing is left to be done."""
-    said = await last_word(host, Files.of(host, name))
-    return said is not None and said["state"] in ENDED
 
 
 async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> dict[str, Any]:

@@ -1,0 +1,341 @@
+"""Dead ends of a protection that tests/replication_model found: nothing brought the VM back."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.contract.test_replication_claim import replaced
+from tests.contract.test_replication_leftovers import home, record, requested, stands
+from vmckpt.errors import OutcomeUnknownError, RefusedError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import identify
+from vmckpt.lease.file_store import FileStore
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.record import Record, Span
+from vmckpt.lease.rule import Claimant
+from vmckpt.lease.store import Versioned
+from vmckpt.memory.ram_file import open_fd
+from vmckpt.qemu import commands
+from vmckpt.qemu.monitor import MonitorLostError
+from vmckpt.replicate import epochs, primary, recovery
+from vmckpt.replicate import stop as stopping
+from vmckpt.replicate.claim import Claim
+from vmckpt.replicate.control import answering
+from vmckpt.replicate.epochs import Epochs
+from vmckpt.replicate.operate import require_decided, settle
+from vmckpt.replicate.protection import Protection
+from vmckpt.replicate.recovery import recover
+from vmckpt.replicate.request import Files, read_request
+from vmckpt.replicate.standby import Standby
+from vmckpt.replicate.stop import stop
+from vmckpt.replicate.stream import StandbyLostError
+from vmckpt.vm.identity import new_identity
+from vmckpt.vm.inventory import Vm, read_vm
+
+Hosts = tuple[LocalHost, LocalHost]
+ENDED = {"role": "standby", "state": "ended", "run": "1", "why": "-"}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return LocalHost("a", tmp_path / "a", "127.0.0.1"), LocalHost("b", tmp_path / "b", "127.0.0.1")
+
+
+def protected(hosts: Hosts, tmp_path: Path) -> tuple[Vm, Files]:
+    """A home with its claim, and both services' files."""
+    vm, files = home(hosts[0], "old"), requested(hosts, tmp_path)
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(vm.directory.claim)
+    return vm, files
+
+
+def elsewhere(files: Files) -> None:
+    """Its hosts are two machines: this one does not know what the other has."""
+    request = json.loads(files.request.read_text())
+    files.request.write_text(json.dumps(request | {"one_machine": False}))
+
+
+class Lost(FileStore):
+    """Of one change no answer comes: it was not made."""
+
+    is_lost = False
+
+    async def replace(self, vm: str, record: Record, *, over: int) -> Versioned:
+        if self.is_lost:
+            self.is_lost = False
+            raise OutcomeUnknownError("no answer", why="it was lost", remedy="-")
+        return await super().replace(vm, record, over=over)
+
+
+def test_a_standby_that_cannot_go_on_gives_its_term_up_though_it_once_got_no_answer(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """It waited for the outcome of a question that was never put, and ended with the term."""
+    files = requested(hosts, tmp_path)
+    record(tmp_path, "a/1", "b/1", released=True)
+    store = Lost(tmp_path / "leases")
+    service: Any = Standby.__new__(Standby)
+    service._request = read_request(files.path)
+    service._lease = Lease(store, "web", Claimant("b/1", replica="b/1"), Span(0.1))
+
+    async def main() -> None:
+        await service._lease.take()
+        store.is_lost = True
+        with pytest.raises(OutcomeUnknownError):
+            await service._lease.give_up()
+        async with asyncio.timeout(5):
+            await service._give_up_term()
+
+    asyncio.run(main())
+    assert stands(tmp_path).released
+
+
+def test_a_stop_goes_by_how_the_services_ended_not_by_what_they_said_before(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Its QEMU died as it was asked to stop: its term stayed the standby's, which was gone."""
+    vm, files = protected(hosts, tmp_path)
+    record(tmp_path, "a/1", "b/1", released=True)
+    Files.of(hosts[1], "web").status.write_text(json.dumps(ENDED))
+
+    async def answer(word: str) -> dict[str, Any]:
+        told = {"role": "primary", "state": "protected", "run": "1", "why": "-"}
+        if word == "stop":
+            told |= {"state": "ended", "ending": "yours"}
+            files.status.write_text(json.dumps(told))
+        return told
+
+    async def main() -> None:
+        async with answering(files.control, answer):
+            await stop("web", hosts)
+        await require_decided(vm)
+
+    asyncio.run(main())
+    assert (stands(tmp_path).holder, stands(tmp_path).in_sync) == ("a/1/recovery", None)
+    assert not vm.directory.claim.exists()
+
+
+def test_a_stop_has_a_standby_give_up_the_term_that_it_ended_with(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The primary's host waited for it, then took the guest for the standby's."""
+    vm, files = protected(hosts, tmp_path)
+    record(tmp_path, "b/1", None)
+    left = {"role": "primary", "state": "ended", "run": "1", "ending": "yours", "why": "-"}
+    files.status.write_text(json.dumps(left))
+    Files.of(hosts[1], "web").status.write_text(json.dumps(ENDED))
+    monkeypatch.setattr(stopping, "BEGIN_S", 10.0)
+    asyncio.run(stop("web", hosts))
+    assert stands(tmp_path).holder == "a/1/recovery"
+    asyncio.run(require_decided(vm))
+
+
+def test_the_only_home_is_kept_when_nobody_knows_whether_the_standby_has_the_guest(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standby took the term and its host died; the VM was gone from both."""
+    vm, files = protected(hosts, tmp_path)
+    elsewhere(files)
+    record(tmp_path, "b/1", None)
+    monkeypatch.setattr(recovery, "GIVEN_UP_S", 0.2)
+    asyncio.run(recover(files.path, at_any_rate=True))
+    assert json.loads(files.status.read_text())["ending"] == "replaced"
+    assert asyncio.run(read_vm(hosts[0], "web")) is not None
+    with pytest.raises(RefusedError, match="may run on b") as refused:
+        asyncio.run(require_decided(vm))
+    assert "if no other host has it: vmckpt replicate stop web." in refused.value.remedy
+
+
+def test_a_stop_that_does_not_free_the_vm_says_so_and_can_be_said_again(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removed what `stop --standby-is-dead` needs."""
+    vm, files = protected(hosts, tmp_path)
+    record(tmp_path, "b/1", None)
+
+    async def released(_host: Host, _name: str, *, standby_is_dead: bool) -> dict[str, Any]:
+        assert not standby_is_dead
+        return {"role": "primary", "state": "ended", "ending": "replaced", "why": "-"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stopping, "_released", released)
+        with pytest.raises(RefusedError, match="may run on b"):
+            asyncio.run(stop("web", hosts[:1]))
+    assert files.request.exists()
+    asyncio.run(stop("web", hosts[:1], standby_is_dead=True))
+    asyncio.run(require_decided(vm))
+
+
+def test_a_stop_removes_what_was_taken_over_from(hosts: Hosts, tmp_path: Path) -> None:
+    """The standby took over meanwhile; its host was lost later, and the old one could not start."""
+    replaced(hosts, tmp_path)
+    record(tmp_path, "b/1", None)
+    found = home(hosts[1], "new")
+    promoted = ENDED | {"state": "promoted", "primary": "a"}
+    promoted |= {"qemu_id": "new", "primary_qemu_id": "old"}
+    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted))
+    asyncio.run(stop("web", hosts))
+    assert asyncio.run(read_vm(hosts[0], "web")) is None
+    assert asyncio.run(read_vm(found.host, "web")) is not None
+
+
+@pytest.mark.parametrize("has_said_so", [True, False])
+def test_of_two_homes_the_one_that_lost_its_term_goes_whatever_became_of_the_other(
+    hosts: Hosts, tmp_path: Path, *, has_said_so: bool
+) -> None:
+    """That was started anew, and did not say any more which one it had replaced.
+
+    Or it had said so, of another QEMU.
+    """
+    stale = home(hosts[0], "old")
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(stale.directory.claim)
+    home(hosts[1], "newer")
+    record(tmp_path, "a/1", "b/1")
+    assert not asyncio.run(settle("web", hosts))  # it may still be the one that is to run
+    store = FileStore(tmp_path / "leases")
+    asyncio.run(store.replace("web", Record(2, "b/1", 1, Span(0.1)), over=1))
+    if has_said_so:
+        requested(hosts, tmp_path)
+        promoted = ENDED | {"state": "promoted", "primary": "a"}
+        promoted |= {"qemu_id": "newer", "primary_qemu_id": "older"}
+        Files.of(hosts[1], "web").status.write_text(json.dumps(promoted))
+    assert asyncio.run(settle("web", hosts))
+    assert asyncio.run(read_vm(hosts[0], "web")) is None
+    assert asyncio.run(read_vm(hosts[1], "web")) is not None
+
+
+@pytest.mark.parametrize("how", ["another VM", "all lost it"])
+def test_a_home_is_not_removed_for_one_that_may_not_be_newer(
+    hosts: Hosts, tmp_path: Path, how: str
+) -> None:
+    """Another VM of that name, or two homes that a third host has taken the term from."""
+    vms = [home(host, f"qemu-{host.name}") for host in hosts]
+    record(tmp_path, "c/3", None)
+    for vm in vms if how == "all lost it" else vms[:1]:
+        holder = f"{vm.host.name}/1"
+        Claim("web", holder, "c", str(tmp_path / "leases")).write(vm.directory.claim)
+    if how == "another VM":
+        for vm in vms:
+            vm.directory.identity.write_text(f"{new_identity()}\n")
+    assert not asyncio.run(settle("web", hosts))
+    assert all(asyncio.run(read_vm(host, "web")) is not None for host in hosts)
+
+
+def test_a_vm_that_was_started_anew_meanwhile_is_not_protected_under_its_old_name(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Its standby would have replaced a QEMU that was none, and both homes would have stayed."""
+    request = read_request(requested(hosts, tmp_path).path)
+    primary._require_same_qemu(request, home(hosts[0], "old"))
+    with pytest.raises(RefusedError, match="another QEMU"):
+        primary._require_same_qemu(request, home(hosts[1], "new"))
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_qemu_that_its_guard_held_is_let_go_when_the_guard_is_dead(*, is_killed: bool) -> None:
+    """The guest stood still for good: nothing else sends SIGCONT."""
+    service: Any = Protection.__new__(Protection)
+    service._keeper = SimpleNamespace(must_stop=lambda: False, has_guard=not is_killed)
+    with subprocess.Popen(["sleep", "60"]) as qemu:
+        try:
+            with open_fd(os.pidfd_open(qemu.pid)) as pidfd:
+                service._grip = SimpleNamespace(pidfd=pidfd)
+                _hold(qemu)
+                asyncio.run(_for_a_moment(service._stop_without_right()))
+            assert (_state(qemu.pid) == "T") is not is_killed
+        finally:
+            qemu.kill()
+
+
+def test_a_hand_over_without_anything_that_keeps_the_lease_ends() -> None:
+    """The guard had died while the guest stood still: nothing renewed the lease it waited for."""
+    service: Any = Protection.__new__(Protection)
+    service._keeper = SimpleNamespace(replaced=asyncio.Event())
+
+    async def none(_replica: str, *, resume_guest: bool) -> bool:
+        await asyncio.sleep(0.01)
+        return resume_guest
+
+    service._epochs = SimpleNamespace(one=none, stands_still="")
+    service._replica = "b/1"
+
+    async def main() -> None:
+        async with asyncio.timeout(5):
+            ended: asyncio.Task[None] = asyncio.ensure_future(asyncio.sleep(0))
+            going_on: asyncio.Task[None] = asyncio.ensure_future(asyncio.sleep(60))
+            with pytest.raises(StandbyLostError):
+                await service._hand_over([going_on, ended])
+            going_on.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_silent_qemu_is_ended_when_its_standby_has_the_term_though_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+) -> None:
+    """Its guard holds it, since it may not run: it never answers, and the service never ended."""
+
+    async def silent(_monitor: object, _timeout_s: float) -> None:
+        raise MonitorLostError("silent", why="a test's", remedy="-")
+
+    monkeypatch.setattr(commands, "query_status", silent)
+    monkeypatch.setattr(epochs, "POLL_S", 0.001)
+    replaced_ = asyncio.Event()
+    if is_replaced:
+        replaced_.set()
+    one: Any = Epochs.__new__(Epochs)
+    one._monitor, one._stream = None, SimpleNamespace(why="the connection has ended")
+    one._keeper = SimpleNamespace(replaced=replaced_, is_silent=lambda: True)
+    with subprocess.Popen(["sleep", "60"]) as qemu, open_fd(os.pidfd_open(qemu.pid)) as pidfd:
+        one._pidfd = pidfd
+        asyncio.run(_for_a_moment(one._kill_when_silent()))
+        if not is_replaced:
+            assert qemu.poll() is None
+            qemu.kill()
+        assert qemu.wait(10) == -signal.SIGKILL
+
+
+async def _for_a_moment(work: Any) -> None:
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task}, timeout=0.3)
+    task.cancel()
+
+
+def _hold(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGSTOP)
+    while _state(process.pid) != "T":
+        time.sleep(0.01)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_recovery_lets_go_of_a_qemu_that_a_guard_held(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm, files = protected(hosts, tmp_path)
+    record(tmp_path, "a/1", "b/1")
+    freed = list[str]()
+
+    async def free(_vm: Vm, _files: Files) -> None:
+        freed.append(_state(qemu.pid))
+
+    monkeypatch.setattr(recovery, "_free", free)
+    with subprocess.Popen(["sleep", "60"]) as qemu:
+        itself = identify(qemu.pid)
+        assert itself is not None
+        vm.directory.current.write_text(vm.qemu._replace(process=itself).to_json())
+        _hold(qemu)
+        asyncio.run(recover(files.path))
+        qemu.kill()
+    assert freed != ["T"]
