@@ -1,0 +1,93 @@
+"""Schedules of faults and commands, each made from a seed."""
+
+from random import Random
+
+from tests.replication_model.asking import FAILOVER, PROTECT, START, STOP
+from tests.replication_model.world import Act, Plan
+
+COMMANDS = (START, PROTECT, FAILOVER, STOP)
+ON_HOSTS = (
+    "crash", "shutdown", "destroy", "stall", "cut arbiter", "cut operator", "isolate",
+)  # fmt: skip
+ON_PROCESSES = (
+    "kill service", "kill qemu", "kill guard", "freeze service", "freeze qemu", "freeze guard",
+    "terminate service", "poweroff qemu",
+)  # fmt: skip
+ENFORCERS = ("freeze guard", "freeze service", "kill guard", "freeze qemu")
+BETWEEN = ("cut link", "cut path", "stop arbiter", "kill command")
+
+
+def plan_of(seed: int) -> Plan:
+    """The schedule of that seed: of any kind, or of one in which a law is easily broken."""
+    random = Random(seed)
+    kind = random.choice([_any, _any, _any, _one, _pair, _cut_off, _back])
+    acts = kind(random)
+    if random.random() < 0.97:
+        acts.insert(0, Act(random.choice([0.2, 0.5]), PROTECT))
+    return Plan(
+        seed=seed,
+        acts=tuple(acts),
+        trouble=random.choice([0.0, 0.0, 0.05, 0.2]),
+        holds_output=random.random() < (0.3 if kind is _pair else 0.8),
+        proof=random.choice([0.0, 0.0, 0.6, 1.0]),
+        drift=(random.choice([-1.0, 0.0, 1.0]), random.choice([-1.0, 0.0, 1.0])),
+        slow_s=random.choice([0.0, 0.0, 5.0]),
+    )
+
+
+def _any(random: Random) -> list[Act]:
+    acts = [_fault(random, 4.0 + 3 * random.random())]
+    for _ in range(random.choice([0, 0, 1, 1, 2, 2, 3, 4, 5, 8])):
+        after_s = random.choice([0.3, 0.3, 2.0, 6.0]) * random.random()
+        acts.append(_fault(random, after_s) if random.random() < 0.8 else _asked(random, after_s))
+    return acts
+
+
+def _one(random: Random) -> list[Act]:
+    """One thing, which the guest has to outlive."""
+    fault = _fault(random, 4.0 + 3 * random.random())
+    if random.random() < 0.4:
+        return [fault._replace(kind=random.choice(["shutdown", "crash"]), on="primary")]
+    return [fault]
+
+
+def _pair(random: Random) -> list[Act]:
+    """Two things at once, which last longer than a lease."""
+    acts = [_fault(random, after_s)._replace(for_s=20.0) for after_s in (5.0, random.random())]
+    if random.random() < 0.5:
+        kinds = random.choice(ENFORCERS), random.choice(["isolate", "cut arbiter", "cut link"])
+        acts = [
+            act._replace(kind=kind, on="primary") for act, kind in zip(acts, kinds, strict=True)
+        ]
+    return [*acts, *(_asked(random, 10.0) for _ in range(random.choice([0, 1])))]
+
+
+def _cut_off(random: Random) -> list[Act]:
+    """A primary that hears nothing for long, a standby that is not seen, and commands meanwhile."""
+    first = Act(4.0 + random.random(), random.choice(["isolate", "isolate", "stall"]), "a", 15.0)
+    acts = [first]
+    for _ in range(random.choice([1, 2, 3])):
+        after_s = random.choice([4.0, 12.0, 40.0]) * random.random()
+        if random.random() < 0.4:
+            acts.append(Act(after_s, "cut operator", random.choice("abb"), 60.0))
+        else:
+            acts.append(_asked(random, after_s))
+    return acts
+
+
+def _back(random: Random) -> list[Act]:
+    """A VM that has moved once is protected anew, from where it runs now to where it came from."""
+    away = Act(5.0, random.choice(["crash", "terminate service", FAILOVER]), "a", 3.0)
+    again = Act(random.choice([15.0, 40.0]), PROTECT)
+    return [away, again, *_any(random)]
+
+
+def _fault(random: Random, after_s: float) -> Act:
+    kinds = random.choice([ON_HOSTS, ON_PROCESSES, ON_PROCESSES, BETWEEN])
+    on = random.choice(["primary", "primary", "primary", "standby", "a", "b"])
+    for_s = random.choice([1.0, 4.0, 8.0, 20.0]) * random.uniform(0.2, 1.0)
+    return Act(after_s, random.choice(kinds), on, for_s)
+
+
+def _asked(random: Random, after_s: float) -> Act:
+    return Act(after_s, random.choice([START, *COMMANDS]), random.choice("ab"))

@@ -1,0 +1,193 @@
+"""What is done on a host beside the services: replicate/{claim,recovery,leftovers}.py."""
+
+import math
+from contextlib import suppress
+
+from tests.replication_model.machine import Files, Home, Host
+from tests.replication_model.process import POLL_S, Proc
+from tests.replication_model.qemu import Guard, Qemu, QemuLostError
+from tests.replication_model.world import sleep
+from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError, VmckptError
+from vmckpt.lease.lease import Lease
+from vmckpt.lease.rule import Claimant, Holding, Right, right_of
+from vmckpt.lease.store import ArbiterDownError
+from vmckpt.replicate.keeper import GIVEN_UP_S
+
+NO_ANSWER = (ArbiterDownError, OutcomeUnknownError, StorageError)
+
+
+async def ask_about(host: Host, home: Home) -> Right:
+    """claim.examine: what the arbiter says of the claim. Raises as it does."""
+    found = await host.read("web")
+    return right_of(found.record if found else None, home.claim or "")
+
+
+def remove_stale_home(host: Host, qemu_id: int) -> None:
+    """leftovers.remove_stale_home"""
+    home = host.home
+    if home is None or home.id != qemu_id:
+        return
+    if (qemu := host.qemu_of(home)) is not None:
+        qemu.end()
+    host.home = None
+    host.world.note(f"what {host.name} has is stale, and removed")
+
+
+class Recovery(Proc):
+    """recovery.recover: after the death of the primary's service, or for `replicate stop`."""
+
+    def __init__(
+        self,
+        host: Host,
+        files: Files,
+        *,
+        at_any_rate: bool = False,
+        standby_is_dead: bool = False,
+    ) -> None:
+        super().__init__(host)
+        self._files, self.at_any_rate, self._is_dead = files, at_any_rate, standby_is_dead
+        self.begin(self._recover())
+
+    async def _recover(self) -> None:
+        while not self.has_lock(self.host):
+            await sleep(POLL_S)
+        try:
+            await self._settle()
+        except RefusedError as exc:
+            self.world.note(f"recovery on {self.host.name}: {exc.what}")
+        self.end()
+
+    async def _settle(self) -> None:
+        host, files = self.host, self._files
+        home = host.home
+        if not (self.at_any_rate or host.qemu_of(home) is not None):
+            return
+        if await self._takes_term():
+            ending = "off"
+            home = host.home
+            if home is not None:
+                home.claim = None
+                for guard in host.find(Guard):
+                    guard.end()
+                qemu = host.qemu_of(home)
+                if qemu is not None and await _freed(qemu):
+                    ending = "alone"
+        else:
+            if (qemu := host.qemu_of(host.home)) is not None and qemu.id == files.primary_id:
+                qemu.end()  # its home stays: nobody here knows whether the standby has the guest
+            ending = "replaced"
+        self.world.count(f"recovery on {host.name}: {ending}")
+        files.word = files.say("ended", ending=ending)
+
+    async def _takes_term(self) -> bool:
+        """recovery._takes_term"""
+        host, files, world = self.host, self._files, self.world
+        us = f"{host.name}/"
+        claimant = f"{us}{files.run}/recovery"
+        lease: Lease | None = None
+        until_s = math.inf
+        while True:
+            try:
+                found = await host.read("web")
+                if found is None:
+                    if self.at_any_rate or any(one.at_any_rate for one in _others(self)):
+                        return True
+                elif (holder := found.record.holder) == claimant:
+                    return True
+                elif files.is_standbys(holder) and not (found.record.released or self._is_dead):
+                    until_s = min(until_s, world.now_s + GIVEN_UP_S)
+                    if world.now_s > until_s:
+                        return False
+                elif not (holder.startswith(us) or files.is_standbys(holder)):
+                    raise _not_ours(holder)
+                else:
+                    if lease is None or lease.claimant.succeeds != holder:
+                        lease = host.lease(Claimant(claimant, succeeds=holder))
+                    if await _got(lease):
+                        return True
+            except NO_ANSWER:
+                pass
+            await sleep(POLL_S)
+
+
+async def _freed(qemu: Qemu) -> bool:
+    """recovery._free; False: it has ended."""
+    qemu.set(is_sigstopped=False)
+    try:
+        await qemu.ask(lambda: qemu.set(is_held=False, runs=True))
+    except QemuLostError:
+        return False
+    return True
+
+
+def _others(recovery: Recovery) -> list[Recovery]:
+    return [one for one in recovery.host.procs if isinstance(one, Recovery) and one is not recovery]
+
+
+def _not_ours(holder: str) -> RefusedError:
+    return RefusedError(f"{holder} holds it", why="-", remedy="-")
+
+
+async def _got(lease: Lease) -> bool:
+    try:
+        await lease.take()
+    except RefusedError:
+        return False
+    return True
+
+
+async def end_waiting(proc: Proc, host: Host) -> bool:
+    """leftovers.end_waiting, by `proc`, which takes the lock there; False: another has it."""
+    until_s = proc.world.now_s + 30.0
+    while not proc.has_lock(host):
+        if proc.world.now_s > until_s:
+            return False
+        await sleep(POLL_S)
+    if host.home is None:
+        for qemu in host.qemus:
+            qemu.end()
+    proc.let_go(host)
+    return True
+
+
+class Abandon(Proc):
+    """recovery.abandon: after the death of the standby's service."""
+
+    def __init__(self, host: Host, files: Files) -> None:
+        super().__init__(host)
+        self._files = files
+        self.begin(self._abandon())
+
+    async def _abandon(self) -> None:
+        host = self.host
+        if await end_waiting(self, host):
+            if host.home is None:
+                await give_up_term(host, self._files)
+            elif (qemu := host.qemu_of(host.home)) is not None and not qemu.runs:
+                try:
+                    await qemu.ask(qemu.cont)
+                except QemuLostError as exc:
+                    self.world.note(f"{exc}")
+        self.end()
+
+
+async def give_up_term(host: Host, files: Files) -> None:
+    """recovery.give_up_term"""
+    ended, world = f"{files.standby.name}/{files.run}", host.world
+    unknown_until_s = math.inf
+    while host.files is files:
+        with suppress(VmckptError):
+            found = await host.read("web")
+            if found is None:
+                unknown_until_s = min(unknown_until_s, world.now_s + GIVEN_UP_S)
+                if world.now_s > unknown_until_s:
+                    return
+            elif found.record.released or not files.is_standbys(found.record.holder):
+                return
+            else:
+                term, holder = found.record.term, found.record.holder
+                lease = host.lease(Claimant(f"{ended}/abandon/{term}", succeeds=holder))
+                await lease.take(Holding(term, holder))
+                await lease.give_up()
+                return
+        await sleep(POLL_S)
