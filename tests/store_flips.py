@@ -72,12 +72,7 @@ class Flipping:
         for at in range(0, flips, AT_ONCE):
             with self._reopen() as store:
                 for _ in range(min(AT_ONCE, flips - at)):
-                    before = self._named()
                     self._flip(store.opened.backend)
-                    after = self._named()
-                    for pack_id in before.keys() & after.keys():
-                        gone = before[pack_id] - after[pack_id]
-                        self._nameless |= {(pack_id, slot) for slot in gone}
                 self._work(store)
         with self._reopen() as store:
             lost = self._require_check_is_right(store)
@@ -104,7 +99,11 @@ class Flipping:
         if self._random.random() < 0.2:
             at = self._random.choice([at % 200, len(data) - 1 - at % 200]) % len(data)
         data[at] ^= 1 << self._random.randrange(8)
+        before = self._named(name)
         self._put(name, bytes(data))
+        after = self._named(name)
+        for pack_id in before.keys() & after.keys():
+            self._nameless |= {(pack_id, slot) for slot in before[pack_id] - after[pack_id]}
         self._flipped.add(name)
         self.counts["flips"] += 1
         self.counts[f"flips in {folder}"] += 1
@@ -201,14 +200,23 @@ class Flipping:
                 lost |= {(pack.id, slot) for slot in slots[~found].tolist()}
         return lost
 
-    def _named(self) -> dict[bytes, set[int]]:
-        """The slots of each pack whose content or name can be read by one who knows nothing yet."""
+    def _named(self, name: str) -> dict[bytes, set[int]]:
+        """The slots whose content or name can be read by one who knows nothing yet.
+
+        Of the packs of which an object, a pack or a record of damage, may say something.
+        """
+        folder, _, bare = name.partition("/")
+        if folder not in ("packs", "damaged"):
+            return {}
         with self._reopen() as store:
             opened = store.opened
             opened.records.refresh()
+            packs = set(opened.packs.look_again())
+            if folder == "packs":
+                packs &= {bytes.fromhex(bare.partition("-")[0])}
             return {
                 pack_id: named(opened, opened.packs.find(pack_id))
-                for pack_id in opened.packs.look_again()
+                for pack_id in packs
                 if readable(opened, pack_id)
             }
 
