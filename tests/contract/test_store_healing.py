@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.guest_like import RAM, Memory, dirtied, memory, require_same, save
+from tests.guest_like import RAM, Memory, dirtied, memory, read_whole, require_same, save
 from vmckpt.errors import VmckptError
 from vmckpt.store.backends.cached import CachedBackend, uncached
 from vmckpt.store.backends.local import LocalBackend
@@ -15,7 +15,7 @@ from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.damage.subset import parse_subset
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import Manifest
+from vmckpt.store.manifest import PAGE_CHUNK_BYTES, Manifest
 from vmckpt.store.open import create_store, new_archive, open_store
 from vmckpt.store.store import Store
 
@@ -209,6 +209,47 @@ def test_a_pack_of_which_nothing_is_left_heals(tmp_path: Path) -> None:
         assert collect(store, plan_gc(store)).healed
         require_same(store, two, second)
         assert check(store).whole
+
+
+def test_two_packs_heal_by_one_another(tmp_path: Path) -> None:
+    """Each by what no checkpoint needs of the other: whichever gc writes anew first."""
+    place, pages = tmp_path / "store", 32
+    rng = np.random.default_rng(1)
+    one, other = rng.integers(1, 256, (2, pages, 4096), dtype=np.uint8)
+    zero, both = np.zeros_like(one), np.arange(2 * pages)
+    rams = [np.concatenate(parts) for parts in ((one, other), (other, one))]
+    needed = [np.concatenate((half, zero)) for half in (one, other)]
+    with create_store(str(place)) as store:
+        # At once, so that neither finds what the other brings.
+        begun = [store.begin(vm) for vm in ("one", "other")]
+        areas = [
+            new.area(RAM, size_bytes=ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
+            for new, ram in zip(begun, rams, strict=True)
+        ]
+        for area, ram in zip(areas, rams, strict=True):
+            area.put(both, ram.tobytes())
+        before = [new.commit({}) for new in begun]
+        after = []
+        for old, ram in zip(before, needed, strict=True):
+            with store.begin(old.vm, old.id) as new:
+                area = new.area(RAM, size_bytes=ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
+                area.put(both[pages:], zero.tobytes())
+                after.append(new.commit({}))
+        packs = [ram_pack(store, manifest) for manifest in after]
+        assert len(set(packs)) == 2
+        store.remove([manifest.id for manifest in before])
+    for pack in packs:
+        flip_frame(place, pack)
+    with open_store(str(place)) as store:
+        assert not check(store).lost
+        done = collect(store, plan_gc(store))
+        assert (done.healed, done.lost) == (2 * pages, {})
+        # Now what none needs may go.
+        assert collect(store, plan_gc(store)).freed_bytes > 0
+        assert check(store).whole
+        for manifest, ram in zip(after, needed, strict=True):
+            with store.read(manifest.id) as point:
+                assert read_whole(point.area(RAM)) == ram.tobytes()
 
 
 def test_a_damaged_table_of_names_is_made_anew(tmp_path: Path) -> None:

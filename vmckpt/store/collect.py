@@ -205,25 +205,27 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
     """Write a pack anew and put it in the place of the old one; both may be there for a moment.
 
     How many of its chunks that were known to be damaged it has again, and how many are lost: these
-    are written down first, with their names, and come back when their content does.
+    are written down first, with their names, and come back when their content does. One that heals
+    keeps all that it has: another may heal by what no checkpoint needs of this one.
     """
     opened = store.opened
     pack = opened.packs.open(rewrite.pack_id, rewrite.generation)
-    kept = needed.slots[pack.id]
+    wanted = needed.slots[pack.id]
+    if rewrite.heals:
+        wanted = np.union1d(wanted, pack.table.slots)
     size = pack.table.chunk_bytes
     generation = pack.generation + 1 + secrets.randbelow(_GENERATIONS)
     new = PackWriter(opened.packs, pack.id, generation, size, opened.pool)
     undo.callback(new.discard)
-    found = [kept[:0]]
-    for slots, contents in _kept(opened, pack, kept):
+    found = wanted[:0]
+    for slots, contents in _kept(opened, pack, wanted):
         new.add(contents, opened.sealer.hashes(memoryview(contents), size), slots)
-        found.append(slots)
-    lost = np.setdiff1d(kept, np.concatenate(found))
-    bad = np.union1d(opened.records.slots(pack.id, pack.generation), kept[~pack.table.has(kept)])
-    healed = len(np.setdiff1d(bad[np.isin(bad, kept)], lost))
+        found = np.append(found, slots)
     with opened.backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
         _look(store, needed)
-        if len(needed.slots[pack.id]) > len(kept):
+        kept = needed.slots[pack.id]
+        lost = np.setdiff1d(kept, found)
+        if not np.isin(lost, wanted).all():
             return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
         lock.require()
         gone = named(pack, lost, opened.elsewhere.names(pack, lost))._replace(generation=generation)
@@ -234,12 +236,14 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         undo.callback(opened.backend.remove, new.name)
         new.publish(pack.table.slot_count, gone.names)
         _look(store, needed)
-        if len(needed.slots[pack.id]) > len(kept):
+        if len(np.setdiff1d(needed.slots[pack.id], found)) > len(lost):
             return 0, len(lost)
         lock.require()
         undo.pop_all()
         opened.backend.remove(pack.name)
-        return healed, len(lost)
+        bad = opened.records.slots(pack.id, pack.generation)
+        bad = np.union1d(bad, kept[~pack.table.has(kept)])
+        return len(np.intersect1d(bad, np.intersect1d(kept, found))), len(lost)
 
 
 def _kept(opened: Opened, pack: Pack, slots: Numbers) -> Iterable[tuple[Numbers, bytes]]:
