@@ -7,8 +7,14 @@ import pytest
 
 from vmckpt.errors import StorageError, UsageError
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import hand_over, identity_of, is_identity, read_identity
+from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu
+
+PLATFORM = Platform("q35", "tcg", "qemu64")
 
 
 @pytest.fixture
@@ -65,3 +71,16 @@ def test_a_damaged_one_is_refused_by_name(hosts: list[LocalHost]) -> None:
             await identity_of(hosts[0], directory)
 
     asyncio.run(run())
+
+
+def test_a_host_that_gives_another_vm_under_a_name_is_not_believed(tmp_path: Path) -> None:
+    """`vm rm db` would be done to its "web", and the names' locks be those of the wrong one."""
+    host = LocalHost("a", tmp_path, "127.0.0.1")
+    directory = vm_dir(tmp_path, "db")
+    directory.path.mkdir(parents=True)
+    directory.spec.write_text('name = "web"\nmemory = "64M"\n')
+    directory.current.write_text(Qemu(directory.qemu("0"), ProcessId(0, 0), PLATFORM).to_json())
+    with pytest.raises(StorageError, match="is not of 'db'"):
+        asyncio.run(read_vm(host, "db"))
+    directory.spec.write_text('name = "db"\nmemory = "64M"\n')
+    assert asyncio.run(read_vm(host, "db")) is not None

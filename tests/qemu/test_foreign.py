@@ -3,7 +3,8 @@
 import pytest
 
 from tests.qemu.test_checkpoint import guest
-from tests.qemu.world import image, qemu, world
+from tests.qemu.world import eventually, image, qemu, world
+from vmckpt.lab.labguest import LabGuest
 
 
 @pytest.mark.timeout(300)
@@ -46,3 +47,34 @@ def test_an_imported_checkpoint_opens_nothing_of_the_host_unless_it_is_trusted()
         assert f"guest-0-{taken['id'][:8]}.qcow2" in images
         assert disk.stat().st_ino == before, "a foreign checkpoint's disk is an image made for it"
         made.ok("vm", "stop", "guest", "--force")
+
+
+@pytest.mark.timeout(300)
+def test_a_foreign_group_goes_back_together_once_it_is_trusted() -> None:
+    with world(qemu("10.0")) as made:
+        names = ("web", "db")
+        for number, name in enumerate(names, 1):
+            made.run_guest(LabGuest(name, number, image(), memory="128M", disk="64M"), "lab-a")
+        made.ok("checkpoint", "create", "--group", ",".join(names), "--name", "cut")
+        for name in names:
+            made.ok("vm", "stop", name, "--force")
+            made.ok("vm", "rm", name)
+        # Of another site: that has another key.
+        (made.state_dir / "site.key").write_text("ab" * 32)
+        words = ("checkpoint", "restore", "--group", "cut", "--host", "lab-a")
+        refused = made.vmckpt(*words)
+        assert refused.code == 4, refused
+        assert f"{image()}/vmlinuz" in refused.error["why"]
+        assert "--trust" in refused.error["remedy"]
+        assert made.qemus() == []
+        assert made.ok("vm", "list")["vms"] == []
+        back = made.ok(*words, "--trust")
+        assert set(back["members"]) == set(names)
+        for name in names:
+            assert made.ok("vm", "show", name)["state"] == "running"
+            eventually(lambda vm=name: made.ok("vm", "show", vm)["operation"] is None, 60, "whole")
+            made.ok("vm", "stop", name, "--force")
+        images = {
+            path.name.partition("-0-")[0] for path in (made.state("lab-a") / "images").iterdir()
+        }
+        assert images == set(names), "their disks are images made for them"

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,16 +58,20 @@ def observer() -> Iterator[Observer]:
         yield Observer(sock)
 
 
+def cmdline(port: int) -> str:
+    words = f"vk.id=1 vk.ip=10.0.2.15/24 vk.gw=10.0.2.2 vk.heartbeat=10.0.2.2:{port}"
+    return f"console=ttyS0 quiet panic=-1 cryptomgr.notests {words}"
+
+
 def spec(port: int) -> str:
     where = image()
-    words = f"vk.id=1 vk.ip=10.0.2.15/24 vk.gw=10.0.2.2 vk.heartbeat=10.0.2.2:{port}"
     return f"""
 name = "guest"
 memory = "128M"
 [boot]
 kernel = "{where}/vmlinuz"
 initrd = "{where}/initrd"
-cmdline = "console=ttyS0 quiet panic=-1 cryptomgr.notests {words}"
+cmdline = "{cmdline(port)}"
 [[nics]]
 network = "user"
 """
@@ -117,3 +122,45 @@ def test_copies_forks_and_a_guards_proof_send_nothing(version: str) -> None:
         assert outside.hears()
         for name in ("loud", "guest"):
             end(made, name)
+
+
+@contextmanager
+def by_hand(made: World, version: str, port: int) -> Iterator[None]:
+    """A QEMU on user-mode networking, as somebody starts it on this machine; and its end."""
+    where = made.state_dir
+    argv = [
+        str(qemu(version)), "-M", "q35,accel=tcg", "-m", "128M", "-display", "none", "-nodefaults",
+        "-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile=",
+        "-kernel", f"{image()}/vmlinuz", "-initrd", f"{image()}/initrd", "-append", cmdline(port),
+    ]  # fmt: skip
+    for number in range(2):
+        argv += ["-qmp", f"unix:{where}/hand{number}.sock,server,nowait"]
+    started = subprocess.Popen(argv, cwd=where, stdin=subprocess.DEVNULL)
+    try:
+        eventually((where / "hand1.sock").exists, 60, "the QEMU started by hand is up")
+        yield
+    finally:
+        started.kill()
+        started.wait()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", ["10.0", "7.2"])
+def test_an_adopted_vm_that_is_restored_isolated_sends_nothing(version: str) -> None:
+    with world(qemu(version)) as made, observer() as outside:
+        made.ok("host", "set", "local", "--qemu", str(qemu(version)))
+        with by_hand(made, version, outside.port):
+            sockets = [word for n in (0, 1) for word in ("--qmp", f"{made.state_dir}/hand{n}.sock")]
+            made.ok("vm", "adopt", "hand", "--host", "local", *sockets)
+            assert outside.hears()
+            made.ok("checkpoint", "create", "hand", "--kind", "file", "--name", "whole")
+            made.ok("vm", "rm", "hand")
+        assert outside.senders(SILENT_S) == set()
+        made.ok("checkpoint", "restore", "whole", "--host", "local", "--network", "isolated")
+        assert len(made.qemus("hand")) == 1
+        assert outside.senders(SILENT_S * 2) == set()
+        end(made, "hand")
+        made.ok("vm", "rm", "hand")
+        made.ok("checkpoint", "restore", "whole", "--host", "local")
+        assert outside.hears()
+        end(made, "hand")

@@ -1,9 +1,11 @@
 """Two VMs that do not fit together: the second is refused, with figures, and the first lives."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.qemu.test_checkpoint import guest
-from tests.qemu.world import image, qemu, world
+from tests.qemu.world import World, eventually, image, qemu, world
 from vmckpt.lab.labguest import LabGuest
 
 MIB = 1 << 20
@@ -38,3 +40,61 @@ def test_memory_is_not_promised_twice() -> None:
             for name in ("other", "guest"):
                 made.ok("vm", "stop", name, "--force")
                 made.ok("vm", "rm", name)
+
+
+def in_ram(guest: LabGuest, ram: Path, *, greedy: bool = False) -> str:
+    """`greedy`: it may, and does, write 140 MiB besides what its kernel has."""
+    text, more = guest.spec(), ""
+    if greedy:
+        more = "overcommit = true\n"
+        text = text.replace("vk.id=", "vk.mem=rate=200M,set=140M,content=random vk.id=")
+    return text.replace("memory =", f'ram_dir = "{ram}"\n{more}memory =', 1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", ["10.0", "7.2"])
+def test_guests_that_were_overcommitted_run_and_one_that_dies_says_of_what(version: str) -> None:
+    with world(qemu(version)) as made:
+        one, two = (LabGuest(f"g{n}", n, image(), memory="256M", disk=None) for n in (1, 2))
+        ram = made.state("lab-a") / "ram"
+        ram.mkdir()
+        with made.small("lab-a", "ram", 270 * MIB):
+            run_text(made, in_ram(one, ram))
+            made.ok("checkpoint", "create", "g1", "--name", "point")
+            refused = made.vmckpt("fork", "point", "--count", "2")
+            assert refused.code == 4, refused
+            assert "--overcommit" in refused.error["remedy"]
+            forked = made.ok("fork", "point", "--count", "2", "--overcommit")
+            assert [fork["error"] for fork in forked["forks"]] == ["", ""]
+            for name in ("g1-fork-1", "g1-fork-2"):
+                assert made.ok("vm", "show", name)["state"] == "running"
+                end(made, name)
+            # A third of it is taken: this one comes to write more than the rest.
+            run_text(made, in_ram(two, ram, greedy=True))
+            eventually(lambda: len(made.qemus()) < 2, 150, "one of them finds no room")
+            shown = [made.ok("vm", "show", name) for name in ("g1", "g2")]
+            died = [one for one in shown if one["state"] == "stopped"]
+            assert died
+            for vm in died:
+                assert "SIGBUS" in vm["ended"], vm
+                assert str(ram) in vm["ended"]
+            assert all(vm["ended"] is None for vm in shown if vm not in died)
+            name = str(died[0]["name"])
+            # One that is told to stop is not said to have died.
+            for vm in shown:
+                end(made, str(vm["name"]), remove=False)
+                assert made.ok("vm", "show", str(vm["name"]))["ended"] is None
+            made.ok("vm", "start", name)
+            end(made, name)
+
+
+def run_text(made: World, spec: str) -> None:
+    file = made.shared / "vm.toml"
+    file.write_text(spec)
+    made.ok("vm", "run", str(file), "--host", "lab-a")
+
+
+def end(made: World, name: str, *, remove: bool = True) -> None:
+    made.ok("vm", "stop", name, "--force")
+    if remove:
+        made.ok("vm", "rm", name)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.place import Place, own
 from vmckpt.hosts.local import LocalHost
@@ -59,3 +61,25 @@ def _here() -> tuple[Path, str]:
     from vmckpt.hosts.inventory import local_host
 
     return local_host().state_dir, local_host().migration_address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"last": "a", "stores": [], "sequence": Infinity}',
+        '{"last": "a", "stores": [], "sequence": 1e400}',
+        '{"last": "a", "stores": ["\\ud800"]}',
+        '{"last": ["a"], "stores": "x"}',
+        '"x"',
+        "\0" * 100,
+    ],
+)
+def test_whatever_a_host_wrote_there_is_no_history_or_one(text: str) -> None:
+    assert History.parse(text) == History()
+
+
+def test_a_store_that_is_none_is_passed_over() -> None:
+    """One host's word keeps no other host's checkpoints from being listed."""
+    history = History("a", ("ftp://nowhere/x", "s3://bucket/web"))
+    assert list(history.places(OTHER)) == [Place(None, "s3://bucket/web")]

@@ -149,7 +149,9 @@ class _Forking:
         ]
         if wish.is_foreign:  # no checkpoint that took another's id is given that one's image
             self._base = f"{manifest.id}-{digest(manifest)[:8]}"
-        found = await checks(planned[0], in_place=False, lazy=False, plugged=plugged)
+        # Room is asked for below, for all of them.
+        first = overcommitted(planned[0])
+        found = await checks(first, in_place=False, lazy=False, plugged=plugged)
         require(found, names[0], self._host.name)
         if wish.overcommit:
             planned = [overcommitted(one) for one in planned]

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from vmckpt.checkpoint.place import Place, own, parse_place
-from vmckpt.errors import NotFoundError
+from vmckpt.errors import NotFoundError, UsageError
+from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
+from vmckpt.store.manifest import MOST_SEQUENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,12 @@ class History:
     def parse(cls, text: str | None) -> Self:
         """Of its file, which may be missing, or damaged: then nothing is known."""
         try:
-            words = json.loads(text or "")
-            stores = tuple(map(str, words["stores"]))
-            return cls(str(words["last"]), stores, int(words.get("sequence", 0)))
-        except (ValueError, KeyError, TypeError):
+            words = Fields.parse(text or "")
+            if "stores" not in words:
+                return cls()
+            sequence = words.integer("sequence", 0, least=0, most=MOST_SEQUENCE)
+            return cls(words.text("last", None), words.texts("stores"), sequence)
+        except MalformedError:
             return cls()
 
     @property
@@ -59,6 +63,8 @@ class History:
                 found.append(place)
             except NotFoundError:  # the inventory has no such host any more
                 place = Place(home, text.partition(":")[2])
+            except UsageError:  # a host wrote what is no store
+                continue
             if place.host is not None:
                 found.append(Place(home, place.path))
         return found

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.events.durable import write_durably
+from vmckpt.foreign import parse
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.request import Files, Options, Request
@@ -82,7 +83,7 @@ async def ask_about(vm: Vm) -> Answer | None:
     try:
         if done.returncode:
             raise ValueError("; ".join(done.stderr.strip().splitlines()[-3:]) or "no answer")
-        words = json.loads(done.stdout)
+        words = parse(done.stdout)
         return Answer(Right[words["right"]], str(words["holder"]), str(words["standby"]))
     except (ValueError, KeyError, TypeError) as exc:
         raise HostDownError(

@@ -4,13 +4,13 @@ STATE/replicas/VM on both hosts: request.json, status.json (as it last was), con
 the processes there say besides.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import NotFoundError
+from vmckpt.foreign import parse
 from vmckpt.hosts.entries import fields_to_json, parse_fields
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
@@ -157,7 +157,7 @@ class Request:
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Of its file. Raises ValueError, KeyError or TypeError."""
-        return cls.from_json(json.loads(text))
+        return cls.from_json(parse(text))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -1,12 +1,12 @@
 """Which cards a host can give to guests: what its kernel shows of them, and who has one."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError
+from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
 from vmckpt.units import format_size
 from vmckpt.vm.passthrough import MDEV, VFIO, Passthrough, Strategy
@@ -240,8 +240,9 @@ async def read_given(host: Host, files: QemuDir) -> dict[str, list[str]]:
     """Which functions of the host's each device of a QEMU has, or is about to get."""
     text = await host.read_text(files.given)
     try:
-        return {name: list(found) for name, found in json.loads(text or "{}").items()}
-    except (ValueError, AttributeError, TypeError):
+        given = Fields.parse(text or "{}")
+        return {name: list(given.texts(name)) for name in given.names()}
+    except MalformedError:
         return {}  # cut off as it was written: what it named was not given yet
 
 

@@ -21,6 +21,7 @@ from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.lock import JUST_BEGUN, Owner
 from vmckpt.qemu import commands
 from vmckpt.sequence.steps import both
+from vmckpt.vm.ended import ending
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec, parse_spec
 from vmckpt.vm.start import Qemu, open_monitor
@@ -69,13 +70,15 @@ class Vm(NamedTuple):
 class Look(NamedTuple):
     """A VM as an onlooker sees it. `state` is QEMU's run state, or "stopped", or "unreachable".
 
-    `migrating` is true while a migration journal stands here; `owner` holds the VM's lock.
+    `migrating` is true while a migration journal stands here; `owner` holds the VM's lock. `ended`
+    is how a stopped one's QEMU ended that nobody told to (`ended.py`).
     """
 
     vm: Vm
     state: str
     migrating: bool
     owner: Owner | None
+    ended: str = ""
 
 
 async def read_vm(host: Host, name: str) -> Vm | None:
@@ -87,12 +90,14 @@ async def read_vm(host: Host, name: str) -> Vm | None:
     if not text.strip("\0 \n"):
         remedy = "write the VM's spec into it again (docs/spec.md)"
         raise damaged_record(text, f"{directory.spec} on {host.name}", ValueError(), remedy=remedy)
-    return Vm(
-        parse_spec(text, str(directory.spec), directory.path),
-        host,
-        directory,
-        Qemu.from_json(current, directory),
-    )
+    spec = parse_spec(text, str(directory.spec), directory.path)
+    if spec.name != name:  # what is meant for one VM would be done to another
+        raise StorageError(
+            f"{directory.spec} on {host.name} is not of '{name}'",
+            why=f"it is of a VM '{spec.name}'",
+            remedy=f'write name = "{name}" into it',
+        )
+    return Vm(spec, host, directory, Qemu.from_json(current, directory))
 
 
 async def homes(name: str, hosts: Iterable[Host] | None = None) -> list[Vm]:
@@ -138,7 +143,8 @@ async def look(vm: Vm) -> Look:
     migrating = await vm.host.exists(vm.directory.journal)
     owner = await vm.host.lock_owner(lock_path(vm.host.state_dir, vm.name))
     if not await vm.is_alive():
-        return Look(vm, "stopped", migrating, owner)
+        ended = await ending(vm.host, vm.spec, vm.qemu.files)
+        return Look(vm, "stopped", migrating, owner, ended)
     try:
         monitor = await open_monitor(vm.host, vm.qemu, vm.qemu.files.onlooker, LOOK_TIMEOUT_S)
         try:

@@ -1,14 +1,15 @@
 """Page tracking on the host that has the VM: it runs `vmckpt observe` there, which answers once."""
 
 import errno
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
 
 # What the command may take besides: an interpreter's start, and reading samples of memory.
 BESIDES_S = 30.0
+MOST_BYTES = 64 << 20
 
 
 async def observe_there(host: Host, words: Sequence[str], for_s: float) -> Mapping[str, Any] | None:
@@ -19,7 +20,7 @@ async def observe_there(host: Host, words: Sequence[str], for_s: float) -> Mappi
     """
     done = await host.run([*await host.own_command(), "observe", *words], for_s + BESIDES_S)
     try:
-        told = json.loads(done.stdout)
+        told = parse(done.stdout, most_bytes=MOST_BYTES)
         if "errno" in told:
             raise OSError(told["errno"], told["why"])
         found: Mapping[str, Any] | None = told["found"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
+from vmckpt.foreign import parse
 from vmckpt.hosts.host import Executable, Host
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import Abilities, learn
@@ -21,6 +22,7 @@ DEV_KVM = Path("/dev/kvm")
 # The machine that a spec has if it names none.
 MACHINE = "q35"
 VERSION_TIMEOUT_S = 10.0
+_MOST_CACHED_BYTES = 16 << 20
 T = TypeVar("T")
 
 
@@ -35,7 +37,7 @@ async def abilities(host: Host) -> Abilities:
     cache = host.state_dir / "cache" / f"qemu-{key}.json"
     if text := await host.read_text(cache):
         try:
-            return Abilities.from_json(json.loads(text))
+            return Abilities.from_json(parse(text, most_bytes=_MOST_CACHED_BYTES))
         except (ValueError, KeyError, TypeError):
             await host.remove(cache)  # another version's cache; what follows writes it anew
     found = await _asked(host, "none", "tcg", learn)

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 from vmckpt.errors import StorageError
+from vmckpt.foreign import parse
 from vmckpt.hosts.host import Host
 from vmckpt.vm.images import files_of_domains, looked_at
 from vmckpt.vm.inventory import Vm
@@ -43,7 +44,7 @@ async def is_superseded(host: Host, name: str, path: Path) -> bool:
     if text is None:
         return False
     try:
-        known = json.loads(text)
+        known = parse(text)
         noted = known["images"].get(str(path)) if known["format"] == FORMAT else None
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise StorageError(

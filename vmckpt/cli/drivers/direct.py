@@ -161,6 +161,8 @@ def row(look: "Look") -> Row:
     """A VM that was looked at."""
     vm, platform = look.vm, look.vm.qemu.platform
     state = look.state
+    if look.ended:
+        state = f"{state} (QEMU died)"
     if look.owner:
         state = f"{state} ({look.owner.action})"
     elif look.migrating:
@@ -177,6 +179,7 @@ def _facts(look: "Look") -> dict[str, Any]:
         "host": vm.host.name,
         "driver": "qemu",
         "state": look.state,
+        "ended": look.ended or None,
         "adopted": vm.spec.adopted is not None,
         "started_by": "somebody else" if vm.qemu.is_foreign else "vmckpt",
         "cannot": [] if vm.ram_is_shared else ["checkpoint", "replicate"],

@@ -95,9 +95,9 @@ def require_possible(vm: Vm, checks: tuple[HealthCheck, ...], *, in_guest: bool)
 
 async def ailments(vm: Vm, checks: tuple[HealthCheck, ...]) -> list[str]:
     """What is wrong with the VM now, by QEMU and by all checks; empty: it is well."""
-    state = (await look(vm)).state
-    if state != "running":
-        return [f"it is {state}"]
+    seen = await look(vm)
+    if seen.state != "running":
+        return [f"it is {seen.state}{': ' if seen.ended else ''}{seen.ended}"]
     found = await asyncio.gather(*(_ask(vm, check) for check in checks))
     return [
         f"{check.text}: {reason}" for check, reason in zip(checks, found, strict=True) if reason

@@ -29,13 +29,12 @@ from vmckpt.store.naming import IfTaken
 from vmckpt.store.order import owners
 from vmckpt.store.sealing.keys import Keeper, KeySource
 from vmckpt.store.store import Store
+from vmckpt.vm.ended import ran_to_the_end
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import lock_path
 
 # By it `checkpoint list` shows which schedule took one, and retention knows its own.
 TAG, DUE = "schedule", "due"
-# QEMU's trace lines for vCPUs that start or stop; the last one tells how it was when it ended.
-_STATE, _RUNS = "vm_state_notify running ", "vm_state_notify running 1"
 
 
 class Checkpoints:
@@ -185,8 +184,7 @@ class Checkpoints:
         if await vm.is_alive():
             return Seen(now, qemu, alive=True)
         log = await vm.host.read_text(vm.qemu.files.stderr) or ""
-        states = [line for line in log.splitlines() if _STATE in line]
-        return Seen(now, qemu, alive=False, ended_running=bool(states) and _RUNS in states[-1])
+        return Seen(now, qemu, alive=False, ended_running=ran_to_the_end(log))
 
     async def _taken(self, record: Record, making: Making) -> Point:
         async with opened(parse_place(str(making.place)), key_of(record)) as store:

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.events.durable import replace
+from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.one_time import make_one_time
 from vmckpt.hosts.remote.link import SILENCE_S
@@ -80,8 +81,18 @@ async def have_listen(target: Host, directory: Path, verb: Sequence[str] = ("lin
                 why="; ".join(words[-3:]) or f"not within {START_TIMEOUT_S:g} s",
                 remedy=f"vmckpt host check {target.name}",
             )
-    said = json.loads(await target.read_text(directory / _LISTENS) or "")
-    return Place(target.migration_address, said["port"], said["fingerprint"], token)
+    try:
+        said = Fields.parse(await target.read_text(directory / _LISTENS) or "")
+        port = said.integer("port", least=1, most=0xFFFF)
+        return Place(target.migration_address, port, said.text("fingerprint"), token)
+    except MalformedError as exc:
+        await target.kill(listener)
+        await target.remove(directory)
+        raise OperationFailedError(
+            f"{target.name} does not say where it listens",
+            why=str(exc),
+            remedy=f"vmckpt host check {target.name}",
+        ) from exc
 
 
 async def open_link(name: str, place: Place) -> Wire:

@@ -1,0 +1,42 @@
+"""How a VM's QEMU ended that nobody told to: by evidence, for no process waits for it.
+
+QEMU writes to its log when its vCPUs run and when they stop, which they do before it ends in any
+way of its own. Where they ran to the end it was ended by a signal. SIGBUS is what the kernel sends
+where a page of the guest's memory finds no room in its file system, which is then full still: what
+the guest had there stays until the VM is started or removed.
+"""
+
+from vmckpt.hosts.host import Host
+from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.spec import Spec
+from vmckpt.vm.start import last_words
+
+_STATE, _RUNS = "vm_state_notify running ", "vm_state_notify running 1"
+# A page of a guest's memory may be a huge one.
+_PAGE_BYTES = 2 << 20
+
+
+def ran_to_the_end(log: str) -> bool:
+    """Whether by a QEMU's log the guest's vCPUs ran when it ended. Pure."""
+    states = [line for line in log.splitlines() if _STATE in line]
+    return bool(states) and _RUNS in states[-1]
+
+
+async def ending(host: Host, spec: Spec, files: QemuDir) -> str:
+    """What ended the QEMU of `files`, which runs no more; "": it ended by itself, or was told to.
+
+    Raises HostDownError.
+    """
+    if not ran_to_the_end(await host.read_text(files.stderr) or ""):
+        return ""
+    if not await host.exists(files.memory(spec.ram_dir)):
+        return f"its QEMU is gone with its memory: {host.name} was restarted, or it was killed"
+    if await host.free_bytes(spec.ram_dir) < _PAGE_BYTES:
+        return (
+            f"its QEMU died of SIGBUS: {spec.ram_dir} on {host.name}, where its memory is, is full"
+        )
+    words = await last_words(host, files.stderr)
+    return (
+        f"its QEMU was ended by a signal while the guest ran ({words or 'it says nothing'}): "
+        f"see the kernel's log of {host.name}, which tells of SIGKILL where memory ran out"
+    )
