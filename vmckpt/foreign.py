@@ -193,7 +193,8 @@ class Fields:
 
 
 # What `require` is given: a type; NUMBER; a list with the shape of its items, or a tuple with that
-# for a list that is not empty; a dict of fields, where "name?" may be missing; None for anything.
+# for a list that is not empty; a dict of fields, where "name?" may be missing, and "name??" null as
+# well; None for anything.
 NUMBER: Final = float
 Shape = type | list["Shape"] | tuple["Shape"] | Mapping[str, "Shape"] | None
 _WORDS = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}
@@ -229,11 +230,13 @@ def _require_fields(shape: "Mapping[str, Shape]", value: object, where: str) -> 
     if not isinstance(value, Mapping):
         raise MalformedError(f"{where} is {reprlib.repr(value)}, not an object")
     for name, inner in shape.items():
-        bare = name.removesuffix("?")
+        bare = name.rstrip("?")
         place = bare if where == "it" else f"{where}.{bare}"
+        if value.get(bare) is None and name.endswith("??"):
+            continue
         if bare in value:
             require(inner, value[bare], place)
-        elif bare is name:
+        elif bare == name:
             raise MalformedError(f"{place} is missing")
 
 

@@ -2,6 +2,11 @@
 
 from typing import Any
 
+import pytest
+
+from vmckpt.foreign import MalformedError, require
+from vmckpt.metrics.replications import replications
+from vmckpt.replicate.control import STATUS
 from vmckpt.ui.replication import event_text, status_text
 
 PRIMARY: dict[str, Any] = {
@@ -85,3 +90,42 @@ def test_an_event() -> None:
     assert event_text(one).endswith("protected, second path silent, term 3")
     both = event | {"state": "protected", "paths": {"replication": "heard", "second": "heard"}}
     assert event_text(both).endswith("protected, heard over both paths, term 3")
+
+
+@pytest.mark.parametrize("value", [None, "missing"])
+@pytest.mark.parametrize("role", ["primary", "standby"])
+def test_what_a_service_of_another_version_does_not_say_is_not_known(
+    role: str, value: str | None
+) -> None:
+    """In no field: of a status only the role and the state are sure."""
+    whole = PRIMARY if role == "primary" else STANDBY
+    whole = whole | {
+        "paths": {"replication": "heard", "second": "silent"},
+        "path_addresses": {"replication": ["a", "b"], "second": ["c", "d"]},
+        "path_heard_ms_ago": {"replication": 3.0, "second": 2500.0},
+        "disk_bytes": 1, "disk_bytes_not_sent": 1, "lease_s": 3.0, "arbiter": "x",
+    }  # fmt: skip
+    sure = {"role", "state", "host", "answers"}
+    for name in whole.keys() - sure:
+        said = {key: one for key, one in whole.items() if key != name}
+        if value is None:
+            said[name] = None
+        require(STATUS, said)
+        assert status_text("web", [said])
+        assert replications([said])
+    least = {key: whole[key] for key in sure}
+    require(STATUS, least)
+    assert status_text("web", [least])
+    assert replications([least])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epoch_ms": "25"}, {"rpo_now_ms": []}, {"may_run": "yes"}, {"paths": "x"}, {"vm": 7},
+        {"path_addresses": {"second": []}}, {"path_heard_ms_ago": {"second": "x"}}, {"why": {}},
+    ],
+)  # fmt: skip
+def test_what_is_of_another_type_is_no_status(wrong: dict[str, Any]) -> None:
+    with pytest.raises(MalformedError):
+        require(STATUS, PRIMARY | wrong)

@@ -84,7 +84,7 @@ def failover(name: Name, json: Json = False) -> None:
 
     status = run(failover_(name, all_hosts()))
     _warn_of(status)
-    text = f"{name} runs on {status['standby']}, unprotected: {status['why']}"
+    text = f"{name} runs on {status.get('standby')}, unprotected: {status.get('why')}"
     show(status, text, as_json=json)
 
 
@@ -112,7 +112,7 @@ def failback(
     options = wishes.options(vm.host, target, run(last_options(vm)))
     status = run(failback_(vm, target, options, new_run(), all_hosts()))
     _warn_of(status)
-    downtime_ms = status["guest_downtime_ms"]
+    downtime_ms = status.get("guest_downtime_ms")
     felt = "" if downtime_ms is None else f"; its heartbeats were silent for {downtime_ms:g} ms"
     text = f"{name} runs on {target.name}, unprotected{felt}\n  protect it again: "
     show(status, f"{text}vmckpt replicate start {name} {vm.host.name}", as_json=json)
@@ -135,7 +135,7 @@ def stop(
     from vmckpt.replicate.stop import stop as stop_
 
     status = run(stop_(name, all_hosts(), standby_is_dead=standby_is_dead))
-    show(status, f"{name} is not replicated any more: {status['why']}", as_json=json)
+    show(status, f"{name} is not replicated any more: {status.get('why')}", as_json=json)
 
 
 app.command()(replicate_status.status)

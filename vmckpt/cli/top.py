@@ -145,7 +145,7 @@ def _vms(
         for vm, at_s, rate in all_kept()
     }
     primaries = {
-        one["vm"]: {
+        one.get("vm"): {
             key: one.get(key)
             for key in ("state", "standby", "rpo_now_ms", "output_commit", "answers")
         }

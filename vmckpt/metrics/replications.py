@@ -116,9 +116,9 @@ def replications(sides: Iterable[Status]) -> list[Family]:
     )
     families = [Family(_PREFIX + f.name, f.kind, f.help) for f in _FIGURES]
     for status in sides:
-        vm, role = str(status["vm"]), str(status["role"])
+        vm, role = str(status.get("vm") or "?"), str(status["role"])
         up.add(status["answers"], vm=vm, role=role, host=str(status["host"]))
-        for path, how in status.get("paths", {}).items():
+        for path, how in (status.get("paths") or {}).items():
             if status["answers"] and how != "none":
                 path_up.add(how == "heard", vm=vm, role=role, host=str(status["host"]), path=path)
         if role != "primary":

@@ -98,7 +98,7 @@ async def _require_new(vm: Vm, standby: Host) -> None:
     found = await sides(vm.name, (vm.host, standby))
     is_of_home = await is_of_this_home(vm)
     has_ended = {
-        side.status["run"]
+        side.status.get("run")
         for side in found
         if side.status["role"] == "primary" and side.status["state"] in ENDED
         if not has_left(side.status)
@@ -154,24 +154,29 @@ async def _until_protected(vm: Vm, files: Files, service: ProcessId) -> dict[str
     while True:
         with suppress(HostDownError):  # it has no ear yet, or has ended
             status = await ask(vm.host, files, "status")
-            if status["state"] == PROTECTED and status["paths"][SECOND] != WAITING:
+            if status["state"] == PROTECTED and _second_path(status) != WAITING:
                 return status
         if not await vm.host.is_alive(service):
             ended = await last_word(vm.host, files)
             why, remedy = last_error(await vm.host.read_text(files.log) or "")
             raise OperationFailedError(
                 f"'{vm.name}' could not be protected",
-                why=ended["why"] if ended else why or "its service ended",
+                why=ended.get("why") or "-" if ended else why or "its service ended",
                 remedy=f"{remedy or 'mend that'}; the VM runs on where it was, unprotected",
             )
         await asyncio.sleep(POLL_S)
 
 
+def _second_path(status: dict[str, Any]) -> str:
+    """How it is; a service of another version may not say."""
+    return str((status.get("paths") or {}).get(SECOND, NONE))
+
+
 def _unheard(status: dict[str, Any]) -> list[str]:
     """What is to be said of a second path that was to be there."""
-    if status["paths"][SECOND] in (HEARD, NONE):
+    if _second_path(status) in (HEARD, NONE):
         return []
-    here, there = status["path_addresses"][SECOND]
+    here, *_, there = (status.get("path_addresses") or {}).get(SECOND) or ("?", "?")
     return [
         f"no heartbeats come from {there} to {here} and back (UDP): primary and standby hear one "
         "another over the connection alone"
@@ -180,8 +185,9 @@ def _unheard(status: dict[str, Any]) -> list[str]:
 
 def _slowed(status: dict[str, Any]) -> list[str]:
     """What is to be said of a guest that writes faster than the link takes, or nearly so."""
-    writes, takes = status.get("written_bytes_per_s", 0), status.get("link_bytes_per_s", 0)
-    slowed, stops = status.get("slowed_percent", 0), "by stops of a tenth of a second at most"
+    writes = status.get("written_bytes_per_s") or 0
+    takes = status.get("link_bytes_per_s") or 0
+    slowed, stops = status.get("slowed_percent") or 0, "by stops of a tenth of a second at most"
     if not (slowed or (takes and writes > NEAR * takes)):
         return []
     said = "the guest writes faster than the link takes"

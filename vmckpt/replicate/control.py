@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import HostDownError, StorageError
-from vmckpt.foreign import Shape, parse, require
+from vmckpt.foreign import NUMBER, Shape, parse, require
 from vmckpt.hosts.host import Host
+from vmckpt.replicate.paths import FIRST, SECOND
 from vmckpt.replicate.request import Files
 
 Answer = Callable[[str], Awaitable[dict[str, Any]]]
@@ -22,15 +23,27 @@ DISMISS = "dismiss"
 # Said to a primary whose standby certainly has no guest: it needs no term, nor the arbiter.
 GO_ALONE = "go alone"
 _OBJECT: Shape = {}
-# What every status has, and what is read of one without asking whether it makes sense.
+_NUMBERS = (
+    "acknowledged_epoch", "dirty_pages", "disk_bytes", "disk_bytes_not_sent", "epoch", "epoch_ms",
+    "epochs", "epochs_per_s", "heard_ms_ago", "lag_ms", "lease_s", "link_bytes_per_s", "output_latency_p50_ms",
+    "output_latency_p99_ms", "pause_p50_ms", "pause_p99_ms", "pause_worst_ms", "raw_bytes",
+    "received_bytes", "rpo_now_ms", "safe_after_p50_ms", "sent_bytes", "slowed_percent", "term",
+    "took_over_ms", "written_bytes_per_s",
+)  # fmt: skip
+_TEXTS = (
+    "arbiter", "primary", "qemu_id", "run", "second_path_lacks", "standby", "tracker", "vm", "why",
+)  # fmt: skip
+# What every status has, and of what type all else is that is read of one. A service of another
+# version of vmckpt says less: what is missing is not known, and None.
 STATUS: Shape = {
     "role": str,
     "state": str,
-    "vm?": None,
-    "run?": None,
-    "paths?": {},
-    "path_addresses?": {},
-    "path_heard_ms_ago?": {},
+    **{f"{name}??": NUMBER for name in _NUMBERS},
+    **{f"{name}??": str for name in _TEXTS},
+    **{f"{name}??": bool for name in ("epoch_is_auto", "may_run", "output_commit")},
+    "paths??": {},
+    "path_addresses??": {f"{path}??": (str,) for path in (FIRST, SECOND)},
+    "path_heard_ms_ago??": {f"{path}??": NUMBER for path in (FIRST, SECOND)},
 }
 # How long answers that are under way at a service's end may take.
 LAST_WORDS_S = 2.0

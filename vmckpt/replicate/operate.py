@@ -47,10 +47,10 @@ async def failover(name: str, hosts: Iterable[Host]) -> dict[str, Any]:
     if status["state"] != PROMOTED:
         status = await _taken_over(name, standby, found)
     warnings = await _left(name, status, hosts)
-    if status["took_over_ms"] is None and not await _runs_by_now(standby.host, name):
+    if status.get("took_over_ms") is None and not await _runs_by_now(standby.host, name):
         raise OutcomeUnknownError(
             f"{standby.host.name} has '{name}', which does not run there",
-            why="; ".join([str(status["why"]), *warnings]),
+            why="; ".join([str(status.get("why") or "-"), *warnings]),
             remedy=f"vmckpt vm start {name}",
         )
     return status | {"warnings": warnings}
@@ -75,12 +75,12 @@ async def _standby_of(name: str, found: Iterable[Side]) -> Side:
     ]
     primaries = [side.status for side in found if side.answers and side.status["role"] == "primary"]
     if primaries:
-        runs = {told["run"] for told in primaries}
-        of_now = [side for side in of_now if side.status["run"] in runs]
+        runs = {told.get("run") for told in primaries}
+        of_now = [side for side in of_now if side.status.get("run") in runs]
         if not of_now:
             raise OperationFailedError(
                 f"nobody was asked to take '{name}' over",
-                why=f"{primaries[0]['standby']}, which protects it, says nothing of it",
+                why=f"{primaries[0].get('standby')}, which protects it, says nothing of it",
                 remedy=f"see to that host, and `vmckpt replicate status {name}`",
             )
     if not of_now:
@@ -92,14 +92,18 @@ async def _standby_of(name: str, found: Iterable[Side]) -> Side:
 async def _is_at_home(name: str, promoted: Side) -> bool:
     """Whether the guest is still where that standby took it over; else it has moved on since."""
     home = await read_vm(promoted.host, name)
-    return home is not None and home.qemu.files.qemu_id == promoted.status["qemu_id"]
+    return home is not None and home.qemu.files.qemu_id == promoted.status.get("qemu_id")
 
 
 async def _taken_over(name: str, standby: Side, found: Iterable[Side]) -> dict[str, Any]:
     """Have it take over, and its primary hand over; its status then. Raises as `failover` does."""
     for side in found:
         told = side.status
-        if side.answers and told["role"] == "primary" and told["run"] == standby.status["run"]:
+        if (
+            side.answers
+            and told["role"] == "primary"
+            and told.get("run") == standby.status.get("run")
+        ):
             with suppress(HostDownError):  # it died over it: the standby sees to that
                 await ask(side.host, Files.of(side.host, name), "failover")
     files = Files.of(standby.host, name)
@@ -110,7 +114,7 @@ async def _taken_over(name: str, standby: Side, found: Iterable[Side]) -> dict[s
     if status["state"] != PROMOTED:
         raise OperationFailedError(
             f"{standby.host.name} did not take '{name}' over",
-            why=str(status["why"]) or "its service has ended without a word",
+            why=str(status.get("why") or "") or "its service has ended without a word",
             remedy="see `vmckpt replicate status` and `vmckpt vm list`",
         )
     return status
@@ -121,7 +125,7 @@ async def _left(name: str, status: dict[str, Any], hosts: Iterable[Host]) -> lis
     try:
         await settle(name, hosts)
     except HostDownError as exc:
-        old = status["primary"]
+        old = status.get("primary")
         return [
             f"{old} gives no answer ({exc.why}): what it still has of '{name}' is removed by the "
             "next command that finds it there, and never run"

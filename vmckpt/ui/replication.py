@@ -6,6 +6,12 @@ from vmckpt.replicate.paths import FIRST, HEARD, SECOND, UNHEARD
 from vmckpt.ui.tables import fields
 from vmckpt.units import format_duration, format_size
 
+# What a primary that answers tells of; one of another version of vmckpt may leave some out.
+_FIGURES = (
+    "acknowledged_epoch", "epoch_is_auto", "epoch_ms", "epochs_per_s", "may_run", "output_commit",
+    "raw_bytes", "sent_bytes", "tracker",
+)  # fmt: skip
+
 
 def status_text(name: str, sides: list[dict[str, Any]]) -> str:
     """Both sides' status (`replicate status --json`) for people."""
@@ -37,9 +43,11 @@ def _primary(side: dict[str, Any]) -> list[tuple[str, str]]:
     pairs = [("primary", _where(side)), *_paths(side)]
     if side.get("epochs") is None or not side["answers"]:
         return pairs
+    if any(side.get(name) is None for name in _FIGURES):
+        return [*pairs, ("figures", f"{side['host']} has another version of vmckpt: see --json")]
     if not side["may_run"]:
         pairs.append(("guest", "STOPPED: its lease has ended, until the arbiter answers again"))
-    if side["rpo_now_ms"] is not None:
+    if side.get("rpo_now_ms") is not None:
         pairs.append(("safe until", f"{side['rpo_now_ms']:g} ms ago (epoch {_epoch(side)})"))
     length = f"{side['epoch_ms']:g} ms{' (auto)' if side['epoch_is_auto'] else ''}"
     pairs += [
@@ -53,7 +61,7 @@ def _primary(side: dict[str, Any]) -> list[tuple[str, str]]:
     if side.get("slowed_percent"):
         slowed = f"{side['slowed_percent']} % of its time: it writes faster than the link takes"
         pairs.append(("held back", slowed))
-    if "disk_bytes" in side:
+    if side.get("disk_bytes") is not None and side.get("disk_bytes_not_sent") is not None:
         known = format_size(side["disk_bytes_not_sent"])
         pairs.append(("disks", f"{format_size(side['disk_bytes'])}, {known} the same already"))
     return pairs
@@ -63,14 +71,17 @@ def _lease(side: dict[str, Any]) -> list[tuple[str, str]]:
     """Of a service of an older vmckpt that is not known."""
     if side.get("lease_s") is None:
         return []
-    return [("lease", f"{side['lease_s']:g} s, renewed each third of it, at {side['arbiter']}")]
+    return [
+        ("lease", f"{side['lease_s']:g} s, renewed each third of it, at {side.get('arbiter', '?')}")
+    ]
 
 
 def _standby(side: dict[str, Any]) -> list[tuple[str, str]]:
     pairs = [("standby", _where(side))]
     if side["answers"] and side.get("heard_ms_ago") is not None:
-        heard = f"{side['heard_ms_ago']:g} ms ago, {format_size(side['received_bytes'])} so far"
-        pairs += [("has epoch", str(side["epoch"])), ("heard", heard)]
+        received = format_size(side.get("received_bytes") or 0)
+        heard = f"{side['heard_ms_ago']:g} ms ago, {received} so far"
+        pairs += [("has epoch", str(side.get("epoch", "?"))), ("heard", heard)]
     pairs += _paths(side)
     if side.get("took_over_ms") is not None:
         pairs.append(("took over", f"in {side['took_over_ms']:g} ms"))
@@ -82,21 +93,23 @@ def _paths(side: dict[str, Any]) -> list[tuple[str, str]]:
     if not side["answers"]:
         return []
     labels = {FIRST: "connection", SECOND: "2nd path"}
-    return [(labels[path], _path(side, path)) for path in side.get("paths", {})]
+    paths = side.get("paths") or {}
+    return [(labels[path], _path(side, path)) for path in labels if path in paths]
 
 
 def _path(side: dict[str, Any], path: str) -> str:
     how = str(side["paths"][path])
     if how == "none":
-        return f"none: {side['second_path_lacks']}"
-    here, there = side["path_addresses"][path]
-    ago_ms = side["path_heard_ms_ago"][path]
+        return f"none: {side.get('second_path_lacks') or 'it was not asked for'}"
+    addresses = (side.get("path_addresses") or {}).get(path) or ("?", "?")
+    here, there = addresses[0], addresses[-1]
+    ago_ms = (side.get("path_heard_ms_ago") or {}).get(path)
     words = {
         "heard": f"{there} is heard at {here}",
         "one way": f"ONE WAY: {there} is heard at {here}, but hears nothing",
         "silent": f"SILENT: {there} is not heard at {here}",
         "waiting": f"nothing came from {there} to {here} yet",
-    }[how]
+    }.get(how, how)
     if how == "silent" and ago_ms is not None:
         words += f", for {format_duration(ago_ms / 1e3)}"
     return words
@@ -120,6 +133,7 @@ def _output(side: dict[str, Any]) -> str:
 
 
 def _spread(side: dict[str, Any], what: str) -> str:
-    if side[f"{what}_p50_ms"] is None:
+    median, worst = side.get(f"{what}_p50_ms"), side.get(f"{what}_p99_ms")
+    if median is None or worst is None:
         return "none yet"
-    return f"{side[f'{what}_p50_ms']:g} ms, p99 {side[f'{what}_p99_ms']:g} ms"
+    return f"{median:g} ms, p99 {worst:g} ms"

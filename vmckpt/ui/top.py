@@ -62,7 +62,7 @@ def _dirties(measured: Mapping[str, Any] | None, now_s: float) -> str:
 
 def _protections(vm: Mapping[str, Any]) -> Iterable[str]:
     if replication := vm["replication"]:
-        words = f"{replication['state']}, to {replication['standby']}"
+        words = f"{replication['state']}, to {replication['standby'] or '?'}"
         if (behind_ms := replication["rpo_now_ms"]) is not None:
             words += f", {behind_ms:.0f} ms behind"
         if not replication["answers"]:
