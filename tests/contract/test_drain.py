@@ -23,10 +23,11 @@ from vmckpt.errors import (
 from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.fleet.drain import drain as drains
 from vmckpt.fleet.drain import record as records
-from vmckpt.fleet.drain.drain import Result, drain, undrain
+from vmckpt.fleet.drain.drain import drain, undrain
 from vmckpt.fleet.drain.happenings import Ended, Happening, Said
 from vmckpt.fleet.drain.plan import Asked
 from vmckpt.fleet.drain.record import Record
+from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import Limits, Seen, Tools
 from vmckpt.hosts.drained import is_closed
 from vmckpt.hosts.every import Answers
@@ -312,6 +313,44 @@ def test_a_host_that_is_down_from_the_beginning_is_left_out_and_said(world: Worl
     assert (back.exit_code, len(back.stay)) == (4, 3)
     world.down.clear()
     assert world.undrain().exit_code == 0
+
+
+class Starting(World):
+    """One in which a VM is started on the host after it was looked at, `left` times."""
+
+    left = 1
+    looked = False
+
+    async def look(self) -> Answers[Seen]:
+        if self.looked and self.left:
+            self.left -= 1
+            self.where["late"] = "a"
+        self.looked = True
+        return await super().look()
+
+
+def test_a_vm_that_is_started_meanwhile_leaves_too(world: World) -> None:
+    """Else the host is said to be empty, is switched off, and that VM is lost."""
+    starting = Starting(world.state, world.where)
+    result = starting.drain()
+    assert (result.exit_code, result.stay) == (0, ())
+    assert "late" in result.moved
+    assert at(starting, "a") == []
+    assert "late" in records_of("a").away
+
+
+def test_one_that_is_there_again_whenever_it_was_moved_is_said_to_stay(world: World) -> None:
+    starting = Starting(world.state, world.where)
+    starting.left = 1000
+    result = starting.drain()
+    assert (result.exit_code, list(stays(result))) == (1, ["late"])
+    assert result.closed
+
+
+def records_of(host: str) -> Record:
+    record = records.load(host)
+    assert record is not None
+    return record
 
 
 def test_one_that_is_busy_is_tried_again_and_left_in_the_end(world: World) -> None:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
     from vmckpt.cli.drivers.driver import Row
-    from vmckpt.fleet.drain.drain import Result
     from vmckpt.fleet.drain.happenings import Show
     from vmckpt.fleet.drain.plan import Asked
+    from vmckpt.fleet.drain.result import Result
     from vmckpt.fleet.drain.view import Seen, Tools
     from vmckpt.hosts.every import Answers
 

@@ -10,8 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from vmckpt.errors import (
     BusyError,
@@ -29,6 +28,7 @@ from vmckpt.fleet.drain.carry import Carrier
 from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show, heard_or_not
 from vmckpt.fleet.drain.plan import Asked, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import Record, drains_dir
+from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import Seen, Tools
 from vmckpt.hosts.drained import close, is_closed, reopen
 from vmckpt.hosts.host import Host
@@ -42,48 +42,10 @@ DRAIN, UNDRAIN = "drain", "undrain"
 # A VM that somebody works on is tried again, so often, after so long.
 BUSY_TRIES, BUSY_WAIT_S = 3, 2.0
 WORKED_ON_POLL_S = 0.2
+# VMs that are started while others move are looked for so often.
+LATE_TURNS = 3
 # Who recovers a VM from a move that was cut off is waited for, for so long at least.
 SETTLE_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How it ended. `moved`: VM and where it is now; `plan` is what was meant at the beginning.
-
-    `closed`: no VM is put on the host until `undrain`.
-    """
-
-    host: str
-    action: str
-    plan: DrainPlan
-    moved: dict[str, str]
-    stay: tuple[Stay, ...]
-    took_s: float | None
-    closed: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """0: all that runs has moved; 9 and 10 as everywhere; 4: nothing could; 1: not all did."""
-        codes = {one.code for one in self.stay}
-        for worst in (VmLostError.exit_code, OutcomeUnknownError.exit_code):
-            if worst in codes:
-                return worst
-        if not codes:
-            return 0
-        return 1 if self.moved else RefusedError.exit_code
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "host": self.host,
-            "action": self.action,
-            "closed": self.closed,
-            "moved": [{"vm": vm, "host": host} for vm, host in self.moved.items()],
-            "stay": [one._asdict() for one in self.stay],
-            "stopped": list(self.plan.stopped),
-            "took_s": None if self.took_s is None else round(self.took_s, 3),
-            "plan": self.plan.to_json(),
-        }
 
 
 async def drain(
@@ -197,6 +159,8 @@ class _Work:
         began_s = time.monotonic()
         try:
             await self._carry(plan, plans, targets)
+            if self._action == DRAIN:
+                await self._carry_late(targets)
         except asyncio.CancelledError as exc:
             raise self._cancelled(len(leaving)) from exc
         self._forget_if_done()
@@ -318,6 +282,30 @@ class _Work:
             if self._tries:
                 await asyncio.sleep(BUSY_WAIT_S)
             plan = await self._again(plans, again, targets)
+
+    async def _carry_late(self, targets: Sequence[Host]) -> None:
+        """Those that were started on the host since it was looked at leave it too.
+
+        A start that had begun before the host was marked, or of a VM that was stopped there.
+        """
+        for turn in range(LATE_TURNS + 1):
+            seen = await self._look()
+            late, _ = self._leaving(seen)
+            if not late:
+                return
+            if turn == LATE_TURNS:
+                break
+            for vm in late:
+                self._show(Said(f"{vm.name} was started meanwhile"))
+            plans, cannot = await planner(self._asked, self._tools, late, targets, ())
+            self._stay |= {one.vm: one for one in cannot}
+            plan = await self._planned(plans, seen, late, targets)
+            self._show(Planned(plan))
+            await self._carry(plan, plans, targets)
+        remedy = f"find out what starts it, then: vmckpt drain {self._host.name}"
+        for vm in late:
+            why = "it is there again, however often it is moved away"
+            self._stay[vm.name] = Stay(vm.name, why, remedy, BusyError.exit_code)
 
     async def _again(
         self, plans: Planner, names: Sequence[str], targets: Sequence[Host]

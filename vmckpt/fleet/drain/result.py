@@ -1,0 +1,47 @@
+"""How a drain, or an undrain, ended."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.errors import OutcomeUnknownError, RefusedError, VmLostError
+from vmckpt.fleet.drain.plan import DrainPlan, Stay
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How it ended. `moved`: VM and where it is now; `plan` is what was meant at the beginning.
+
+    `closed`: no VM is put on the host until `undrain`.
+    """
+
+    host: str
+    action: str
+    plan: DrainPlan
+    moved: dict[str, str]
+    stay: tuple[Stay, ...]
+    took_s: float | None
+    closed: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0: all that runs has moved; 9 and 10 as everywhere; 4: nothing could; 1: not all did."""
+        codes = {one.code for one in self.stay}
+        for worst in (VmLostError.exit_code, OutcomeUnknownError.exit_code):
+            if worst in codes:
+                return worst
+        if not codes:
+            return 0
+        return 1 if self.moved else RefusedError.exit_code
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "host": self.host,
+            "action": self.action,
+            "closed": self.closed,
+            "moved": [{"vm": vm, "host": host} for vm, host in self.moved.items()],
+            "stay": [one._asdict() for one in self.stay],
+            "stopped": list(self.plan.stopped),
+            "took_s": None if self.took_s is None else round(self.took_s, 3),
+            "plan": self.plan.to_json(),
+        }
