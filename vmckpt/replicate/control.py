@@ -25,8 +25,9 @@ GO_ALONE = "go alone"
 _OBJECT: Shape = {}
 _NUMBERS = (
     "acknowledged_epoch", "dirty_pages", "disk_bytes", "disk_bytes_not_sent", "epoch", "epoch_ms",
-    "epochs", "epochs_per_s", "heard_ms_ago", "lag_ms", "lease_s", "link_bytes_per_s", "output_latency_p50_ms",
-    "output_latency_p99_ms", "pause_p50_ms", "pause_p99_ms", "pause_worst_ms", "raw_bytes",
+    "epochs", "epochs_per_s", "heard_ms_ago", "lag_ms", "lease_s", "link_bytes_per_s",
+    "output_latency_p50_ms", "output_latency_p99_ms", "pause_p50_ms", "pause_p99_ms",
+    "pause_worst_ms", "raw_bytes",
     "received_bytes", "rpo_now_ms", "safe_after_p50_ms", "sent_bytes", "slowed_percent", "term",
     "took_over_ms", "written_bytes_per_s",
 )  # fmt: skip
