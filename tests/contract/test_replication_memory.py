@@ -197,7 +197,7 @@ def test_a_service_without_its_memory_says_how_much_is_lacking(tmp_path: Path) -
         with pytest.raises(RefusedError) as caught:
             asyncio.run(enter(vm.spec))
         assert "7.00 GiB" in caught.value.why
-        assert "3.00 GiB are free, besides 2.00 GiB" in caught.value.why
+        assert "3.00 GiB are free, without 2.00 GiB" in caught.value.why
         asyncio.run(enter(vm.spec._replace(overcommit=True)))
     finally:
         directory.rmdir()

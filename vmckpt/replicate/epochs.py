@@ -27,7 +27,7 @@ from vmckpt.replicate.memory import epoch_limit_bytes
 from vmckpt.replicate.pace import Pace
 from vmckpt.replicate.request import Options
 from vmckpt.replicate.stream import StandbyLostError, Stream
-from vmckpt.sequence.steps import to_the_end
+from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 
@@ -264,23 +264,27 @@ class Epochs:
 
         It runs again at the block's end.
         """
-        slowing = list["asyncio.Task[None]"]()
+        slowing, over = list["asyncio.Task[None]"](), asyncio.Event()
         grace_s = max(0.0, self._sending_s + GRACE_S - time.monotonic())
         timer = asyncio.get_running_loop().call_later(
-            grace_s, lambda: slowing.append(asyncio.ensure_future(self._slow()))
+            grace_s, lambda: slowing.append(asyncio.ensure_future(self._slow(over)))
         )
         try:
             yield
         finally:
             timer.cancel()
+            over.set()
             for task in slowing:
                 task.cancel()
             if slowing:  # what it met of a QEMU that has died the next epoch meets too
                 await to_the_end(_ended(slowing))
 
-    async def _slow(self) -> None:
-        """Stop the guest for a part of each slot while it writes, or sends, too much."""
-        while True:
+    async def _slow(self, over: asyncio.Event) -> None:
+        """Stop the guest for a part of each slot while it writes, or sends, too much.
+
+        Ends at `over`, whatever becomes of the cancellation that comes with it.
+        """
+        while not over.is_set():
             began_s = time.monotonic()
             takes = self._brake.takes_pages_per_s(self._under_way, began_s - self._sending_s)
             dirty = self._capture.dirty_pages()
@@ -309,7 +313,8 @@ class Epochs:
             await asyncio.sleep(for_s)
         finally:
             if self._keeper.may_run():
-                await to_the_end(commands.cont(self._monitor))
+                # A cancellation that comes meanwhile is let through afterwards.
+                await finish(commands.cont(self._monitor))
             self._held_s += time.monotonic() - began_s
 
     def _learn(self, epoch: Epoch) -> None:

@@ -64,13 +64,13 @@ async def checks(vm: Vm, standby: Host) -> AsyncIterator[Check]:
     ram_bytes = spec.memory_bytes
     here_bytes = primary_bytes(ram_bytes, await vm.host.page_tracking(), has_disks=has_disks)
     there_bytes = standby_bytes(ram_bytes, has_disks=has_disks)
-    what = "for the primary's service: its copy of the guest's memory, and an epoch"
+    what = "for the primary's service (a copy of the guest's memory, an epoch on its way)"
     yield await _check("memory-primary", vm.host, spec, here_bytes, what)
-    what = "for the standby's service: an epoch on its way"
+    what = "for the standby's service (an epoch on its way)"
     if spec.ram_dir.is_relative_to(IN_MEMORY):
-        there_bytes, what = there_bytes + ram_bytes, f"{what}; and for the guest"
+        there_bytes, what = there_bytes + ram_bytes, f"{what} and the guest"
     if vm.host.is_this_machine and standby.is_this_machine:
-        there_bytes, what = there_bytes + here_bytes, f"{what}; besides the primary's service"
+        there_bytes, what = there_bytes + here_bytes, f"{what}, besides the primary's service"
     yield await _check("memory-standby", standby, spec, there_bytes, what)
 
 
@@ -114,7 +114,7 @@ def _figures(host: Host, need_bytes: int, what: str, free_bytes: int, others_byt
         f"{format_size(free_bytes)} are free"
     )
     if others_bytes:
-        text += f", besides {format_size(others_bytes)} that other processes may still touch"
+        text += f", without {format_size(others_bytes)} that other processes may still touch"
     return text
 
 

@@ -150,7 +150,8 @@ class Stream:
                 if self._keeper.is_silent():
                     raise StandbyLostError("the standby is silent")
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._answered.wait(), POLL_S)
+                    async with asyncio.timeout(POLL_S):  # wait_for may lose a cancellation
+                        await self._answered.wait()
 
     async def receive(self) -> None:
         """Take acknowledgements until the standby has gone; then raises StandbyLostError."""
