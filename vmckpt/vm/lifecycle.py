@@ -13,6 +13,7 @@ from vmckpt.errors import (
     UsageError,
 )
 from vmckpt.hosts.drained import require_open
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, local_host, state_dir
 from vmckpt.hosts.lock import Owner
@@ -29,6 +30,7 @@ from vmckpt.vm.probe import abilities, choose_accel
 from vmckpt.vm.spec import Spec, anchored, parse_spec
 from vmckpt.vm.spec_text import written
 from vmckpt.vm.start import (
+    Qemu,
     end_qemu,
     new_qemu_id,
     plug_taps,
@@ -81,7 +83,7 @@ async def run_vm(spec: Spec, host: Host) -> Vm:
             await host.write_text(directory.spec, spec.text)
             await identity_of(host, directory)
             await _create_disks(host, spec, created)
-            return await _boot(spec, host, await settled_platform(spec, host))
+            return await _boot(spec, host, await settled_platform(spec, host), is_new=True)
         except BaseException:
             await finish(_remove_all(host, (*created, directory.path)))
             raise
@@ -253,7 +255,7 @@ def owner(action: str, run: str = "-", ended_by: str = "") -> Owner:
     return Owner(run, action, os.getpid(), time.time(), ended_by)
 
 
-async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
+async def _boot(spec: Spec, host: Host, platform: Platform, *, is_new: bool = False) -> Vm:
     directory = vm_dir(host.state_dir, spec.name)
     files = directory.qemu(new_qemu_id())
     before = await host.read_text(directory.current)
@@ -262,6 +264,8 @@ async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
         await plug_taps(host, spec, files)
         await plug(host, files, monitor, spec.passthrough)
         await host.write_text(directory.current, qemu.to_json())
+        if is_new:
+            await _require_alone(spec.name, qemu)
         await commands.cont(monitor)
     except BaseException:
         await finish(_take_back(spec, host, files, directory.current, before))
@@ -270,6 +274,21 @@ async def _boot(spec: Spec, host: Host, platform: Platform) -> Vm:
         # A cancellation after `cont` comes too late: the guest runs.
         await to_the_end(monitor.close())
     return Vm(spec, host, directory, qemu)
+
+
+async def _require_alone(name: str, qemu: Qemu) -> None:
+    """Another operator, with a state directory of another, may give the name away at this moment.
+
+    Each is written down by now, so one of two at least sees the other. Raises RefusedError.
+    """
+    answers = await ask_every(all_hosts(), lambda host: read_vm(host, name))
+    for vm in answers.given:
+        if vm is not None and vm.qemu.files.qemu_id != qemu.files.qemu_id:
+            raise RefusedError(
+                f"there is a VM '{name}' already",
+                why=f"another operator ran it on host {vm.host.name} at the same moment",
+                remedy="choose another name, or run it again if that one was not started either",
+            )
 
 
 async def _take_back(

@@ -1,0 +1,86 @@
+"""Two operators, each with a state directory, who give one name to a VM at the same moment."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId
+from vmckpt.vm import lifecycle
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.inventory import homes
+from vmckpt.vm.lifecycle import run_vm
+from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+pytestmark = pytest.mark.contract
+TEXT = 'name = "web"\nmemory = "64M"\n'
+PLATFORM = Platform("q35", "tcg", "qemu64")
+
+
+class Monitor:
+    async def close(self) -> None:
+        return None
+
+
+class Site:
+    """Two hosts; `other_runs` has the other operator put the VM on `b` while `a`'s QEMU starts."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.a, self.b = (LocalHost(name, path / name, "127.0.0.1") for name in ("a", "b"))
+        self.ran = 0
+        self.other_runs = False
+        monkeypatch.setenv("VMCKPT_STATE_DIR", str(path / "operator"))
+        monkeypatch.setattr(lifecycle, "all_hosts", lambda: [self.a, self.b])
+        monkeypatch.setattr(lifecycle, "start_qemu", self._start)
+        monkeypatch.setattr(lifecycle, "settled_platform", self._platform)
+        monkeypatch.setattr("vmckpt.qemu.commands.cont", self._cont)
+
+    async def _start(
+        self, host: LocalHost, spec: object, platform: Platform, files: QemuDir, **_: Any
+    ) -> tuple[Qemu, Monitor]:
+        if self.other_runs:
+            directory = vm_dir(self.b.state_dir, "web")
+            directory.path.mkdir(parents=True)
+            directory.spec.write_text(TEXT)
+            theirs = Qemu(directory.qemu("11111111"), ProcessId(0, 0), PLATFORM)
+            directory.current.write_text(theirs.to_json())
+        return Qemu(files, ProcessId(0, 0), platform), Monitor()
+
+    async def _platform(self, *_: object) -> Platform:
+        return PLATFORM
+
+    async def _cont(self, _: object) -> None:
+        self.ran += 1
+
+    def run(self) -> None:
+        asyncio.run(run_vm(parse_spec(TEXT, "x", Path("/")), self.a))
+
+    def homes(self) -> list[str]:
+        found = asyncio.run(homes("web", [self.a, self.b]))
+        return [vm.host.name for vm in found]
+
+
+@pytest.fixture
+def site(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return Site(short_path, monkeypatch)
+
+
+def test_the_guest_of_the_later_one_never_runs_and_nothing_of_it_stays(site: Site) -> None:
+    """Else the VM is at home on two hosts, and every command on it ends with exit code 9."""
+    site.other_runs = True
+    with pytest.raises(RefusedError, match="there is a VM 'web' already"):
+        site.run()
+    assert site.ran == 0
+    assert site.homes() == ["b"]
+    assert not vm_dir(site.a.state_dir, "web").path.exists()
+
+
+def test_alone_it_runs(site: Site) -> None:
+    site.run()
+    assert site.ran == 1
+    assert site.homes() == ["a"]
