@@ -3,15 +3,33 @@
 import http.client
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 
 CHANGING = ("PUT", "POST", "DELETE")
 
 
+class Answer(NamedTuple):
+    """What is said instead; with `cut` the connection ends so many bytes before the end of it."""
+
+    status: int
+    data: bytes
+    cut: int = 0
+
+
+# Of a request's method and path, and what carries it out: what is said instead, or None.
+Twist = Callable[[str, str, Callable[[], bytes]], Answer | None]
+
+
 class Losses:
-    """How many answers to requests that change something were lost, done and not done."""
+    """How many answers to requests that change something were lost, done and not done.
+
+    `twist` says something else instead, or None.
+    """
+
+    twist: Twist = staticmethod(lambda method, path, passed: None)
 
     def __init__(self, seed: int, ratio: float) -> None:
         self.done = self.undone = self.requests = 0
@@ -43,13 +61,20 @@ def lossy_proxy(port: int, losses: Losses) -> Iterator[str]:
             if fate == "undone":
                 self.close_connection = True
                 return
-            upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            try:
-                upstream.request(self.command, self.path, body, dict(self.headers.items()))
-                answer = upstream.getresponse()
-                data = answer.read()
-            finally:
-                upstream.close()
+
+            def passed() -> tuple[http.client.HTTPResponse, bytes]:
+                upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                try:
+                    upstream.request(self.command, self.path, body, dict(self.headers.items()))
+                    answer = upstream.getresponse()
+                    return answer, answer.read()
+                finally:
+                    upstream.close()
+
+            if said := losses.twist(self.command, self.path, lambda: passed()[1]):
+                self.say(said)
+                return
+            answer, data = passed()
             if fate == "done":
                 self.close_connection = True
                 return
@@ -61,6 +86,14 @@ def lossy_proxy(port: int, losses: Losses) -> Iterator[str]:
             self.send_header("Content-Length", length or str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def say(self, said: Answer) -> None:
+            self.send_response_only(said.status)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(said.data)))
+            self.end_headers()
+            self.wfile.write(said.data[: len(said.data) - said.cut])
+            self.close_connection = bool(said.cut)
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on  # noqa: N815 - http.server's names
 

@@ -27,7 +27,7 @@ from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.qemu.qcow2 import CLUSTER_BYTES, read_clusters
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES
+from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES, AreaFacts, Manifest
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.pack import PACKS
 
@@ -222,6 +222,17 @@ def ended(command: "subprocess.Popen[str]") -> str:
     _, said = command.communicate(timeout=30)
     assert (command.returncode, "Traceback" in said) == (0, False), said
     return said
+
+
+@pytest.mark.parametrize("name", ["../disk-0", "a/b", "..", "ram", "disk-0\n", "disk-", "x" * 200])
+def test_no_disk_has_a_name_that_is_none(name: str) -> None:
+    """It becomes the name of a file in a mount, and of an export."""
+    area = AreaFacts(name, BLOCK_CHUNK_BYTES, BLOCK_CHUNK_BYTES, 0, 0, 0)
+    disk = DiskFacts("/x", "raw", BLOCK_CHUNK_BYTES, read_only=False, area=name)
+    words = replace(facts("one"), disks=(disk,)).to_json()
+    manifest = Manifest("0" * 32, "web", None, 0, 0, (area,), (), (), words)
+    with pytest.raises(DamagedError):
+        stored_disks(manifest)
 
 
 def test_disks_are_served_over_nbd_read_only(state: Path) -> None:

@@ -36,9 +36,11 @@ from vmckpt.store.backends.local import LocalHeld
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
+from vmckpt.store.header import Kind
 from vmckpt.store.open import create_store, new_archive, open_store
 from vmckpt.store.pins import PINS, new_pin, write_pin
 from vmckpt.store.sealing.keys import from_environment
+from vmckpt.store.sealing.seal import Box
 from vmckpt.store.store import Store
 
 __all__ = ["places", "server"]
@@ -319,3 +321,34 @@ def test_a_pin_is_in_all_stores_of_its_checkpoint_or_in_none(
     for place in (str(state / "checkpoints"), str(other)):
         with open_store(place) as store:
             assert store.opened.backend.names(PINS) == {}
+
+
+PINS_SAY: list[object] = [
+    [],
+    None,
+    {"reason": 1, "by": "", "guard": None, "pinned_unix_s": 1},
+    {"reason": "", "by": "", "guard": [], "pinned_unix_s": 1},
+    {"reason": "", "by": "", "guard": None, "pinned_unix_s": 10**400},
+    {"reason": "", "by": "", "guard": None, "pinned_unix_s": 1e30},
+    {"reason": "", "by": "", "guard": None, "pinned_unix_s": -1},
+    {"reason": "", "by": "", "guard": None, "pinned_unix_s": True},
+    {"reason": "", "by": ""},
+]
+
+
+@pytest.mark.parametrize("places", ["directory"], indirect=True)
+@pytest.mark.parametrize("text", [*map(json.dumps, PINS_SAY), "[" * 100_000, "9" * 5000])
+def test_hostile_pins_hold_and_end_no_list(store: Store, text: str) -> None:
+    """A client that only adds may write any."""
+    made = save(store, memory(16, 1))
+    name = f"{PINS}/{made.id}-{'0' * 16}"
+    header = store.opened.files.header(Kind.PIN).new()
+    sealed = store.opened.sealer.file(header, name).seal(Box.PIN, 0, text.encode())
+    store.opened.files.write(name, [header, sealed])
+    [[pinned]] = store.pins().values()
+    assert "damaged" in pinned.reason
+    with pytest.raises(RefusedError, match="is pinned"):
+        store.remove([made.id])
+    assert [one.name for one in check(store).findings] == [name]
+    store.unpin(pinned)
+    store.remove([made.id])

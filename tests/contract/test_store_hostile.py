@@ -4,6 +4,7 @@ import json
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,21 @@ from vmckpt.checkpoint.facts import Facts, UnknownFactsError
 from vmckpt.checkpoint.retention import Candidate, Rule, plan
 from vmckpt.store.backends.archive import MAGIC as ARCHIVE
 from vmckpt.store.check import check
+from vmckpt.store.checkpoint_file import AreaMap, Maps, encode_maps
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.compression import compress
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.repair import plan_repair, repair
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.header import Kind
-from vmckpt.store.manifest import LATEST_UNIX_S, Manifest
+from vmckpt.store.manifest import (
+    BLOCK_CHUNK_BYTES,
+    LATEST_UNIX_S,
+    PAGE_CHUNK_BYTES,
+    AreaFacts,
+    Manifest,
+)
+from vmckpt.store.maps import Refs, make_refs
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.pack import _TRAILER
 from vmckpt.store.sealing.seal import Box
@@ -304,3 +313,65 @@ def test_no_time_is_one_that_has_no_date(bench: Bench) -> None:
         there = [Candidate(m.id, m.created_unix_s, m.added_bytes) for m in found.manifests]
     assert plan(there, Rule(hourly=1, weekly=1), now_unix_s=1.7e9)[last].keep
     assert time.localtime(LATEST_UNIX_S).tm_year < 9999
+
+
+HostileMap = Callable[[Store, Manifest], tuple[Refs, int]]
+
+
+def beyond(store: Store, good: Manifest) -> tuple[Refs, int]:
+    return make_refs(0, np.arange(10**6, 10**6 + 5)), PAGE_CHUNK_BYTES
+
+
+def of_another_size(chunk_bytes: int, pack_bytes: int) -> HostileMap:
+    def made(store: Store, good: Manifest) -> tuple[Refs, int]:
+        packs = [store.opened.packs.find(bytes.fromhex(pack)) for pack in good.packs]
+        [number] = [n for n, p in enumerate(packs) if p.table.chunk_bytes == pack_bytes]
+        return make_refs(number, np.arange(4)), chunk_bytes
+
+    return made
+
+
+HOSTILE_MAPS: dict[str, HostileMap] = {
+    "slots that no pack has": beyond,
+    "pages of a pack of blocks": of_another_size(PAGE_CHUNK_BYTES, BLOCK_CHUNK_BYTES),
+    "blocks of a pack of pages": of_another_size(BLOCK_CHUNK_BYTES, PAGE_CHUNK_BYTES),
+    "chunks of a byte": of_another_size(1, PAGE_CHUNK_BYTES),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_MAPS)
+def test_maps_that_name_what_their_packs_have_not(bench: Bench, what: str) -> None:
+    """Check finds it, and it keeps nobody from reading, copying and collecting the others."""
+    with open_store(str(bench.place)) as store:
+        refs, size = HOSTILE_MAPS[what](store, bench.good)
+        new = store.opened.files.new_checkpoint("f" * 32)
+        facts = AreaFacts("ram", len(refs) * size, size, len(refs), 1, 1)
+        hostile = replace(
+            bench.good, id="f" * 32, parent=bench.good.id, areas=(facts,), blobs=(), facts={}
+        )
+        packs = list(map(bytes.fromhex, bench.good.packs))
+        maps = Maps(None, packs, {"ram": AreaMap(len(refs) * size, size, refs)})
+        new.write(hostile, encode_maps(maps, None))
+    with open_store(str(bench.place)) as store:
+        assert list(check(store).lost) == [hostile.id]
+        with store.read(hostile.id) as point:
+            area = point.area("ram")
+            for read in (
+                lambda: area.read(np.arange(area.chunk_count)),
+                lambda: list(area.stream()),
+                lambda: area.read_around(0),
+            ):
+                with pytest.raises(DamagedError):
+                    read()
+        assert len(store.diff(bench.good.id, hostile.id)["ram"]) > 0
+        with create_store(str(bench.folder / "copy")) as target:
+            with pytest.raises(DamagedError):
+                copy_checkpoints(store, target, store.manifests())
+            assert target.ids() == [bench.good.id]
+        # gc writes a pack anew of which it needs slots that there are not.
+        more = save(store, memory(PAGES, 2))
+        store.remove([more.id])
+        collect(store, plan_gc(store))
+        assert repair(store, plan_repair(store), remove_lost=True).removed == [hostile.id]
+        require_same(store, bench.good, bench.ram)
+        assert check(store).whole

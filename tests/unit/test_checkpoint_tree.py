@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.facts import Facts, UnknownFactsError, machine_from_json, machine_to_json
 from vmckpt.checkpoint.place import Place
@@ -94,6 +96,13 @@ def test_what_is_shown_names_machine_and_pause() -> None:
     assert shown["machine"] == "pc-q35-10.0, tcg"
     assert shown["pause"] == "4.2 ms at most, 9.5 ms in all"
     assert shown["ram"] == "1.00 MiB of 64.0 MiB are not zero"
+
+
+@pytest.mark.parametrize("said", [{}, {"devices": 5}, {"devices": [1, {}]}, {"vcpus": []}])
+def test_a_machine_of_any_words_is_shown(said: dict[str, object]) -> None:
+    one = entry("a", 1, None)
+    hostile = replace(facts("a"), machine=said, platform={})
+    assert dict(lines(replace(one, facts=hostile)))["machine"] == "?, ?"
 
 
 def test_facts_survive_the_manifest() -> None:

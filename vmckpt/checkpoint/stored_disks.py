@@ -1,5 +1,6 @@
 """The disks that a checkpoint holds, to read from anywhere in them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from vmckpt.errors import NotFoundError
 from vmckpt.store.errors import damaged
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES, Manifest
 from vmckpt.store.store import Checkpoint
+
+_NAME = re.compile("disk-[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ def _checked(manifest: Manifest, disk: DiskFacts, name: str) -> StoredDisk:
     area = manifest.area(name)
     fits = (
         area is not None
+        and _NAME.fullmatch(name) is not None  # it becomes a file's and an export's
         and area.chunk_bytes == BLOCK_CHUNK_BYTES
         and disk.format in ("raw", "qcow2")
         and 0 < disk.size_bytes <= area.size_bytes < disk.size_bytes + BLOCK_CHUNK_BYTES

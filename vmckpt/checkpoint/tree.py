@@ -82,6 +82,9 @@ def lines(entry: Entry, origin: OriginShown = OWN) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if facts is None:
         return [*found, ("facts", "written by another version of vmckpt")]
+    # Another site may have written anything.
+    platform, devices = facts.platform.get, facts.machine.get("devices")
+    devices = devices if isinstance(devices, dict | list) else ()
     return [
         ("name", facts.name),
         *found,
@@ -97,10 +100,10 @@ def lines(entry: Entry, origin: OriginShown = OWN) -> list[tuple[str, str]]:
         ("passes", str(facts.passes)),
         ("took", f"{facts.took_s:.2f} s"),
         ("qemu", facts.qemu_version),
-        ("machine", f"{facts.platform['machine']}, {facts.platform['accel']}"),
-        ("cpu", f"{facts.platform['cpu']}, {facts.machine['vcpus']} vCPUs"),
+        ("machine", f"{platform('machine', '?')}, {platform('accel', '?')}"),
+        ("cpu", f"{platform('cpu', '?')}, {facts.machine.get('vcpus', '?')} vCPUs"),
         ("firmware", facts.firmware or "-"),
-        ("devices", ", ".join(sorted(facts.machine["devices"])) or "-"),
+        ("devices", ", ".join(sorted(map(str, devices))) or "-"),
         *(("disk", f"{disk.path} ({disk.format}, {format_size(disk.size_bytes)})")
           for disk in facts.disks),
     ]  # fmt: skip

@@ -123,6 +123,7 @@ async def _agree(
     if flags & ~(1 | _NO_ZEROES):
         raise _SpokenWrongError
     while True:
+        await writer.drain()  # a client that reads nothing is answered no further
         magic, option, length = _OPTION.unpack(await reader.readexactly(_OPTION.size))
         # To the option of old clients there is no answer but the export itself.
         if magic != _OPTION_MAGIC or length > _MOST_OPTION_BYTES or option == _EXPORT_NAME:

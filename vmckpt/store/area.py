@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.checkpoint_file import AreaMap, Maps
 from vmckpt.store.damage.elsewhere import lost_chunks
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.maps import SLOT_BITS, Refs, make_refs, packs_of, slots_of
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Numbers, Pack
@@ -115,7 +115,7 @@ class Area:
         pack_number = int(packs_of(ref)[0])
 
         def read(pack: Pack) -> Chunks:
-            table = pack.table
+            table = self._fitting(pack).table
             frame = table.frames(table.positions(slots_of(ref)))[0]
             first = int(table.firsts[frame])
             slots = table.slots[[first, first + int(table.counts[frame]) - 1]]
@@ -139,7 +139,7 @@ class Area:
         waiting: deque[Future[Chunks]] = deque()
         try:
             for number in np.unique(packs_of(self._by_place()[1])).tolist():
-                pack = self._opened.packs.find(self._pack_ids[number])
+                pack = self._fitting(self._opened.packs.find(self._pack_ids[number]))
                 for part in self._frames(number, pack):
                     waiting.append(self._opened.pool.submit(self._read_frame, pack, part))
                     if len(waiting) > _AHEAD:
@@ -178,10 +178,20 @@ class Area:
 
     def _gather(self, slots: Numbers, pack: Pack) -> NDArray[np.uint8]:
         """Chunks of one pack, or, where it is damaged, what is the same elsewhere."""
-        out, found = self._opened.elsewhere.read(pack, slots, self._cache.get)
+        out, found = self._opened.elsewhere.read(self._fitting(pack), slots, self._cache.get)
         if not found.all():
             raise lost_chunks(pack, int(np.sum(~found)))
         return out
+
+    def _fitting(self, pack: Pack) -> Pack:
+        """The pack, if its chunks are as large as the area's: maps are data. DamagedError."""
+        if pack.table.chunk_bytes != self.chunk_bytes:
+            raise damaged(
+                f"{pack.name} does not fit a checkpoint that names it",
+                f"its chunks are {pack.table.chunk_bytes} bytes, the checkpoint's "
+                f"{self.chunk_bytes}",
+            )
+        return pack
 
     def _pick(self, frame: bytes, offsets: Numbers) -> memoryview:
         size, first = self.chunk_bytes, int(offsets[0])

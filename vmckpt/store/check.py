@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.backends.cached import uncached
-from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
+from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, AreaMap, Maps
 from vmckpt.store.damage.records import DAMAGED, damage, named
 from vmckpt.store.damage.subset import EVERYTHING, Subset
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.keyring import restore_copies
-from vmckpt.store.maps import Refs, packs_of, slots_of
+from vmckpt.store.maps import packs_of, slots_of
 from vmckpt.store.pack import PACKS, Hashes, Numbers, Pack, every, pack_name
 from vmckpt.store.pins import damaged_pins
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store, is_id
@@ -212,24 +212,31 @@ class _Check:
             self._lost(checkpoint_id, exc.what)
             return
         for name, area in maps.areas.items():
-            missing = self._missing(area.refs, maps)
+            missing = self._missing(area, maps)
             if missing:
                 self._lost(checkpoint_id, f"{name}: {missing} chunks are damaged or missing")
         absent = {pack for pack in _packs_in(maps) if pack not in self._good}
         for pack in sorted(absent):
             self._found(f"{PACKS}/{pack.hex()}", f"checkpoint {checkpoint_id} needs it: missing")
 
-    def _missing(self, refs: Refs, maps: Maps) -> int:
-        total, packs = 0, packs_of(refs)
+    def _missing(self, area: AreaMap, maps: Maps) -> int:
+        total, packs = 0, packs_of(area.refs)
         for number in np.unique(packs).tolist():
             if number >= 0:
-                slots = slots_of(refs[packs == number])
+                slots = slots_of(area.refs[packs == number])
                 good = self._good.get(maps.packs[number])
-                lost = slots if good is None else slots[~np.isin(slots, good)]
-                if good is not None and len(lost):
+                if good is None or not self._fits(area, maps.packs[number]):
+                    total += len(slots)
+                    continue
+                lost = slots[~np.isin(slots, good)]
+                if len(lost):
                     lost = lost[~self._elsewhere(maps.packs[number], lost)]
                 total += len(lost)
         return total
+
+    def _fits(self, area: AreaMap, pack_id: bytes) -> bool:
+        """Whether the pack's chunks are as large as the area's: maps are data."""
+        return self._opened.packs.find(pack_id).table.chunk_bytes == area.chunk_bytes
 
     def _elsewhere(self, pack_id: bytes, slots: Numbers) -> NDArray[np.bool_]:
         """Which chunks are, undamaged, in other packs too: there they are read from."""
@@ -240,7 +247,7 @@ class _Check:
         pack = self._opened.packs.find(pack_id)
         names = self._opened.elsewhere.names(pack, slots)
         found: NDArray[np.bool_] = (self._names_there.find(names)[0] >= 0) & names.any(axis=1)
-        gone = ~found & ~pack.table.has(slots)
+        gone = ~found & ~pack.table.has(slots) & (slots < pack.table.slot_count)
         if gone.any():  # gc has written that down, but its records may be damaged in their turn
             self._report.noted &= self._opened.records.note([named(pack, slots[gone], names[gone])])
         return found

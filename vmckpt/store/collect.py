@@ -30,7 +30,16 @@ from vmckpt.store.damage.records import RECORD_COPIES, named
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.maps import packs_of, slots_of
 from vmckpt.store.opened import REQUESTS, Opened
-from vmckpt.store.pack import FRAME_BYTES, PACKS, Numbers, Pack, PackWriter, every, pack_name
+from vmckpt.store.pack import (
+    FRAME_BYTES,
+    PACKS,
+    Numbers,
+    Pack,
+    PackWriter,
+    Table,
+    every,
+    pack_name,
+)
 from vmckpt.store.pins import orphans
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store
 
@@ -210,7 +219,7 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
     """
     opened = store.opened
     pack = opened.packs.open(rewrite.pack_id, rewrite.generation)
-    wanted = needed.slots[pack.id]
+    wanted = _of(pack.table, needed.slots[pack.id])
     if rewrite.heals:
         wanted = np.union1d(wanted, pack.table.slots)
     size = pack.table.chunk_bytes
@@ -223,7 +232,7 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         found = np.append(found, slots)
     with opened.backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
         _look(store, needed)
-        kept = needed.slots[pack.id]
+        kept = _of(pack.table, needed.slots[pack.id])
         lost = np.setdiff1d(kept, found)
         if not np.isin(lost, wanted).all():
             return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
@@ -236,7 +245,7 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         undo.callback(opened.backend.remove, new.name)
         new.publish(pack.table.slot_count, gone.names)
         _look(store, needed)
-        if len(np.setdiff1d(needed.slots[pack.id], found)) > len(lost):
+        if len(np.setdiff1d(_of(pack.table, needed.slots[pack.id]), found)) > len(lost):
             return 0, len(lost)
         lock.require()
         undo.pop_all()
@@ -325,9 +334,15 @@ def _kept_generation(
         with suppress(DamagedError, MissingError):
             table = store.opened.packs.open(pack_id, number).table
             known = store.opened.records.slots(pack_id, number)
-            if np.isin(slots[~table.has(slots)], known).all():
+            there = _of(table, slots)
+            if np.isin(there[~table.has(there)], known).all():
                 return number
     return newest_first[0]
+
+
+def _of(table: Table, slots: Numbers) -> Numbers:
+    """Those that a pack may have: maps are data, and may name any."""
+    return slots[slots < table.slot_count]
 
 
 def _unneeded_bytes(pack: Pack, slots: Numbers) -> int:

@@ -12,15 +12,17 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vmckpt.errors import RefusedError
 from vmckpt.store.backends.backend import MissingError
-from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.decoding import decoding, json_of, mapping, number
+from vmckpt.store.errors import DamagedError
 from vmckpt.store.header import HEADER_BYTES, Kind
+from vmckpt.store.manifest import LATEST_UNIX_S
 from vmckpt.store.opened import Opened
 from vmckpt.store.sealing.seal import Box
 
@@ -153,18 +155,13 @@ def _open(opened: Opened, checkpoint_id: str, pin_id: str) -> Pin:
     data = opened.backend.read(name, 0, _MOST_BYTES)
     header = opened.files.header(Kind.PIN).read(data, name)
     plain = opened.sealer.file(header, name).open(Box.PIN, 0, data[HEADER_BYTES:])
-    try:
-        return _decoded(json.loads(plain), checkpoint_id, pin_id)
-    except (ValueError, TypeError, KeyError) as exc:
-        raise damaged(f"{name} is damaged", f"it makes no sense: {exc}") from exc
-
-
-def _decoded(words: Mapping[str, Any], checkpoint_id: str, pin_id: str) -> Pin:
-    reason, by, guard = words["reason"], words["by"], words["guard"]
-    when_s = words["pinned_unix_s"]
-    if not isinstance(reason, str) or not isinstance(by, str):
-        raise TypeError("reason and by are texts")
-    if not isinstance(guard, str | None) or not isinstance(when_s, int | float):
-        raise TypeError("guard is a text, pinned_unix_s a number")
-    text = reason[:MOST_TEXT], by[:MOST_TEXT]
-    return Pin(pin_id, checkpoint_id, *text, float(when_s), guard and guard[:MOST_TEXT])
+    with decoding(name):
+        words = mapping(json_of(plain))
+        reason, by, guard = words["reason"], words["by"], words["guard"]
+        if not isinstance(reason, str) or not isinstance(by, str):
+            raise TypeError("reason and by are texts")
+        if not isinstance(guard, str | None):
+            raise TypeError("guard is a text")
+        text = reason[:MOST_TEXT], by[:MOST_TEXT]
+        when_s = number(words["pinned_unix_s"], LATEST_UNIX_S)
+        return Pin(pin_id, checkpoint_id, *text, float(when_s), guard and guard[:MOST_TEXT])

@@ -29,6 +29,7 @@ from obstore.store import S3Store
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.local import append_only_error
+from vmckpt.store.config import CONFIG
 from vmckpt.units import format_size
 
 SCHEME = "s3://"
@@ -40,6 +41,8 @@ _TIMEOUT_S = 30
 # Kept in memory; what is larger goes to a file, which may come to be a whole pack.
 SPOOL_BYTES, MOST_ASIDE_BYTES = 8 << 20, 160 << 20
 _RETRY_S = 60
+# Entries in one answer to a request for a list.
+_PAGE, _TRIES = 1000, 3
 
 
 class S3Backend:
@@ -203,14 +206,38 @@ class S3Backend:
             self.put(name, _LET_GO)
 
     def _list(self, folder: str) -> dict[str, Any]:
+        start = f"{folder}/"
         with self._errors(folder):
-            start = f"{folder}/"
-            found = [entry for part in obstore.list(self._store, folder) for entry in part]
+            for _ in range(_TRIES):
+                found = [entry for part in obstore.list(self._store, folder) for entry in part]
+                if self._is_whole(start, found):
+                    break
+            else:
+                raise self._error(folder, "what it answers is no list of what is there")
         return {
             entry["path"].removeprefix(start): entry
             for entry in found
             if "/" not in entry["path"].removeprefix(start)
         }
+
+    def _is_whole(self, start: str, found: list[Any]) -> bool:
+        """Whether a list ends where it seems to.
+
+        Any other answer in XML, such as an error or a page that says "back soon", is taken for a
+        list, or the last part of one, in which nothing is; and gc removes what nothing needs. What
+        follows in the bucket proves the end: at least the config, whose name is the last of all.
+        """
+        if len(found) % _PAGE:
+            return True
+        last = max((entry["path"] for entry in found), default=start)
+        after = next(iter(obstore.list(self._store, offset=last)), [])
+        if after:
+            return not any(entry["path"].startswith(start) for entry in after)
+        try:
+            obstore.head(self._store, CONFIG)
+        except FileNotFoundError:
+            return True  # no store is there
+        return False
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:

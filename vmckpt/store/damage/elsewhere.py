@@ -60,7 +60,7 @@ class Elsewhere:
             lost = np.flatnonzero(~found)
             names = self.names(pack, slots[lost])
             out[lost], found[lost] = self._by_name(names, size)
-            left = ~found[lost] & ~table.has(slots[lost])
+            left = ~found[lost] & ~table.has(slots[lost]) & (slots[lost] < table.slot_count)
             if left.any():  # gc has written that down, but its records may be damaged in their turn
                 self._records.note([named(pack, slots[lost[left]], names[left])])
         return out, found
@@ -68,6 +68,10 @@ class Elsewhere:
     def names(self, pack: Pack, slots: Numbers) -> Hashes:
         """The names of slots, also of those that are gone; zeroes where nothing says them."""
         found = np.zeros((len(slots), 2), dtype=np.uint64)
+        inside = slots < pack.table.slot_count
+        if not inside.all():  # maps are data: they may name any
+            found[inside] = self.names(pack, slots[inside])
+            return found
         with suppress(DamagedError):  # the records may have them
             found[:] = pack.hashes()[slots]
         unknown = np.flatnonzero(~found.any(axis=1))
