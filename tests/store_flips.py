@@ -37,7 +37,7 @@ LEAST_CHECKPOINTS = 3
 MOST_CHANGES = 8
 PAGES_OF_A_ROOT = 120
 FOLDERS = ("packs", "packs", "packs", "checkpoints", "maps", "damaged")
-WORK = ("make", "make", "gc", "gc", "check", "copy", "copy back", "remove")
+WORK = ("make", "make", "again", "gc", "gc", "check", "copy", "copy back", "remove")
 MOST_CHECKPOINTS = 6
 
 Put = Callable[[str, bytes], None]
@@ -46,12 +46,20 @@ Put = Callable[[str, bytes], None]
 class Flipping:
     """A store whose bits flip, and a mirror where they do not. `reopen` opens the store anew.
 
-    `put` replaces an object of the store by other bytes.
+    `put` replaces an object of the store by other bytes, `look` opens it to see what is there.
     """
 
-    def __init__(self, reopen: Callable[[], Store], mirror: Store, put: Put, seed: int) -> None:
+    def __init__(
+        self,
+        reopen: Callable[[], Store],
+        mirror: Store,
+        put: Put,
+        look: Callable[[], Store],
+        *,
+        seed: int,
+    ) -> None:
         self.counts: Counter[str] = Counter()
-        self._reopen, self._mirror, self._put = reopen, mirror, put
+        self._reopen, self._mirror, self._put, self._look = reopen, mirror, put, look
         self._random = random.Random(seed)
         self._seed = seed * 1_000_000
         # Chunks of which a flip took the last copy of the name: pack, slot.
@@ -115,6 +123,9 @@ class Flipping:
         try:
             if kind == "make":
                 self._make(store)
+            elif kind == "again":
+                for manifest in store.manifests()[-2:]:
+                    put_again(store, list(manifest.facts["changes"]))
             elif kind == "gc":
                 collect(store, plan_gc(store))
             elif kind == "check":
@@ -208,7 +219,7 @@ class Flipping:
         folder, _, bare = name.partition("/")
         if folder not in ("packs", "damaged"):
             return {}
-        with self._reopen() as store:
+        with self._look() as store:
             opened = store.opened
             opened.records.refresh()
             packs = set(opened.packs.look_again())

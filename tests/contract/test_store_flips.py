@@ -20,8 +20,8 @@ from vmckpt.store.store import Store
 FEW_FLIPS = 3
 
 
-# What opens the store, and what replaces an object of it.
-Opening = tuple[Callable[[], Store], Put]
+# What opens the store, what replaces an object of it, and what opens it to look at what is there.
+Opening = tuple[Callable[[], Store], Put, Callable[[], Store]]
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def directory(folder: Path, _: pytest.MonkeyPatch) -> Iterator[Opening]:
     """A directory of this machine."""
     place = folder / "store"
     create_store(str(place)).close()
-    yield lambda: open_store(str(place)), in_files(place)
+    yield lambda: open_store(str(place)), in_files(place), lambda: open_store(str(place))
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def of_another_host(folder: Path, _: pytest.MonkeyPatch) -> Iterator[Opening]:
     def reopen() -> Store:
         return open_store(LentBackend(asyncio.run(lent(host, str(place))), f"there:{place}"))
 
-    yield reopen, in_files(place)
+    yield reopen, in_files(place), lambda: open_store(str(place))
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def object_storage(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Opening]
             patch.setenv(name, value)
         place = new_place()
         create_store(place).close()
-        yield lambda: open_store(place), S3Backend(place).put
+        yield lambda: open_store(place), S3Backend(place).put, lambda: open_store(place)
 
 
 def in_files(place: Path) -> Put:
@@ -97,10 +97,10 @@ def test_three_thousand_flips_in_three_kinds_of_place(
 def flip_many(place: Place, folder: Path, patch: pytest.MonkeyPatch, flips: int) -> None:
     """Flips in a place, and the counts of what came of them on stdout."""
     with (
-        place(folder, patch) as (reopen, put),
+        place(folder, patch) as (reopen, put, look),
         create_store(str(folder / "mirror")) as mirror,
     ):
-        flipping = Flipping(reopen, mirror, put, seed=5)
+        flipping = Flipping(reopen, mirror, put, look, seed=5)
         while (done := flipping.counts["flips"]) < flips:
             flipping.run(min(flips, done + 50))
             print(place.__name__, dict(flipping.counts), flush=True)
