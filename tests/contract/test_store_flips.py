@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
 
 FEW_FLIPS = 3
+# Starting a process takes longer than all that one command asks of it.
+COMMANDS = 20
 
 
 # What opens the store, what replaces an object of it, and what opens it to look at what is there.
@@ -39,10 +41,42 @@ def of_another_host(folder: Path, _: pytest.MonkeyPatch) -> Iterator[Opening]:
     create_store(str(place)).close()
     host = LocalHost("there", folder / "state", "127.0.0.1")
 
-    def reopen() -> Store:
-        return open_store(LentBackend(asyncio.run(lent(host, str(place))), f"there:{place}"))
+    with closing(Lending(host, place)) as lending:
+        yield lending.reopen, in_files(place), lambda: open_store(str(place))
 
-    yield reopen, in_files(place), lambda: open_store(str(place))
+
+class Lending:
+    """Opens a store that a host lends; the process there serves several commands."""
+
+    def __init__(self, host: LocalHost, place: Path) -> None:
+        self._host, self._place = host, place
+        self._backend: Kept | None = None
+        self._commands = 0
+
+    def reopen(self) -> Store:
+        """The store, opened anew."""
+        if self._backend is None or self._commands % COMMANDS == 0:
+            self.close()
+            sock = asyncio.run(lent(self._host, str(self._place)))
+            self._backend = Kept(sock, f"there:{self._place}")
+        self._commands += 1
+        return open_store(self._backend)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._backend is not None:
+            self._backend.end()
+
+
+class Kept(LentBackend):
+    """Its stream does not end with a store that it was opened for."""
+
+    def close(self) -> None:
+        """Let go of nothing."""
+
+    def end(self) -> None:
+        """End the stream."""
+        super().close()
 
 
 @contextmanager
