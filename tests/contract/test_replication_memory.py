@@ -22,6 +22,7 @@ from vmckpt.hosts.kernel import PageTracking
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.replicate import epochs as epochs_module
 from vmckpt.replicate.disks.intake import Intake
 from vmckpt.replicate.epochs import COPIES_AHEAD, COPY_BYTES, Epochs
 from vmckpt.replicate.memory import (
@@ -278,7 +279,7 @@ class Sent:
     async def pages(self, pages: Pages) -> None:
         self.ahead += pages.count
 
-    async def commit(self, pages: Pages) -> int:
+    async def commit(self, pages: Pages, writes: Sequence[Any] = ()) -> int:
         self.committed += pages.count
         self.next_number += 1
         return self.next_number - 1
@@ -348,3 +349,57 @@ def test_a_long_epoch_ends_when_half_of_what_it_may_have_is_written(tmp_path: Pa
             await epochs.rest(asyncio.Event())
 
     asyncio.run(rest())
+
+
+def test_what_was_written_during_the_first_copy_is_sent_before_output_is_held(
+    tmp_path: Path,
+) -> None:
+    every = GIB // PAGE_BYTES
+    epochs, sent = epochs_of([every, every // 3, 100], GIB, tmp_path)
+    wanted: list[int] = []
+    copying: Any = epochs
+    copying._capture.everything = nothing
+    copying._mirrors.are_copied = yes
+    asyncio.run(epochs.copy(lambda: wanted.append(sent.committed)))
+    assert sent.committed == every + every // 3
+    assert sent.awaited[-1] == sent.next_number - 1  # all of it is there
+    assert len(wanted) == len(sent.awaited) - 1
+
+
+async def nothing(_take: object, _chunk_bytes: int) -> None:
+    pass
+
+
+async def yes() -> bool:
+    return True
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_an_epoch_that_takes_too_long_before_its_end_is_given_up_too(
+    is_safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass takes the link for long, and the guest's output is held meanwhile."""
+    monkeypatch.setattr(epochs_module, "LONGEST_S", -1.0)
+    epochs, _ = epochs_of([epoch_limit_bytes(GIB) // PAGE_BYTES // 4], GIB, tmp_path)
+    epochs.is_safe = is_safe
+    with pytest.raises(StandbyLostError, match="on its way for"):
+        asyncio.run(epochs._captured(resume_guest=True))
+
+
+def test_zero_pages_say_nothing_about_the_link(tmp_path: Path) -> None:
+    epochs, _ = epochs_of([0], GIB, tmp_path)
+    took: list[int] = []
+    copying: Any = epochs
+
+    async def everything(take: Any, chunk_bytes: int) -> None:
+        data = bytes(3 * PAGE_BYTES) + b"\1" + bytes(PAGE_BYTES - 1) + bytes(PAGE_BYTES - 1) + b"\1"
+        await take(Pages(((0, len(data)),), data))
+
+    copying._capture.everything, copying._mirrors.are_copied = everything, yes
+    copying._brake = SimpleNamespace(
+        took=lambda pages, _seconds: took.append(pages),
+        takes_pages_per_s=lambda *_: math.inf,
+        is_due=lambda *_: False,
+    )
+    asyncio.run(epochs.copy(lambda: None))
+    assert took == [2]

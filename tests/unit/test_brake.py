@@ -121,3 +121,22 @@ def test_start_warns_by_what_it_measured(
 
 def test_nothing_is_said_by_a_service_that_does_not_measure() -> None:
     assert _slowed({}) == []
+
+
+def test_a_guest_that_ran_for_longer_than_it_was_to_is_stopped_all_the_same() -> None:
+    """On a busy machine each sleep takes longer."""
+    brake, takes = Brake(), 1000.0
+    allowed = brake.allowance(takes)
+    assert brake.hold_s(allowed, 0.04, takes) == pytest.approx(SLOT_S - 0.04)
+    assert brake.hold_s(2 * allowed, SLOT_S, takes) == pytest.approx(SLOT_S - LEAST_RUN_S)
+    assert brake.hold_s(0, SLOT_S, takes) == 0.0
+    assert brake.hold_s(math.inf, 3.0, takes) == SLOT_S - LEAST_RUN_S
+
+
+@given(
+    written=st.floats(0, 1e9), ran_s=st.floats(0, 100), takes=st.floats(0, 1e6) | st.just(math.inf)
+)
+def test_it_is_never_stopped_for_more_than_a_slot(
+    written: float, ran_s: float, takes: float
+) -> None:
+    assert 0.0 <= Brake().hold_s(written, ran_s, takes) <= SLOT_S

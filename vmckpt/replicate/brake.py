@@ -52,6 +52,15 @@ class Brake:
         """How many pages it may write in a slot before it is stopped for the rest of that."""
         return min(SHARE * takes_pages_per_s * SLOT_S, self.most_pages / 32)
 
+    def hold_s(self, written_pages: float, ran_s: float, takes_pages_per_s: float) -> float:
+        """For how long to stop it after it wrote so many pages in `ran_s`.
+
+        So that on average it writes what is allowed, also where it ran for longer than it was to,
+        because this machine is busy: for a slot at most.
+        """
+        allowed_s = SLOT_S * written_pages / max(self.allowance(takes_pages_per_s), 1e-9)
+        return min(max(0.0, allowed_s - ran_s), SLOT_S - LEAST_RUN_S)
+
 
 @dataclass(slots=True)
 class Writing:

@@ -27,6 +27,7 @@ from vmckpt.replicate.memory import epoch_limit_bytes
 from vmckpt.replicate.pace import Pace
 from vmckpt.replicate.request import Options
 from vmckpt.replicate.stream import StandbyLostError, Stream
+from vmckpt.replicate.wire.pages import nonzero_pages
 from vmckpt.sequence.steps import finish, to_the_end
 from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
@@ -40,7 +41,8 @@ POLL_S, SCAN_POLL_S = 0.02, 0.005
 SIZE_POLL_S, SIZE_POLL_SHARE = 0.1, 0.1
 # How often it is seen how much the guest sends, while it runs for longer than this.
 COUNT_S = 0.05
-# A guest whose epochs take longer is not worth its output's being held so long.
+# A guest whose epochs take longer, passes and the first one included, is not worth its output's
+# being held so long.
 LONGEST_S = 30.0
 # When an epoch takes longer than DOUBT_S, QEMU is probed: one that leaves PROBES in a row
 # unanswered, each for PROBE_S, is killed.
@@ -79,6 +81,7 @@ class Epochs:
         self._writing = Writing()
         # Of the epoch that is being sent: since when, how many pages, how long the guest was held.
         self._sending_s = self._held_s = 0.0
+        self._by_s = math.inf  # when it is to be safe
         self._under_way = 0
 
     def rates(self) -> dict[str, int]:
@@ -99,7 +102,7 @@ class Epochs:
             began_s = time.monotonic()
             number = await self._stream.commit(pages, writes=intake.cut())
             await self._stream.acknowledged(number - COPIES_AHEAD)
-            self._brake.took(pages.count, time.monotonic() - began_s)
+            self._brake.took(nonzero_pages(pages.data), time.monotonic() - began_s)
             if pages.count and self._writing.is_due(began_s := time.monotonic()):
                 dirty = self._capture.dirty_pages()
                 self._writing.found(dirty, began_s, time.monotonic())
@@ -109,6 +112,17 @@ class Epochs:
             await intake.waits_for(POLL_S)
             await take(Pages((), b""))
         await self._capture.everything(take, COPY_BYTES)
+        # And what was written meanwhile, as far as that gets fewer: the guest's output is held from
+        # the first epoch on, which is to be a short one.
+        self._begin_sending(math.inf)
+        with suppress(RefusedError):  # it does not run
+            await self._passes(require_wanted)
+            async with self._braked():
+                await self._stream.acknowledged(self._stream.next_number - 1)
+
+    def _begin_sending(self, for_s: float) -> None:
+        self._sending_s, self._held_s, self._under_way = time.monotonic(), 0.0, 0
+        self._by_s = self._sending_s + for_s
 
     async def one(self, replica: str, *, resume_guest: bool = True) -> bool:
         """An epoch, from its first page to its output's leaving.
@@ -144,13 +158,10 @@ class Epochs:
     async def _safe(self, number: int) -> None:
         """Return when the standby has the epoch. Raises StandbyLostError."""
         try:
-            async with asyncio.timeout(LONGEST_S if self.is_safe else None):
+            async with asyncio.timeout(max(0.0, self._by_s - time.monotonic())):
                 await self._stream.acknowledged(number)
         except TimeoutError as exc:
-            raise StandbyLostError(
-                f"an epoch has been on its way for {LONGEST_S:g} s: the guest writes faster than "
-                "the link takes, though it was slowed"
-            ) from exc
+            raise _too_long() from exc
 
     async def rest(self, wake: asyncio.Event) -> None:
         """Let the guest run until the next epoch, or `wake`; what it writes may call for one, and
@@ -175,23 +186,9 @@ class Epochs:
     async def _captured(self, *, resume_guest: bool) -> tuple[Epoch, float]:
         """An epoch that is on its way, and when its pause began."""
         intake = self._mirrors.intake
-        self._sending_s, self._held_s, self._under_way = time.monotonic(), 0.0, 0
+        self._begin_sending(LONGEST_S)
         await self._stream.disks(intake.cut())
-        early, pauses = 0, list[float]()
-        while self._wants_pass(early):
-            with self._killed_if_stuck(), intake.open(), prompt():
-                spans, pause_s = await self._capture.early()
-            if pause_s is not None:
-                pauses.append(pause_s)
-            async with self._braked():
-                for pages in self._capture.copies(spans, COPY_BYTES):
-                    early += pages.count
-                    if self.is_safe:
-                        await self._stream.pages(pages)
-                    else:  # there is no whole epoch yet: nothing has to wait for this one's end
-                        number = await self._stream.commit(pages)
-                        await self._stream.acknowledged(number - COPIES_AHEAD)
-                    self._under_way = early
+        early, pauses = await self._passes()
         self._require_room(early)
         captured_s = time.monotonic()
         with self._killed_if_stuck(), intake.open(), prompt():
@@ -203,8 +200,34 @@ class Epochs:
         self._resumed_s = time.monotonic()
         self._under_way = early + epoch.pages.count
         devices = epoch.device_base, epoch.device_state
-        await self._stream.commit(epoch.pages, devices, self._mirrors.ended())
+        async with self._braked():
+            await self._stream.commit(epoch.pages, devices, self._mirrors.ended())
         return replace(epoch, early_pages=early, early_pauses_s=tuple(pauses)), captured_s
+
+    async def _passes(
+        self, require_wanted: Callable[[], None] | None = None
+    ) -> tuple[int, list[float]]:
+        """What was written, sent while the guest runs: how many pages, in which pauses."""
+        intake, early, pauses = self._mirrors.intake, 0, list[float]()
+        while self._wants_pass(early):
+            with self._killed_if_stuck(), intake.open(), prompt():
+                spans, pause_s = await self._capture.early()
+            if pause_s is not None:
+                pauses.append(pause_s)
+            async with self._braked():
+                for pages in self._capture.copies(spans, COPY_BYTES):
+                    if require_wanted is not None:
+                        require_wanted()
+                    if time.monotonic() > self._by_s:
+                        raise _too_long()
+                    early += pages.count
+                    if self.is_safe:
+                        await self._stream.pages(pages)
+                    else:  # there is no whole epoch yet: nothing has to wait for this one's end
+                        number = await self._stream.commit(pages)
+                        await self._stream.acknowledged(number - COPIES_AHEAD)
+                    self._under_way = early
+        return early, pauses
 
     def _wants_pass(self, early: int) -> bool:
         """Whether to copy more while the guest runs: not what would leave no room for the rest."""
@@ -292,10 +315,13 @@ class Epochs:
             poll_s = max(SCAN_POLL_S, 4 * (time.monotonic() - began_s))
             is_filling = await self._output.is_filling()
             if is_filling or self._brake.is_due(dirty, takes):
+                runs_s = time.monotonic()
                 most = 0 if is_filling else dirty + self._brake.allowance(takes)
                 await asyncio.sleep(LEAST_RUN_S)
                 await self._until_written(most, began_s + SLOT_S, poll_s)
-                await self._hold(began_s + SLOT_S - time.monotonic())
+                written = math.inf if is_filling else self._capture.dirty_pages() - dirty
+                ran_s = time.monotonic() - runs_s
+                await self._hold(self._brake.hold_s(written, ran_s, takes))
             else:
                 await asyncio.sleep(poll_s)
 
@@ -331,6 +357,13 @@ class Epochs:
         if self._keeper.may_run() and not state.running and not is_stuck:
             await self._capture.resume()
         await asyncio.sleep(POLL_S)
+
+
+def _too_long() -> StandbyLostError:
+    return StandbyLostError(
+        f"an epoch has been on its way for {LONGEST_S:g} s: the guest writes faster than the link "
+        "takes, though it was slowed"
+    )
 
 
 async def _ended(tasks: Iterable["asyncio.Task[None]"]) -> None:

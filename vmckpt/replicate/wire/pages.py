@@ -47,6 +47,12 @@ def as_words(memory: Buffer) -> Words:
     return np.frombuffer(memory, dtype="<u8").reshape(-1, WORDS)
 
 
+def nonzero_pages(memory: Buffer) -> int:
+    """How many pages hold anything: those that cost a link more than their number."""
+    contents = as_words(memory)
+    return len(contents) - int(np.count_nonzero(_zero(contents)))
+
+
 class Shadow:
     """The primary's copy of the guest memory that the standby has, page by page.
 
