@@ -231,6 +231,7 @@ def test_another_runs_journal_at_the_source_is_not_mixed_up_with_what_was_left(
         found = await world.recover(world.b)
         assert found is not None
         assert (found.run, found.outcome) == ("r2", UNDONE)
+        assert await world.recover(world.b) is None  # what r1 had left is for the next one
 
     asyncio.run(play())
     assert not world.kept.exists()

@@ -1,6 +1,7 @@
 """What is under way, written on both hosts before it is done: enough to finish or undo it later."""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NamedTuple, Self
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
 from vmckpt.errors import HostDownError
 from vmckpt.events.durable import damaged_record, parse_record, part_of
+from vmckpt.foreign import Shape, require
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
@@ -21,6 +23,18 @@ BEFORE_DEVICES = ("begin", "prepare", "agree", "turn", "mirror")
 BEFORE_COMMIT = (*BEFORE_DEVICES, *STEPS_OUT, "transfer", "switchover")
 AFTER_COMMIT = ("drain", "verify", BRING_BACK, "handover", "release")
 STEPS = BEFORE_COMMIT + AFTER_COMMIT
+_SHAPE: Shape = {
+    **dict.fromkeys(("run", "vm", "source", "target", "source_qemu", "target_qemu"), str),
+    "ram_dir": str,
+    "was_running": bool,
+    "step": str,
+    "disks?": [{"source": str, "target": str, "keep?": bool}],
+    "offline?": bool,
+    "stops?": bool,
+    "platform??": {"machine": str, "accel": str, "cpu": str},
+}
+# Runs and QEMUs: they become the names of files.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Journal(NamedTuple):
@@ -96,8 +110,14 @@ class Journal(NamedTuple):
         try:
             if data.pop("format") != FORMAT:
                 raise ValueError("written by another version of vmckpt")
+            require(_SHAPE, data)
             if data["step"] not in STEPS:
                 raise ValueError(f"'{data['step']}' is no step")
+            if path.parent.name != data["vm"] and not path.name.startswith(f"{data['vm']}."):
+                raise ValueError(f"it is of '{data['vm']}'")
+            for name in (data["run"], data["source_qemu"], data["target_qemu"]):
+                if not _NAME.fullmatch(name):
+                    raise ValueError(f"'{name}' is no name")
             disks = tuple(CopiedDisk(**disk) for disk in data.pop("disks", ()))
             given = data.pop("platform", None)
             return cls(**data, disks=disks, platform=Platform(**given) if given else None)

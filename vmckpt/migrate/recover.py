@@ -35,6 +35,7 @@ from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
 from vmckpt.migrate.ownership import Move, Side, View, decide
 from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.settle import settle, settle_alone
+from vmckpt.vm.images import FOLDER, looked_at
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
@@ -84,6 +85,12 @@ async def recover(
         stays = await is_kept_at(last, source)
         arrived = await is_kept_at(last, target)
         if (here or not stays) and (there or not arrived):
+            if here is None or there is None:
+                ends = (source, target) if here else (target, source)
+                known = await _one_sided(last, *ends, note)
+                if isinstance(known, Recovery):
+                    return known
+                last = known
             return await _recover(last, source, target, note, stays=stays)
         silent = target if stays else source
         try:
@@ -96,6 +103,29 @@ async def recover(
             return None
     note(f"what run {last.run} had left on {silent.name} is removed")
     return await recover(name, note, hosts)
+
+
+async def _one_sided(
+    journal: Journal, host: Host, other: Host, note: Callable[[str], None]
+) -> Recovery | Journal:
+    """What may be done of a run that `host` alone knows of, though `other` answers too.
+
+    Each end has the journal before anything is begun there, in the directory that goes with it. So
+    where `other` has that directory, it had no part in this run, or none any more; else a host that
+    was broken into could have other hosts' VMs ended. Where it has none, at most images are left
+    there that were copied: those of its own that nothing uses.
+    """
+    if await other.exists(vm_dir(other.state_dir, journal.vm).path):
+        await journal.remove((host,))
+        note(f"run {journal.run} is known to {host.name} alone: it was not begun, or is done")
+        outcome = UNDONE if host.name == journal.source else FINISHED
+        return Recovery(journal.run, journal.vm, host.name, journal.step, outcome)
+    if host.name == journal.source:
+        return journal
+    images = await looked_at(other, [Path(disk.source) for disk in journal.disks], {})
+    folder = other.state_dir / FOLDER
+    free = {str(one.path) for one in images if not one.users and one.path.parent == folder}
+    return journal._replace(disks=tuple(disk for disk in journal.disks if disk.source in free))
 
 
 class _ForgottenError(OutcomeUnknownError):
