@@ -85,6 +85,27 @@ def test_files_of_another_host_are_no_disks_to_be_removed(site: Site) -> None:
     assert not free.exists(), "what a migration that was cut off left is removed"
 
 
+def test_of_a_migration_that_was_cut_off_only_its_own_disks_are_removed(site: Site) -> None:
+    """The target adds files to the list."""
+    images = site.good.state_dir / "images"
+    precious, moved = images.parent / "precious", images / "web.raw"
+    disk = CopiedDisk(str(moved), "/x")
+
+    async def play() -> None:
+        images.mkdir(parents=True)
+        for file in (precious, moved):
+            file.write_bytes(b"x")
+        await make_home(site.good, "qa")
+        await CLAIM._replace(disks=(disk,)).write((site.good,))
+        added = (disk, CopiedDisk(str(precious), "/x"))
+        await site.told(CLAIM._replace(disks=added, step="release"))
+        await site.recover()
+
+    asyncio.run(play())
+    assert precious.exists()
+    assert not moved.exists()
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "another VM's": {"vm": "db"},
     "path as run": {"run": "../../x"},

@@ -87,10 +87,9 @@ async def recover(
         if (here or not stays) and (there or not arrived):
             if here is None or there is None:
                 ends = (source, target) if here else (target, source)
-                known = await _one_sided(last, *ends, note)
-                if isinstance(known, Recovery):
-                    return known
-                last = known
+                if ended := await _one_sided(last, *ends, note):
+                    return ended
+            last = await _believed(last, here, source)
             return await _recover(last, source, target, note, stays=stays)
         silent = target if stays else source
         try:
@@ -107,25 +106,35 @@ async def recover(
 
 async def _one_sided(
     journal: Journal, host: Host, other: Host, note: Callable[[str], None]
-) -> Recovery | Journal:
-    """What may be done of a run that `host` alone knows of, though `other` answers too.
+) -> Recovery | None:
+    """How a run ended that only `host` knows of, though `other` answers, if nothing may be done.
 
     Each end has the journal before anything is begun there, in the directory that goes with it. So
     where `other` has that directory, it had no part in this run, or none any more; else a host that
-    was broken into could have other hosts' VMs ended. Where it has none, at most images are left
-    there that were copied: those of its own that nothing uses.
+    was broken into could have other hosts' VMs ended.
     """
     if await other.exists(vm_dir(other.state_dir, journal.vm).path):
         await journal.remove((host,))
         note(f"run {journal.run} is known to {host.name} alone: it was not begun, or is done")
         outcome = UNDONE if host.name == journal.source else FINISHED
         return Recovery(journal.run, journal.vm, host.name, journal.step, outcome)
-    if host.name == journal.source:
+    return None
+
+
+async def _believed(journal: Journal, own: Journal | None, source: Host) -> Journal:
+    """The journal, with those disks whose images may be removed on the source when all is over.
+
+    By the target's word alone these are images in the source's own folder that nothing uses: what
+    else it names could be any file.
+    """
+    told = () if own is None else own.disks
+    if all(disk in told for disk in journal.disks):
         return journal
-    images = await looked_at(other, [Path(disk.source) for disk in journal.disks], {})
-    folder = other.state_dir / FOLDER
+    images = await looked_at(source, [Path(disk.source) for disk in journal.disks], {})
+    folder = source.state_dir / FOLDER
     free = {str(one.path) for one in images if not one.users and one.path.parent == folder}
-    return journal._replace(disks=tuple(disk for disk in journal.disks if disk.source in free))
+    kept = (disk for disk in journal.disks if disk in told or disk.source in free)
+    return journal._replace(disks=tuple(kept))
 
 
 class _ForgottenError(OutcomeUnknownError):
