@@ -69,3 +69,15 @@ def test_what_is_no_utf_8_is_said_to_be_none(short_path: Path, words: tuple[str,
     done = vmckpt(short_path, *words)
     assert done.returncode == 2
     assert "is no text" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("store", "init", ""), ("checkpoint", "list", "--store", " ")])
+def test_an_empty_place_is_not_the_directory_that_one_is_in(
+    short_path: Path, words: tuple[str, ...]
+) -> None:
+    """As with a variable of the shell that is not set."""
+    here = short_path / "here"
+    here.mkdir()
+    done = vmckpt(short_path / "state", *words, cwd=here)
+    assert done.returncode == 2, done.stderr
+    assert list(here.iterdir()) == []

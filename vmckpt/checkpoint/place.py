@@ -100,6 +100,12 @@ def parse_place(text: str, at: Host | None = None) -> Place:
 
     Raises UsageError, NotFoundError: there is no such host.
     """
+    if not text.strip():
+        raise UsageError(
+            "no store is named",
+            why="the place is empty",
+            remedy="write a directory, HOST: or a URL",
+        )
     if "://" in text:
         if not text.startswith((S3_SCHEME, SSH_SCHEME)):
             raise UsageError(
