@@ -14,7 +14,8 @@ import pytest
 
 from tests.contract.test_replication_claim import replaced
 from tests.contract.test_replication_leftovers import home, record, requested, stands
-from vmckpt.errors import OutcomeUnknownError, RefusedError
+from vmckpt.cli.drivers.direct import DirectVm
+from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
@@ -24,10 +25,13 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import Versioned
 from vmckpt.memory.ram_file import open_fd
+from vmckpt.migrate.options import Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import epochs, primary, recovery
+from vmckpt.replicate import request as replicated
 from vmckpt.replicate import stop as stopping
+from vmckpt.replicate.begin import start
 from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.epochs import Epochs
@@ -179,9 +183,7 @@ def test_a_stop_removes_what_was_taken_over_from(hosts: Hosts, tmp_path: Path) -
     replaced(hosts, tmp_path)
     record(tmp_path, "b/1", None)
     found = home(hosts[1], "new")
-    promoted = ENDED | {"state": "promoted", "primary": "a"}
-    promoted |= {"qemu_id": "new", "primary_qemu_id": "old"}
-    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted))
+    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
     asyncio.run(stop("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is None
     assert asyncio.run(read_vm(found.host, "web")) is not None
@@ -204,9 +206,8 @@ def test_of_two_homes_the_one_that_lost_its_term_goes_whatever_became_of_the_oth
     asyncio.run(store.replace("web", Record(2, "b/1", 1, Span(0.1)), over=1))
     if has_said_so:
         requested(hosts, tmp_path)
-        promoted = ENDED | {"state": "promoted", "primary": "a"}
-        promoted |= {"qemu_id": "newer", "primary_qemu_id": "older"}
-        Files.of(hosts[1], "web").status.write_text(json.dumps(promoted))
+        word = promoted_on(hosts[1], "newer") | {"primary_qemu_id": "older"}
+        Files.of(hosts[1], "web").status.write_text(json.dumps(word))
     assert asyncio.run(settle("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is None
     assert asyncio.run(read_vm(hosts[1], "web")) is not None
@@ -339,3 +340,93 @@ def test_a_recovery_lets_go_of_a_qemu_that_a_guard_held(
         asyncio.run(recover(files.path))
         qemu.kill()
     assert freed != ["T"]
+
+
+def promoted_on(host: Host, qemu_id: str) -> dict[str, Any]:
+    """The last word of a standby there that has the guest."""
+    return ENDED | {
+        "state": "promoted",
+        "primary": "a",
+        "standby": host.name,
+        "qemu_id": qemu_id,
+        "primary_qemu_id": "old",
+    }
+
+
+def taken_over(hosts: Hosts, tmp_path: Path) -> Vm:
+    """A VM that its standby on b took over from a, and which is off there."""
+    requested(hosts, tmp_path)
+    vm = home(hosts[1], "new")
+    Files.of(hosts[1], "web").status.write_text(json.dumps(promoted_on(hosts[1], "new")))
+    record(tmp_path, "b/1", None)
+    return vm
+
+
+def robbed(tmp_path: Path) -> None:
+    """`stop --standby-is-dead` on a, while b was off."""
+    taken = Record(2, "a/1/recovery", 1, Span(0.1))
+    asyncio.run(FileStore(tmp_path / "leases").replace("web", taken, over=1))
+
+
+def test_a_home_that_took_over_is_not_started_once_its_term_was_taken_from_it(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Its host was off, and the operator said so; what it had was a second guest afterwards."""
+    vm = taken_over(hosts, tmp_path)
+    for _ in "twice":
+        asyncio.run(require_decided(vm))
+    vm.directory.current.write_text(vm.qemu.to_json().replace("new", "started-anew"))
+    robbed(tmp_path)
+    elsewhere_, offline = LocalHost("c", tmp_path / "c", "127.0.0.1"), Options(offline=True)
+    for begun in (
+        lambda: DirectVm(vm).start(),
+        lambda: DirectVm(vm).migrate(elsewhere_, offline, lambda _: None),
+        lambda: start(vm, elsewhere_, replicated.Options("-"), "2"),
+    ):
+        with pytest.raises(RefusedError, match="may run on a"):
+            asyncio.run(begun())
+
+
+def test_without_the_arbiters_word_a_home_that_took_over_is_not_started(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    vm = taken_over(hosts, tmp_path)
+    (tmp_path / "leases").rename(tmp_path / "not mounted")
+    with pytest.raises(RefusedError, match="no record"):
+        asyncio.run(require_decided(vm))
+    asyncio.run(stop("web", hosts))  # both answer: it is nowhere else
+    asyncio.run(require_decided(vm))
+
+
+def test_a_stop_does_not_free_a_twin_while_the_other_host_is_silent(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    vm = taken_over(hosts, tmp_path)
+    robbed(tmp_path)
+    silent = SilentHost("a", tmp_path / "a", "127.0.0.1")
+    with pytest.raises(RefusedError, match="may run on a") as refused:
+        asyncio.run(stop("web", (silent, hosts[1])))
+    assert "--standby-is-dead" in refused.value.remedy
+    asyncio.run(stop("web", hosts))
+    asyncio.run(require_decided(vm))
+
+
+def test_a_twin_whose_term_was_taken_goes_when_the_other_home_is_seen(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    taken_over(hosts, tmp_path)
+    robbed(tmp_path)
+    home(hosts[0], "started-anew")
+    assert asyncio.run(settle("web", hosts))
+    assert asyncio.run(read_vm(hosts[0], "web")) is not None
+    assert asyncio.run(read_vm(hosts[1], "web")) is None
+
+
+class SilentHost(LocalHost):
+    """Out of reach."""
+
+    async def exists(self, path: Path) -> bool:
+        raise HostDownError(self.name, why=f"{path}: no answer", remedy="-")
+
+    async def read_text(self, path: Path) -> str | None:
+        raise HostDownError(self.name, why=f"{path}: no answer", remedy="-")

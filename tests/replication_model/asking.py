@@ -6,7 +6,12 @@ from tests.replication_model.machine import Host, Said
 from tests.replication_model.primary import Primary
 from tests.replication_model.process import POLL_S, Proc
 from tests.replication_model.qemu import Qemu
-from tests.replication_model.recovery import NO_ANSWER, ask_about, remove_stale_home
+from tests.replication_model.recovery import (
+    NO_ANSWER,
+    ask_about,
+    holder_of,
+    remove_stale_home,
+)
 from tests.replication_model.standby import Standby
 from tests.replication_model.world import sleep
 from vmckpt.lease.rule import Right
@@ -147,7 +152,7 @@ class Asking(Proc):
         stale = [
             (host, home)
             for host, home in homes
-            if home.claim is not None and await self._ask_about(host) is Right.ELSEWHERE
+            if holder_of(host, home) and await self._ask_about(host) is Right.ELSEWHERE
         ]
         if len(stale) == len(homes):
             return False

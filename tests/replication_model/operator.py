@@ -21,7 +21,13 @@ from tests.replication_model.asking import (
 from tests.replication_model.machine import Files, Host, Said
 from tests.replication_model.primary import Primary
 from tests.replication_model.process import POLL_S
-from tests.replication_model.recovery import Recovery, end_waiting, remove_stale_home
+from tests.replication_model.recovery import (
+    Recovery,
+    end_waiting,
+    holder_of,
+    remove_stale_home,
+    took_over,
+)
 from tests.replication_model.standby import Standby
 from tests.replication_model.stopping import Stopping
 from tests.replication_model.world import sleep
@@ -106,7 +112,7 @@ class Command(Stopping):
                 return
             if said.state in ENDED and said.ending != "yours":
                 return
-        elif home.claim is not None and is_over:
+        elif (home.claim is not None or took_over(host)) and is_over:
             await self._require_right(host)
             return
         elif said is None or (is_over and not (has_left(said) and is_of_home(host))):
@@ -116,7 +122,7 @@ class Command(Stopping):
     async def _require_right(self, host: Host) -> None:
         """claim.require_right"""
         home = host.home
-        if home is None or home.claim is None:
+        if home is None or holder_of(host, home) is None:
             return
         right = await self._ask_about(host)
         if right is not Right.OURS:
@@ -130,6 +136,8 @@ class Command(Stopping):
         home = host.home
         if home is None or (qemu := host.qemu_of(home)) is None:
             raise RefusedError("it does not run", START)
+        if took_over(host):
+            await self._require_right(host)
         await self._reach(standby)
         if home.replaces is not None and home.replaces[0] == standby.name:
             remove_stale_home(standby, home.replaces[1])

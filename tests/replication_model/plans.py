@@ -2,10 +2,10 @@
 
 from random import Random
 
-from tests.replication_model.asking import FAILOVER, PROTECT, START, STOP
+from tests.replication_model.asking import FAILOVER, PROTECT, START, STOP, STOP_OFF
 from tests.replication_model.world import Act, Plan
 
-COMMANDS = (START, PROTECT, FAILOVER, STOP)
+COMMANDS = (START, PROTECT, FAILOVER, STOP, STOP_OFF)
 ON_HOSTS = (
     "crash", "shutdown", "destroy", "stall", "cut arbiter", "cut operator", "isolate",
 )  # fmt: skip
@@ -20,7 +20,7 @@ BETWEEN = ("cut link", "cut path", "stop arbiter", "kill command")
 def plan_of(seed: int) -> Plan:
     """The schedule of that seed: of any kind, or of one in which a law is easily broken."""
     random = Random(seed)
-    kind = random.choice([_any, _any, _any, _one, _pair, _cut_off, _back])
+    kind = random.choice([_any, _any, _any, _one, _pair, _cut_off, _back, _off, _both])
     acts = kind(random)
     if random.random() < 0.97:
         acts.insert(0, Act(random.choice([0.2, 0.5]), PROTECT))
@@ -62,6 +62,21 @@ def _pair(random: Random) -> list[Act]:
     return [*acts, *(_asked(random, 10.0) for _ in range(random.choice([0, 1])))]
 
 
+def _both(random: Random) -> list[Act]:
+    """Both hosts are rebooted, or all that could stop the guest is frozen while it is cut off."""
+    if random.random() < 0.5:
+        kinds, hosts = ("crash", "shutdown"), ("primary", "standby")
+        reboots = [Act(0.0, random.choice(kinds), host, random.uniform(1, 30)) for host in hosts]
+        acts = [reboots[0]._replace(after_s=5.0), reboots[1]._replace(after_s=random.random() * 4)]
+    else:
+        cut = random.choice(["isolate", "cut arbiter", "cut link"])
+        kinds_ = ["freeze service", "freeze guard", cut]
+        random.shuffle(kinds_)
+        acts = [Act(random.random() / 4, kind, "primary", 20.0) for kind in kinds_]
+        acts[0] = acts[0]._replace(after_s=5.0)
+    return [*acts, *(_asked(random, 20.0) for _ in range(random.choice([0, 1, 2])))]
+
+
 def _cut_off(random: Random) -> list[Act]:
     """A primary that hears nothing for long, a standby that is not seen, and commands meanwhile."""
     first = Act(4.0 + random.random(), random.choice(["isolate", "isolate", "stall"]), "a", 15.0)
@@ -80,6 +95,16 @@ def _back(random: Random) -> list[Act]:
     away = Act(5.0, random.choice(["crash", "terminate service", FAILOVER]), "a", 3.0)
     again = Act(random.choice([15.0, 40.0]), PROTECT)
     return [away, again, *_any(random)]
+
+
+def _off(random: Random) -> list[Act]:
+    """The host that took over goes off, and the operator says so; later it is back."""
+    first = Act(5.0, random.choice(["isolate", "crash", FAILOVER]), "a", 8.0)
+    off = Act(random.uniform(12.0, 30.0), random.choice(["crash", "crash", "isolate"]), "b", 70.0)
+    acts = [first, off, Act(4.0, STOP_OFF), Act(random.uniform(15.0, 30.0), START)]
+    acts.append(Act(random.choice([2.0, 60.0]), "cut operator", random.choice("aab"), 60.0))
+    acts += [_asked(random, 4.0) for _ in range(random.choice([1, 2, 3]))]
+    return acts
 
 
 def _fault(random: Random, after_s: float) -> Act:

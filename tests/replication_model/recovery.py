@@ -11,15 +11,33 @@ from vmckpt.errors import OutcomeUnknownError, RefusedError, StorageError, Vmckp
 from vmckpt.lease.lease import Lease
 from vmckpt.lease.rule import Claimant, Holding, Right, right_of
 from vmckpt.lease.store import ArbiterDownError
-from vmckpt.replicate.keeper import GIVEN_UP_S
+from vmckpt.replicate.keeper import GIVEN_UP_S, MARGIN_S
 
 NO_ANSWER = (ArbiterDownError, OutcomeUnknownError, StorageError)
+
+
+def holder_of(host: Host, home: Home) -> str | None:
+    """Whom the home there has its term by: of its claim, or the standby that took over."""
+    files = host.files
+    if home.claim is None and took_over(host) and files is not None:
+        return f"{host.name}/{files.run}"
+    return home.claim
+
+
+def took_over(host: Host) -> bool:
+    """claim.took_over"""
+    return (
+        host.files is not None
+        and host.files.role == "standby"
+        and host.home is not None
+        and "twin" not in host.world.without
+    )
 
 
 async def ask_about(host: Host, home: Home) -> Right:
     """claim.examine: what the arbiter says of the claim. Raises as it does."""
     found = await host.read("web")
-    return right_of(found.record if found else None, home.claim or "")
+    return right_of(found.record if found else None, holder_of(host, home) or "")
 
 
 def remove_stale_home(host: Host, qemu_id: int) -> None:
@@ -164,15 +182,34 @@ class Abandon(Proc):
             if host.home is None:
                 await give_up_term(host, self._files)
             elif (qemu := host.qemu_of(host.home)) is not None and not qemu.runs:
-                try:
-                    await qemu.ask(qemu.cont)
-                except QemuLostError as exc:
-                    self.world.note(f"{exc}")
+                await self._run_again(qemu)
         self.end()
+
+    async def _run_again(self, qemu: Qemu) -> None:
+        """recovery._runs_again"""
+        host, files = self.host, self._files
+        while (lease := await _taken_again(host, files)) is not None:
+            if host.clock() + MARGIN_S < lease.held_until_s:
+                with suppress(QemuLostError):
+                    await qemu.ask(qemu.cont)
+                return
+        with suppress(VmckptError):
+            found = await host.read("web")
+            if found is not None and not files.is_standbys(found.record.holder):
+                remove_stale_home(host, qemu.id)
 
 
 async def give_up_term(host: Host, files: Files) -> None:
     """recovery.give_up_term"""
+    while (lease := await _taken_again(host, files)) is not None:
+        with suppress(VmckptError):
+            await lease.give_up()
+            return
+        await sleep(POLL_S)
+
+
+async def _taken_again(host: Host, files: Files) -> Lease | None:
+    """recovery._taken_again"""
     ended, world = f"{files.standby.name}/{files.run}", host.world
     unknown_until_s = math.inf
     while host.files is files:
@@ -181,13 +218,13 @@ async def give_up_term(host: Host, files: Files) -> None:
             if found is None:
                 unknown_until_s = min(unknown_until_s, world.now_s + GIVEN_UP_S)
                 if world.now_s > unknown_until_s:
-                    return
+                    return None
             elif found.record.released or not files.is_standbys(found.record.holder):
-                return
+                return None
             else:
                 term, holder = found.record.term, found.record.holder
                 lease = host.lease(Claimant(f"{ended}/abandon/{term}", succeeds=holder))
                 await lease.take(Holding(term, holder))
-                await lease.give_up()
-                return
+                return lease
         await sleep(POLL_S)
+    return None

@@ -76,6 +76,8 @@ class Schedule:
         host = self._host(act.on)
         if act.kind not in COMMANDS:
             self._expect(act, host)
+        if act.kind == STOP_OFF and not self._is_off():
+            return
         world.note(f"-- {act.kind} {host.name} {act.for_s:.2f}")
         world.seen[act.kind] += 1
         until_s = world.now_s + act.for_s
@@ -88,11 +90,11 @@ class Schedule:
             case ["stop", "arbiter"]:
                 for one in world.hosts:
                     one.to_arbiter_from_s = until_s
+            case _ if act.kind in COMMANDS:
+                self._command(act.kind, host)
             case ["kill", "command"]:
                 for proc in list(self._desk.procs):
                     proc.kill()
-            case [kind] if kind in COMMANDS:
-                self._command(kind, host)
             case [what, whom]:
                 self._hurt(what, whom, host, act.for_s)
             case [what]:
@@ -158,15 +160,19 @@ class Schedule:
             else:
                 proc.terminate()
 
+    def _is_off(self) -> bool:
+        """Whether a host is, as the operator says, who takes what the other has for good enough."""
+        for host in self.world.hosts:
+            if not host.is_up:
+                self.world.forgive(_states_of(other_of(self.world.hosts, host)))
+                return True
+        return False
+
     def _destroy(self, host: Host) -> None:
         host.go_down()
         host.is_gone = True
-        other = other_of(self.world.hosts, host)
-        left: list[State] = [qemu.state for qemu in other.qemus]
-        left += [other.home.disk] if other.home is not None else []
-        left += [one.state for one in other.procs if isinstance(one, Standby) and one.state]
         host.home = host.files = None
-        self.world.forgive(left)
+        self.world.forgive(_states_of(other_of(self.world.hosts, host)))
 
     def _shut_down(self, host: Host, for_s: float) -> None:
         """SIGTERM to all, in no order; what lives on is ended with the power."""
@@ -253,7 +259,7 @@ class Schedule:
         for remedy in command.error.remedies:
             if remedy == WAIT:
                 self._until_fine(FINE_S)
-            if remedy in tried or remedy not in (*COMMANDS, STOP_OFF, STOP_GONE):
+            if remedy in tried or remedy not in (*COMMANDS, STOP_GONE):
                 continue
             if remedy == STOP_OFF and all(host.is_up for host in world.hosts):
                 continue
@@ -281,6 +287,13 @@ class Schedule:
             for host in self.world.hosts
             for proc in host.procs
         )
+
+
+def _states_of(host: Host) -> list[State]:
+    """What a host has of the guest."""
+    states = [qemu.state for qemu in host.qemus]
+    states += [host.home.disk] if host.home is not None else []
+    return states + [one.state for one in host.procs if isinstance(one, Standby) and one.state]
 
 
 def played(plan: Plan, without: frozenset[str] = frozenset()) -> tuple[World, str]:

@@ -14,7 +14,7 @@ from tests.replication_model.asking import (
     refused,
 )
 from tests.replication_model.machine import Host, Said
-from tests.replication_model.recovery import Abandon, Recovery, end_waiting
+from tests.replication_model.recovery import Abandon, Recovery, end_waiting, holder_of
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.control import GO_ALONE, TIMEOUT_S
 from vmckpt.replicate.request import PROMOTED
@@ -46,7 +46,7 @@ class Stopping(Asking):
             await self._settle()
         except SilentError as exc:
             self.world.note(f"operator: {exc}")
-        await self._require_may_run(found)
+        await self._require_may_run(found, is_dead=is_dead)
         for host, _ in found:
             await self._reach(host)
             host.files = None
@@ -91,16 +91,19 @@ class Stopping(Asking):
             if right is not Right.OURS:
                 raise refused(right)
 
-    async def _require_may_run(self, found: list[Side]) -> None:
-        primaries = [host for host, said in found if said.role == "primary"]
-        up, _ = await self._reached()
-        if any(host.home is not None and host not in primaries for host in up):
+    async def _require_may_run(self, found: list[Side], *, is_dead: bool) -> None:
+        up, silent = await self._reached()
+        homes = [host for host in up if host.home is not None]
+        if len(homes) != 1:
             return
-        for host in primaries:
-            if host.home is not None and host.home.claim is not None:
-                right = await self._ask_about(host)
-                if right is not Right.OURS:
-                    raise refused(right)
+        host, roles = homes[0], {one: said.role for one, said in found}
+        may_be_elsewhere = roles.get(host) == "standby" and silent and not is_dead
+        if (roles.get(host) != "primary" and not may_be_elsewhere) or host.home is None:
+            return
+        if holder_of(host, host.home) is not None:
+            right = await self._ask_about(host)
+            if right is not Right.OURS:
+                raise refused(right)
 
     async def _settle_term(self, found: list[Side], *, is_dead: bool) -> None:
         primaries = {host for host, said in found if said.role == "primary"}

@@ -27,7 +27,7 @@ class Role(StrEnum):
 def replica(
     role: Annotated[Role, typer.Argument(help="Which service, or what to do after its death.")],
     directory: Annotated[
-        Path, typer.Argument(help="Directory of the request; of `examine` the claim's file.")
+        Path, typer.Argument(help="Directory of the request; of `examine` also a claim's file.")
     ],
     standby_is_dead: Annotated[
         bool, typer.Option("--standby-is-dead", help="Of `release`: take the term from a standby.")

@@ -14,7 +14,7 @@ from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
-from vmckpt.replicate.claim import is_of_this_home
+from vmckpt.replicate.claim import is_of_this_home, require_right, took_over
 from vmckpt.replicate.control import DISMISS, ask
 from vmckpt.replicate.disks.checks import copied_disks
 from vmckpt.replicate.folding import fold_there
@@ -49,6 +49,8 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
     Raises RefusedError (nothing was changed), OperationFailedError (undone: the VM runs on where it
     was, unprotected), HostDownError.
     """
+    if await took_over(vm):
+        await require_right(vm)  # a twin has no term to begin with
     await remove_replaced(vm, standby)
     if await vm.host.exists(vm.directory.aside_request):
         await _require_new(vm, standby)

@@ -3,10 +3,12 @@
 The primary's service writes it before a replica may take over, and removes it once the arbiter has
 recorded that none may. While it is there the guest is never started from this host's disks unless
 the arbiter says that nobody else has it, whatever became of services, their files and other hosts.
-It goes with the VM's directory: a VM that arrives here anew has none.
+It goes with the VM's directory: a VM that arrives here anew has none. Of a VM that a standby took
+over the same is asked, by its service's files, while they are there.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,7 +18,7 @@ from vmckpt.events.durable import write_durably
 from vmckpt.foreign import parse
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.replicate.arbiter import open_arbiter
-from vmckpt.replicate.request import Files, Options, Request
+from vmckpt.replicate.request import Files, Options, Request, read_request
 from vmckpt.vm.inventory import Vm
 
 FORMAT = 1
@@ -61,9 +63,19 @@ class Answer(NamedTuple):
     standby: str
 
 
+def _of_standby(request: Request) -> Claim:
+    """What a standby that took over has the guest by: an operator may have let the term be taken
+    from it, while its host was off.
+    """
+    holder, options = f"{request.standby.name}/{request.run}", request.options
+    return Claim(request.vm, holder, request.primary.name, options.arbiter, options.credentials)
+
+
 async def examine(path: Path) -> Answer:
-    """Ask the arbiter about the claim at `path`, on its own host. Raises as the arbiter does."""
-    claim = Claim.read(path)
+    """Ask the arbiter about the claim at `path`, or the standby whose directory that is, on its own
+    host. Raises as the arbiter does.
+    """
+    claim = _of_standby(read_request(path)) if path.is_dir() else Claim.read(path)
     found = await open_arbiter(Options(claim.arbiter, credentials=claim.credentials)).read(claim.vm)
     record = found.record if found else None
     holder = record.holder if record else ""
@@ -71,13 +83,16 @@ async def examine(path: Path) -> Answer:
 
 
 async def ask_about(vm: Vm) -> Answer | None:
-    """The arbiter's answer about the VM's claim; None: there is no claim.
+    """The arbiter's answer about the VM's claim, or about what it was taken over by there.
 
-    Raises HostDownError when the arbiter gives no answer: then nothing may be started.
+    None: there is neither. Raises HostDownError when the arbiter gives no answer: then nothing may
+    be started.
     """
     path = vm.directory.claim
     if not await vm.host.exists(path):
-        return None
+        if not await took_over(vm):
+            return None
+        path = Files.of(vm.host, vm.name).path
     command = [*await vm.host.own_command(), "replica", "examine", str(path)]
     done = await vm.host.run(command, ASK_TIMEOUT_S)
     try:
@@ -88,8 +103,8 @@ async def ask_about(vm: Vm) -> Answer | None:
     except (ValueError, KeyError, TypeError) as exc:
         raise HostDownError(
             f"cannot tell whether another host runs '{vm.name}'",
-            why=f"it was protected from {vm.host.name}, and the arbiter gives no answer: {exc}",
-            remedy=f"bring the arbiter back; if it and the standby are gone for good: "
+            why=f"{vm.host.name} was a host of its replication; the arbiter gives no answer: {exc}",
+            remedy=f"bring the arbiter back; if it and the other host are gone for good: "
             f"vmckpt replicate stop {vm.name} --standby-is-dead",
         ) from exc
 
@@ -98,11 +113,28 @@ async def is_of_this_home(vm: Vm) -> bool:
     """Whether the replication that its host knows of was of this home, not of an earlier one."""
     if await vm.host.exists(vm.directory.claim):
         return True
+    try:
+        request = await _request_there(vm)
+    except ValueError:
+        return True  # of another version: rather refused once too often
+    return request is not None and request.qemu_id == vm.qemu.files.qemu_id
+
+
+async def took_over(vm: Vm) -> bool:
+    """Whether its host is at home to it as a standby that took over."""
+    with suppress(ValueError):
+        request = await _request_there(vm)
+        return request is not None and request.standby.name == vm.host.name
+    return False
+
+
+async def _request_there(vm: Vm) -> Request | None:
+    """Of the replication that its host knows of. Raises ValueError: of another version."""
     text = await vm.host.read_text(Files.of(vm.host, vm.name).request)
     try:
-        return text is not None and Request.from_text(text).qemu_id == vm.qemu.files.qemu_id
-    except (ValueError, KeyError, TypeError):
-        return True  # of another version: rather refused once too often
+        return None if text is None else Request.from_text(text)
+    except (KeyError, TypeError) as exc:
+        raise ValueError(str(exc)) from exc
 
 
 async def require_right(vm: Vm) -> None:

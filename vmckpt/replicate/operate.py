@@ -14,7 +14,7 @@ from vmckpt.errors import (
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
-from vmckpt.replicate.claim import ask_about, is_of_this_home, require_right
+from vmckpt.replicate.claim import ask_about, is_of_this_home, require_right, took_over
 from vmckpt.replicate.control import ask
 from vmckpt.replicate.leftovers import remove_stale_home
 from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
@@ -202,9 +202,9 @@ async def require_decided(vm: Vm) -> None:
     The arbiter is asked wherever one may. Raises RefusedError, HostDownError (it does not answer).
     """
     side = await side_of(vm.host, vm.name)
-    has_claim = await vm.host.exists(vm.directory.claim)
+    is_asked = await vm.host.exists(vm.directory.claim) or await took_over(vm)
     is_over = side is None or side.status["role"] != "primary" or side.status["state"] in ENDED
-    if has_claim and is_over:
+    if is_asked and is_over:
         await require_right(vm)
         return
     if side is None or (is_over and not (has_left(side.status) and await is_of_this_home(vm))):

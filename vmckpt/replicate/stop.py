@@ -82,7 +82,7 @@ async def stop(
         await _settle_standbys(name, found, copies)
     with suppress(HostDownError):  # what an old primary still has is stale
         await settle(name, hosts)
-    await _require_may_run(name, found, hosts)
+    await _require_may_run(name, found, hosts, standby_is_dead=standby_is_dead)
     if await stand_aside(name, hosts):
         await fold_there(name, hosts, standby_is_dead=standby_is_dead)
     for side in found:
@@ -114,18 +114,24 @@ async def _require_no_other_home(name: str, found: Iterable[Side], hosts: Iterab
             raise _not_freed(vm, answer)
 
 
-async def _require_may_run(name: str, found: Iterable[Side], hosts: Iterable[Host]) -> None:
+async def _require_may_run(
+    name: str, found: Iterable[Side], hosts: Iterable[Host], *, standby_is_dead: bool
+) -> None:
     """Raises RefusedError when the only home of the VM may not run: another still holds the term.
 
-    The services' files stay then: a `stop` that is told that the other host is dead needs them.
+    The services' files stay then: a `stop` that is told that the other host is dead needs them. Of
+    a home that took over only a host that gives no answer may hold it.
     """
-    if await _is_elsewhere(name, found, hosts):
+    answers = await ask_every(hosts, lambda host: read_vm(host, name))
+    homes = [vm for vm in answers.given if vm is not None]
+    if len(homes) != 1:
         return
-    for side in found:
-        vm = await read_vm(side.host, name) if side.status["role"] == "primary" else None
-        answer = await ask_about(vm) if vm is not None else None
-        if vm is not None and answer is not None and answer.right is not Right.OURS:
-            raise _not_freed(vm, answer)
+    vm, roles = homes[0], {side.host.name: side.status["role"] for side in found}
+    role = roles.get(vm.host.name)
+    may_be_elsewhere = role == "standby" and answers.silent and not standby_is_dead
+    answer = await ask_about(vm) if role == "primary" or may_be_elsewhere else None
+    if answer is not None and answer.right is not Right.OURS:
+        raise _not_freed(vm, answer)
 
 
 def _not_freed(vm: Vm, answer: Answer) -> RefusedError:
