@@ -31,7 +31,7 @@ from vmckpt.store.manifest import (
     AreaFacts,
     Manifest,
 )
-from vmckpt.store.maps import Refs, make_refs
+from vmckpt.store.maps import Refs, encode, make_refs
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.pack import _TRAILER
 from vmckpt.store.sealing.seal import Box
@@ -375,3 +375,20 @@ def test_maps_that_name_what_their_packs_have_not(bench: Bench, what: str) -> No
         assert repair(store, plan_repair(store), remove_lost=True).removed == [hostile.id]
         require_same(store, bench.good, bench.ram)
         assert check(store).whole
+
+
+def test_many_areas_that_fit_one_by_one_and_not_together(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = 1 << 12
+    monkeypatch.setattr("vmckpt.store.maps._MEMORY_BYTES", 3 * 48 * chunks)
+    words = [[f"disk-{number}", chunks * 4096, 4096, 0] for number in range(4)]
+    empty = encode(np.zeros(chunks, np.uint64), np.zeros(chunks, np.uint64))
+    for word in words:
+        word[3] = len(empty)
+    hostile = maps_bytes({"base": None, "packs": [], "areas": words}, empty * 4)
+    with open_store(str(bench.place)) as store:
+        store.maps(bench.good.id)
+        one = write_checkpoint(store, 1, json.dumps(manifest_words()).encode(), hostile)
+        with pytest.raises(DamagedError, match="cannot be read"):
+            store.maps(one)

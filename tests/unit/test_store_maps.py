@@ -1,5 +1,7 @@
 """Maps of chunks, and what they come to in bytes."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,3 +63,31 @@ def test_what_names_more_than_there_is_is_damaged() -> None:
         decode(data, np.zeros(9, dtype=np.uint64), "x", 2)
     with pytest.raises(DamagedError, match="damaged"):
         decode(b"no zstd", np.zeros(9, dtype=np.uint64), "x", 2)
+
+
+@given(new=RUNS, old=RUNS, chunks=st.integers(1, 200), at_once=st.integers(1, 30))
+def test_made_in_parts_a_map_is_the_same(
+    new: list[tuple[int, int, int, int]],
+    old: list[tuple[int, int, int, int]],
+    chunks: int,
+    at_once: int,
+) -> None:
+    refs, base = refs_of(new, chunks), refs_of(old, chunks)
+    data = encode(refs, base)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vmckpt.store.maps._AT_ONCE", at_once)
+        assert np.array_equal(decode(data, base, "x", 3), refs)
+
+
+def test_a_map_of_a_few_bytes_takes_no_more_memory_than_the_area_has() -> None:
+    chunks = 1 << 22
+    base = np.zeros(chunks, dtype=np.uint64)
+    data = encode(make_refs(0, np.arange(chunks)), base)
+    assert len(data) < 64
+    tracemalloc.start()
+    try:
+        decode(data, base, "x", 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.5 * base.nbytes

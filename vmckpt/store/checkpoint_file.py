@@ -173,13 +173,14 @@ class Files:
     def _areas(
         self, areas: list[Any], data: bytes, maps: Maps, name: str
     ) -> Iterable[tuple[str, AreaMap]]:
-        at = 0
+        at = total = 0
         for written in areas:
             area, size, chunk, length = row(written, 4)
             size_bytes, chunk_bytes = area_shape(size, chunk)
             end = at + count(length, len(data) - at)
             chunks = -(-size_bytes // chunk_bytes)
-            require_memory(chunks, name)
+            total += chunks
+            require_memory(total, name)
             base = base_refs(maps, text(area), chunk_bytes, chunks)
             refs = decode(data[at:end], base, name, len(maps.packs))
             yield area, AreaMap(size_bytes, chunk_bytes, refs)

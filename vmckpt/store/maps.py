@@ -24,6 +24,8 @@ SLOT_BITS = 32
 _SLOT_MASK = np.uint64((1 << SLOT_BITS) - 1)
 _LEVEL = 9
 _COLUMNS = 4
+# Chunks whose words are made at once.
+_AT_ONCE = 1 << 20
 _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -51,10 +53,10 @@ def resized(refs: Refs, chunks: int) -> Refs:
 
 
 def require_memory(chunks: int, name: str) -> None:
-    """Raises DamagedError when this machine cannot hold the map of so large an area."""
-    if 16 * chunks > _MEMORY_BYTES // 2:
+    """Raises DamagedError when this machine cannot hold maps of so many chunks."""
+    if 24 * chunks > _MEMORY_BYTES // 2:  # the base, what differs from it, and that in the making
         raise damaged(
-            f"{name} cannot be read", f"it has an area of {chunks} chunks: more than fits in memory"
+            f"{name} cannot be read", f"it has areas of {chunks} chunks: more than fits in memory"
         )
 
 
@@ -100,10 +102,27 @@ def decode(data: bytes, base: Refs, name: str, pack_count: int) -> Refs:
     ):
         raise damaged(f"{name} is damaged", "a map names what is not there")
     refs = base.copy()
+    done = np.cumsum(lengths)
+    at = 0
+    while at < len(lengths):
+        # A few bytes may stand for the whole area: no more than a part of it is made at once.
+        to = int(np.searchsorted(done, done[at] - lengths[at] + _AT_ONCE, side="right"))
+        if to <= at + 1:
+            first, last = int(firsts[at]), int(firsts[at] + lengths[at])
+            word = (int(packs[at]) << SLOT_BITS) | int(slots[at])
+            there = packs[at] != 0
+            refs[first:last] = np.arange(word, word + last - first, dtype=np.uint64) if there else 0
+        else:
+            _fill(refs, *(column[at:to] for column in (firsts, lengths, packs, slots)))
+        at = max(to, at + 1)
+    return refs
+
+
+def _fill(refs: Refs, firsts: Numbers, lengths: Numbers, packs: Numbers, slots: Numbers) -> None:
+    """Runs of an area's map."""
     total = int(lengths.sum())
     within = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     values = np.repeat(slots, lengths) + within
     where = np.repeat(packs, lengths)
     values = np.where(where == 0, 0, values | (where << SLOT_BITS))
     refs[np.repeat(firsts, lengths) + within] = values.astype(np.uint64)
-    return refs

@@ -229,9 +229,9 @@ class _Running:
         try:
             gone = await self._tools.work.prune(self._record, taken)
         except VmckptError as exc:
-            text = f"what is not to be kept is still there: {exc}"
+            text = f"what is not to be kept, or its space, is still there: {exc}"
             self._tell("not-pruned", text)
-            return text
+            return "" if isinstance(exc, BusyError) else text  # another one's gc is no trouble
         if gone.clocks:
             self._tell("note", gone.clocks)
         if gone.names:
