@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.test_checkpoint_tree import entry
-from vmckpt.checkpoint.catalogue import Catalogue, _different, _merged
+from vmckpt.checkpoint.catalogue import Catalogue, _agreeing, _different, _merged, is_same
 from vmckpt.checkpoint.place import Place, own
 from vmckpt.errors import HostDownError, NotFoundError, UsageError
 from vmckpt.hosts.local import LocalHost
@@ -45,3 +46,26 @@ def test_stores_that_were_not_looked_into_are_named() -> None:
     with pytest.raises(NotFoundError) as told:
         Catalogue([], [down]).find("a")
     assert "host lab-b is down: no answer" in told.value.why
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"vm_id": "x"}, {"created_unix_s": 5.0}, {"sequence": 1}, {"parent": "b" * 32}, {"facts": {}}],
+)
+def test_what_one_store_says_of_anothers_checkpoint_does_not_count(
+    changed: dict[str, Any],
+) -> None:
+    """A client that only adds to it could have retention remove the newest from all of them."""
+    mine = replace(entry("a", 1, None).manifest, vm_id="v", sequence=9)
+    hostile = replace(mine, **changed)
+    copy = replace(mine, added_bytes=7, packs=("c" * 32,))
+    for found in (
+        [(BUCKET, hostile), (own(A), mine), (own(B), copy)],
+        [(own(B), copy), (own(A), mine), (BUCKET, hostile)],
+    ):
+        kept, [error] = _agreeing(found)
+        [one] = _merged(kept)
+        assert BUCKET not in one.places
+        assert len(one.places) == 2
+        assert is_same(one.manifest, mine)
+        assert BUCKET.label in error.what

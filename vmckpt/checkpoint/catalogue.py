@@ -139,13 +139,57 @@ async def catalogue(
 
     found = await asyncio.gather(*(look(place) for place in places))
     unreadable = tuple(one for there in found for one in there.damaged)
-    silent += [*mute, *(one.error for one in unreadable)]
+    manifests, others = _agreeing([one for there in found for one in there.manifests])
+    silent += [*mute, *(one.error for one in unreadable), *others]
     pins: Pinned = {}
     for there in found:
         for checkpoint_id, those in there.pins.items():
             pins[checkpoint_id] = (*pins.get(checkpoint_id, ()), *those)
-    entries = _merged([one for there in found for one in there.manifests], pins)
-    return Catalogue(entries, silent, unreadable)
+    return Catalogue(_merged(manifests, pins), silent, unreadable)
+
+
+def is_same(one: Manifest, other: Manifest) -> bool:
+    """Whether two manifests of one id are of one checkpoint: a copy says the same of it.
+
+    One that an older vmckpt made leaves out what that did not know.
+    """
+    words = ("vm", "parent", "created_unix_s", "facts")
+    if any(getattr(one, word) != getattr(other, word) for word in words):
+        return False
+    later = ((one.vm_id, other.vm_id), (one.sequence, other.sequence))
+    return all(None in pair or pair[0] == pair[1] for pair in later)
+
+
+def _agreeing(
+    found: Sequence[tuple[Place, Manifest]],
+) -> tuple[list[tuple[Place, Manifest]], list[VmckptError]]:
+    """What the nearest store says of each checkpoint, and the others that say the same.
+
+    Who can add to one store must not say of another's checkpoint that it is old.
+    """
+    nearest = dict[str, Manifest]()
+    kept, errors = list[tuple[Place, Manifest]](), list[VmckptError]()
+    for place, manifest in sorted(found, key=lambda one: _distance(one[0])):
+        if is_same(nearest.setdefault(manifest.id, manifest), manifest):
+            kept.append((place, manifest))
+        else:
+            errors.append(contradiction(place, manifest.id))
+    return kept, errors
+
+
+def contradiction(place: Place, checkpoint_id: str) -> StorageError:
+    """A store has another checkpoint of that id."""
+    return StorageError(
+        f"checkpoint {checkpoint_id} in {place.label} is not the one of that id in another store",
+        why="what it says of itself differs, and a copy says the same",
+        remedy=f"find out who wrote it, and remove it: vmckpt checkpoint rm {checkpoint_id} "
+        f"--store {place.label}",
+    )
+
+
+def _distance(place: Place) -> tuple[bool, bool]:
+    """Those of this machine come first."""
+    return not place.is_here, place.host is None
 
 
 async def known_places(
@@ -215,7 +259,7 @@ def _merged(
         manifests[manifest.id] = manifest
     entries = {
         one: Entry(
-            tuple(sorted(places[one], key=lambda place: (not place.is_here, place.host is None))),
+            tuple(sorted(places[one], key=_distance)),
             manifest,
             _facts(manifest),
             tuple({pin.id: pin for pin in pins.get(one, ())}.values()),

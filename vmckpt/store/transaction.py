@@ -333,8 +333,8 @@ class Transaction:
             raise OutcomeUnknownError(
                 f"whether checkpoint {self.id} is in the store is not known",
                 why=f"writing it failed, and so did removing it: {exc.why}",
-                remedy="see `vmckpt checkpoint list` once the store answers; if it is listed, it "
-                "is complete",
+                remedy="see `vmckpt checkpoint list` once the store answers; if it is listed, "
+                "`vmckpt store check` says whether it is complete",
             ) from exc
 
 

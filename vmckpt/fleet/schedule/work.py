@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from vmckpt.checkpoint.catalogue import Entry, catalogue
+from vmckpt.checkpoint.catalogue import Entry, catalogue, contradiction, is_same
 from vmckpt.checkpoint.facts import Facts
 from vmckpt.checkpoint.look import prune
 from vmckpt.checkpoint.operate import create
@@ -124,9 +124,14 @@ class Checkpoints:
                 silent.append(f"{exc.what}: {exc.why}")
                 continue
             for one in there.entries:
-                known = entries.get(one.id)
-                both = (*known.places, *one.places) if known else one.places
-                entries[one.id] = replace(one, places=both)
+                known = entries.get(one.id, one)
+                if not is_same(known.manifest, one.manifest):
+                    error = contradiction(one.place, one.id)
+                    silent.append(f"{error.what}: {error.why}")
+                    continue
+                both = one.places if known is one else (*known.places, *one.places)
+                pins = (*known.pins, *(pin for pin in one.pins if pin not in known.pins))
+                entries[one.id] = replace(known, places=both, pins=pins)
                 places |= {place.label: place for place in one.places}
         gone, clocks = list[Entry](), ""
         if taken in entries:
