@@ -19,7 +19,7 @@ from vmckpt.store.area import Area
 from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
 
@@ -96,6 +96,7 @@ def test_damage_in_what_was_saved_is_told_as_damage(tmp_path: Path) -> None:
 
     async def client(monitor: Monitor) -> None:
         with pytest.raises(DamagedError, match="not what was written"):
-            await load_whole(monitor, cast("Area", Damaged()), mapped=False, file=tmp_path / "x")
+            area, files = cast("Area", Damaged()), QemuDir(tmp_path, "guest", "12345678")
+            await load_whole(monitor, area, files, mapped=False, file=tmp_path / "x")
 
     play(script, client)

@@ -73,7 +73,7 @@ async def _same_at_every_epoch(made: World, guest: LabGuest) -> None:
         image_ = stack.enter_context(opened(copy, "raw"))
         sources = [Source(0, "disk0", disk.stat().st_size)]
         socket = made.state_dir / "disks.sock"
-        async with mirrored(monitor, sources, socket, told.append) as mirrors:
+        async with mirrored(monitor, sources, socket, told.append, lambda _: None) as mirrors:
             await begun(mirrors, image_)
             before = (await control.stat()).disk_seq
 

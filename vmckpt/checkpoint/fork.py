@@ -48,8 +48,12 @@ from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import homes
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import IMAGES, lock_path
+from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec import Spec
 from vmckpt.vm.start import end_qemu, no_room, plug_taps, start_qemu, sweep
+
+# Since when a memory-backend-file that is read-only can be RAM.
+READ_ONLY_RAM = (8, 2, 0)
 
 
 class Wish(NamedTuple):
@@ -137,6 +141,7 @@ class _Forking:
                 why="it was saved as a whole (--kind file): its memory is as QEMU wrote it",
                 remedy="make a copy of it (vmckpt checkpoint restore ID --as NAME), and fork that",
             )
+        await self._require_read_only_memory()
         names = [check_name(name, "VM") for name in self._wish.names]
         plugged, wish = self._wish.plugged, self._wish
         manifest = self._point.manifest
@@ -175,6 +180,20 @@ class _Forking:
         finally:
             if self._ram >= 0:
                 os.close(self._ram)
+
+    async def _require_read_only_memory(self) -> None:
+        """Raises RefusedError where forks with users of their own could write to one another's."""
+        if self._host.vm_uids is None:
+            return
+        found = (await abilities(self._host)).version
+        if found < READ_ONLY_RAM:
+            raise RefusedError(
+                f"the checkpoint cannot be forked on {self._host.name}",
+                why="its VMs have users of their own (--vm-uids), which may not write to memory "
+                f"that they share; QEMU {found} cannot open it for reading alone",
+                remedy="use QEMU 8.2 or newer there, or make copies: vmckpt checkpoint restore ID "
+                "--as NAME",
+            )
 
     async def _require_room(self, spec: Spec) -> None:
         """For what they share, and all that each may come to write. Raises RefusedError."""
@@ -279,6 +298,8 @@ class _Forking:
             write_overlay(disk.path, facts.size_bytes, self._disks[disk.number], facts.format)
         await host.make_private_dir(files.memory(spec.ram_dir))
         give_name(self._ram, files.ram(spec.ram_dir))
+        # Its QEMU's user goes by it.
+        await host.write_text(vm.directory.identity, f"{new_identity()}\n")
         qemu, monitor = await start_qemu(
             host, spec, vm.qemu.platform, files, incoming=True, private_ram=True
         )
@@ -297,7 +318,6 @@ class _Forking:
                 await plug_taps(host, spec, files)
             await plug_in(vm._replace(qemu=qemu), monitor)
             await host.write_text(vm.directory.spec, spec.text)
-            await host.write_text(vm.directory.identity, f"{new_identity()}\n")
             await host.write_text(vm.directory.point, self._history.text)
             await host.write_text(vm.directory.current, qemu.to_json())
         except BaseException:

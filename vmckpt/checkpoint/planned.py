@@ -18,7 +18,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.process import ProcessId
 from vmckpt.store.manifest import Manifest
-from vmckpt.vm import target_checks
+from vmckpt.vm import target_checks, user_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm, read_vm
@@ -235,6 +235,7 @@ async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool)
     found += target_checks.machine(vm, host, theirs)
     found += await target_checks.accel(vm, host)
     found.append(await target_checks.permissions(vm, host))
+    found += await user_checks.checks(host, vm.spec)
     found += [check async for check in target_checks.room(vm, host)]
     read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
     found += [check async for check in _files(planned, read_only)]
@@ -246,7 +247,7 @@ async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool)
     if not plugged:
         found += await isolation_checks(vm.spec, host)
     if lazy:
-        found.append(await target_checks.userfaults(host))
+        found.append(await target_checks.userfaults(host, by_qemu=False))
     return found
 
 

@@ -209,6 +209,9 @@ class _Restoring:
         }
         self._began_s = 0.0
         self._disks_ms = 0.0
+        theirs = point.manifest.vm_id
+        # Which VM it is from now on: the checkpoint's, or, as a copy, a new one.
+        self._identity = theirs if wish.name is None and theirs else new_identity()
 
     async def run(self, running: Callable[[Restored], None]) -> None:
         """All of it."""
@@ -361,6 +364,8 @@ class _Restoring:
                     for number, disk in enumerate(spec.disks)
                 )
             )
+        if self._old is None:  # its QEMU's user goes by it
+            await self._host.write_text(vm.directory.identity, f"{self._identity}\n")
         return await start_qemu(self._host, spec, vm.qemu.platform, self._files, incoming=True)
 
     async def _have_memory(self, qemu: Qemu, helper: Pager | None) -> None:
@@ -377,7 +382,7 @@ class _Restoring:
             return
         area, mapped = self._point.area(SAVED), self._planned.facts.saved_as == MAPPED_RAM
         file = self._files.saved_file(in_memory=self._source.secret is not None)
-        await load_whole(monitor, area, mapped=mapped, file=file)
+        await load_whole(monitor, area, self._files, mapped=mapped, file=file)
 
     def _keep_key(self) -> Path | None:
         """What opens an encrypted store, left for the pager and its successors. Blocking."""
@@ -429,7 +434,6 @@ class _Restoring:
         if old is None:
             await self._old_ones_still()
             await self._host.write_text(vm.directory.spec, vm.spec.text)
-            await self._host.write_text(vm.directory.identity, f"{self._identity()}\n")
             await self._host.write_text(vm.directory.current, qemu.to_json())
             await self._run(monitor)
             return
@@ -444,11 +448,6 @@ class _Restoring:
             await self._host.write_text(vm.directory.current, old.qemu.to_json())
             await let_run(old)
             raise
-
-    def _identity(self) -> str:
-        """Which VM it is from now on: the checkpoint's, or, as a copy, a new one."""
-        theirs = self._point.manifest.vm_id
-        return theirs if self._wish.name is None and theirs else new_identity()
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
         """Only forward: the guest runs. What it could not be told."""

@@ -40,6 +40,7 @@ from vmckpt.vm.check import REFUSE
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
 from vmckpt.vm.paths import IN_MEMORY
+from vmckpt.vm.users import let_write_here
 
 # What devices take, and ROMs; and for writing them.
 BESIDES_BYTES, BESIDES_S = 64 << 20, 0.1
@@ -172,6 +173,7 @@ class _TakingWhole(Taking):
         with self._monitor.events("MIGRATION") as events:
             try:
                 await commands.stop(self._monitor)
+                let_write_here(self._vm.qemu.files, self.file)
                 uri = f"file:{self.file}" if mapped else f"fd:{_FD_NAME}"
                 await commands.migrate(self._monitor, uri)
                 await self._saved(events)

@@ -18,25 +18,29 @@ from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.store.area import Area
 from vmckpt.units import format_size
+from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.users import let_write_here
 
 LOOK_S = 1.0
 _BATCH_CHUNKS = 1024
 _FD_NAME = "vmckpt-saved"
 
 
-async def load_whole(monitor: Monitor, area: Area, *, mapped: bool, file: Path) -> None:
+async def load_whole(
+    monitor: Monitor, area: Area, files: QemuDir, *, mapped: bool, file: Path
+) -> None:
     """The guest then stands still there, ready to run. What is `mapped` takes `file` meanwhile.
 
     Raises RefusedError (no room), OperationFailedError, DamagedError, StorageError; then this QEMU
     is of no use any more.
     """
     if mapped:
-        await _from_file(monitor, area, file)
+        await _from_file(monitor, area, files, file)
     else:
         await _from_pipe(monitor, area)
 
 
-async def _from_file(monitor: Monitor, area: Area, path: Path) -> None:
+async def _from_file(monitor: Monitor, area: Area, files: QemuDir, path: Path) -> None:
     size = len(area.numbers()) * area.chunk_bytes
     stat = os.statvfs(path.parent)
     if stat.f_bavail * stat.f_frsize < size:
@@ -47,6 +51,7 @@ async def _from_file(monitor: Monitor, area: Area, path: Path) -> None:
         )
     try:
         await in_thread(partial(_write_file, path, area))
+        let_write_here(files, path)
         await commands.migrate_set_capabilities(monitor, {"events": True, MAPPED_RAM: True})
         await _loaded(monitor, commands.migrate_incoming(monitor, f"file:{path}"))
     finally:

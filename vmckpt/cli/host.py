@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vmckpt.hosts.local import LocalHost
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
+    from vmckpt.hosts.uids import Uids
     from vmckpt.migrate.calibrate import Calibration
     from vmckpt.plan.link import Link
 
@@ -69,6 +70,13 @@ def add(
         Path | None,
         typer.Option(help="The socket of its libvirtd, e.g. /run/libvirt/libvirt-sock."),
     ] = None,
+    vm_uids: Annotated[
+        str | None,
+        typer.Option(
+            help="A user of its own for each VM's QEMU, of these uids, which are no one's.",
+            metavar="FIRST-LAST",
+        ),
+    ] = None,
     vmckpt: Annotated[str, typer.Option(help="The command vmckpt there.")] = "vmckpt",
     ssh_config: Annotated[
         Path | None, typer.Option(help="An SSH configuration instead of ~/.ssh/config.")
@@ -95,10 +103,13 @@ def add(
         second_address=_second(second_addr)
         if second_addr is not None
         else _other_network(greeting.address, migration_address),
+        vm_uids=None if vm_uids in (None, "", "none") else _uids(vm_uids),
         address=where,
         vmckpt=vmckpt,
     )
     _require_two(entry)
+    if entry.vm_uids:
+        run(_require_free(entry))
     add_host(entry)
     text = f"{name} is added; see what it lacks: vmckpt host check {name}"
     show(host_facts(entry), text, as_json=json)
@@ -122,6 +133,14 @@ def set_(
     libvirt: Annotated[
         str | None, typer.Option(help="The socket of its libvirtd, which has to answer; or none.")
     ] = None,
+    vm_uids: Annotated[
+        str | None,
+        typer.Option(
+            help="A user of its own for each VM's QEMU, of these uids, which are no one's; or none."
+            " It takes effect when a VM next starts there.",
+            metavar="FIRST-LAST",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Change what the inventory says of a host; nothing on it changes."""
@@ -141,6 +160,8 @@ def set_(
         changes["second_address"] = _second(second_addr)
     if libvirt is not None:
         changes["libvirt"] = None if libvirt in ("", "none") else Path(libvirt)
+    if vm_uids is not None:
+        changes["vm_uids"] = None if vm_uids in ("", "none") else _uids(vm_uids)
     if not changes:
         raise UsageError(
             f"nothing of '{name}' is to be changed",
@@ -151,6 +172,8 @@ def set_(
     _require_two(changed)
     if changes.get("libvirt"):
         run(_require_socket(changed))
+    if changes.get("vm_uids"):
+        run(_require_free(changed))
     change_host(changed)
     show(host_facts(changed), f"{name} is changed: {', '.join(changes)}", as_json=json)
 
@@ -171,6 +194,36 @@ def _moved(entry: "LocalHost | SshEntry", text: str) -> "Address":
     where = Address.parse(text, entry.address.config)
     run(greet(entry.name, where, entry.vmckpt, entry.state_dir))
     return where
+
+
+def _uids(text: str) -> "Uids":
+    from vmckpt.errors import UsageError
+    from vmckpt.hosts.uids import parse_uids
+
+    try:
+        return parse_uids(text)
+    except ValueError as exc:
+        raise UsageError(
+            f"'{text}' are no uids for VMs",
+            why=str(exc),
+            remedy="write FIRST-LAST, e.g. --vm-uids 2000000000-2099999999, or none",
+        ) from exc
+
+
+async def _require_free(entry: "LocalHost | SshEntry") -> None:
+    """The host can have them for its VMs. Raises RefusedError, HostDownError."""
+    from vmckpt.errors import RefusedError
+    from vmckpt.hosts.inventory import host_of
+    from vmckpt.vm.user_checks import obstacle
+
+    host, uids = host_of(entry), entry.vm_uids
+    await host.require_up()
+    if uids is not None and (why := await obstacle(host, uids)):
+        raise RefusedError(
+            f"the VMs of {host.name} cannot have users of their own",
+            why=why,
+            remedy="have vmckpt be root there, and name uids that are no one's",
+        )
 
 
 async def _require_socket(entry: "LocalHost | SshEntry") -> None:

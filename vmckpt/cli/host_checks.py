@@ -113,5 +113,6 @@ def host_facts(host: "Host | Entry") -> dict[str, Any]:
         "qemu": host.qemu,
         "bridge": host.bridge,
         "libvirt": str(host.libvirt) if host.libvirt else None,
+        "vm_uids": str(host.vm_uids) if host.vm_uids else None,
         "state_dir": str(host.state_dir),
     }

@@ -26,6 +26,7 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.nbd import ALLOCATION, NbdExport, bitmap_context
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.paths import QemuDir
+from vmckpt.vm.users import let_write_here, made_by
 
 _OLD, _FILTER, _SNAPSHOT = "vmckpt-old-", "vmckpt-cbw-", "vmckpt-instant-"
 BITMAP = "vmckpt-"
@@ -115,6 +116,7 @@ class DisksAtOnce:
     def _make_file(self, number: int, disk: _Disk) -> None:
         with self._files.old_blocks(number).open("wb") as file:
             os.truncate(file.fileno(), disk.size_bytes)
+        let_write_here(self._files, self._files.old_blocks(number))
 
     async def _add_target(self, number: int) -> None:
         path = str(self._files.old_blocks(number))
@@ -158,7 +160,7 @@ class DisksAtOnce:
             # What is shown to others does not change any more.
             actions = [block.bitmap_disable(node, since) for node, since in ended]
             await block.transaction(self._monitor, actions)
-        path = self._files.path / "disks.sock"
+        path = made_by(self._files, "disks.sock")
         path.unlink(missing_ok=True)
         await block.nbd_server_start_unix(self._monitor, path)
         try:

@@ -48,7 +48,11 @@ class Guard:
         self._pid, self._pidfd = pid, os.pidfd_open(pid)
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.settimeout(RESUME_S)
-        self._sock.connect(path)
+        # A link of QEMU's own user may lead to another's monitor.
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+        is_ours = os.fstat(fd).st_uid in (0, os.geteuid())
+        self._sock.connect(path if is_ours else f"/proc/self/fd/{fd}")
+        os.close(fd)
         self._told, self._asked = b"", 0
         self._line(time.monotonic() + RESUME_S)  # the greeting
         self._ask("qmp_capabilities", time.monotonic() + RESUME_S)

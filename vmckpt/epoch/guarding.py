@@ -12,6 +12,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.start import Qemu
+from vmckpt.vm.users import made_by
 
 # What a guest stands still for takes no longer, or whoever sees to it is stuck.
 STUCK_S = 30.0
@@ -22,7 +23,7 @@ def guard_command(qemu: Qemu, holds: Sequence[str] = ()) -> list[str]:
 
     `holds` are objects that hold the guest's output for who takes epochs, and go with him.
     """
-    program, rescue = str(Path(guard.__file__)), str(qemu.files.rescue)
+    program, rescue = str(Path(guard.__file__)), str(made_by(qemu.files, qemu.files.rescue.name))
     return [sys.executable, "-I", "-S", program, rescue, str(qemu.process.pid), *holds]
 
 

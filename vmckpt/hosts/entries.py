@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.uids import Uids, make_uids
 
 if TYPE_CHECKING:
     from vmckpt.hosts.ssh.entry import SshEntry
@@ -51,6 +52,7 @@ def fields_to_json(entry: Entry | Host) -> dict[str, Any]:
         "migration_ports": list(entry.migration_ports) if entry.migration_ports else None,
         "libvirt": str(entry.libvirt) if entry.libvirt else None,
         "second_address": entry.second_address,
+        "vm_uids": list(entry.vm_uids) if entry.vm_uids else None,
     }
 
 
@@ -65,6 +67,7 @@ def parse_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         "migration_ports": _ports(data.get("migration_ports")),
         "libvirt": _absolute(data["libvirt"]) if data.get("libvirt") else None,
         "second_address": _text(data["second_address"]) if data.get("second_address") else None,
+        "vm_uids": _uids(data.get("vm_uids")),
     }
 
 
@@ -95,3 +98,12 @@ def _ports(value: object) -> tuple[int, int] | None:
         case [int(first), int(last)] if not isinstance(first, bool) and 0 < first <= last < 65536:
             return first, last
     raise ValueError(f"migration_ports {value!r} has to be [first, last], 1 to 65535")
+
+
+def _uids(value: object) -> Uids | None:
+    match value:
+        case None:
+            return None
+        case [int(first), int(last)] if not isinstance(first, bool) and not isinstance(last, bool):
+            return make_uids(first, last)
+    raise ValueError(f"vm_uids {value!r} has to be [first, last]")

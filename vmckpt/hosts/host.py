@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from vmckpt.hosts.gifts import Gift
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.uids import Uids
 
 COMMAND_TIMEOUT_S = 30.0
 # What `read_from` reads at once.
@@ -83,7 +85,7 @@ class Entry:
     a port of `migration_ports`, first and last (the kernel's choice when None), and only on
     `migration_address`. `libvirt` is the socket of the libvirtd whose domains count as VMs too.
     `second_address` is where other hosts reach it if its network at the first one is lost: another
-    network's, or None.
+    network's, or None. With `vm_uids` each VM's QEMU runs as a user of its own, else as vmckpt's.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Entry:
     migration_ports: tuple[int, int] | None = None
     libvirt: Path | None = None
     second_address: str | None = None
+    vm_uids: Uids | None = None
 
 
 class Host(Protocol):
@@ -135,6 +138,10 @@ class Host(Protocol):
     @property
     def second_address(self) -> str | None:
         """An address of another network's, by which it is reached too; None: it has none."""
+
+    @property
+    def vm_uids(self) -> Uids | None:
+        """The users that its VMs' QEMUs run as; None: as vmckpt's own user."""
 
     @property
     def is_this_machine(self) -> bool:
@@ -231,6 +238,12 @@ class Host(Protocol):
 
         Raises StorageError, also when there is something at `path` that others may enter, or that
         belongs to another user.
+        """
+
+    async def give(self, gifts: Sequence[Gift], uids: Uids) -> list[int]:
+        """Give files to one of these users, see hosts.gifts; the groups of devices among them.
+
+        Raises RefusedError, StorageError.
         """
 
     async def list_dir(self, path: Path) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.events.durable import make_dir_durably, remove_durably, replace, sync_directory
 from vmckpt.hosts import kernel, memory, process, promises
+from vmckpt.hosts.gifts import Gift, give
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
@@ -32,11 +33,15 @@ from vmckpt.hosts.host import (
 from vmckpt.hosts.lock import Owner, held, read_owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
+from vmckpt.hosts.uids import Uids
+from vmckpt.hosts.unix_socket import connected
 
 KILL_TIMEOUT_S = 5.0
 PATH_POLL_S = 0.005
 # What stat(2) counts blocks in, whatever the file system's are.
 _BLOCK_BYTES = 512
+# Of a private directory: what a VM's own group may do with it; see hosts.gifts.
+PASSED_THROUGH = 0o010
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +135,9 @@ class LocalHost(Entry):
 
     async def connect(self, path: Path) -> socket.socket:
         """A connected stream to a Unix socket on the host. Raises HostDownError."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
         try:
-            # Never waits: a Unix socket whose queue is full says so at once.
-            sock.connect(str(path))
+            return connected(path)
         except OSError as exc:
-            sock.close()
             remedy = "check that the process that owns the socket runs"
             if isinstance(exc, PermissionError):
                 remedy = "let this user use the socket: add it to the group that owns it"
@@ -145,7 +146,6 @@ class LocalHost(Entry):
                 why=exc.strerror or str(exc),
                 remedy=remedy,
             ) from exc
-        return sock
 
     @asynccontextmanager
     async def lock(self, path: Path, owner: Owner) -> AsyncIterator[None]:
@@ -253,13 +253,25 @@ class LocalHost(Entry):
             found = path.lstat()
         except OSError as exc:
             raise self._cannot_write(path, exc) from exc
-        is_open = stat.S_IMODE(found.st_mode) & 0o077
+        is_open = stat.S_IMODE(found.st_mode) & ~(0o700 | PASSED_THROUGH)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or is_open:
             raise StorageError(
                 f"{path} on {self.name} is not private",
                 why=f"another user (uid {found.st_uid}) made it, or others may enter it",
                 remedy="find out who put it there, remove it, and ask again",
             )
+
+    async def give(self, gifts: Sequence[Gift], uids: Uids) -> list[int]:
+        """Give files to one of these users. Raises RefusedError, StorageError."""
+        try:
+            return give(gifts, uids)
+        except OSError as exc:
+            raise StorageError(
+                f"cannot give {exc.filename or 'a file'} on {self.name} to a VM's own user",
+                why=exc.strerror or str(exc),
+                remedy="vmckpt has to be root there, on a file system that keeps owners; or: "
+                f"vmckpt host set {self.name} --vm-uids none",
+            ) from exc
 
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""

@@ -17,6 +17,7 @@ from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.qemu.replies import Job
 from vmckpt.sequence.steps import finish
 from vmckpt.units import format_duration
+from vmckpt.vm.users import let_write
 
 PORTS = (49152, 65535)
 PORT_ATTEMPTS = 1000
@@ -177,6 +178,7 @@ class DiskMirrors:
         if copy.read_only:
             # The guest's own node cannot be written; this one goes before the guest comes.
             node = self._name(copy)
+            await let_write(self._target.host, self._target.files, copy.target)
             file = {"driver": "file", "filename": str(copy.target), "discard": "unmap"}
             options = {"driver": copy.format, "node-name": node, "discard": "unmap", "file": file}
             await block.blockdev_add(target, options)

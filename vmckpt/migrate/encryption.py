@@ -26,10 +26,12 @@ from vmckpt.migrate.options import Tls
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import both
+from vmckpt.vm.users import let_read, user_of
 
 PREFIX = "vmckpt-tls-"
 AUTHZ_PREFIX = "vmckpt-peer-"
-# Both kinds of credentials are 0600 files in this directory of each QEMU (PSK), or in the host's.
+# Both kinds of credentials are 0600 files in this directory of each QEMU (PSK, or it has a user of
+# its own), or in the host's.
 PSK_DIR = "tls"
 PSK_USER = "vmckpt"
 _PARAMETERS = ("tls-creds", "tls-hostname", "tls-authz")
@@ -181,9 +183,26 @@ async def _load_certificates(source: End, target: End, credentials: Credentials,
     # Any certificate of the authority would do otherwise, and no other host has business here.
     await commands.object_add(monitor, "authz-simple", str(credentials.authz), {"identity": peer})
     for end, endpoint in ((target, "server"), (source, "client")):
-        values = {"dir": str(pki_dir(end.host)), "endpoint": endpoint, "verify-peer": True}
+        directory = await _certificates_for(end, endpoint)
+        values = {"dir": str(directory), "endpoint": endpoint, "verify-peer": True}
         name = credentials.target if end is target else credentials.source
         await commands.object_add(await end.monitor(), "tls-creds-x509", name, values)
+
+
+async def _certificates_for(end: End, endpoint: str) -> Path:
+    """Where its QEMU can read its host's: what is root's there a QEMU's own user gets a copy of."""
+    host, files = end.host, end.files
+    if await user_of(host, files) is None:
+        return pki_dir(host)
+    directory = files.path / PSK_DIR
+    await host.make_dir(directory)
+    names = []
+    for name in ("ca-cert.pem", DH_PARAMS_FILE, f"{endpoint}-cert.pem", f"{endpoint}-key.pem"):
+        if (text := await host.read_text(pki_dir(host) / name)) is not None:
+            await host.write_text(directory / name, text)
+            names.append(name)
+    await let_read(host, files, directory, names)
+    return directory
 
 
 async def _load_key(source: End, target: End, name: str) -> None:
@@ -197,6 +216,7 @@ async def _load_key(source: End, target: End, name: str) -> None:
         await end.host.write_text(directory / DH_PARAMS_FILE, DH_PARAMS)
         # The server reads the file at every handshake: it stays until `disarm`.
         await end.host.write_text(directory / "keys.psk", line)
+        await let_read(end.host, end.files, directory, (DH_PARAMS_FILE, "keys.psk"))
         values = {"dir": str(directory), **role}
         await commands.object_add(await end.monitor(), "tls-creds-psk", name, values)
 

@@ -16,7 +16,7 @@ from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.migrate import host_remedies as remedies
 from vmckpt.migrate.domains import host_checks as domain_checks
 from vmckpt.units import format_size
-from vmckpt.vm import target_checks
+from vmckpt.vm import target_checks, user_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.probe import abilities, kvm_obstacle
 
@@ -64,6 +64,8 @@ async def _all(
     yield await _kvm(host, paste, facts)
     yield await _page_tracking(host, paste, facts)
     yield await _userfaults(host, paste)
+    for check in await user_checks.host_checks(host):
+        yield _mended_by(remedies.vm_uids(check, paste), check)
     yield await _memory(host, facts)
     yield await _room(host, paste, facts)
     yield await _certificates(host, operator)

@@ -13,7 +13,9 @@ from vmckpt.hosts.pki.authority import authority_key, has_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.entry import SshEntry
 from vmckpt.vm import target_checks
+from vmckpt.vm.check import WARN, Check
 from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS, abilities
+from vmckpt.vm.user_checks import SUGGESTED
 
 SYSCTL = "/etc/sysctl.d/61-vmckpt-userfaultfd.conf"
 UDEV_RULE = "/etc/udev/rules.d/61-vmckpt-userfaultfd.rules"
@@ -40,6 +42,13 @@ def qemu(host: Host, paste: Paste) -> str:
     if "/" not in host.qemu:
         return install
     return f"{install} && {paste.set('--qemu', 'qemu-system-x86_64')}"
+
+
+def vm_uids(check: Check, paste: Paste) -> str:
+    """Have users for VMs; what is wrong with those it has is not for a command to say."""
+    if check.verdict == WARN:
+        return paste.set("--vm-uids", str(SUGGESTED))
+    return f"# {check.remedy}"
 
 
 async def kvm(host: Host, paste: Paste) -> str:

@@ -33,7 +33,7 @@ from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
-from vmckpt.vm import target_checks
+from vmckpt.vm import target_checks, user_checks
 from vmckpt.vm.blockers import device_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check, refusal
 from vmckpt.vm.inventory import Vm
@@ -98,6 +98,7 @@ async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
         *target_checks.machine(vm, target, theirs),
         *await target_checks.accel(vm, target),
         rights,
+        *await user_checks.checks(target, vm.spec, vm.host if disks.shared else None),
         *[check async for check in target_checks.room(vm, target)],
         *disk_checks(disks),
         *_pace(ours, disks.copies),

@@ -9,8 +9,8 @@ from vmckpt.replicate import memory
 from vmckpt.replicate.arbiter_place import arbiter_check
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.paths import lacks_second
-from vmckpt.replicate.request import Options
-from vmckpt.vm import capture_checks, target_checks
+from vmckpt.replicate.request import SHARED, Options
+from vmckpt.vm import capture_checks, target_checks, user_checks
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
@@ -35,6 +35,8 @@ async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
     checks += target_checks.machine(vm, standby, theirs)
     checks += await target_checks.accel(vm, standby)
     checks.append(await target_checks.permissions(vm, standby))
+    shares = options.disks == SHARED
+    checks += await user_checks.checks(standby, vm.spec, vm.host if shares else None)
     checks += [found async for found in target_checks.room(vm, standby)]
     checks += [found async for found in memory.checks(vm, standby)]
     shared = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from vmckpt.epoch.capture import capturing
@@ -51,6 +52,7 @@ from vmckpt.replicate.wire.messages import (
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, read_again
 from vmckpt.vm.paths import lock_path
+from vmckpt.vm.users import let_write_here
 
 # The standby has memory for all of the guest before it says welcome.
 HELLO_S, REQUEST_S, POLL_S = 60.0, 60.0, 0.02
@@ -115,7 +117,8 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
             capturing(vm.qemu.process.pid, ram_file, monitor, output)
         )
         sources = await _sources(monitor, request, vm)
-        mirrored_to = mirrored(monitor, sources, files.disks, tell_guard)
+        let_in = partial(let_write_here, vm.qemu.files)
+        mirrored_to = mirrored(monitor, sources, vm.qemu.files.mirrors, tell_guard, let_in)
         mirrors = await stack.enter_async_context(mirrored_to)
         protection = Protection(
             request, files, Grip(vm, monitor, capture, output, pidfd, mirrors),

@@ -86,11 +86,6 @@ class Files:
         return self.path / "control.sock"
 
     @property
-    def disks(self) -> Path:
-        """Where QEMU writes its disks through to the service (primary)."""
-        return self.path / "disks.sock"
-
-    @property
     def log(self) -> Path:
         """What the service says besides."""
         return self.path / "link.log"

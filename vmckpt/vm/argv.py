@@ -201,6 +201,8 @@ def _ram(spec: Spec, files: QemuDir, *, private: bool) -> dict[str, Any]:
         "size": spec.memory_bytes,
         "mem-path": str(files.ram(spec.ram_dir)),
         "share": not private,
+        # Others have the same file: from QEMU 8.2 on it can be RAM, and none of them writes to it.
+        **({"readonly": True, "rom": "off"} if private and files.as_user else {}),
     }
 
 

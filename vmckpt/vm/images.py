@@ -254,7 +254,7 @@ async def _add_backing(host: Host, reached: Mapping[Path, str], users: dict[str,
         if path in seen:
             continue
         seen.add(path)
-        if (name := await _backing_of(host, path)) is None:
+        if (name := await backing_of(host, path)) is None:
             continue
         words = re.findall(r'"filename":\s*"([^"]+)"', name) if name.startswith("json:") else [name]
         for word in words:
@@ -264,7 +264,7 @@ async def _add_backing(host: Host, reached: Mapping[Path, str], users: dict[str,
                 waiting.append((where, user))
 
 
-async def _backing_of(host: Host, path: Path) -> str | None:
+async def backing_of(host: Host, path: Path) -> str | None:
     """What a qcow2 image calls its backing file; None: it has none, or is no such image."""
     head = await _bytes_of(host, path, 0, _HEAD_BYTES)
     if len(head) < _HEAD_BYTES or head[:4] != _MAGIC:

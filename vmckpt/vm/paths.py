@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import UsageError
+from vmckpt.hosts.gifts import OWN_DIRECTORY
 
 QEMU_PREFIX = "qemu-"
 IN_MEMORY = Path("/dev/shm")
@@ -91,13 +92,15 @@ class QemuDir(NamedTuple):
 
     A monitor serves one client at a time, so there are three: for the operation that holds the
     VM's lock, for onlookers, and for a rescue when the first is stuck. `is_loose`: a version of
-    vmckpt that put files in memory straight into the RAM directory started it.
+    vmckpt that put files in memory straight into the RAM directory started it. `as_user`: as a QEMU
+    with a user of its own is told them; what it makes is in `own` then, and links lead there.
     """
 
     path: Path
     vm_name: str
     qemu_id: str
     is_loose: bool = False
+    as_user: bool = False
 
     @property
     def state_dir(self) -> Path:
@@ -107,17 +110,17 @@ class QemuDir(NamedTuple):
     @property
     def operator(self) -> Path:
         """QMP, for the operation that holds the VM's lock."""
-        return self.path / "qmp.sock"
+        return self._socket("qmp.sock")
 
     @property
     def onlooker(self) -> Path:
         """QMP, for short questions."""
-        return self.path / "watch.sock"
+        return self._socket("watch.sock")
 
     @property
     def rescue(self) -> Path:
         """QMP, kept free for out-of-band commands."""
-        return self.path / "rescue.sock"
+        return self._socket("rescue.sock")
 
     @property
     def pid(self) -> Path:
@@ -132,7 +135,7 @@ class QemuDir(NamedTuple):
     @property
     def console(self) -> Path:
         """The guest's first serial port, a stream socket."""
-        return self.path / "console.sock"
+        return self._socket("console.sock")
 
     @property
     def console_log(self) -> Path:
@@ -142,7 +145,17 @@ class QemuDir(NamedTuple):
     @property
     def agent(self) -> Path:
         """The QEMU guest agent's port, a stream socket."""
-        return self.path / "agent.sock"
+        return self._socket("agent.sock")
+
+    @property
+    def own(self) -> Path:
+        """All that a QEMU with a user of its own may write to here, besides files given to it."""
+        return self.path / OWN_DIRECTORY
+
+    @property
+    def user(self) -> Path:
+        """Whose the QEMU is (JSON): only of one with a user of its own; see vm/users.py."""
+        return self.path / "user.json"
 
     @property
     def mark(self) -> str:
@@ -165,6 +178,11 @@ class QemuDir(NamedTuple):
         them.
         """
         return self.path / "missing.json"
+
+    @property
+    def mirrors(self) -> Path:
+        """Where it writes its disks through to the service that replicates it."""
+        return self.path / "mirrors.sock"
 
     @property
     def key(self) -> Path:
@@ -196,6 +214,9 @@ class QemuDir(NamedTuple):
     def promised(self) -> Path:
         """How much memory it was promised; see hosts/promises.py."""
         return self.memory(IN_MEMORY) / "promised"
+
+    def _socket(self, name: str) -> Path:
+        return self.own / name if self.as_user else self.path / name
 
     def _in(self, ram_dir: Path, kind: str) -> Path:
         if self.is_loose:

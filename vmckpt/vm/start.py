@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.events.durable import damaged_record, parse_record
+from vmckpt.hosts.gifts import Gift, Kind
 from vmckpt.hosts.host import Host, Promise, Room
 from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
@@ -18,6 +19,8 @@ from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir
 from vmckpt.vm.spec import Spec
+from vmckpt.vm.user_checks import require_reachable
+from vmckpt.vm.users import VmUser, set_up, take_back
 
 # On a machine that is busy with other guests a QEMU takes its time; it is tried twice.
 START_TIMEOUT_S = 30.0
@@ -110,24 +113,44 @@ async def start_qemu(
     still to be plugged. On an error nothing of it is left. Raises RefusedError (no memory),
     OperationFailedError (QEMU's own words), HostDownError.
     """
-    _require_short_paths(host, files)
+    told = files._replace(as_user=host.vm_uids is not None)
+    _require_short_paths(host, told)
     await host.make_dir(files.path)
     try:
         for ram_dir in {spec.ram_dir, IN_MEMORY}:
             await host.make_private_dir(files.memory(ram_dir))
         await _promise(host, spec, files, is_private=private_ram)
+        user = await set_up(host, spec, files, has_kvm=platform.accel == "kvm")
+        if user and not private_ram:
+            await host.give([Gift(Kind.MADE, files.ram(spec.ram_dir), user.uid)], user.uids)
+        elif user:
+            shared = Gift(Kind.READ, files.ram(spec.ram_dir), user.shared_group)
+            await host.give([shared], user.uids)
         argv = qemu_argv(
-            spec, platform, files, host.qemu, incoming=incoming, private_ram=private_ram
+            spec, platform, told, host.qemu, incoming=incoming, private_ram=private_ram
         )
         await host.write_text(files.path / "argv.json", json.dumps(argv))
         # The proof that the guest ran will stand in this log: its first block is had beforehand, so
         # that a disk that fills up meanwhile has room for it.
         await host.write_text(files.stderr, f"{LOG_HEAD} {spec.name}\n")
-        process, monitor = await greeted(host, argv, files.operator, files.stderr)
+        if user:
+            argv = user.command(argv)
+        process, monitor = await _started(host, spec, argv, files, user)
     except BaseException:
         await finish(end_qemu(host, spec.ram_dir, files))
         raise
     return Qemu(files, process, platform, private_ram=private_ram), monitor
+
+
+async def _started(
+    host: Host, spec: Spec, argv: Sequence[str], files: QemuDir, user: VmUser | None
+) -> tuple[ProcessId, Monitor]:
+    try:
+        return await greeted(host, argv, files.operator, files.stderr)
+    except OperationFailedError:
+        if user:  # QEMU's own words do not name a directory above a file
+            await require_reachable(host, spec, user)
+        raise
 
 
 async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bool = True) -> None:
@@ -193,6 +216,7 @@ async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
 
     One that stood in for a VM that was off had it in memory, wherever the VM's own stands.
     """
+    await take_back(host, files)
     loose = files._replace(is_loose=True)
     old = (loose.ram(ram_dir), loose.ram(IN_MEMORY), loose.key, loose.saved_file(in_memory=True))
     now = (files.memory(ram_dir), files.memory(IN_MEMORY))

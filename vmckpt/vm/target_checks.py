@@ -72,14 +72,19 @@ async def permissions(vm: Vm, target: Host) -> Check:
     return Check("permissions", OK, f"{' and '.join(map(str, places))} can be written to")
 
 
-async def userfaults(target: Host) -> Check:
-    """Post-copy needs userfaultfd, which root may use, a group with its device, or every user."""
-    if (await target.read_text(USERFAULTFD) or "").strip() == "1" or await target.user_id() == 0:
+async def userfaults(target: Host, *, by_qemu: bool = True) -> Check:
+    """Post-copy needs userfaultfd, which root may use, a group with its device, or every user.
+
+    A lazy restore needs it too, and opens the device for any QEMU (not `by_qemu`).
+    """
+    is_root = await target.user_id() == 0 and target.vm_uids is None
+    if (await target.read_text(USERFAULTFD) or "").strip() == "1" or is_root:
         return Check("userfaultfd", OK, f"this user may use it on {target.name}")
-    knows_device = (await abilities(target)).version >= BY_DEVICE
+    knows_device = not by_qemu or (await abilities(target)).version >= BY_DEVICE
     if knows_device and await target.usable(USERFAULTFD_DEVICE):
         return Check("userfaultfd", OK, f"this user may use {USERFAULTFD_DEVICE} on {target.name}")
-    reason = f"post-copy needs userfaultfd, which this user may not use on {target.name}"
+    what = "post-copy" if by_qemu else "a lazy restore"
+    reason = f"{what} needs userfaultfd, which this user may not use on {target.name}"
     remedy = f"as root: chgrp kvm {USERFAULTFD_DEVICE} && chmod 660 {USERFAULTFD_DEVICE}"
     if not knows_device:
         reason += f", and QEMU before {BY_DEVICE[0]}.{BY_DEVICE[1]} does not know its device"

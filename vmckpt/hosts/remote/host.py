@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
+from vmckpt.hosts.gifts import Gift
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     Allocation,
@@ -23,6 +24,7 @@ from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.session import Session
 from vmckpt.hosts.remote.values import bind, unpack_answer
+from vmckpt.hosts.uids import Uids
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -147,6 +149,10 @@ class RemoteHost(Entry):
     async def make_private_dir(self, path: Path) -> None:
         """A directory of this user's alone, where others may write. Raises StorageError."""
         await self._ask(Host.make_private_dir, path)
+
+    async def give(self, gifts: Sequence[Gift], uids: Uids) -> list[int]:
+        """Give files to one of these users. Raises RefusedError, StorageError."""
+        return await self._ask(Host.give, gifts, uids)
 
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""

@@ -38,6 +38,7 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, qemu_img
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
+from vmckpt.vm.users import VmUser, let_read, let_write
 
 # What the layers, what they stand on, and the jobs that end them are called in QEMU.
 LAYER, BELOW, FOLD = "aside-", "below-", "fold-"
@@ -79,11 +80,13 @@ async def put_aside(
     host, drives = vm.host, {drive.node: drive for drive in await block.query_drives(monitor)}
     await host.remove(vm.directory.aside)  # what a killed `fold` has not: of no use any more
     write_durably(vm.directory.aside_request, json.dumps(request.to_json()))
+    await let_read(host, vm.qemu.files, vm.directory.aside, ())
     found = []
     for source in sources:
         path, number = vm.spec.disks[source.number].on(host.state_dir), source.number
         layer = _layer(vm.directory, number)
         await _made(host, layer, path)
+        await let_write(host, vm.qemu.files, layer)
         below = {"driver": "file", "filename": str(path), "locking": "off", "read-only": True}
         await block.blockdev_add(
             monitor,
@@ -275,7 +278,12 @@ async def _rename(path: Path, other: Path) -> None:
 
 async def _fold_off(host: Host, layer: Path) -> None:
     """Doing it twice is the same."""
-    done = await host.run([str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)], FOLD_S)
+    argv = [str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)]
+    # As whoever wrote the layer: it says itself where it is written to.
+    uid, uids = layer.stat().st_uid, host.vm_uids
+    if uid and uids and uid in uids:
+        argv = VmUser(uid, uids).command(argv)
+    done = await host.run(argv, FOLD_S)
     if done.returncode:
         raise OperationFailedError(
             f"what stands aside in {layer} could not be written to its disk",

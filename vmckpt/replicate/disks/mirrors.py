@@ -151,8 +151,11 @@ async def mirrored(
     sources: Sequence[Source],
     socket: Path,
     tell_guard: Callable[[str], None],
+    let_in: Callable[[Path], None],
 ) -> AsyncIterator[Mirrors]:
     """Mirrors of the disks, for the block; nothing of them is in QEMU after it.
+
+    `let_in` lets QEMU connect to the socket.
 
     The guest stands still for a moment at its end, watched by its guard. Raises OSError (no socket
     at that path).
@@ -168,6 +171,7 @@ async def mirrored(
             return
         async with nbd_server.serving(socket, exports):
             try:
+                let_in(socket)
                 await drop_mirrors(monitor, tell_guard)  # of a service that was killed
                 yield mirrors
             finally:

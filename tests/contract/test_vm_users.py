@@ -1,0 +1,257 @@
+"""A VM's own user gets the files that its QEMU needs, and no way to any other."""
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.remote_hosts import PipedServes
+from vmckpt.errors import HostDownError, RefusedError, StorageError
+from vmckpt.hosts.gifts import Gift, Kind
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.uids import Uids
+from vmckpt.vm.identity import new_identity
+from vmckpt.vm.paths import QemuDir, vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.users import VmUser, set_up, take_back, uid_of, user_of
+
+T = TypeVar("T")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+UIDS = Uids(2_000_000_000, 2_000_100_000)
+ME, OTHER, PERSON = 2_000_000_007, 2_000_000_008, 65534
+SPEC = """\
+name = "guest"
+memory = "16M"
+
+[[disks]]
+path = "{disk}"
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where every user can pass through."""
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & stat.S_IXOTH:
+            path.chmod(path.stat().st_mode | stat.S_IXOTH)
+    return tmp_path
+
+
+@pytest.fixture
+def host(place: Path) -> LocalHost:
+    return LocalHost("a", place / "state", "127.0.0.1", vm_uids=UIDS)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def give(host: Host, kind: Kind, path: Path, number: int = ME) -> list[int]:
+    return run(host.give([Gift(kind, path, number)], UIDS))
+
+
+def shown(path: Path) -> tuple[int, int, int]:
+    found = path.lstat()
+    return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)
+
+
+def may(user: VmUser, test: str, path: Path) -> bool:
+    argv = user.command(["test", test, str(path)])
+    return subprocess.run(argv, check=False).returncode == 0
+
+
+def test_files_are_given(host: LocalHost, place: Path) -> None:
+    for name in ("image", "base", "open"):
+        (place / name).write_text("x")
+        (place / name).chmod(0o600 if name != "open" else 0o644)
+    (place / "way").mkdir(mode=0o700)
+    give(host, Kind.OWN, place / "image")
+    give(host, Kind.MADE, place / "new")
+    give(host, Kind.READ, place / "base", UIDS.first)
+    give(host, Kind.READ, place / "open", UIDS.first)
+    give(host, Kind.ENTRANCE, place / "way", UIDS.first)
+    give(host, Kind.DIRECTORY, place / "own")
+    give(host, Kind.LINK, place / "sock")
+    assert shown(place / "image") == shown(place / "new") == (ME, ME, 0o600)
+    assert shown(place / "base") == (0, UIDS.first, 0o640)
+    assert shown(place / "open") == (0, os.getegid(), 0o644)
+    assert shown(place / "way") == (0, UIDS.first, 0o710)
+    assert shown(place / "own") == (ME, ME, 0o700)
+    assert (place / "sock").readlink() == Path("own/sock")
+    # One that was another VM's, of an earlier range or identity.
+    give(host, Kind.OWN, place / "image", OTHER)
+    assert shown(place / "image") == (OTHER, OTHER, 0o600)
+
+
+def test_a_host_elsewhere_gives_the_same(place: Path) -> None:
+    serves = PipedServes()
+
+    async def work() -> None:
+        host = serves.host(place / "state")
+        try:
+            assert await host.give([Gift(Kind.MADE, place / "new", ME)], UIDS) == []
+            with pytest.raises(RefusedError, match="cannot be given"):
+                await host.give([Gift(Kind.OWN, place, ME)], UIDS)
+        finally:
+            await host.close()
+            serves.end()
+
+    run(work())
+    assert shown(place / "new") == (ME, ME, 0o600)
+
+
+@pytest.mark.parametrize("kind", [Kind.OWN, Kind.READ])
+def test_a_persons_file_and_a_link_stay(host: LocalHost, place: Path, kind: Kind) -> None:
+    (place / "theirs").write_text("x")
+    (place / "theirs").chmod(0o600)
+    os.chown(place / "theirs", PERSON, PERSON)
+    (place / "link").symlink_to("theirs")
+    with pytest.raises(RefusedError) as refused:
+        give(host, kind, place / "theirs")
+    assert f"uid {PERSON}" in refused.value.why
+    with pytest.raises(RefusedError):
+        give(host, kind, place / "link")
+    assert shown(place / "theirs") == (PERSON, PERSON, 0o600)
+    with pytest.raises(StorageError, match="cannot give"):
+        give(host, kind, place / "gone")
+    assert not (place / "gone").exists()
+
+
+def prepared(host: LocalHost, name: str, identity: str) -> QemuDir:
+    directory = vm_dir(host.state_dir, name)
+    files = directory.qemu("12345678")
+    run(host.make_dir(files.path))
+    run(host.write_text(directory.identity, f"{identity}\n"))
+    return files
+
+
+@pytest.fixture
+def files(host: LocalHost) -> Iterator[QemuDir]:
+    found = prepared(host, "guest", new_identity())
+    memory = found.memory(Path("/dev/shm"))
+    run(host.make_private_dir(memory))
+    yield found
+    memory.rmdir()
+
+
+def set_it_up(host: LocalHost, files: QemuDir, disk: Path) -> VmUser:
+    spec = parse_spec(SPEC.format(disk=disk), "spec", host.state_dir)
+    user = run(set_up(host, spec, files, has_kvm=False))
+    assert user is not None
+    return user
+
+
+def image(path: Path, backing: Path | None = None) -> Path:
+    """As much of a qcow2 image as says what it stands on."""
+    name = str(backing).encode() if backing else b""
+    header = b"QFI\xfb" + (3).to_bytes(4) + (512 if backing else 0).to_bytes(8)
+    path.write_bytes((header + len(name).to_bytes(4)).ljust(512, b"\0") + name)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_vm_has_its_own_files_and_its_base_and_no_other(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    base = image(place / "base.qcow2")
+    disk = image(place / "disk.qcow2", base)
+    user = set_it_up(host, files, disk)
+    other = VmUser(user.uid + 1, UIDS)
+    assert may(user, "-w", disk)
+    assert not may(other, "-r", disk)
+    assert may(user, "-r", base)
+    assert not may(user, "-w", base)
+    assert may(user, "-w", files.own)
+    for path in (files.path, files.path.parent, files.user, files.path.parent / "identity"):
+        assert not may(user, "-r", path), path
+        assert not may(user, "-w", path), path
+    assert not may(other, "-x", files.path.parent)
+    assert run(user_of(host, files)) == user._replace(groups=())
+    run(take_back(host, files))
+
+
+def test_what_a_vm_writes_into_its_own_image_opens_nothing(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    disk, secret = image(place / "disk.qcow2"), place / "secret"
+    user = set_it_up(host, files, disk)
+    secret.write_text("root's")
+    secret.chmod(0o600)
+    # It has broken out of QEMU, and has its image stand on that; then it is started again.
+    image(disk, secret)
+    assert disk.stat().st_uid == user.uid
+    set_it_up(host, files, disk)
+    assert shown(secret) == (0, os.getegid(), 0o600)
+
+
+def test_two_vms_are_never_the_same_user(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    few = Uids(UIDS.first, UIDS.first + 2)  # no range that anyone may set
+    narrow = LocalHost("a", host.state_dir, "127.0.0.1", vm_uids=few)
+    identity = new_identity()
+    assert uid_of(identity, few) == UIDS.first + 1
+    prepared(host, "other", identity)
+    with pytest.raises(RefusedError) as refused:
+        set_it_up(narrow, files, image(place / "disk.qcow2"))
+    assert "the same user as 'other'" in refused.value.what
+    assert "--vm-uids" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ('[[passthrough]]\nid = "gpu0"\nmatch = "10de:2330"\n',
+         "VFIO"),
+        ('[[devices]]\ndriver = "vfio-pci"\nhost = "0000:01:00.0"\n', "vfio-pci"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_given_is_refused_by_name(
+    host: LocalHost, files: QemuDir, more: str, why: str
+) -> None:
+    spec = parse_spec(f'name = "guest"\nmemory = "16M"\n{more}', "spec", host.state_dir)
+    with pytest.raises(RefusedError, match="a user of its own") as refused:
+        run(set_up(host, spec, files, has_kvm=False))
+    assert why in refused.value.why
+
+
+def test_a_link_that_a_vm_made_is_not_followed(host: LocalHost, place: Path) -> None:
+    (place / "own").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place / "own/qmp.sock"))
+        listener.listen()
+        (place / "qmp.sock").symlink_to("own/qmp.sock")
+        run(host.connect(place / "qmp.sock")).close()
+        (place / "own/qmp.sock").rename(place / "other.sock")
+        (place / "own/qmp.sock").symlink_to("../other.sock")
+        os.chown(place / "own/qmp.sock", ME, ME, follow_symlinks=False)
+        with pytest.raises(HostDownError) as refused:
+            run(host.connect(place / "qmp.sock"))
+        assert "another user made a link there" in refused.value.why
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, place: Path) -> Path:
+    """In the place of this machine's own, which others use too."""
+    path = place / "userfaultfd"
+    os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    monkeypatch.setattr("vmckpt.vm.users.USERFAULTFD", path)
+    return path
+
+
+def test_a_device_of_roots_alone_becomes_a_groups(host: LocalHost, device: Path) -> None:
+    assert give(host, Kind.DEVICE, device, UIDS.last) == []
+    assert shown(device) == (0, UIDS.last, 0o660)
+    # One of a group's stays that group's, which is joined; one of everyone's stays so.
+    assert give(host, Kind.DEVICE, device, 42) == [UIDS.last]
+    device.chmod(0o666)
+    os.chown(device, 0, 0)
+    assert give(host, Kind.DEVICE, device, UIDS.last) == []
+    assert shown(device) == (0, 0, 0o666)

@@ -1,0 +1,158 @@
+"""Files of a host that are given to a VM's own user, as far as its QEMU needs them, by root.
+
+Nothing is followed here but directories: a link in a file's place is refused. What belongs to a
+person is refused too: of root's files and those of VMs' users alone vmckpt changes the owner.
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
+from vmckpt.hosts.uids import Uids
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# Of a device that root alone may use.
+_GROUP_RW = stat.S_IRGRP | stat.S_IWGRP
+_OTHERS_RW = stat.S_IROTH | stat.S_IWOTH
+
+
+class Kind(StrEnum):
+    """What becomes of a file.
+
+    own: the user's alone (mode 0600); of a block device and a socket its owner alone changes.
+    made: the same, of a file that is made empty if there is none. directory: a directory of the
+    user's alone (0700), made if there is none. entrance: a directory that stays root's, and that
+    the group may pass through, no more (0710). read: a file of root's that the group may read,
+    unless everyone may. device: one that the group may use, unless everyone or a group of its own
+    may. link: a name of root's for what is called the same in the directory `own` beside it.
+    """
+
+    OWN = "own"
+    MADE = "made"
+    DIRECTORY = "directory"
+    ENTRANCE = "entrance"
+    READ = "read"
+    DEVICE = "device"
+    LINK = "link"
+
+
+# Beside root's records of a QEMU: the one directory that the QEMU may write to.
+OWN_DIRECTORY = "own"
+
+
+class Gift(NamedTuple):
+    """One file; `number` is the user for own and directory, else the group."""
+
+    kind: str
+    path: Path
+    number: int
+
+
+def give(gifts: Sequence[Gift], uids: Uids) -> list[int]:
+    """All of them, in order; the groups that the devices among them belong to. Blocking.
+
+    Raises OSError, RefusedError (a person's file, a link, no file).
+    """
+    groups = []
+    for kind, path, number in gifts:
+        match Kind(kind):
+            case Kind.OWN:
+                _own(path, number, uids)
+            case Kind.MADE:
+                with suppress(FileExistsError):
+                    os.close(os.open(path, _NEW, 0o600))
+                _own(path, number, uids)
+            case Kind.DIRECTORY:
+                _directory(path, number)
+            case Kind.ENTRANCE:
+                _entrance(path, number)
+            case Kind.READ:
+                _read(path, number, uids)
+            case Kind.DEVICE:
+                groups += _device(path, number)
+            case Kind.LINK:
+                path.unlink(missing_ok=True)
+                path.symlink_to(Path(OWN_DIRECTORY) / path.name)
+    return groups
+
+
+def _own(path: Path, user: int, uids: Uids) -> None:
+    with _held(path) as (itself, found):
+        _require_ours(path, found, uids)
+        if stat.S_ISBLK(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+            os.chown(itself, user, -1)
+            return
+        _require_file(path, found)
+        # The mode first: by another group's rights there would be two users for a moment.
+        Path(itself).chmod(0o600)
+        os.chown(itself, user, user)
+
+
+def _directory(path: Path, user: int) -> None:
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    with _held(path) as (itself, _):
+        os.chown(itself, user, user)
+
+
+def _entrance(path: Path, group: int) -> None:
+    with _held(path) as (itself, found):
+        os.chown(itself, -1, group)
+        Path(itself).chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IRWXG | stat.S_IXGRP)
+
+
+def _read(path: Path, group: int, uids: Uids) -> None:
+    with _held(path) as (itself, found):
+        _require_file(path, found)
+        if found.st_mode & stat.S_IROTH:
+            return
+        _require_ours(path, found, uids)
+        os.chown(itself, 0, group)
+        Path(itself).chmod(0o640)
+
+
+def _device(path: Path, group: int) -> list[int]:
+    try:
+        with _held(path) as (itself, found):
+            if found.st_mode & _OTHERS_RW == _OTHERS_RW:
+                return []
+            if found.st_gid and found.st_mode & _GROUP_RW == _GROUP_RW:
+                return [found.st_gid]
+            os.chown(itself, -1, group)
+            Path(itself).chmod(stat.S_IMODE(found.st_mode) | _GROUP_RW)
+            return []
+    except FileNotFoundError:
+        return []  # what needs it says so
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """What is at the path itself, so that it stays the same one for the block."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}", os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def _require_file(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise RefusedError(
+            f"{path} cannot be given to a VM's own user",
+            why="it is no file",
+            remedy="put the file itself there",
+        )
+
+
+def _require_ours(path: Path, found: os.stat_result, uids: Uids) -> None:
+    if found.st_uid != 0 and found.st_uid not in uids:
+        raise RefusedError(
+            f"{path} cannot be given to a VM's own user",
+            why=f"it belongs to uid {found.st_uid}, who is neither root nor a VM's user",
+            remedy=f"chown root {path}",
+        )
