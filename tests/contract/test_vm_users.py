@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from vmckpt.errors import HostDownError, RefusedError, StorageError
 from vmckpt.hosts.gifts import Gift, Kind
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.hosts.uids import Uids
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.paths import QemuDir, vm_dir
@@ -255,3 +257,47 @@ def test_a_device_of_roots_alone_becomes_a_groups(host: LocalHost, device: Path)
     os.chown(device, 0, 0)
     assert give(host, Kind.DEVICE, device, UIDS.last) == []
     assert shown(device) == (0, 0, 0o666)
+
+
+HOLDS_A_TAP = """\
+import fcntl, os, struct, sys
+tap = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(tap, 0x400454CA, struct.pack("16sH14x", b"vktest0", 0x1002))
+print("has it", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not os.access("/dev/net/tun", os.W_OK), reason="it makes a tap")
+def test_a_tap_that_was_made_for_a_process_goes_with_it() -> None:
+    alone = ["unshare", "--net", "sleep", "60"]
+    with subprocess.Popen(alone) as namespace:
+        enter = ["nsenter", f"--net=/proc/{namespace.pid}/ns/net"]
+
+        def listed() -> str:
+            shown = subprocess.run(
+                [*enter, "ip", "-br", "link"], capture_output=True, text=True, check=True
+            )
+            return shown.stdout
+
+        try:
+            while Path(f"/proc/{namespace.pid}/comm").read_text() != "sleep\n":
+                pass
+            add = ["ip", "tuntap", "add", "dev", "vktest0", "mode", "tap", "user", str(ME)]
+            subprocess.run([*enter, *add], check=True)
+            holder = subprocess.Popen(
+                [*enter, sys.executable, "-c", HOLDS_A_TAP],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            with holder:
+                assert holder.stdout is not None
+                assert holder.stdout.readline() == "has it\n"
+                assert "vktest0" in listed()
+                here = LocalHost("a", Path("/"), "127.0.0.1")
+                run(here.bind_taps(identify(holder.pid) or ProcessId(0, 0)))
+                assert "vktest0" in listed()
+            assert "vktest0" not in listed()
+            with pytest.raises(HostDownError):
+                run(here.bind_taps(ProcessId(holder.pid, 0)))
+        finally:
+            namespace.kill()

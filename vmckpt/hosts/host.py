@@ -246,6 +246,9 @@ class Host(Protocol):
         Raises RefusedError, StorageError.
         """
 
+    async def bind_taps(self, which: ProcessId) -> None:
+        """The taps that the process holds go when it ends. Raises HostDownError."""
+
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
 

@@ -273,6 +273,15 @@ class LocalHost(Entry):
                 f"vmckpt host set {self.name} --vm-uids none",
             ) from exc
 
+    async def bind_taps(self, which: ProcessId) -> None:
+        """The taps that the process holds go when it ends. Raises HostDownError."""
+        from vmckpt.hosts.taps import bind_to
+
+        try:
+            bind_to(which.pid)
+        except OSError as exc:
+            raise self._cannot_run("QEMU", f"its taps: {exc.strerror or exc}") from exc
+
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
         try:

@@ -62,16 +62,24 @@ def _sockets(pid: int) -> Iterator[int]:
 @contextmanager
 def _borrowed(pidfd: int, fd: int) -> Iterator[socket.socket | None]:
     """A process's socket, for the block; None when it was closed since, or is no TCP."""
-    own = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, fd, 0)
-    if own < 0:
-        number = ctypes.get_errno()
-        if number == errno.EPERM:
-            raise PermissionError(number, os.strerror(number))
+    own = lent(pidfd, fd)
+    if own is None:
         yield None
         return
     with closing(socket.socket(fileno=own)) as sock:
         is_tcp = sock.family in _TCP_FAMILIES and sock.type == socket.SOCK_STREAM
         yield sock if is_tcp else None
+
+
+def lent(pidfd: int, fd: int) -> int | None:
+    """A copy of a process's descriptor, the caller's to close; None when it was closed since."""
+    own = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, fd, 0)
+    if own >= 0:
+        return int(own)
+    number = ctypes.get_errno()
+    if number == errno.EPERM:
+        raise PermissionError(number, os.strerror(number))
+    return None
 
 
 def _ports(sock: socket.socket) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from vmckpt.replicate.sides import (
 from vmckpt.sequence.steps import finish
 from vmckpt.units import format_size
 from vmckpt.vm.check import REFUSE, WARN, refusal
-from vmckpt.vm.identity import hand_over
+from vmckpt.vm.identity import hand_over, identity_of
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
 
@@ -70,6 +70,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         one_machine=vm.host.is_this_machine and standby.is_this_machine,
         qemu_id=vm.qemu.files.qemu_id,
         disks=await copied_disks(vm),
+        identity=await identity_of(vm.host, vm.directory),
     )
     ours, theirs = Files.of(vm.host, vm.name), Files.of(standby, vm.name)
     try:

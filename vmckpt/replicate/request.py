@@ -107,7 +107,8 @@ class Request:
 
     `one_machine`: both hosts' processes are this kernel's, so that each side can see and kill the
     other's. `qemu_id` is of the primary's QEMU. `disks` are those that can be written. `place` is
-    where the standby listens; only the primary is told.
+    where the standby listens; only the primary is told. `identity`: which VM it is (an older vmckpt
+    did not say).
     """
 
     run: str
@@ -121,6 +122,7 @@ class Request:
     qemu_id: str
     disks: tuple[CopiedDisk, ...] = ()
     place: Place | None = None
+    identity: str = ""
 
     @property
     def shares_disks(self) -> bool:
@@ -147,6 +149,7 @@ class Request:
             "qemu_id": self.qemu_id,
             "disks": [asdict(disk) for disk in self.disks],
             "place": asdict(self.place) if self.place else None,
+            "identity": self.identity,
         }
 
     @classmethod
@@ -171,6 +174,7 @@ class Request:
             qemu_id=data["qemu_id"],
             disks=tuple(CopiedDisk(**disk) for disk in data["disks"]),
             place=Place(**data["place"]) if data["place"] else None,
+            identity=data.get("identity", ""),
         )
 
 

@@ -80,6 +80,8 @@ async def serve_standby(directory: Path) -> None:
         spec = parse_spec(request.spec, str(directory_.spec), directory_.path)
         await sweep(host, spec, directory_, None)  # of a standby that was killed
         await host.write_text(directory_.spec, spec.text)
+        if request.identity:  # its QEMU's user goes by it
+            await host.write_text(directory_.identity, f"{request.identity}\n")
         abandon = [*await host.own_command(), "replica", "abandon", str(directory)]
         stack.enter_context(armed(abandon, files.recovery_log))
         copies = [

@@ -146,7 +146,14 @@ async def _started(
     host: Host, spec: Spec, argv: Sequence[str], files: QemuDir, user: VmUser | None
 ) -> tuple[ProcessId, Monitor]:
     try:
-        return await greeted(host, argv, files.operator, files.stderr)
+        process, monitor = await greeted(host, argv, files.operator, files.stderr)
+        try:
+            if user and user.taps:
+                await host.bind_taps(process)
+        except BaseException:
+            await finish(monitor.close())
+            raise
+        return process, monitor
     except OperationFailedError:
         if user:  # QEMU's own words do not name a directory above a file
             await require_reachable(host, spec, user)

@@ -211,10 +211,12 @@ async def _make_taps(host: Host, user: VmUser) -> None:
 
 
 async def take_back(host: Host, files: QemuDir) -> None:
-    """Remove what lasts of `set_up` when a QEMU has ended, but for files' owners: its taps."""
+    """Remove what lasts of `set_up` when a QEMU has ended, but for files' owners: its taps.
+
+    They went with it, unless its start was cut off.
+    """
     user = await user_of(host, files)
     for name in user.taps if user else ():
-        # There is none any more where this was cut off.
         await host.run(["ip", "link", "delete", "dev", name])
 
 

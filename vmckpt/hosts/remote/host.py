@@ -154,6 +154,10 @@ class RemoteHost(Entry):
         """Give files to one of these users. Raises RefusedError, StorageError."""
         return await self._ask(Host.give, gifts, uids)
 
+    async def bind_taps(self, which: ProcessId) -> None:
+        """The taps that the process holds go when it ends."""
+        await self._ask(Host.bind_taps, which)
+
     async def list_dir(self, path: Path) -> list[str]:
         """Sorted names in a directory; empty when there is none."""
         return await self._ask(Host.list_dir, path)
