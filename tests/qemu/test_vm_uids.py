@@ -25,7 +25,7 @@ from vmckpt.vm.users import TUN, USERFAULTFD, VmUser
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 RANGE = "2000000000-2000999999"
 UIDS = parse_uids(RANGE)
