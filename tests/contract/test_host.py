@@ -324,7 +324,7 @@ def test_a_connection_that_fails_says_where_and_why(host: Host, ask: Ask, tmp_pa
     with pytest.raises(HostDownError, match="Connection refused"):
         connect(tmp_path / "dead.sock")
     with pytest.raises(HostDownError, match="too long"):
-        connect(tmp_path / ("x" * 200))
+        connect(tmp_path / ("x" * 300))
 
 
 def test_a_monitor_with_a_queue_of_clients_is_not_waited_for(
