@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from vmckpt.hosts.uids import Uids
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.user_checks import host_checks
 from vmckpt.vm.users import VmUser, set_up, take_back, uid_of, user_of
 
 T = TypeVar("T")
@@ -301,3 +303,20 @@ def test_a_tap_that_was_made_for_a_process_goes_with_it() -> None:
                 run(here.bind_taps(ProcessId(holder.pid, 0)))
         finally:
             namespace.kill()
+
+
+def test_what_hosts_lack_of_users_for_vms_is_said(host: LocalHost, place: Path) -> None:
+    def verdict(of: LocalHost) -> tuple[str, str]:
+        [check] = run(host_checks(of))
+        return check.verdict, check.reason
+
+    run(host.make_dir(host.state_dir))
+    assert verdict(host)[0] == "ok"  # whether there is a QEMU or not
+    assert verdict(replace(host, vm_uids=None))[0] == "warn"
+    program = place / "closed/qemu"
+    program.parent.mkdir(mode=0o700)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    refused, why = verdict(replace(host, qemu=str(program)))
+    assert refused == "refuse"
+    assert f"{program}: {program.parent} is closed" in why

@@ -322,7 +322,7 @@ def test_what_a_user_cannot_reach_is_refused_by_name() -> None:
         made.ok("host", "check", "lab-a")
         refused = made.vmckpt("vm", "run", str(spec), "--host", "lab-a")
         assert (refused.code, refused.error["kind"]) == (4, "refused")
-        assert f"{hidden}/guest.qcow2 is below {hidden}" in refused.error["why"]
+        assert f"{hidden}/guest.qcow2: {hidden} is closed" in refused.error["why"]
         assert "chmod o+x" in refused.error["remedy"]
         assert not made.files("lab-a")
         made.run_guest(guest, "lab-a", own_disk=True)
@@ -330,7 +330,7 @@ def test_what_a_user_cannot_reach_is_refused_by_name() -> None:
         check = made.vmckpt("host", "check", "lab-b")
         [found] = [one for one in check.result["checks"] if one["code"] == "vm-uids"]
         assert (check.code, found["verdict"]) == (4, "refuse")
-        assert f"is below {made.state_dir}" in found["reason"]
+        assert f"{made.state_dir} is closed" in found["reason"]
         refused = made.vmckpt("migrate", "guest", "lab-b")
         assert (refused.code, refused.error["kind"]) == (4, "refused")
         assert "[vm-uids]" in refused.error["why"]

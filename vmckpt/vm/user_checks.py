@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vmckpt.errors import RefusedError
-from vmckpt.hosts.host import Host
+from vmckpt.hosts.host import Executable, Host
 from vmckpt.hosts.uids import Uids, taken
 from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.spec import Spec
@@ -22,7 +22,7 @@ for one; do
     rest=${path#/}; way=
     while [ "$rest" != "${rest#*/}" ]; do
         way=$way/${rest%%/*}; rest=${rest#*/}
-        [ -x "$way" ] || { echo "$path is below $way"; continue 2; }
+        [ -x "$way" ] || { echo "$path: $way is closed"; continue 2; }
     done
     echo "$path"
 done
@@ -87,12 +87,17 @@ async def obstacle(host: Host, uids: Uids) -> str:
 async def _closed(host: Host, spec: Spec | None, user: VmUser) -> list[str]:
     """What a VM's user cannot reach whatever it is given: directories that are not vmckpt's."""
     binary = await host.find_executable(host.qemu)
-    wanted = [f"x{binary.path if binary else host.qemu}", f"x{host.state_dir.parent}"]
+    wanted = [*_program(binary), f"x{host.state_dir.parent}"]
     if spec is not None:
         disks = [disk.path for disk in spec.disks if disk.path.is_absolute()]
         wanted += [f"x{path.parent}" for path in (spec.ram_dir / "-", *disks, *spec.files)]
     done = await host.run(user.command(["sh", "-c", _TRY, "sh", *wanted]))
     return done.stdout.splitlines() if not done.returncode else [done.stderr.strip()]
+
+
+def _program(binary: Executable | None) -> list[str]:
+    """Where there is no QEMU, that is what is wrong, and others say so."""
+    return [f"x{binary.path}"] if binary else []
 
 
 async def require_reachable(host: Host, spec: Spec, user: VmUser) -> None:
@@ -107,7 +112,7 @@ async def require_reachable(host: Host, spec: Spec, user: VmUser) -> None:
 
 async def _unreachable(host: Host, spec: Spec, user: VmUser) -> list[str]:
     binary = await host.find_executable(host.qemu)
-    wanted = [f"x{binary.path if binary else host.qemu}", f"x{spec.ram_dir}", f"x{host.state_dir}"]
+    wanted = [*_program(binary), f"x{spec.ram_dir}", f"x{host.state_dir}"]
     for disk in spec.disks:
         path = disk.on(host.state_dir)
         if await host.exists(path):
