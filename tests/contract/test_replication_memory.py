@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vmckpt.epoch.epoch import Pages
+from vmckpt.epoch.epoch import Epoch, Pages, Pause
 from vmckpt.epoch.output import HeldOutput
 from vmckpt.errors import RefusedError
 from vmckpt.hosts import promises
@@ -277,9 +277,11 @@ class Sent:
         pass
 
     async def pages(self, pages: Pages) -> None:
+        await asyncio.sleep(0)
         self.ahead += pages.count
 
     async def commit(self, pages: Pages, writes: Sequence[Any] = ()) -> int:
+        await asyncio.sleep(0)
         self.committed += pages.count
         self.next_number += 1
         return self.next_number - 1
@@ -386,14 +388,15 @@ def test_an_epoch_that_takes_too_long_before_its_end_is_given_up_too(
         asyncio.run(epochs._captured(resume_guest=True))
 
 
-def test_zero_pages_say_nothing_about_the_link(tmp_path: Path) -> None:
+def test_neither_zero_pages_nor_what_is_under_way_say_how_fast_the_link_is(tmp_path: Path) -> None:
     epochs, _ = epochs_of([0], GIB, tmp_path)
     took: list[int] = []
     copying: Any = epochs
 
     async def everything(take: Any, chunk_bytes: int) -> None:
         data = bytes(3 * PAGE_BYTES) + b"\1" + bytes(PAGE_BYTES - 1) + bytes(PAGE_BYTES - 1) + b"\1"
-        await take(Pages(((0, len(data)),), data))
+        for _ in range(COPIES_AHEAD + 2):
+            await take(Pages(((0, len(data)),), data))
 
     copying._capture.everything, copying._mirrors.are_copied = everything, yes
     copying._brake = SimpleNamespace(
@@ -402,4 +405,29 @@ def test_zero_pages_say_nothing_about_the_link(tmp_path: Path) -> None:
         is_due=lambda *_: False,
     )
     asyncio.run(epochs.copy(lambda: None))
-    assert took == [2]
+    assert took == [0, 0, 2, 4]
+
+
+def test_so_is_one_whose_last_part_the_link_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs_module, "LONGEST_S", 0.2)
+    epochs, _ = epochs_of([0], GIB, tmp_path)
+    last = Epoch(1, Pages((), b""), b"", b"state", Pause(0.0, 0.0, 0.0, 0.0))
+
+    async def epoch(_number: int, **_: Any) -> Epoch:
+        return last
+
+    async def commit(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    capturing: Any = epochs
+    capturing._capture.epoch, capturing._stream.commit = epoch, commit
+    capturing._mirrors.ended = list
+
+    async def capture() -> None:
+        async with asyncio.timeout(20):
+            await epochs._captured(resume_guest=True)
+
+    with pytest.raises(StandbyLostError, match="on its way for"):
+        asyncio.run(capture())

@@ -4,6 +4,7 @@ import asyncio
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -97,20 +98,27 @@ class Epochs:
     async def copy(self, require_wanted: Callable[[], None]) -> None:
         """All of its disks and its memory, in epochs without devices, while the guest runs."""
 
+        under_way, safe_pages = deque[int](), 0
+
         async def take(pages: Pages) -> None:
+            nonlocal safe_pages
             require_wanted()
-            began_s = time.monotonic()
             number = await self._stream.commit(pages, writes=intake.cut())
             await self._stream.acknowledged(number - COPIES_AHEAD)
-            self._brake.took(nonzero_pages(pages.data), time.monotonic() - began_s)
+            # Zero pages cost a link nothing, and what is under way it has not taken yet.
+            under_way.append(nonzero_pages(pages.data))
+            if len(under_way) > COPIES_AHEAD:
+                safe_pages += under_way.popleft()
+            self._brake.took(safe_pages, time.monotonic() - copies_s)
             if pages.count and self._writing.is_due(began_s := time.monotonic()):
                 dirty = self._capture.dirty_pages()
                 self._writing.found(dirty, began_s, time.monotonic())
 
-        intake = self._mirrors.intake
+        intake, copies_s = self._mirrors.intake, 0.0
         while not await self._mirrors.are_copied():
             await intake.waits_for(POLL_S)
             await take(Pages((), b""))
+        copies_s = time.monotonic()
         await self._capture.everything(take, COPY_BYTES)
         # And what was written meanwhile, as far as that gets fewer: the guest's output is held from
         # the first epoch on, which is to be a short one.
@@ -157,10 +165,20 @@ class Epochs:
 
     async def _safe(self, number: int) -> None:
         """Return when the standby has the epoch. Raises StandbyLostError."""
+        async with self._in_time():
+            await self._stream.acknowledged(number)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """For the block, in which an epoch is on its way. Raises StandbyLostError: for too long."""
+        left_s = max(0.0, self._by_s - time.monotonic())
+        timer = asyncio.timeout(None if left_s == math.inf else left_s)
         try:
-            async with asyncio.timeout(max(0.0, self._by_s - time.monotonic())):
-                await self._stream.acknowledged(number)
+            async with timer:
+                yield
         except TimeoutError as exc:
+            if not timer.expired():
+                raise
             raise _too_long() from exc
 
     async def rest(self, wake: asyncio.Event) -> None:
@@ -200,7 +218,7 @@ class Epochs:
         self._resumed_s = time.monotonic()
         self._under_way = early + epoch.pages.count
         devices = epoch.device_base, epoch.device_state
-        async with self._braked():
+        async with self._in_time(), self._braked():
             await self._stream.commit(epoch.pages, devices, self._mirrors.ended())
         return replace(epoch, early_pages=early, early_pauses_s=tuple(pauses)), captured_s
 
@@ -214,12 +232,10 @@ class Epochs:
                 spans, pause_s = await self._capture.early()
             if pause_s is not None:
                 pauses.append(pause_s)
-            async with self._braked():
+            async with self._in_time(), self._braked():
                 for pages in self._capture.copies(spans, COPY_BYTES):
                     if require_wanted is not None:
                         require_wanted()
-                    if time.monotonic() > self._by_s:
-                        raise _too_long()
                     early += pages.count
                     if self.is_safe:
                         await self._stream.pages(pages)
