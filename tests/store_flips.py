@@ -18,7 +18,8 @@ import numpy as np
 from tests.guest_like import RAM
 from tests.store_work import PAGES, make, require_right, state
 from vmckpt.errors import RefusedError, VmckptError
-from vmckpt.store.backends.backend import Backend
+from vmckpt.store.bundles.bundled import BundledBackend, Holdings
+from vmckpt.store.bundles.layout import Bundle
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
@@ -36,7 +37,7 @@ AT_ONCE = 3
 LEAST_CHECKPOINTS = 3
 MOST_CHANGES = 8
 PAGES_OF_A_ROOT = 120
-FOLDERS = ("packs", "packs", "packs", "checkpoints", "maps", "damaged")
+FOLDERS = ("packs", "packs", "packs", "bundles", "bundles", "checkpoints", "maps", "damaged")
 WORK = ("make", "make", "again", "gc", "gc", "check", "copy", "copy back", "remove")
 MOST_CHECKPOINTS = 6
 
@@ -95,24 +96,31 @@ class Flipping:
             for manifest in store.manifests():
                 require_right(store, manifest)
 
-    def _flip(self, backend: Backend) -> None:
+    def _flip(self, backend: BundledBackend) -> None:
         """One bit, of a frame most often; else anywhere, or where the formats' own bytes are."""
         folder = self._random.choice(FOLDERS)
-        names = sorted(backend.names(folder))
-        if not names and not (names := sorted(backend.names(folder := "packs"))):
+        held = backend.look()
+        packs = [*held.loose, *held.bundles]
+        names = [f"{folder}/{name}" for name in backend.names(folder)]
+        if folder == "packs" or not names:
+            folder, names = "packs", packs
+        if not names:
             return  # gc has removed all: what was removed was all that there was
-        name = f"{folder}/{self._random.choice(names)}"
+        name = self._random.choice(sorted(names))
         data = bytearray(backend.read(name))
         at = self._random.randrange(len(data))
         if self._random.random() < 0.2:
             at = self._random.choice([at % 200, len(data) - 1 - at % 200]) % len(data)
         data[at] ^= 1 << self._random.randrange(8)
-        before = self._named(name)
+        ids = {
+            bytes.fromhex(pack.partition("/")[2].partition("-")[0]) for pack in ids_of(held, name)
+        }
+        before = self._named(folder, ids)
         self._put(name, bytes(data))
-        after = self._named(name)
+        after = self._named(folder, ids)
         for pack_id in before.keys() & after.keys():
             self._nameless |= {(pack_id, slot) for slot in before[pack_id] - after[pack_id]}
-        self._flipped.add(name)
+        self._flipped |= {name} if name not in held.bundles else touched(held.bundles[name], at)
         self.counts["flips"] += 1
         self.counts[f"flips in {folder}"] += 1
 
@@ -211,25 +219,43 @@ class Flipping:
                 lost |= {(pack.id, slot) for slot in slots[~found].tolist()}
         return lost
 
-    def _named(self, name: str) -> dict[bytes, set[int]]:
+    def _named(self, folder: str, ids: set[bytes]) -> dict[bytes, set[int]]:
         """The slots whose content or name can be read by one who knows nothing yet.
 
-        Of the packs of which an object, a pack or a record of damage, may say something.
+        Of the packs with these ids, or, where a record of damage may say something, of all.
         """
-        folder, _, bare = name.partition("/")
-        if folder not in ("packs", "damaged"):
+        if not ids and folder != "damaged":
             return {}
         with self._look() as store:
             opened = store.opened
             opened.records.refresh()
             packs = set(opened.packs.look_again())
-            if folder == "packs":
-                packs &= {bytes.fromhex(bare.partition("-")[0])}
+            if folder != "damaged":
+                packs &= ids
             return {
                 pack_id: named(opened, opened.packs.find(pack_id))
                 for pack_id in packs
                 if readable(opened, pack_id)
             }
+
+
+def ids_of(held: Holdings, name: str) -> list[str]:
+    """The packs that an object has."""
+    if name in held.bundles:
+        return list(held.bundles[name].members)
+    return [name] if name in held.loose else []
+
+
+def touched(bundle: Bundle, at: int) -> set[str]:
+    """What a flip of a bundle may damage: a pack, or, in a list of it, all, as packs that are
+    missing, when the other list is damaged too.
+    """
+    for member in bundle.members.values():
+        parts = member.parts(0, member.size)
+        if any(first <= at < first + length for first, length in parts):
+            return {member.name}
+    ids = (name.partition("/")[2].partition("-")[0] for name in bundle.members)
+    return {f"pack {pack_id} is missing" for pack_id in ids}
 
 
 def named(opened: Opened, pack: Pack) -> set[int]:

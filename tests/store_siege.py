@@ -21,6 +21,7 @@ from tests.store_work import Changes, require_right, state
 from vmckpt.errors import NotFoundError, StorageError, VmckptError
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.local import LocalBackend, LocalWriter
+from vmckpt.store.bundles import merging
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES
@@ -78,6 +79,7 @@ def backend_at(place: str, seed: int) -> Backend:
 
 def work(place: str, role: str, seed: int, log: str, environment: dict[str, str]) -> None:
     """Until it is killed. An error of the store is said, and the next thing is done."""
+    merging.MANY = 2  # so that packs are moved all the time
     cache = str(Path(log).parent / f"cache-{role}")
     os.environ.update(environment, VMCKPT_CACHE_DIR=cache)
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

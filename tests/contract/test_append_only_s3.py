@@ -17,10 +17,12 @@ from tests.object_storage import (
     versions,
 )
 from tests.restricted_s3 import MAY_NOT_DELETE
+from tests.small_packs import make_small, require_one
 from vmckpt.errors import BusyError, RefusedError
 from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.check import check
 from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.config import allow_bundles
 from vmckpt.store.keyring import rotate_key
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
@@ -102,6 +104,24 @@ def test_nothing_is_removed(place: str) -> None:
         with pytest.raises(RefusedError, match="is not changed"):
             store.opened.backend.remove(f"checkpoints/{manifest.id}")
         require_same(store, manifest, memory(PAGES, 1))
+
+
+def test_nothing_is_merged(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(place) as store:
+        made = make_small(store, 17)
+        allow_bundles(store.opened.backend)
+    with open_store(place) as store:
+        assert plan_gc(store).merges
+        assert collect(store, plan_gc(store)).bundles == 0
+        assert not store.opened.backend.names("bundles")
+        require_one(store, *made[-1])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    with open_store(place) as store:
+        assert collect(store, plan_gc(store)).bundles == 1
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", MAY_NOT_DELETE)
+    with open_store(place) as store:
+        store.begin("vm", made[-1].manifest.id).abort()
+        require_one(store, *made[-1])
 
 
 def test_what_a_failed_checkpoint_leaves_is_the_owners_to_collect(

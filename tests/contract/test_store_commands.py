@@ -11,6 +11,7 @@ import pytest
 
 from tests.commands import vmckpt
 from tests.guest_like import Memory, dirtied, memory, require_same, save
+from tests.small_packs import make_small, require_one
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.open import create_store, open_store
 
@@ -50,6 +51,27 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+def test_small_packs_are_merged_by_gc(bench: Bench) -> None:
+    with open_store(str(bench.place)) as store:
+        made = make_small(store, 16, vm="small")
+    planned = bench.run("gc", "--dry-run")
+    assert (planned["merged"], planned["bundles"]) == (20, 0)
+    # The first one raises the format.
+    assert bench.run("info")["format"] == 1
+    first = bench.run("gc")
+    assert (first["merged"], first["bundles"]) == (0, 0)
+    facts = bench.run("info")
+    assert (facts["format"], facts["bundles"], facts["packs"]) == (3, 0, 20)
+    second = bench.run("gc")
+    assert (second["merged"], second["bundles"]) == (20, 1)
+    facts = bench.run("info")
+    assert (facts["format"], facts["bundles"], facts["packs"]) == (3, 1, 20)
+    assert bench.run("check")["whole"]
+    with open_store(str(bench.place)) as store:
+        for manifest, ram in made:
+            require_one(store, manifest, ram)
 
 
 def test_info_and_check_and_gc(bench: Bench) -> None:

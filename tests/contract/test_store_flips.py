@@ -13,7 +13,10 @@ from tests.store_flips import Flipping, Put
 from vmckpt.checkpoint.place import lent
 from vmckpt.hosts.local import LocalHost
 from vmckpt.store.backends.lent import LentBackend
+from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.backends.s3 import S3Backend
+from vmckpt.store.bundles import merging
+from vmckpt.store.config import allow_bundles
 from vmckpt.store.open import create_store, open_store
 from vmckpt.store.store import Store
 
@@ -32,6 +35,15 @@ def directory(folder: Path, _: pytest.MonkeyPatch) -> Iterator[Opening]:
     place = folder / "store"
     create_store(str(place)).close()
     yield lambda: open_store(str(place)), in_files(place), lambda: open_store(str(place))
+
+
+@contextmanager
+def of_merged_packs(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Opening]:
+    """A directory in which every gc merges packs, as few as two."""
+    patch.setattr(merging, "MANY", 2)
+    with directory(folder, patch) as opening:
+        allow_bundles(LocalBackend(folder / "store"))
+        yield opening
 
 
 @contextmanager
@@ -100,9 +112,14 @@ def in_files(place: Path) -> Put:
 
 
 Place = Callable[[Path, pytest.MonkeyPatch], AbstractContextManager[Opening]]
-PLACES: list[Place] = [directory, of_another_host, object_storage]
-# What a flip costs is as 1 to 3 to 8 there: 3,000 in all.
-MANY_FLIPS: dict[Place, int] = {directory: 1500, of_another_host: 1000, object_storage: 500}
+PLACES: list[Place] = [directory, of_merged_packs, of_another_host, object_storage]
+# What a flip costs is as 1 to 1 to 3 to 8 there: 4,500 in all.
+MANY_FLIPS: dict[Place, int] = {
+    directory: 1500,
+    of_merged_packs: 1500,
+    of_another_host: 1000,
+    object_storage: 500,
+}
 
 
 @pytest.fixture

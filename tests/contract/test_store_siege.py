@@ -9,6 +9,7 @@ import pytest
 from tests.lossy_http import Losses, lossy_proxy
 from tests.object_storage import environment, new_place, s3_server
 from tests.store_siege import LOST_RATIO, Outcome, Siege
+from vmckpt.store.config import allow_bundles
 from vmckpt.store.open import create_store
 
 KILLS = [3, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(7200)])]
@@ -26,7 +27,8 @@ def report(outcome: Outcome, capsys: pytest.CaptureFixture[str], more: str = "")
 def test_a_shared_directory(tmp_path: Path, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
     place, logs = tmp_path / "store", tmp_path / "logs"
     logs.mkdir()
-    create_store(str(place)).close()
+    with create_store(str(place)) as store:
+        allow_bundles(store.opened.backend)
     report(Siege(str(place), logs, 1, {}).run(kills, look_every=25, most_s=0.3), capsys)
 
 
@@ -49,7 +51,8 @@ def test_object_storage(
 ) -> None:
     place, logs = new_place(), tmp_path / "logs"
     logs.mkdir()
-    create_store(place).close()
+    with create_store(place) as store:
+        allow_bundles(store.opened.backend)
     siege = Siege(place, logs, 1, environment(os.environ["AWS_ENDPOINT_URL"]))
     outcome = siege.run(kills, look_every=50, most_s=0.4)
     report(outcome, capsys, f"; answers lost: {bucket.done} done, {bucket.undone} not done")

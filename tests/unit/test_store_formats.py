@@ -1,16 +1,18 @@
 """Bytes that were written once, and have to be understood in every version: see tests/golden.
 
 The files there are stores with two checkpoints each, as `export` made them: store-1 has format 1,
-store-2 format 2 (several keys). They are never made anew: a new format gets files of its own beside
-them.
+store-2 format 2 (several keys). store-3 has directories of format 3, with their packs in a bundle.
+They are never made anew: a new format gets files of its own beside them.
 """
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from numpy.typing import NDArray
 
 from vmckpt.store.backends.archive import ArchiveBackend
@@ -25,6 +27,7 @@ from vmckpt.store.sealing.seal import Box, Sealer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-1"
 SEVERAL_KEYS = GOLDEN.parent / "store-2" / "several.vmckpt"
+MERGED = GOLDEN.parent / "store-3"
 KEY = b"vmckpt-key-1:" + b"0123456789abcdef" * 4 + b"\n"
 OTHER_KEY = b"vmckpt-key-1:" + b"fedcba9876543210" * 4 + b"\n"
 SECRET = bytes(range(32))
@@ -64,6 +67,53 @@ def test_a_store_of_format_2_is_read_with_each_of_its_keys(text: bytes, tmp_path
     key.write_bytes(text)
     key.chmod(0o600)
     _require_golden(SEVERAL_KEYS, KeySource(Keeper.FILE, str(key)))
+
+
+@pytest.mark.parametrize("kind", ["clear", "encrypted"])
+def test_a_store_of_format_3_is_read(kind: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(KEY)
+    key.chmod(0o600)
+    place = tmp_path / "store"
+    shutil.copytree(MERGED / kind, place)
+    _require_golden(place, KeySource(Keeper.FILE, str(key)) if kind == "encrypted" else None)
+    assert not (place / "packs").exists()
+
+
+def test_a_vmckpt_without_bundles_finds_the_number_of_format_3() -> None:
+    """In what a25fa57 looks at: see below."""
+    for name in ("store", "config/1", "config/2"):
+        data = (MERGED / "clear" / name).read_bytes()
+        words = json.loads(data.partition(b"\n")[0])["vmckpt-store"]
+        assert set(words) == {"id", "created_unix_s", "key", "format"}
+        assert words["format"] == 3
+
+
+def test_a_bundle_is_what_docs_say(tmp_path: Path) -> None:
+    """Taken apart by docs/store.md alone: each pack comes out as it was."""
+    [path] = (MERGED / "clear" / "bundles").iterdir()
+    data, name = path.read_bytes(), f"bundles/{path.name}"
+    assert data[:10] == b"\x89VMCKPT\n\x00\x01"
+    assert data[10:12] == b"B\x00"
+    header, length = data[:48], int.from_bytes(data[48:52])
+    words = json.loads((MERGED / "clear" / "store").read_bytes().partition(b"\n")[0])
+    secret = bytes.fromhex(words["vmckpt-store"]["key"]["secret"])
+    seal = Sealer(secret, encrypted=False).file(header, name)
+    text = zstandard.decompress(seal.open(Box.LIST, 0, data[52 : 52 + length]))
+    assert data[-52:] == data[:52]
+    assert zstandard.decompress(seal.open(Box.LIST, 1, data[-52 - length : -52])) == text
+    rows = json.loads(text)
+    tails_at = 52 + length
+    frames_at = tails_at + sum(size - frames for _, _, size, frames in rows)
+    for pack_id, generation, size, frames in rows:
+        tail = data[tails_at : tails_at + size - frames]
+        pack = tail[:48] + data[frames_at : frames_at + frames] + tail[48:]
+        tails_at, frames_at = tails_at + len(tail), frames_at + frames
+        assert len(pack) == size
+        assert pack[:12] == b"\x89VMCKPT\n\x00\x01P\x00"
+        seal = Sealer(secret, encrypted=False).file(pack[:48], f"packs/{pack_id}-{generation}")
+        seal.open(Box.TRAILER, 0, pack[-40:])
+    assert frames_at == len(data) - 52 - length
 
 
 def test_a_vmckpt_of_one_key_finds_the_number_of_format_2() -> None:

@@ -125,13 +125,14 @@ def info(
         facts = _facts(store) | _contents(store)
         before = known(location_of(place).location)
         facts["changed"] = difference(before, store.config) if before else None
+    merged = f", small ones in {facts['bundles']} bundles" if facts["bundles"] else ""
     pairs = [
         ("place", facts["place"]),
         ("id", facts["id"]),
         ("encrypted", facts["encrypted"] or "no"),
         ("checkpoints", f"{facts['checkpoints']}, of {', '.join(facts['vms']) or 'no VM'}"),
         ("restored", format_size(facts["restored_bytes"])),
-        ("stored", f"{format_size(facts['stored_bytes'])} in {facts['packs']} packs"),
+        ("stored", f"{format_size(facts['stored_bytes'])} in {facts['packs']} packs{merged}"),
     ]
     if facts["damaged"]:
         pairs.append(("damaged", f"{', '.join(facts['damaged'])}: see `vmckpt store check`"))
@@ -273,16 +274,23 @@ def gc(
 ) -> None:
     """Give back the space that no checkpoint needs any more."""
     from vmckpt.store.collect import Collected, collect, plan_gc
+    from vmckpt.store.config import read_config
     from vmckpt.units import format_size
 
     with _open(place, key_file, key_command) as store:
         plan = plan_gc(store)
         done = Collected(plan.freed_bytes, 0, {}) if dry_run else collect(store, plan)
+        is_raised = read_config(store.opened.backend).format > store.config.format
     freed = done.freed_bytes
+    merged = sum(len(one.packs) for one in plan.merges)
+    if not dry_run and not done.bundles:
+        merged = 0
     result = {
         "place": store.place,
         "removed": sorted(plan.dead),
         "rewritten": [rewrite.pack_id.hex() for rewrite in plan.rewrites],
+        "merged": merged,
+        "bundles": done.bundles,
         "leftovers": sorted(plan.leftovers),
         "left_alone": list(plan.damaged),
         "healed_chunks": done.healed,
@@ -295,6 +303,14 @@ def gc(
         f"{verb} {format_size(freed)}: {len(plan.dead)} files removed, "
         f"{len(plan.rewrites)} packs rewritten, {len(plan.leftovers)} leftovers of killed commands"
     )
+    if merged:
+        text += f"\n{merged} small packs {'would be ' if dry_run else ''}merged"
+        text += f" into bundles: {len(plan.merges) if dry_run else done.bundles}"
+    elif plan.merges and not dry_run and is_raised:
+        text += (
+            "\nthe store has format 3 now, which older versions of vmckpt refuse; the next "
+            f"gc merges {sum(len(one.packs) for one in plan.merges)} small packs"
+        )
     if plan.damaged:
         text += f"\nleft alone, being damaged: {', '.join(plan.damaged)}"
     if done.healed:
@@ -487,16 +503,15 @@ def _facts(store: "Store") -> dict[str, Any]:
 def _contents(store: "Store") -> dict[str, Any]:
     catalogue = store.catalogue()
     names = store.opened.backend.names
-    packs = names("packs")
-    stored = sum(packs.values()) + sum(
-        sum(names(folder).values()) for folder in ("maps", "checkpoints")
-    )
+    held = store.opened.backend.look()
+    others = (names(folder).values() for folder in ("maps", "checkpoints"))
     areas = [area for manifest in catalogue.manifests for area in manifest.areas]
     return {
         "checkpoints": len(catalogue.manifests),
         "damaged": sorted(catalogue.damaged),
         "vms": sorted({manifest.vm for manifest in catalogue.manifests}),
         "restored_bytes": sum(area.size_bytes for area in areas),
-        "packs": len(packs),
-        "stored_bytes": stored,
+        "packs": len(held.sizes()),
+        "bundles": len(held.bundles),
+        "stored_bytes": held.stored_bytes + sum(map(sum, others)),
     }

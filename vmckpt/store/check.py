@@ -1,6 +1,7 @@
 """check: a store is read, every byte or a part, and found to be what was written, or not."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.backends.cached import uncached
+from vmckpt.store.bundles.bundled import Holdings
+from vmckpt.store.bundles.layout import BUNDLES, is_bundle
 from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, AreaMap, Maps
 from vmckpt.store.damage.records import DAMAGED, damage, named
 from vmckpt.store.damage.subset import EVERYTHING, Subset
@@ -15,11 +18,11 @@ from vmckpt.store.errors import DamagedError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.keyring import restore_copies
 from vmckpt.store.maps import packs_of, slots_of
-from vmckpt.store.pack import PACKS, Hashes, Numbers, Pack, every, pack_name
+from vmckpt.store.pack import PACKS, Hashes, Numbers, Pack, every, pack_name, parsed_name
 from vmckpt.store.pins import damaged_pins
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store, is_id
 
-_FOLDERS = (CHECKPOINTS, MAPS, PACKS, DAMAGED)
+_FOLDERS = (BUNDLES, CHECKPOINTS, MAPS, PACKS, DAMAGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class _Check:
         self._report = Report()
         # The slots of each pack that can be read; None where all of it is lost.
         self._good: dict[bytes, Numbers | None] = {}
+        # The packs that checkpoints need, as far as these can be read.
+        self._needed: set[bytes] = set()
         self._total = 0
         self._names_there: Index | None = None
 
@@ -86,7 +91,14 @@ class _Check:
             self._found(name, why)
         self._strangers(sizes)
         newest = self._opened.packs.look_again()
-        packs = list(every(backend))
+        held = backend.look()
+        # What a bundle has of older generations gc has written anew since: nothing reads it.
+        packs = [
+            (pack_id, generation, size)
+            for pack_id, generation, size in every(backend)
+            if newest.get(pack_id, (generation, 0))[0] == generation
+            or pack_name(pack_id, generation) in held.loose
+        ]
         chosen = self._subset.choose([pack_id for pack_id, _, _ in packs])
         self._total = sum(size for pack_id, _, size in packs if pack_id in chosen)
         self._total += sum(sum(sizes[folder].values()) for folder in (CHECKPOINTS, MAPS))
@@ -100,6 +112,8 @@ class _Check:
             self._read(size if whole else 0)
         for name, error in self._opened.records.unreadable.items():
             self._found(f"{DAMAGED}/{name}", error.why)
+        for name, size in sizes[BUNDLES].items():
+            self._bundle(f"{BUNDLES}/{name}", size)
         for name, size in sizes[MAPS].items():
             self._base(name)
             self._read(size)
@@ -109,6 +123,7 @@ class _Check:
             self._checkpoint(checkpoint_id)
             self._read(sizes[CHECKPOINTS].get(checkpoint_id, 0))
             report.checkpoints += 1
+        self._forget_unneeded(held)
         return report
 
     def _strangers(self, sizes: dict[str, dict[str, int]]) -> None:
@@ -117,6 +132,9 @@ class _Check:
         }
         for name in sorted(known):
             self._found(name, "it is no pack")
+        for name in sorted(sizes[BUNDLES]):
+            if not is_bundle(name):
+                self._found(f"{BUNDLES}/{name}", "nothing of a store is called so")
         for folder in (CHECKPOINTS, MAPS, DAMAGED):
             for name in sorted(sizes[folder]):
                 if not is_id(name):
@@ -194,6 +212,23 @@ class _Check:
             return damaged(f"{pack.name} is missing", "it went while it was looked at")
         return self._opened.sealer.hashes(memoryview(data), pack.table.chunk_bytes)
 
+    def _bundle(self, name: str, size: int) -> None:
+        """Look at a bundle's lists; its packs are looked at as all others are."""
+        with suppress(MissingError):
+            if is_bundle(name.rpartition("/")[2]):
+                for why in self._opened.backend.files.faults(name, size):
+                    self._found(name, why)
+
+    def _forget_unneeded(self, held: Holdings) -> None:
+        """What no checkpoint needs of a bundle stays there for a while: no damage of it counts."""
+        unneeded = {
+            name
+            for name in held.within.keys() - held.loose.keys()
+            if (parsed := parsed_name(name)) and parsed[0] not in self._needed
+        }
+        findings = self._report.findings
+        self._report.findings = [one for one in findings if one.name not in unneeded]
+
     def _base(self, name: str) -> None:
         if not is_id(name):
             return
@@ -215,7 +250,9 @@ class _Check:
             missing = self._missing(area, maps)
             if missing:
                 self._lost(checkpoint_id, f"{name}: {missing} chunks are damaged or missing")
-        absent = {pack for pack in _packs_in(maps) if pack not in self._good}
+        needed = _packs_in(maps)
+        self._needed |= needed
+        absent = needed - self._good.keys()
         for pack in sorted(absent):
             self._found(f"{PACKS}/{pack.hex()}", f"checkpoint {checkpoint_id} needs it: missing")
 

@@ -10,67 +10,51 @@ do (`doomed/`, or a pack's next generation), then looks at checkpoints once more
 writer puts its checkpoint, then looks at what gc has published (`Transaction`). Whichever is first,
 the other sees it: gc leaves the objects, or the writer takes its checkpoint back. No generation is
 written twice, so two that write a pack anew do not overwrite one another's.
+
+A pack that was merged (`bundles/`) is in several objects until gc removes all but one. It removes
+one for another that is there, was compared, and that no gc is about to remove; of two objects only
+the lower is removed for the higher (`layout.py`), so that whatever gcs do at once, one stays.
 """
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from vmckpt.errors import RefusedError, StorageError
+from vmckpt.errors import StorageError
 from vmckpt.store import doomed
 from vmckpt.store.area import FrameCache
 from vmckpt.store.backends.backend import Held, MissingError
-from vmckpt.store.checkpoint_file import MAPS, Maps
+from vmckpt.store.backends.cached import uncached
+from vmckpt.store.bundles.bundled import Holdings
+from vmckpt.store.bundles.merging import (
+    MANY,
+    Copies,
+    Merge,
+    copies,
+    may_merge,
+    merge,
+    plan_merges,
+)
+from vmckpt.store.checkpoint_file import MAPS
 from vmckpt.store.damage.records import RECORD_COPIES, named
 from vmckpt.store.errors import DamagedError
-from vmckpt.store.maps import packs_of, slots_of
-from vmckpt.store.opened import REQUESTS, Opened
-from vmckpt.store.pack import (
-    FRAME_BYTES,
-    PACKS,
-    Numbers,
-    Pack,
-    PackWriter,
-    Table,
-    every,
-    pack_name,
-)
-from vmckpt.store.pins import orphans
+from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
+from vmckpt.store.opened import Opened
+from vmckpt.store.pack import FRAME_BYTES, Numbers, Pack, PackWriter, pack_name, parsed_name
 from vmckpt.store.store import PATIENCE_S, WRITERS, Store
 
 # A pack is rewritten when more than this part of it is of no use.
 WORTH_RATIO = 0.2
 # A generation is higher than the one before by up to so much, at random.
 _GENERATIONS = 1 << 32
-
-
-@dataclass(slots=True)
-class Needed:
-    """What checkpoints need: of each pack the slots, and the maps that others rest on."""
-
-    checkpoints: set[str] = field(default_factory=set)
-    slots: dict[bytes, Numbers] = field(default_factory=dict)
-    bases: set[bytes] = field(default_factory=set)
-
-    def add(self, checkpoint_id: str, maps: Maps) -> None:
-        """One more checkpoint."""
-        self.checkpoints.add(checkpoint_id)
-        if maps.base is not None:
-            self.bases.add(maps.base)
-        for area in maps.areas.values():
-            refs = np.unique(area.refs)
-            packs = packs_of(refs)
-            for number in np.unique(packs).tolist():
-                if number >= 0:
-                    pack_id = maps.packs[number]
-                    slots = slots_of(refs[packs == number])
-                    before = self.slots.get(pack_id, slots[:0])
-                    self.slots[pack_id] = np.union1d(before, slots)
+# Bundles are made so many at a time: the packs in them lie there twice until then.
+_MERGES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +73,9 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What gc would do: objects to remove (name: size), packs to rewrite.
+    """What gc would do: objects to remove (name: size), packs to rewrite, small ones to merge.
 
-    `damaged` packs have no table that can be read: they are left alone.
+    `damaged` packs have no table that can be read: they are left alone. `proven`: see `copies`.
     """
 
     dead: dict[str, int]
@@ -99,6 +83,8 @@ class Plan:
     leftovers: dict[str, int]
     damaged: tuple[str, ...]
     needed: Needed
+    merges: tuple[Merge, ...] = ()
+    proven: frozenset[Copies] = frozenset()
 
     @property
     def freed_bytes(self) -> int:
@@ -111,11 +97,13 @@ class Collected(NamedTuple):
     """What gc came to: bytes that came back, chunks that were healed, and by pack those lost.
 
     Lost chunks are needed by checkpoints and can be read nowhere, until their content is put again.
+    `bundles`: how many objects small packs were merged into.
     """
 
     freed_bytes: int
     healed: int
     lost: dict[str, int]
+    bundles: int = 0
 
 
 def plan_gc(store: Store) -> Plan:
@@ -124,7 +112,7 @@ def plan_gc(store: Store) -> Plan:
     Refused while a checkpoint cannot be read: nobody knows what it needs.
     """
     needed = Needed()
-    _look(store, needed)
+    look_at_checkpoints(store, needed)
     store.opened.records.refresh()
     rewrites, bad = [], []
     newest = store.opened.packs.look_again()
@@ -144,7 +132,18 @@ def plan_gc(store: Store) -> Plan:
         if heals or unneeded > size * WORTH_RATIO:
             rewrites.append(Rewrite(pack_id, generation, size, unneeded, heals))
     leftovers = store.opened.backend.leftovers()
-    return Plan(_dead(store, needed), tuple(rewrites), leftovers, tuple(bad), needed)
+    held = store.opened.backend.look()
+    kept = kept_packs(store, needed, held)
+    proven = copies(store, held, kept)
+    return Plan(
+        dead_objects(store, needed, proven),
+        tuple(rewrites),
+        leftovers,
+        tuple(bad),
+        needed,
+        tuple(_merges(store, held, kept, proven, rewrites)),
+        proven,
+    )
 
 
 def collect(store: Store, plan: Plan) -> Collected:
@@ -163,34 +162,55 @@ def collect(store: Store, plan: Plan) -> Collected:
             if rewrite.heals:
                 came = _rewritten(store, rewrite, needed, came)
         with hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
-            _look(store, needed)
-            _remove_dead(store, needed, lock)
+            look_at_checkpoints(store, needed)
+            _remove_dead(store, needed, plan.proven, lock)
             for name in backend.leftovers():
                 lock.require()
                 backend.remove(name)
         for rewrite in plan.rewrites:
             if not rewrite.heals:
                 came = _rewritten(store, rewrite, needed, came)
+        # Last: it takes room before it gives any back.
+        came = came._replace(bundles=_merged(store, plan, needed))
         store.opened.records.tidy()
-        return came._replace(freed_bytes=before - _size(store))
+        return came._replace(freed_bytes=max(0, before - _size(store)))
 
 
-def _remove_dead(store: Store, needed: Needed, lock: Held) -> None:
+def _merged(store: Store, plan: Plan, needed: Needed) -> int:
+    """Merge packs, some at a time: what was merged goes before more is. How many bundles."""
+    if not plan.merges or not may_merge(store):
+        return 0
+    backend, made = store.opened.backend, 0
+    for at in range(0, len(plan.merges), _MERGES):
+        made += merge(store, backend.look(), plan.merges[at : at + _MERGES])
+        # As they lie there now: nothing goes for what was not read again.
+        held = backend.look()
+        proven = plan.proven | copies(store, held, kept_packs(store, needed, held))
+        with backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
+            look_at_checkpoints(store, needed)
+            _remove_dead(store, needed, proven, lock)
+    return made
+
+
+def _remove_dead(store: Store, needed: Needed, proven: frozenset[Copies], lock: Held) -> None:
     backend = store.opened.backend
     for name in doomed.stale(backend, time.time()):
         lock.require()
         backend.remove(name)
-    if not (dead := _dead(store, needed)):
+    if not (dead := dead_objects(store, needed, proven)):
         return
     with ExitStack() as said:
+        mine = ""
         try:
-            said.enter_context(doomed.published(backend, dead))
+            mine = said.enter_context(doomed.published(backend, dead))
         except StorageError:
             # A full disk, which this is to make room on. The lock keeps writers away, too.
             if not backend.locks_last:
                 raise
-        _look(store, needed)
-        for name in dead.keys() & _dead(store, needed).keys():
+        look_at_checkpoints(store, needed)
+        # Before the look at what is there: one that removes a copy may be over by then.
+        others = doomed.names(backend, but=mine)
+        for name in dead.keys() & dead_objects(store, needed, proven, others).keys():
             lock.require()
             backend.remove(name)
 
@@ -219,7 +239,7 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
     """
     opened = store.opened
     pack = opened.packs.open(rewrite.pack_id, rewrite.generation)
-    wanted = _of(pack.table, needed.slots[pack.id])
+    wanted = of_table(pack.table, needed.slots[pack.id])
     if rewrite.heals:
         wanted = np.union1d(wanted, pack.table.slots)
     size = pack.table.chunk_bytes
@@ -231,8 +251,8 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         new.add(contents, opened.sealer.hashes(memoryview(contents), size), slots)
         found = np.append(found, slots)
     with opened.backend.hold(WRITERS, shared=False, wait_s=PATIENCE_S) as lock:
-        _look(store, needed)
-        kept = _of(pack.table, needed.slots[pack.id])
+        look_at_checkpoints(store, needed)
+        kept = of_table(pack.table, needed.slots[pack.id])
         lost = np.setdiff1d(kept, found)
         if not np.isin(lost, wanted).all():
             return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
@@ -244,8 +264,8 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         # Undone until it is certain that it has all that is needed, whatever `publish` says.
         undo.callback(opened.backend.remove, new.name)
         new.publish(pack.table.slot_count, gone.names)
-        _look(store, needed)
-        if len(np.setdiff1d(_of(pack.table, needed.slots[pack.id]), found)) > len(lost):
+        look_at_checkpoints(store, needed)
+        if len(np.setdiff1d(of_table(pack.table, needed.slots[pack.id]), found)) > len(lost):
             return 0, len(lost)
         lock.require()
         undo.pop_all()
@@ -281,68 +301,38 @@ def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
     return bool(found.any())
 
 
-def _look(store: Store, needed: Needed) -> None:
-    """Add what checkpoints need that were not looked at yet. Raises RefusedError."""
-
-    def read(checkpoint_id: str) -> Maps | None:
-        try:
-            return store.opened.files.read_maps(checkpoint_id)
-        except MissingError:  # removed, meanwhile
-            return None
-        except DamagedError as exc:
-            raise RefusedError(
-                f"nothing can be collected in {store.place}",
-                why=f"checkpoint {checkpoint_id} is damaged ({exc.why}): nobody knows what it "
-                "needs",
-                remedy="remove it (vmckpt checkpoint rm), then run this again",
-            ) from exc
-
-    new = [one for one in store.ids() if one not in needed.checkpoints]
-    for at in range(0, len(new), REQUESTS):
-        part = new[at : at + REQUESTS]
-        for checkpoint_id, maps in zip(part, store.opened.at_once(read, part), strict=True):
-            if maps is not None:
-                needed.add(checkpoint_id, maps)
-
-
-def _dead(store: Store, needed: Needed) -> dict[str, int]:
-    """Objects that no checkpoint needs: packs, all but one of their generations, maps, pins."""
-    generations: dict[bytes, list[tuple[int, int]]] = {}
-    for pack_id, generation, size in every(store.opened.backend):
-        generations.setdefault(pack_id, []).append((generation, size))
-    dead = dict[str, int]()
-    for pack_id, found in generations.items():
-        kept = None
-        if pack_id in needed.slots:
-            kept = _kept_generation(store, pack_id, found, needed.slots[pack_id])
-        dead |= {pack_name(pack_id, number): size for number, size in found if number != kept}
-    for name, size in store.opened.backend.names(MAPS).items():
-        if name not in {base.hex() for base in needed.bases}:
-            dead[f"{MAPS}/{name}"] = size
-    return dead | orphans(store.opened, store.ids)
-
-
-def _kept_generation(
-    store: Store, pack_id: bytes, found: Iterable[tuple[int, int]], slots: Numbers
-) -> int:
-    """The newest that has all that is needed but for known damage; where none has, the newest.
-
-    A gc that was stopped for long may have published one that lacks what came meanwhile.
-    """
-    newest_first = sorted((number for number, _ in found), reverse=True)
-    for number in newest_first if len(newest_first) > 1 else []:
-        with suppress(DamagedError, MissingError):
-            table = store.opened.packs.open(pack_id, number).table
-            known = store.opened.records.slots(pack_id, number)
-            there = _of(table, slots)
-            if np.isin(there[~table.has(there)], known).all():
-                return number
-    return newest_first[0]
-
-
-def _of(table: Table, slots: Numbers) -> Numbers:
-    """Those that a pack may have: maps are data, and may name any."""
-    return slots[slots < table.slot_count]
+def _merges(
+    store: Store,
+    held: Holdings,
+    kept: Mapping[str, int],
+    proven: frozenset[Copies],
+    rewrites: Iterable[Rewrite],
+) -> list[Merge]:
+    """The small packs that it pays to merge, in the order in which checkpoints need them."""
+    generations = Counter(parsed[0] for parsed in map(parsed_name, held.sizes()) if parsed)
+    # Where there are two generations, another gc may be about to take one back.
+    changing = {
+        name for name in kept if (parsed := parsed_name(name)) and generations[parsed[0]] > 1
+    } | {pack_name(one.pack_id, one.generation) for one in rewrites}
+    faulty = []
+    with uncached(store.opened.backend):
+        for name, bundle in held.bundles.items():
+            with suppress(MissingError):
+                if store.opened.backend.files.faults(name, bundle.size):
+                    faulty.append(name)
+    ages: dict[str, int] = {}
+    if held.bundles or len(kept) >= MANY:
+        for manifest in store.manifests():
+            for pack in manifest.packs:
+                ages.setdefault(pack, len(ages))
+    return plan_merges(
+        held,
+        kept,
+        proven,
+        changing=changing,
+        faulty=faulty,
+        age=lambda name: ages.get(name.rpartition("/")[2].partition("-")[0], 0),
+    )
 
 
 def _unneeded_bytes(pack: Pack, slots: Numbers) -> int:
@@ -355,6 +345,6 @@ def _unneeded_bytes(pack: Pack, slots: Numbers) -> int:
 
 
 def _size(store: Store) -> int:
-    names = store.opened.backend.names
-    kept = sum(sum(names(folder).values()) for folder in (PACKS, MAPS))
-    return kept + sum(store.opened.backend.leftovers().values())
+    backend = store.opened.backend
+    others = *backend.names(MAPS).values(), *backend.leftovers().values()
+    return backend.look().stored_bytes + sum(others)

@@ -3,18 +3,19 @@
 JSON in one line, and a second line: BLAKE2b of the first one. What was not written so is refused.
 It lies in the store three times (`NAMES`): any whole copy opens the store, and `check` writes the
 others anew. A store with one key has format 1. A store whose keys were changed has format 2, so
-that a vmckpt that does not know of several keys refuses it by that number.
+that a vmckpt that does not know of several keys refuses it by that number. One whose small packs
+may be merged (`bundles/`) has format 3, whatever its keys, for the same reason.
 """
 
 import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from vmckpt.errors import NotFoundError, RefusedError, StorageError
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.backend import Backend, MissingError
 from vmckpt.store.errors import DamagedError
 
@@ -22,11 +23,12 @@ CONFIG = "store"
 # The first one is read; the others only where that is damaged or missing.
 NAMES = (CONFIG, "config/1", "config/2")
 # What only a store has: where objects lie in one of them, there was a store.
-OBJECT_FOLDERS = ("checkpoints", "maps", "packs")
+OBJECT_FOLDERS = ("bundles", "checkpoints", "maps", "packs")
 SECRET_BYTES = 32
 CLEAR, SEVERAL = "clear", "several"
-ONE_KEY, KEYS = 1, 2
+ONE_KEY, KEYS, MERGED = 1, 2, 3
 _MOST_BYTES = 64 << 10
+_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,19 @@ class Config:
         return self.key.get("kind") != CLEAR
 
     @property
+    def has_several_keys(self) -> bool:
+        """Whether its keys were changed since it was made."""
+        return self.format >= KEYS and self.key.get("kind") == SEVERAL
+
+    @property
     def revision(self) -> int:
         """How often its keys were changed."""
-        return int(self.key["revision"]) if self.format == KEYS else 0
+        return int(self.key["revision"]) if self.has_several_keys else 0
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two configs of a store the later one has the higher."""
+        return self.revision, self.format
 
     def encode(self) -> bytes:
         """As the file's bytes."""
@@ -89,6 +101,21 @@ def replace_config(backend: Backend, config: Config) -> dict[str, str]:
         except StorageError as exc:
             old[name] = exc.why
     return old
+
+
+def allow_bundles(backend: Backend) -> Config:
+    """The config of a store in which packs may be merged from now on.
+
+    Raises RefusedError (a client that replaces nothing), BusyError, StorageError.
+    """
+    with backend.hold("config", shared=False, wait_s=_PATIENCE_S):
+        config = read_config(backend)
+        if config.format < MERGED:
+            config = replace(config, format=MERGED)
+            # The one that is read comes last: from then on all copies say so.
+            for name in reversed(NAMES):
+                write_copy(backend, name, config)
+        return config
 
 
 def write_copy(backend: Backend, name: str, config: Config) -> None:
@@ -150,7 +177,7 @@ def chosen(found: Mapping[str, bytes | None], place: str, *, had_objects: bool) 
             return config
         whole.append(config)
     if whole:
-        return max(whole, key=lambda config: config.revision)
+        return max(whole, key=lambda config: config.age)
     if bad:
         raise bad[0]
     if had_objects:
@@ -184,10 +211,10 @@ def parse_config(data: bytes, place: str, name: str = CONFIG) -> Config:
         raise _damaged_config(place, name, str(exc)) from exc
     if not whole:
         raise _damaged_config(place, name, "its checksum does not hold")
-    if config.format not in (ONE_KEY, KEYS):
+    if config.format not in (ONE_KEY, KEYS, MERGED):
         raise RefusedError(
             f"the store {place} has format {config.format}",
-            why=f"this vmckpt reads and writes formats {ONE_KEY} and {KEYS}",
+            why=f"this vmckpt reads and writes formats {ONE_KEY} to {MERGED}",
             remedy="use the vmckpt that made it",
         )
     _require_typed(config, place, name)
@@ -204,8 +231,10 @@ def _require_typed(config: Config, place: str, name: str) -> None:
             and type(config.key.get("kind")) is str
         )
         if right and config.format == KEYS:
+            right = config.has_several_keys
+        if right and config.has_several_keys:
             revision = config.key.get("revision")
-            right = config.key["kind"] == SEVERAL and type(revision) is int and revision > 0
+            right = type(revision) is int and revision > 0
     except (ValueError, TypeError) as exc:
         raise _damaged_config(place, name, str(exc)) from exc
     if not right:
@@ -224,7 +253,14 @@ def _copy(backend: Backend, name: str) -> bytes | None:
 
 
 def _objects(backend: Backend) -> list[str]:
-    return [folder for folder in OBJECT_FOLDERS if backend.names(folder)]
+    return [folder for folder in OBJECT_FOLDERS if _has(backend, folder)]
+
+
+def _has(backend: Backend, folder: str) -> bool:
+    try:
+        return bool(backend.names(folder))
+    except UsageError:  # an older version lends it, which has no such folder
+        return False
 
 
 def _damaged_config(place: str, name: str, why: str) -> DamagedError:

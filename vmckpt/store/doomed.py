@@ -22,8 +22,8 @@ STALE_S = 86_400.0
 
 
 @contextmanager
-def published(backend: Backend, names: Iterable[str]) -> Iterator[None]:
-    """The names are there for all to see, for the block. Raises StorageError."""
+def published(backend: Backend, names: Iterable[str]) -> Iterator[str]:
+    """The names are there for all to see, for the block, in this object. Raises StorageError."""
     mine = f"{DOOMED}/{int(time.time())}-{secrets.token_hex(8)}"
     writer = backend.write(mine)
     try:
@@ -32,7 +32,7 @@ def published(backend: Backend, names: Iterable[str]) -> Iterator[None]:
     finally:
         writer.discard()
     try:
-        yield
+        yield mine
     except (RefusedError, OperationFailedError):
         backend.remove(mine)
         raise
@@ -61,10 +61,12 @@ def remove_checkpoints(
             yield one
 
 
-def names(backend: Backend) -> set[str]:
-    """All objects that may go at any moment. Raises StorageError."""
+def names(backend: Backend, but: str = "") -> set[str]:
+    """All objects that may go at any moment, by others than the file `but`. StorageError."""
     found = set[str]()
     for name in backend.names(DOOMED):
+        if f"{DOOMED}/{name}" == but:
+            continue
         with suppress(MissingError):  # that gc has ended
             found.update(backend.read(f"{DOOMED}/{name}").decode("ascii", "replace").splitlines())
     return found

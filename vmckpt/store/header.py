@@ -2,7 +2,8 @@
 
     offset 0   b"\\x89VMCKPT\\n"
            8   version of the format    unsigned 16 bit, big-endian as all numbers in heads
-          10   kind                     one byte: C checkpoint, D damage, I pin, M maps, P pack
+          10   kind                     one byte: B bundle, C checkpoint, D damage, I pin, M maps,
+                                    P pack
           11   1: encrypted             one byte
           12   zero                     4 bytes
           16   the store's id           16 bytes
@@ -29,6 +30,7 @@ HEADER_BYTES = _HEADER.size
 class Kind(Enum):
     """What a file is."""
 
+    BUNDLE = b"B"
     CHECKPOINT = b"C"
     DAMAGE = b"D"
     MAPS = b"M"

@@ -5,6 +5,7 @@ at a time wait for each other (the lock "config").
 """
 
 import base64
+import dataclasses
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,11 @@ from typing import NamedTuple
 
 from vmckpt.errors import NotFoundError, RefusedError, UsageError, VmckptError
 from vmckpt.store.backends.backend import Backend
+from vmckpt.store.bundles.layout import BUNDLES
 from vmckpt.store.checkpoint_file import CHECKPOINTS
 from vmckpt.store.config import (
     CONFIG,
+    MERGED,
     Config,
     copies,
     parse_config,
@@ -187,6 +190,9 @@ def restore_backup(
     with backend.hold("config", shared=False, wait_s=PATIENCE_S):
         _require_fits(backend, config)
         there = [one for one in copies(backend).values() if isinstance(one, Config)]
+        if backend.names(BUNDLES) or any(one.format >= MERGED for one in there):
+            # The backup may be older than the store's first bundle, which stays.
+            config = dataclasses.replace(config, format=MERGED)
         other = next((one for one in there if one != config), None)
         if other is not None and not replace:
             raise RefusedError(
@@ -246,11 +252,11 @@ def _compared(store: Store, *, write: bool) -> list[tuple[str, str]]:
         one
         for one in found.values()
         if isinstance(one, Config)
-        and one.revision > store.config.revision
+        and one.age > store.config.age
         and one.id == store.config.id
         and is_signed(one, store.opened.secret)
     ]
-    right = max([store.config, *later], key=lambda config: config.revision)
+    right = max([store.config, *later], key=lambda config: config.age)
     for name, one in found.items():
         if one == right:
             continue
@@ -274,7 +280,7 @@ def _require_fits(backend: Backend, config: Config) -> None:
     One that agrees will do: another's header may be damaged.
     """
     wrong = ""
-    for folder in (CHECKPOINTS, PACKS):
+    for folder in (CHECKPOINTS, PACKS, BUNDLES):
         for name in sorted(backend.names(folder))[:_HEADERS]:
             head = backend.read(f"{folder}/{name}", 0, HEADER_BYTES)
             if len(head) < HEADER_BYTES or not head.startswith(MAGIC):

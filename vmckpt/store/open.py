@@ -18,8 +18,11 @@ from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.cached import CachedBackend, Versioned, cache_folder
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.backends.ssh import SSH_SCHEME, SshBackend
+from vmckpt.store.bundles.bundled import BundledBackend
+from vmckpt.store.bundles.layout import BundleFiles
 from vmckpt.store.checkpoint_file import Files
 from vmckpt.store.config import (
+    MERGED,
     SECRET_BYTES,
     Config,
     new_config,
@@ -28,7 +31,7 @@ from vmckpt.store.config import (
 )
 from vmckpt.store.damage.elsewhere import Elsewhere
 from vmckpt.store.damage.records import DamageRecords
-from vmckpt.store.header import Kind
+from vmckpt.store.header import Header, Kind
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Packs
 from vmckpt.store.sealing.keys import KeySource, from_environment
@@ -188,6 +191,10 @@ def _open(backend: Backend, config: Config, secret: bytes) -> Store:
         backend = CachedBackend(backend, cache_folder(config.id), secret)
     store_id = bytes.fromhex(config.id)
     sealer = Sealer(secret, encrypted=config.is_encrypted)
+    bundles = BundleFiles(
+        backend, sealer, Header(Kind.BUNDLE, encrypted=config.is_encrypted, store=store_id)
+    )
+    backend = BundledBackend(backend, bundles, older_ok=config.format < MERGED)
     files = Files(backend, sealer, store_id)
     packs = Packs(backend, sealer, files.header(Kind.PACK))
     records = DamageRecords(backend, sealer, files.header(Kind.DAMAGE))

@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vmckpt.store.backends.backend import Backend
-from vmckpt.store.backends.cached import CachedBackend
+from vmckpt.store.bundles.bundled import BundledBackend
 from vmckpt.store.checkpoint_file import Files
 from vmckpt.store.damage.elsewhere import Elsewhere
 from vmckpt.store.damage.records import DamageRecords
@@ -24,7 +23,7 @@ class Opened:
     """`pool` is for what lets go of Python's lock: compressing, and reading."""
 
     secret: bytes
-    backend: Backend
+    backend: BundledBackend
     sealer: Sealer
     files: Files
     packs: Packs
@@ -35,7 +34,7 @@ class Opened:
     @property
     def is_remote(self) -> bool:
         """Whether each read takes a request over a network, and several may be under way."""
-        return isinstance(self.backend, CachedBackend)
+        return self.backend.is_remote
 
     def at_once(self, work: Callable[[T], R], each: Iterable[T]) -> list[R]:
         """What `work` gives for each, in order; where that is faster, for several at once."""

@@ -21,6 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
@@ -28,7 +29,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.store.backends.backend import Backend, MissingError, Writer
+from vmckpt.store.backends.backend import Backend, Copying, MissingError, Readable, Writer
 from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.decoding import decoding
@@ -111,12 +112,17 @@ class Table:
 class Pack:
     """A pack to read from."""
 
-    def __init__(self, backend: Backend, pack_id: bytes, generation: int, seal: Seal) -> None:
+    def __init__(self, backend: Readable, pack_id: bytes, generation: int, seal: Seal) -> None:
         self.id, self.generation = pack_id, generation
         self.name = pack_name(pack_id, generation)
         self._backend, self._seal = backend, seal
         self._hash_place = (0, 0)
         self.table = self._read_table()
+
+    @property
+    def frame_bytes(self) -> int:
+        """The size of all frames that have chunks. They follow the header."""
+        return int(self.table.stored[self.table.counts > 0].sum())
 
     def frame(self, number: int) -> bytes:
         """What a frame holds: its chunks one after the other. Raises DamagedError."""
@@ -165,12 +171,21 @@ class Pack:
     def _box(self, box: Box, number: int, place: tuple[int, int]) -> bytes:
         """What a box holds. Raises DamagedError when it is damaged as it is stored.
 
-        It is read once more before that is said: gc gives up what is damaged.
+        It is read once more before that is said: gc gives up what is damaged. So are other copies,
+        of a pack that gc merges just now.
         """
-        return read_twice(
-            self._backend,
-            lambda: self._seal.open(box, number, self._backend.read(self.name, *place)),
-        )
+        try:
+            return read_twice(
+                self._backend,
+                lambda: self._seal.open(box, number, self._backend.read(self.name, *place)),
+            )
+        except DamagedError:
+            if isinstance(self._backend, Copying):
+                for holder in self._backend.holders(self.name):
+                    with suppress(DamagedError, MissingError):
+                        data = self._backend.read_held(self.name, holder, *place)
+                        return self._seal.open(box, number, data)
+            raise
 
     def _read_table(self) -> Table:
         end, size = self._backend.read_end(self.name, _END_BYTES)
@@ -395,13 +410,18 @@ def newest(backend: Backend) -> dict[bytes, tuple[int, int]]:
 def every(backend: Backend) -> Iterator[tuple[bytes, int, int]]:
     """All packs: ids, generations, sizes."""
     for name, size in backend.names(PACKS).items():
-        pack_id, _, generation = name.partition("-")
-        try:
-            parsed = bytes.fromhex(pack_id), int(generation), size
-        except ValueError:
-            continue  # no pack: `check` says so
-        if pack_name(*parsed[:2]) == f"{PACKS}/{name}":
-            yield parsed
+        if parsed := parsed_name(f"{PACKS}/{name}"):
+            yield *parsed, size
+
+
+def parsed_name(name: str) -> tuple[bytes, int] | None:
+    """The id and generation of a pack, by its object's name; None: it is no pack."""
+    pack_id, _, generation = name.removeprefix(f"{PACKS}/").partition("-")
+    try:
+        parsed = bytes.fromhex(pack_id), int(generation)
+    except ValueError:
+        return None
+    return parsed if pack_name(*parsed) == name else None
 
 
 def _frame(seal: Seal, number: int, frame: bytes | bytearray) -> bytes:

@@ -319,7 +319,8 @@ class Store:
         for pack, generation in index.generations.items():
             if pack not in ids or newest.get(pack, (-1, 0))[0] != generation:
                 index = Index()
-        wanted = sorted((ids & newest.keys()) - index.generations.keys())
+        # In the order in which they lie: of those in one bundle the tables are read together.
+        wanted = [pack for pack in newest if pack in ids and pack not in index.generations]
         # One that is damaged is left out: nothing more should rest on it.
         found = self.opened.at_once(self._with_hashes, wanted)
         packs = [pack for pack in found if pack is not None]

@@ -231,14 +231,16 @@ class Transaction:
                 f"{bad} chunks that it was to rest on were found to be damaged meanwhile",
             )
         self._require_slots(maps, there)
-        needed = {pack_name(pack_id, there[pack_id][0]) for pack_id in used_packs(maps)}
-        if maps.base is not None:
-            needed.add(self._opened.files.base_name(maps.base))
+        packs = {pack_name(pack_id, there[pack_id][0]) for pack_id in used_packs(maps)}
+        # One that gc merges is in several objects, and they do not all go.
+        held = backend.look()
+        going = [pack for pack in packs if doomed_now.issuperset(held.holders(pack))]
+        needed = {self._opened.files.base_name(maps.base)} if maps.base is not None else set()
         pins = {name for name in published if name.startswith(f"{PINS}/")}
         lost_pins = {name.partition("/")[2] for name in pins} - (
             backend.names(PINS) if pins else {}
         ).keys()
-        if lost_pins or (needed | pins) & doomed_now:
+        if going or lost_pins or (needed | pins) & doomed_now:
             raise self._collected()
 
     def _require_slots(self, maps: Maps, there: Mapping[bytes, tuple[int, int]]) -> None:

@@ -4,7 +4,7 @@ Object names are `FOLDER/NAME`, or a bare name at the top.
 """
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -26,7 +26,17 @@ class Writer(Protocol):
         """Nothing of it stays. May be called at any time; after `publish` it does nothing."""
 
 
-class Backend(Protocol):
+class Readable(Protocol):
+    """A place to read objects from."""
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of an object; fewer when it ends before. Raises MissingError."""
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        """The last bytes of an object, and the size of all of it. Raises MissingError."""
+
+
+class Backend(Readable, Protocol):
     """A place for objects. All raise StorageError when the place does not do what it is asked."""
 
     place: str
@@ -35,12 +45,6 @@ class Backend(Protocol):
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder (without its name), and their sizes in bytes."""
-
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of an object; fewer when it ends before. Raises MissingError."""
-
-    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
-        """The last bytes of an object, and the size of all of it. Raises MissingError."""
 
     def write(self, name: str) -> Writer:
         """Begin a new object, of a name that no object has."""
@@ -64,6 +68,17 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of what was opened."""
+
+
+@runtime_checkable
+class Copying(Protocol):
+    """A place in which an object may be in several others (`bundles/`), while it is moved."""
+
+    def holders(self, name: str) -> list[str]:
+        """The objects that had it when they were listed last."""
+
+    def read_held(self, name: str, holder: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of it, as one of these has it. Raises MissingError."""
 
 
 class Held(Protocol):

@@ -3,7 +3,8 @@
 An object of a store is never changed, so a part of it that is kept here is right while the storage
 lists the object with the same version (ETag) and size. Kept are whole small objects, of others what
 catalogue and index are made of: the first bytes of checkpoints, maps, the headers and tables of
-packs. Each part has a checksum keyed by the store's secret: one that was changed here is read anew.
+packs, the beginnings of bundles, which have those of many. Each part has a checksum keyed by the
+store's secret: one that was changed here is read anew.
 
 The files are in a directory of each store's own (by its id), bounded, and may be removed at any
 time. Nothing that cannot be written there, or read, keeps a command from its work.
@@ -17,9 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
-from vmckpt.store.backends.backend import Backend, Held, Writer
+from vmckpt.store.backends.backend import Backend, Held, Readable, Writer
 from vmckpt.store.errors import DamagedError
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ _END_BYTES = 1 << 20
 _MOST_MAPS_BYTES = 16 << 20
 MOST_BYTES = 512 << 20
 _SUM_BYTES = 16
-_FOLDERS = ("checkpoints", "maps", "packs")
+_FOLDERS = ("bundles", "checkpoints", "maps", "packs")
 
 
 class Versioned(Backend, Protocol):
@@ -145,6 +146,14 @@ class CachedBackend:
         return blake2b(key + b"\0" + data, key=self._secret, digest_size=_SUM_BYTES).digest()
 
 
+@runtime_checkable
+class Keeping(Protocol):
+    """A back end that keeps what it has read."""
+
+    def off(self) -> AbstractContextManager[None]:
+        """What was read before is not used, for the block."""
+
+
 class Read(Protocol):
     """Reads what is not kept here."""
 
@@ -152,12 +161,12 @@ class Read(Protocol):
         """Raises MissingError, StorageError."""
 
 
-def uncached(backend: Backend) -> AbstractContextManager[None]:
+def uncached(backend: Readable) -> AbstractContextManager[None]:
     """All is read from where the store lies, for the block."""
-    return backend.off() if isinstance(backend, CachedBackend) else _nothing()
+    return backend.off() if isinstance(backend, Keeping) else _nothing()
 
 
-def read_twice(backend: Backend, read: Callable[[], T]) -> T:
+def read_twice(backend: Readable, read: Callable[[], T]) -> T:
     """What `read` gives; once more, uncached, before it is believed that something is damaged.
 
     A single read may be bad of bytes that are good, and what is damaged is given up or removed.
@@ -186,7 +195,7 @@ def _nothing() -> Iterator[None]:
 
 
 def _is_wanted_again(name: str, start: int, length: int, size: int) -> bool:
-    is_begin = start == 0 and length <= WHOLE_BYTES
+    is_begin = start == 0 and (length <= WHOLE_BYTES or name.startswith("bundles/"))
     return is_begin or (name.startswith("packs/") and start + length > size - _END_BYTES)
 
 

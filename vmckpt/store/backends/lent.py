@@ -33,9 +33,9 @@ from vmckpt.store.backends.local import ASIDE, append_only_error
 
 _HEAD = struct.Struct("<II")
 CONFIG = "store"
-_FOLDERS = ("checkpoints", "config", "damaged", "doomed", "maps", "packs", "pins")
-# What only those write who may also remove: the keys, and what gc is about to remove.
-_NOT_TO_ADD = (CONFIG, "config/", "doomed/")
+_FOLDERS = ("bundles", "checkpoints", "config", "damaged", "doomed", "maps", "packs", "pins")
+# What only those write who may also remove: the keys, what gc is about to remove, what it merges.
+_NOT_TO_ADD = (CONFIG, "config/", "doomed/", "bundles/")
 # A writer's packs are new. A later generation takes the place of a pack that is there: gc's alone.
 _NEW_PACK = re.compile(r"packs/[0-9a-f]{32}-0")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -24,7 +24,7 @@ ASIDE = "tmp"
 LOCK = "lock"
 MOST_OPEN = 64
 # Objects here are never replaced: only these are kept open.
-_KEPT_OPEN = ("checkpoints/", "maps/", "packs/")
+_KEPT_OPEN = ("bundles/", "checkpoints/", "maps/", "packs/")
 # In the environment, as 1: no other host uses stores on file systems that keep no locks.
 ONE_HOST = "VMCKPT_STORE_ONE_HOST"
 _POLL_S = 0.01

@@ -140,7 +140,7 @@ class Elsewhere:
                 ):
                     index = Index()
                 packs = []
-                for pack_id in sorted(newest.keys() - index.generations.keys()):
+                for pack_id in [pack for pack in newest if pack not in index.generations]:
                     try:
                         packs.append(self._packs.find(pack_id))
                     except DamagedError:

@@ -34,6 +34,7 @@ class Box(IntEnum):
     KEY = 8
     PIN = 9
     DAMAGED = 10
+    LIST = 11
 
 
 class Seal(Protocol):

@@ -145,7 +145,7 @@ def keys_of(config: Config) -> list[Wrapped]:
     """The keys of an encrypted store; none of one that is not. Raises DamagedError."""
     if not config.is_encrypted:
         return []
-    if config.format == ONE_KEY:
+    if not config.has_several_keys:
         return [Wrapped.from_json(config.key)]
     words = config.key.get("keys")
     if not isinstance(words, list) or not 0 < len(words) <= MOST_KEYS:
@@ -160,13 +160,15 @@ def with_keys(config: Config, keys: list[Wrapped], secret: bytes) -> Config:
         "keys": [one.to_json() for one in keys],
         "revision": config.revision + 1,
     }
-    return _signed(Config(config.id, config.created_unix_s, words, KEYS), secret)
+    format_ = max(config.format, KEYS)
+    return _signed(Config(config.id, config.created_unix_s, words, format_), secret)
 
 
 def renamed(config: Config, store_id: str, created_unix_s: int, secret: bytes) -> Config:
-    """The same keys, for another store with the same secret."""
-    made = Config(store_id, created_unix_s, dict(config.key), config.format)
-    return made if made.format == ONE_KEY else _signed(made, secret)
+    """The same keys, for another store with the same secret, of which nothing was merged yet."""
+    format_ = KEYS if config.has_several_keys else ONE_KEY
+    made = Config(store_id, created_unix_s, dict(config.key), format_)
+    return _signed(made, secret) if made.has_several_keys else made
 
 
 def unwrap(config: Config, source: KeySource | None) -> Opening:
@@ -195,7 +197,7 @@ def unwrap(config: Config, source: KeySource | None) -> Opening:
 
 def is_signed(config: Config, secret: bytes) -> bool:
     """Whether a holder of the secret wrote its list of keys. Raises DamagedError."""
-    return config.format == ONE_KEY or compare_digest(_mac(config, secret), _said_mac(config))
+    return not config.has_several_keys or compare_digest(_mac(config, secret), _said_mac(config))
 
 
 def _tried(keys: list[Wrapped], source: KeySource | None) -> Opening:

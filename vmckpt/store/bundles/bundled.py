@@ -1,0 +1,297 @@
+"""A location whose packs are objects of their own, or lie in bundles: all are read by their names.
+
+What reads a pack does not know where it is. A pack that gc moves while it is read is found again.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from vmckpt.errors import UsageError
+from vmckpt.store.backends.backend import Backend, Held, MissingError, Writer
+from vmckpt.store.backends.cached import CachedBackend, uncached
+from vmckpt.store.bundles.layout import BUNDLES, Bundle, BundleFiles, Member, is_bundle
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.header import HEADER_BYTES
+from vmckpt.store.pack import PACKS
+
+R = TypeVar("R")
+# Kept in memory of what was read of bundles.
+_MOST_BYTES = 64 << 20
+# Read at once of object storage: small packs that were merged together are needed together.
+_BLOCK_BYTES = 1 << 20
+_REQUESTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Which objects hold packs: packs of their own (`packs/...`: size), and bundles, by name.
+
+    `unreadable` bundles: nothing says which packs they have. `unreadable_bytes` are their sizes.
+    """
+
+    loose: dict[str, int] = field(default_factory=dict)
+    bundles: dict[str, Bundle] = field(default_factory=dict)
+    unreadable: dict[str, DamagedError] = field(default_factory=dict)
+    unreadable_bytes: dict[str, int] = field(default_factory=dict)
+    # By pack the bundles that have it, the one that keeps it first.
+    within: dict[str, tuple[Bundle, ...]] = field(default_factory=dict)
+
+    def holders(self, pack: str) -> list[str]:
+        """The objects that have a pack, the one that keeps it first."""
+        found = [bundle.name for bundle in self.within.get(pack, ())]
+        return [*found, pack] if pack in self.loose else found
+
+    def sizes(self) -> dict[str, int]:
+        """All packs, by name, once each."""
+        found = {name: bundles[0].members[name].size for name, bundles in self.within.items()}
+        return found | self.loose
+
+    @property
+    def stored_bytes(self) -> int:
+        """What all of it takes."""
+        sizes = *self.loose.values(), *self.unreadable_bytes.values()
+        return sum(sizes) + sum(bundle.size for bundle in self.bundles.values())
+
+
+class BundledBackend:
+    """A location, in which packs are read wherever they lie. Used by several threads.
+
+    `older_ok`: the store had no bundles when it was opened, so that the location may be another
+    version's that knows none.
+    """
+
+    def __init__(self, inner: Backend, files: BundleFiles, *, older_ok: bool) -> None:
+        self.place, self.locks_last = inner.place, inner.locks_last
+        self.is_remote = isinstance(inner, CachedBackend)
+        self.files = files
+        self._inner, self._older_ok = inner, older_ok
+        # Never changed, only replaced.
+        self._known = Holdings()
+        self._parts = _Parts()
+        # Of the far side of a lent store, which may be of an older version.
+        self.knows_bundles = True
+
+    def look(self) -> Holdings:
+        """What holds packs, as of now. Raises StorageError."""
+        # In this order: a pack is in a bundle before its own object goes.
+        loose = {f"{PACKS}/{name}": size for name, size in self._inner.names(PACKS).items()}
+        bundles, unreadable, sizes = self._bundles()
+        before = self._known
+        within = before.within if bundles.keys() == before.bundles.keys() else _within(bundles)
+        bad_bytes = {name: sizes[name] for name in unreadable}
+        found = Holdings(loose, bundles, unreadable, bad_bytes, within)
+        self._known = found
+        return found
+
+    def holders(self, pack: str) -> list[str]:
+        """The objects that had a pack when they were listed last."""
+        return self._known.holders(pack)
+
+    def names(self, folder: str) -> dict[str, int]:
+        """The objects in a folder; of packs also those in bundles."""
+        if folder != PACKS:
+            return self._inner.names(folder)
+        return {name.removeprefix(f"{PACKS}/"): size for name, size in self.look().sizes().items()}
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of an object."""
+
+        def part(bundle: Bundle, member: Member) -> bytes:
+            end = member.size if length is None else min(start + length, member.size)
+            return self._read_member(bundle, member, start, end)
+
+        return self._from(name, lambda: self._inner.read(name, start, length), part)
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        """The end of an object; of a pack in a bundle at most what comes after its frames."""
+
+        def part(bundle: Bundle, member: Member) -> tuple[bytes, int]:
+            start = max(member.size - length, HEADER_BYTES + member.frame_bytes)
+            return self._read_member(bundle, member, start, member.size), member.size
+
+        return self._from(name, lambda: self._inner.read_end(name, length), part)
+
+    def read_held(self, pack: str, holder: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of a pack, as that object has it. Raises MissingError, StorageError."""
+        if holder == pack:
+            return self._inner.read(pack, start, length)
+        bundle = self._known.bundles.get(holder)
+        if bundle is None or pack not in bundle.members:
+            raise MissingError(holder)
+        member = bundle.members[pack]
+        end = member.size if length is None else min(start + length, member.size)
+        return self._read_member(bundle, member, start, end)
+
+    def write(self, name: str) -> Writer:
+        """A new object."""
+        return self._inner.write(name)
+
+    def remove(self, name: str) -> None:
+        """The object is gone; a pack stays where it is in a bundle."""
+        self._inner.remove(name)
+
+    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> AbstractContextManager[Held]:
+        """A lock."""
+        return self._inner.hold(name, shared=shared, wait_s=wait_s)
+
+    def leftovers(self) -> dict[str, int]:
+        """What killed writers left."""
+        return self._inner.leftovers()
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        self._parts.clear()
+        self._inner.close()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Nothing that was read before is believed, for the block."""
+        self._parts.clear()
+        with uncached(self._inner):
+            yield
+
+    def _bundles(self) -> tuple[dict[str, Bundle], dict[str, DamagedError], dict[str, int]]:
+        while True:
+            try:
+                names = self._inner.names(BUNDLES)
+            except UsageError:
+                if self._older_ok:
+                    self.knows_bundles = False
+                    return {}, {}, {}
+                raise
+            sizes = {f"{BUNDLES}/{name}": size for name, size in names.items() if is_bundle(name)}
+            before = self._known.bundles
+            found = {name: before[name] for name in sizes if name in before}
+            new = [name for name in sizes if name not in before]
+            unreadable, gone = {}, False
+            for name, one in zip(new, self._read_lists(new, sizes), strict=True):
+                if one is None:
+                    gone = True
+                elif isinstance(one, DamagedError):
+                    unreadable[name] = one
+                else:
+                    found[name] = one
+            if not gone:  # else what it had is in another one, which may not have been listed
+                return found, unreadable, sizes
+
+    def _read_lists(
+        self, names: list[str], sizes: dict[str, int]
+    ) -> list[Bundle | DamagedError | None]:
+        def read(name: str) -> Bundle | DamagedError | None:
+            try:
+                return self.files.read(name, sizes[name])
+            except MissingError:
+                return None
+            except DamagedError as exc:
+                return exc
+
+        if not self.is_remote or len(names) < 2:
+            return list(map(read, names))
+        with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="store requests") as threads:
+            return list(threads.map(read, names))
+
+    def _from(self, name: str, own: Callable[[], R], part: Callable[[Bundle, Member], R]) -> R:
+        """What `own` has of an object, or, of a pack in a bundle, `part`. Raises MissingError."""
+        known = self._known
+        bundles = known.within.get(name, ())
+        if name in known.loose or not bundles:
+            try:
+                return own()
+            except MissingError:
+                if not name.startswith(f"{PACKS}/"):
+                    raise
+        for again in (False, True):
+            for bundle in bundles:
+                with suppress(MissingError):
+                    return part(bundle, bundle.members[name])
+            if not again:
+                known = self.look()
+                bundles = known.within.get(name, ())
+                if name in known.loose:
+                    return own()
+        raise MissingError(name)
+
+    def _read_member(self, bundle: Bundle, member: Member, start: int, end: int) -> bytes:
+        return b"".join(
+            self._read_part(bundle, at, length) for at, length in member.parts(start, end)
+        )
+
+    def _read_part(self, bundle: Bundle, at: int, length: int) -> bytes:
+        name = bundle.name
+        if at < bundle.front_bytes:
+            front = self._parts.get(
+                (name, -1), lambda: self._inner.read(name, 0, bundle.front_bytes)
+            )
+            return front[at : at + length]
+        if not self.is_remote or length > _BLOCK_BYTES:
+            return self._inner.read(name, at, length)
+        found = bytearray()
+        for number in range(at // _BLOCK_BYTES, (at + length - 1) // _BLOCK_BYTES + 1):
+            found += self._block(bundle, number)
+        first = at // _BLOCK_BYTES * _BLOCK_BYTES
+        return bytes(found[at - first : at - first + length])
+
+    def _block(self, bundle: Bundle, number: int) -> bytes:
+        name, at = bundle.name, number * _BLOCK_BYTES
+        return self._parts.get(
+            (name, number),
+            lambda: self._inner.read(name, at, min(_BLOCK_BYTES, bundle.size - at)),
+        )
+
+
+def _within(bundles: Mapping[str, Bundle]) -> dict[str, tuple[Bundle, ...]]:
+    """By pack the bundles that have it, the highest first."""
+    found: dict[str, tuple[Bundle, ...]] = {}
+    for bundle in sorted(bundles.values(), key=lambda one: one.order, reverse=True):
+        for name in bundle.members:
+            found[name] = (*found.get(name, ()), bundle)
+    return found
+
+
+class _Parts:
+    """Parts of bundles that were read last. One thread reads a part; others wait for it."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def get(self, part: tuple[str, int], read: Callable[[], bytes]) -> bytes:
+        """A part, by `read` when it is not here. Raises what that raises."""
+        with self._mutex:
+            future = self._found.get(part)
+            if future is not None:
+                self._found.move_to_end(part)
+            else:
+                mine = self._found[part] = Future[bytes]()
+        if future is not None:
+            return future.result()
+        try:
+            data = read()
+        except BaseException as exc:
+            with self._mutex:
+                self._found.pop(part, None)
+            mine.set_exception(exc)
+            raise
+        mine.set_result(data)
+        self._bound()
+        return data
+
+    def clear(self) -> None:
+        """What is read from now on is read anew."""
+        with self._mutex:
+            self._found = OrderedDict()
+
+    def _bound(self) -> None:
+        with self._mutex:
+            done = {part: len(one.result()) for part, one in self._found.items() if one.done()}
+            total = sum(done.values())
+            for part, size in done.items():
+                if total <= _MOST_BYTES:
+                    return
+                del self._found[part]
+                total -= size

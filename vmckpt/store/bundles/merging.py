@@ -1,0 +1,233 @@
+"""gc: small packs become bundles, worn bundles become new ones. What to merge, and merging it.
+
+Merging only adds: a bundle is published, and each pack in it is in two objects then. Which of them
+goes is decided as for all that gc removes (`collect.py`), from what lies there. So a gc that is
+killed anywhere leaves nothing that the next one does not understand.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError
+from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.backends.cached import uncached
+from vmckpt.store.bundles.bundled import Holdings
+from vmckpt.store.bundles.layout import (
+    BUNDLES,
+    MOST_BYTES,
+    MOST_PACKS,
+    Bundle,
+    Member,
+    Whole,
+    rank_of,
+)
+from vmckpt.store.config import MERGED, allow_bundles
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.opened import Opened
+from vmckpt.store.pack import Pack
+from vmckpt.store.store import Store
+
+# Packs that are smaller are merged, when there are so many: of few it does not pay.
+SMALL_BYTES, MANY = 4 << 20, 16
+# A bundle is made anew when more than this part of it, or so many of its packs, are of no use.
+WORTH_RATIO, MANY_UNUSED = 0.2, 16
+
+
+class Copies(NamedTuple):
+    """One pack in two objects; `better` was seen to have it whole, or just as `other` has it."""
+
+    pack: str
+    other: str
+    better: str
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Packs that are to be in one bundle, each with the object that it is taken from."""
+
+    packs: Sequence[tuple[str, str]]
+
+
+def plan_merges(
+    held: Holdings,
+    kept: Mapping[str, int],
+    proven: frozenset[Copies],
+    *,
+    changing: Collection[str],
+    faulty: Iterable[str],
+    age: Callable[[str], int],
+) -> list[Merge]:
+    """What pays to be merged. Pure.
+
+    `kept` packs, with sizes, are needed; `changing` ones have other generations beside them, or
+    will have; `proven`: see `copies`. `faulty` bundles have a damaged list. Packs are put together
+    in the order of their `age`.
+    """
+
+    def live(bundle: Bundle) -> list[str]:
+        kept_here = [name for name in bundle.members if name in kept]
+        return [n for n in kept_here if not superseded(n, bundle.name, held, proven)]
+
+    loose = [
+        name
+        for name, size in held.loose.items()
+        if name in kept
+        and size <= SMALL_BYTES
+        and name not in changing
+        and not superseded(name, name, held, proven)
+    ]
+    sources = {name: name for name in loose} if len(loose) >= MANY else {}
+    bundles = {name: live(bundle) for name, bundle in held.bundles.items()}
+    worn = {name for name, packs in bundles.items() if _is_worn(held.bundles[name], packs)} | set(
+        faulty
+    )
+    small = {n for n in bundles.keys() - worn if held.bundles[n].size < MOST_BYTES // 4}
+    for name in worn | (small if len(small) >= MANY else set()):
+        sources |= dict.fromkeys(bundles[name], name)
+    ordered = sorted(sources, key=lambda name: (age(name), name))
+    merges = [Merge([(n, sources[n]) for n in part]) for part in _parts(ordered, kept)]
+    # What is left over of loose packs waits for more.
+    return [one for one in merges if len(one.packs) >= MANY or any(n != s for n, s in one.packs)]
+
+
+def superseded(
+    pack: str, holder: str, held: Holdings, proven: Iterable[Copies], gone: Iterable[str] = ()
+) -> bool:
+    """Whether an object's copy of a pack is not needed: another, which is not `gone`, keeps it."""
+    holders = held.holders(pack)
+    if holder not in holders:
+        return False
+    before = holders[: holders.index(holder)]
+    return any(Copies(pack, holder, one) in proven for one in before if one not in gone)
+
+
+def copies(store: Store, held: Holdings, kept: Iterable[str]) -> frozenset[Copies]:
+    """Of packs that are in several objects those of whose copies one may go. StorageError."""
+
+    def compare(pack: str) -> list[Copies]:
+        best, *others = held.holders(pack)
+        read = store.opened.backend.read_held
+        with suppress(MissingError):  # another gc has removed it
+            data = read(pack, best)
+            if whole(store.opened, pack, data) is None:
+                others = [other for other in others if read(pack, other) == data]
+            return [Copies(pack, other, best) for other in others]
+        return []
+
+    several = [pack for pack in kept if len(held.holders(pack)) > 1]
+    with uncached(store.opened.backend):
+        found = store.opened.at_once(compare, several)
+    return frozenset(one for some in found for one in some)
+
+
+def may_merge(store: Store) -> bool:
+    """Whether this client may merge packs: it may remove objects, and no older version is there.
+
+    The gc that makes the store one of format 3 merges nothing yet: a command of an older version
+    may have opened the store just before. Raises BusyError, StorageError.
+    """
+    backend = store.opened.backend
+    if not backend.knows_bundles:
+        return False
+    try:
+        backend.remove(f"{BUNDLES}/{secrets.token_hex(16)}-0")
+        if store.config.format < MERGED:
+            allow_bundles(backend)
+            return False
+    except RefusedError:
+        return False  # it may add alone: the owner's gc does it
+    return True
+
+
+def merge(store: Store, held: Holdings, merges: Sequence[Merge]) -> int:
+    """Publish bundles; how many. Raises StorageError."""
+    backend, made = store.opened.backend, 0
+    for one in merges:
+        packs = [pack for pack in _read(store.opened, held, one) if pack is not None]
+        holders = {holder for name, _ in one.packs for holder in held.holders(name)}
+        above = max((rank_of(one) for one in holders if one in held.bundles), default=0)
+        if packs:
+            backend.files.write(packs, above)
+            made += 1
+    return made
+
+
+def whole(opened: Opened, name: str, data: bytes) -> Whole | None:
+    """A pack of which every box is what was written; None: it is not."""
+    pack_id, _, generation = name.rpartition("/")[2].partition("-")
+    try:
+        header = opened.packs.header.read(data, name)
+        seal = opened.packs.sealer.file(header, name)
+        pack = Pack(_Bytes(data), bytes.fromhex(pack_id), int(generation), seal)
+        pack.require_hashes()
+        for frame in range(len(pack.table.counts)):
+            pack.frame(frame)
+    except DamagedError:
+        return None
+    return Whole(name, data, pack.frame_bytes)
+
+
+def _read(opened: Opened, held: Holdings, merge: Merge) -> list[Whole | None]:
+    """The packs, as they lie there. A damaged one of a bundle goes along, as it is."""
+
+    def read(place: tuple[str, str]) -> Whole | None:
+        name, holder = place
+        try:
+            data = opened.backend.read_held(name, holder)
+            found = whole(opened, name, data)
+            if found is None:
+                with uncached(opened.backend):
+                    again = opened.backend.read_held(name, holder)
+                found = whole(opened, name, again)
+                bundle = held.bundles.get(holder)
+                if found is None and bundle is not None and again == data:
+                    found = _as_it_is(data, bundle.members[name])
+        except MissingError:  # another gc has moved it
+            return None
+        return found
+
+    return opened.at_once(read, merge.packs)
+
+
+def _as_it_is(data: bytes, member: Member) -> Whole | None:
+    return Whole(member.name, data, member.frame_bytes) if len(data) == member.size else None
+
+
+def _is_worn(bundle: Bundle, live: Sequence[str]) -> bool:
+    used = sum(bundle.members[name].size for name in live)
+    unused = len(bundle.members) - len(live)
+    return bool(live) and (
+        bundle.fault is not None
+        or unused >= MANY_UNUSED
+        or bundle.size - used > bundle.size * WORTH_RATIO
+    )
+
+
+def _parts(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Bundles' worth of packs, in their order."""
+    part, total = list[str](), 0
+    for name in names:
+        if part and (total + sizes[name] > MOST_BYTES or len(part) >= MOST_PACKS):
+            yield part
+            part, total = [], 0
+        part.append(name)
+        total += sizes[name]
+    if part:
+        yield part
+
+
+class _Bytes:
+    """A pack in memory, to be read as an object is."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._data[start : None if length is None else start + length]
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        size = len(self._data)
+        return self._data[max(0, size - length) :], size

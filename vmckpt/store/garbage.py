@@ -1,0 +1,133 @@
+"""What checkpoints need, and so what lies in a store that none needs: for gc, which removes it."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vmckpt.errors import RefusedError
+from vmckpt.store.backends.backend import MissingError
+from vmckpt.store.bundles.bundled import Holdings
+from vmckpt.store.bundles.merging import Copies, superseded
+from vmckpt.store.checkpoint_file import MAPS, Maps
+from vmckpt.store.errors import DamagedError
+from vmckpt.store.maps import packs_of, slots_of
+from vmckpt.store.opened import REQUESTS
+from vmckpt.store.pack import Numbers, Table, pack_name, parsed_name
+from vmckpt.store.pins import orphans
+from vmckpt.store.store import Store
+
+
+@dataclass(slots=True)
+class Needed:
+    """What checkpoints need: of each pack the slots, and the maps that others rest on."""
+
+    checkpoints: set[str] = field(default_factory=set)
+    slots: dict[bytes, Numbers] = field(default_factory=dict)
+    bases: set[bytes] = field(default_factory=set)
+
+    def add(self, checkpoint_id: str, maps: Maps) -> None:
+        """One more checkpoint."""
+        self.checkpoints.add(checkpoint_id)
+        if maps.base is not None:
+            self.bases.add(maps.base)
+        for area in maps.areas.values():
+            refs = np.unique(area.refs)
+            packs = packs_of(refs)
+            for number in np.unique(packs).tolist():
+                if number >= 0:
+                    pack_id = maps.packs[number]
+                    slots = slots_of(refs[packs == number])
+                    before = self.slots.get(pack_id, slots[:0])
+                    self.slots[pack_id] = np.union1d(before, slots)
+
+
+def look_at_checkpoints(store: Store, needed: Needed) -> None:
+    """Add what checkpoints need that were not looked at yet. Raises RefusedError."""
+
+    def read(checkpoint_id: str) -> Maps | None:
+        try:
+            return store.opened.files.read_maps(checkpoint_id)
+        except MissingError:  # removed, meanwhile
+            return None
+        except DamagedError as exc:
+            raise RefusedError(
+                f"nothing can be collected in {store.place}",
+                why=f"checkpoint {checkpoint_id} is damaged ({exc.why}): nobody knows what it "
+                "needs",
+                remedy="remove it (vmckpt checkpoint rm), then run this again",
+            ) from exc
+
+    new = [one for one in store.ids() if one not in needed.checkpoints]
+    for at in range(0, len(new), REQUESTS):
+        part = new[at : at + REQUESTS]
+        for checkpoint_id, maps in zip(part, store.opened.at_once(read, part), strict=True):
+            if maps is not None:
+                needed.add(checkpoint_id, maps)
+
+
+def dead_objects(
+    store: Store, needed: Needed, proven: frozenset[Copies], gone: Iterable[str] = ()
+) -> dict[str, int]:
+    """Objects that no checkpoint needs: packs, all but one of their generations, all but one of
+    their copies, bundles of such alone, maps, pins.
+
+    `gone`: objects that others may remove at any moment.
+    """
+    held = store.opened.backend.look()
+    kept = kept_packs(store, needed, held)
+
+    def is_dead(pack: str, holder: str) -> bool:
+        return pack not in kept or superseded(pack, holder, held, proven, gone)
+
+    dead = {
+        name: size
+        for name, size in held.loose.items()
+        if parsed_name(name) is not None and is_dead(name, name)
+    }
+    for name, bundle in held.bundles.items():
+        if all(is_dead(pack, name) for pack in bundle.members):
+            dead[name] = bundle.size
+    if len(kept) == len(needed.slots):  # nothing is missing that may be in those
+        dead |= held.unreadable_bytes
+    for name, size in store.opened.backend.names(MAPS).items():
+        if name not in {base.hex() for base in needed.bases}:
+            dead[f"{MAPS}/{name}"] = size
+    return dead | orphans(store.opened, store.ids)
+
+
+def kept_packs(store: Store, needed: Needed, held: Holdings) -> dict[str, int]:
+    """The packs that checkpoints need, each in the generation that stays, and their sizes."""
+    sizes = held.sizes()
+    generations: dict[bytes, list[int]] = {}
+    for parsed in map(parsed_name, sizes):
+        if parsed is not None:
+            generations.setdefault(parsed[0], []).append(parsed[1])
+    kept = {}
+    for pack_id, slots in needed.slots.items():
+        if found := generations.get(pack_id):
+            name = pack_name(pack_id, _kept_generation(store, pack_id, found, slots))
+            kept[name] = sizes[name]
+    return kept
+
+
+def _kept_generation(store: Store, pack_id: bytes, found: Iterable[int], slots: Numbers) -> int:
+    """The newest that has all that is needed but for known damage; where none has, the newest.
+
+    A gc that was stopped for long may have published one that lacks what came meanwhile.
+    """
+    newest_first = sorted(found, reverse=True)
+    for number in newest_first if len(newest_first) > 1 else []:
+        with suppress(DamagedError, MissingError):
+            table = store.opened.packs.open(pack_id, number).table
+            known = store.opened.records.slots(pack_id, number)
+            there = of_table(table, slots)
+            if np.isin(there[~table.has(there)], known).all():
+                return number
+    return newest_first[0]
+
+
+def of_table(table: Table, slots: Numbers) -> Numbers:
+    """Those that a pack may have: maps are data, and may name any."""
+    return slots[slots < table.slot_count]
