@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.contract.test_disks_over_the_wire import PAGES, Both, connected, ram_path
+from tests.waiting_qemu import it_waits
 from vmckpt.epoch.epoch import Pages
 from vmckpt.lease.clock import boottime_s
 from vmckpt.lease.file_store import FileStore
@@ -158,7 +159,7 @@ def test_nothing_is_decided_while_an_epoch_is_applied(tmp_path: Path) -> None:
     async def main() -> None:
         await primary.take()
         await primary.record_in_sync("b/1")
-        taking = TakeOver(request, standby, replica, silent, asyncio.Event())
+        taking = TakeOver(request, standby, replica, silent, asyncio.Event(), lack=it_waits)
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         deciding = asyncio.ensure_future(taking.settled(receiving))
         await asyncio.sleep(1.0)  # by then the lease is over

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting_qemu import it_has_ended, it_waits
 from vmckpt.cli.drivers.direct import DirectVm
 from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
@@ -401,7 +402,7 @@ def test_silence_is_nothing_to_act_on_before_there_is_anything_to_take_over() ->
         primary = SimpleNamespace(heard_s=long_ago_s, epoch_s=long_ago_s)
         anything: Any = None
         lease: Any = SimpleNamespace(span=Span(1.0))
-        taking = TakeOver(anything, lease, replica, primary, asyncio.Event())  # type: ignore[arg-type]
+        taking = TakeOver(anything, lease, replica, primary, asyncio.Event(), lack=it_waits)  # type: ignore[arg-type]
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         assert not taking.is_due(receiving)
         replica.complete = True
@@ -429,7 +430,7 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
             heard_s=boottime_s() + 60, epoch_s=boottime_s(), hello=hello, term=1, why="",
             heard_by_path_s=lambda: (boottime_s() + 60,),
         )  # fmt: skip
-        taking = TakeOver(request, standby, replica, heard, asyncio.Event())
+        taking = TakeOver(request, standby, replica, heard, asyncio.Event(), lack=it_waits)
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         assert not taking.is_due(receiving)
         heard.epoch_s -= 60
@@ -443,6 +444,33 @@ def test_a_primary_that_is_heard_but_lost_its_lease_is_replaced(tmp_path: Path) 
         assert move is Move.PROMOTE
         with pytest.raises(RefusedError):
             await primary.renew()
+
+    asyncio.run(main())
+
+
+def test_a_standby_whose_qemu_has_ended_takes_nothing_from_its_primary(tmp_path: Path) -> None:
+    """Or a guest whose service was killed with it, and whose QEMU is well, would be fenced."""
+    store, span = FileStore(tmp_path), Span(0.5)
+    primary = Lease(store, "web", Claimant("a/1"), span)
+    standby = Lease(store, "web", Claimant("b/1", replica="b/1"), span)
+    hello = SimpleNamespace(machine="another", emitters=())
+    request: Any = SimpleNamespace(options=SimpleNamespace(fence=("agent",)))
+    replica: Any = SimpleNamespace(complete=True, is_applying=False)
+    gone: Any = SimpleNamespace(
+        heard_s=0.0, epoch_s=0.0, hello=hello, term=1, why="", heard_by_path_s=lambda: (0.0,),
+        second=SimpleNamespace(told=lambda _: "a is silent"),
+    )  # fmt: skip
+
+    async def main() -> None:
+        await primary.take()
+        await primary.record_in_sync("b/1")
+        taking = TakeOver(request, standby, replica, gone, asyncio.Event(), lack=it_has_ended)
+        receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        receiving.set_result("lost")
+        assert await taking.settled(receiving) is Move.STAND_DOWN
+        assert taking.why.endswith("the QEMU that waited here has ended")
+        assert not standby.has_asked
+        await primary.renew()
 
     asyncio.run(main())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting_qemu import it_waits
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.lease.clock import boottime_s
@@ -257,9 +258,9 @@ def test_a_primary_that_is_heard_over_either_path_is_not_claimed_over(
     async def main() -> None:
         await primary.take()
         await primary.record_in_sync("b/1")
-        complete: Any = SimpleNamespace(complete=True)
+        complete: Any = SimpleNamespace(complete=True, is_applying=False)
         following: Any = heard
-        taking = TakeOver(options, standby, complete, following, asyncio.Event())
+        taking = TakeOver(options, standby, complete, following, asyncio.Event(), lack=it_waits)
         receiving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         receiving.set_result(LOST)
         assert taking.is_due(receiving)

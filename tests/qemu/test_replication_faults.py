@@ -7,6 +7,7 @@ The arbiter's faults are in tests/real/test_replication.py.
 """
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -360,17 +361,19 @@ async def settled(made: World, case: Case, home: str) -> str:
     # What goes on did so for longer than anything may take to be found out.
     is_brief = all(one.does == "kill" for one in case.faults)
     goes_on_from_s = loop.time() + (3.0 if is_brief else FROZEN_S + 3.0)
-    async with asyncio.timeout(SETTLED_S):
-        while True:
-            done = await asyncio.to_thread(made.vmckpt, "replicate", "status", NAME)
-            sides = {side["role"]: side for side in done.result.get("sides", [])}
-            if outcome := outcome_of(made, sides):
-                if outcome != GOES_ON:
-                    assert not sides or any(side["why"] for side in sides.values()), sides
-                    return outcome
-                if loop.time() > goes_on_from_s:
-                    return outcome
-            await asyncio.sleep(0.2)
+    not_settled_s = loop.time() + SETTLED_S
+    while True:
+        done = await asyncio.to_thread(made.vmckpt, "replicate", "status", NAME)
+        sides = {side["role"]: side for side in done.result.get("sides", [])}
+        if loop.time() > not_settled_s:
+            pytest.fail(f"not settled: {json.dumps(sides, indent=1)}")
+        if outcome := outcome_of(made, sides):
+            if outcome != GOES_ON:
+                assert not sides or any(side["why"] for side in sides.values()), sides
+                return outcome
+            if loop.time() > goes_on_from_s:
+                return outcome
+        await asyncio.sleep(0.2)
 
 
 def outcome_of(made: World, sides: dict[str, Any]) -> str | None:

@@ -226,7 +226,8 @@ class Standby:
         """Receive until the primary has gone, then see what is to be done."""
         primary = Following(self.name, replica, partial(try_means, self._request.options), second)
         self._replica, self._following = replica, primary
-        taking = TakeOver(self._request, self._lease, replica, primary, self._asked)
+        asked, warm = self._asked, self._warm
+        taking = TakeOver(self._request, self._lease, replica, primary, asked, lack=warm.lack)
         give_way()  # its QEMU, which was started before, does not
         receiving = asyncio.ensure_future(primary.receive(channel))
         ended = asyncio.ensure_future(self._warm.ended())

@@ -6,6 +6,7 @@ and is left alone; one that wants to finds that it may not.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.process import ProcessId
@@ -24,11 +25,14 @@ from vmckpt.replicate.wire.messages import Hello
 SILENCE_S, MARGIN_S = 2 * PATIENCE_S, 0.05
 COPY_SILENCE_S = 60.0
 TICK_S = 0.02
+# After these the primary can go on no more: not before a QEMU that can.
+_TAKING = (Move.CLAIM, Move.FENCE, Move.TAKE)
 
 
 class TakeOver:
     """One standby's way to the term of its primary; `asked` is set by who wants it to take over.
 
+    `lack` says why the QEMU that waits could not go on with the guest; empty when it can.
     `why`: what last stood in its way.
     """
 
@@ -39,8 +43,10 @@ class TakeOver:
         replica: Replica,
         primary: Following,
         asked: asyncio.Event,
+        *,
+        lack: Callable[[], Awaitable[str]],
     ) -> None:
-        self._request, self._lease = request, lease
+        self._request, self._lease, self._lack = request, lease, lack
         self._replica, self._primary = replica, primary
         self._fencing = Fencing.READY
         self._dead: Holding | None = None
@@ -75,6 +81,9 @@ class TakeOver:
             if move is Move.FOLLOW:
                 self.why = f"{self._how_lost(receiving)}: its lease is waited for"
             try:
+                if move in _TAKING and (lack := await self._lack()):
+                    self.why = f"{self._how_lost(receiving)}; the QEMU that waited here {lack}"
+                    return Move.STAND_DOWN
                 await self._do(move)
             except VmckptError as exc:
                 self.why = f"{exc.what}: {exc.why}"

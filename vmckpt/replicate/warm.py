@@ -137,14 +137,18 @@ class Warm:
 
     async def ended(self) -> str:
         """Return when it is of no use any more, and why: its process has ended, or stands still."""
-        while await self._host.is_alive(self.qemu.process):
+        while not (lack := await self.lack()):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
-            try:
-                await commands.query_status(self._monitor, SILENT_S)
-            except MonitorLostError as exc:
-                if await self._host.is_alive(self.qemu.process):
-                    return f"does not answer: {exc.why}"
-        return "has ended"
+        return lack
+
+    async def lack(self) -> str:
+        """Why it could not go on with the guest at this moment; empty when it answers."""
+        try:
+            await commands.query_status(self._monitor, SILENT_S)
+        except MonitorLostError as exc:
+            is_alive = await self._host.is_alive(self.qemu.process)
+            return f"does not answer: {exc.why}" if is_alive else "has ended"
+        return ""
 
 
 async def _incoming(monitor: Monitor) -> int:
