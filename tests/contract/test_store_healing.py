@@ -252,6 +252,30 @@ def test_two_packs_heal_by_one_another(tmp_path: Path) -> None:
                 assert read_whole(point.area(RAM)) == ram.tobytes()
 
 
+def test_what_is_found_damaged_after_gc_has_its_plan_heals_first(tmp_path: Path) -> None:
+    """By what that gc was to remove."""
+    place, ram = tmp_path / "store", memory(PAGES, 1)
+    with create_store(str(place)) as store:
+        begun = [store.begin(vm) for vm in ("one", "other")]
+        for new in begun:  # at once: neither finds what the other brings
+            area = new.area(RAM, size_bytes=ram.nbytes, chunk_bytes=PAGE_CHUNK_BYTES)
+            area.put(np.arange(PAGES), ram.tobytes())
+        one, other = (new.commit({}) for new in begun)
+        store.remove([other.id])
+        plan = plan_gc(store)
+        assert plan.dead
+        flip_frame(place, ram_pack(store, one))
+        with open_store(str(place)) as checked:
+            assert not check(checked).lost
+        for again in (plan, plan_gc(store)):
+            collect(store, again)
+            assert not check(store).lost
+        assert not plan_gc(store).dead
+        assert check(store).whole
+        with store.read(one.id) as point:
+            assert read_whole(point.area(RAM)) == ram.tobytes()
+
+
 def test_a_damaged_table_of_names_is_made_anew(tmp_path: Path) -> None:
     place, ram = tmp_path / "store", memory(PAGES, 1)
     with create_store(str(place)) as store:

@@ -168,7 +168,7 @@ def collect(store: Store, plan: Plan) -> Collected:
                 lock.require()
                 backend.remove(name)
         for rewrite in plan.rewrites:
-            if not rewrite.heals:
+            if not rewrite.heals and not _is_to_heal(store, needed):
                 came = _rewritten(store, rewrite, needed, came)
         # Last: it takes room before it gives any back.
         came = came._replace(bundles=_merged(store, plan, needed))
@@ -197,7 +197,8 @@ def _remove_dead(store: Store, needed: Needed, proven: frozenset[Copies], lock: 
     for name in doomed.stale(backend, time.time()):
         lock.require()
         backend.remove(name)
-    if not (dead := dead_objects(store, needed, proven)):
+    # What was found damaged since the plan was made heals first, by the next gc.
+    if not (dead := dead_objects(store, needed, proven)) or _is_to_heal(store, needed):
         return
     with ExitStack() as said:
         mine = ""
@@ -295,9 +296,29 @@ def _may_heal(opened: Opened, pack: Pack, slots: Numbers) -> bool:
     bad = slots[~pack.table.has(slots)]
     known = opened.records.slots(pack.id, pack.generation)
     bad = np.union1d(bad, known[np.isin(known, slots)])
-    if not len(bad):
+    return _are_found(opened, pack, bad)
+
+
+def _is_to_heal(store: Store, needed: Needed) -> bool:
+    """Whether damage is known that may heal, perhaps by what no checkpoint needs."""
+    opened = store.opened
+    opened.records.refresh()
+    for pack_id, (generation, _) in opened.packs.look_again().items():
+        bad = np.intersect1d(
+            needed.slots.get(pack_id, np.zeros(0, dtype=np.int64)),
+            opened.records.slots(pack_id, generation),
+        )
+        with suppress(DamagedError, MissingError):
+            if len(bad) and _are_found(opened, opened.packs.find(pack_id), bad):
+                return True
+    return False
+
+
+def _are_found(opened: Opened, pack: Pack, slots: Numbers) -> bool:
+    """Whether some of these can be read, by place or by name."""
+    if not len(slots):
         return False
-    _, found = opened.elsewhere.read(pack, bad, FrameCache().get)
+    _, found = opened.elsewhere.read(pack, slots, FrameCache().get)
     return bool(found.any())
 
 
