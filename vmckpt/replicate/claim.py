@@ -104,8 +104,8 @@ async def ask_about(vm: Vm) -> Answer | None:
         raise HostDownError(
             f"cannot tell whether another host runs '{vm.name}'",
             why=f"{vm.host.name} was a host of its replication; the arbiter gives no answer: {exc}",
-            remedy=f"bring the arbiter back; if it and the other host are gone for good: "
-            f"vmckpt replicate stop {vm.name} --standby-is-dead",
+            remedy="bring the arbiter back; if it is gone for good: vmckpt replicate stop "
+            f"{vm.name} (with --standby-is-dead if the other host is off, too)",
         ) from exc
 
 

@@ -213,7 +213,7 @@ async def require_decided(vm: Vm) -> None:
         f"a standby may be about to go on with '{vm.name}'",
         why=f"its replication from {vm.host.name} was cut off, and its end is not known there",
         remedy=f"vmckpt replicate failover {vm.name}; if the standby is gone for good: "
-        f"vmckpt replicate stop {vm.name}",
+        f"vmckpt replicate stop {vm.name} (with --standby-is-dead if its host is off)",
     )
 
 

@@ -43,9 +43,11 @@ from vmckpt.replicate.sides import last_word
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
-from vmckpt.vm.paths import lock_path
+from vmckpt.vm.paths import lock_path, vm_dir
 
 POLL_S, CONT_POLLS = 0.1, 1000
+# An arbiter that fails may be back soon.
+ARBITER_S = 10.0
 
 
 async def recover(
@@ -166,7 +168,8 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead:
     vm = await read_vm(request.primary, request.vm)
     if not (at_any_rate or (vm is not None and await vm.is_alive())):
         return  # the standby has taken over, or will
-    if await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead):
+    goes_on = is_dead and await _goes_without_arbiter(request)
+    if goes_on or await _takes_term(request, at_any_rate=at_any_rate, standby_is_dead=is_dead):
         if vm is not None:
             await vm.host.remove(vm.directory.claim)
             for process in await vm.host.find_processes("\0".join(guard_command(vm.qemu))):
@@ -185,6 +188,22 @@ async def _settle(request: Request, files: Files, *, at_any_rate: bool, is_dead:
     about |= {"ending": said.partition(":")[0], "why": said}
     await write_last_word(request.primary, files, status | about)
     tell_event(request.primary, about)
+
+
+async def _goes_without_arbiter(request: Request) -> bool:
+    """Whether the arbiter gives no answer, and need not, since the operator says that the standby
+    is dead. The next protection is told which replica it may still have. Raises StorageError.
+    """
+    store, until_s = open_arbiter(request.options), boottime_s() + ARBITER_S
+    while boottime_s() < until_s:
+        with suppress(ArbiterDownError, OutcomeUnknownError, StorageError):
+            await store.read(request.vm)
+            return False
+        await asyncio.sleep(POLL_S)
+    replica = f"{request.standby.name}/{request.run}"
+    here = vm_dir(request.primary.state_dir, request.vm)
+    await request.primary.write_text(here.gone_replica, replica)
+    return True
 
 
 async def _end_replaced(request: Request, vm: Vm | None) -> None:

@@ -271,10 +271,14 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
     log = files.path / "release.log"
     command = [*await host.own_command(), "replica", "release", str(files.path)]
     process = await host.spawn([*command, *["--standby-is-dead"] * standby_is_dead], log)
+    without = (
+        "If the arbiter is gone for good, and the standby's host is off: "
+        f"vmckpt replicate stop {name} --standby-is-dead"
+    )
     late = TimedOutError(
         f"the term of '{name}' was not taken back within {BEGIN_S:g} s",
         why="the arbiter gives no answer, or another works on the VM",
-        remedy=f"see to the arbiter: {host.name} goes on trying; then the same again",
+        remedy=f"see to the arbiter: {host.name} goes on trying; then the same again. {without}",
     )
     await while_there_is(lambda: host.is_alive(process), late)
     said = await last_word(host, files)
@@ -283,7 +287,7 @@ async def _released(host: Host, name: str, *, standby_is_dead: bool = False) -> 
         raise OperationFailedError(
             f"the term of '{name}' was not taken back",
             why="; ".join(words[-3:]) or "its process ended without a word",
-            remedy="mend that, and the same again: until then a standby may take over",
+            remedy=f"repair that, and try again: until then a standby may take over. {without}",
         )
     return said
 
