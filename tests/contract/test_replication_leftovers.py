@@ -349,9 +349,12 @@ def test_nothing_in_memory_stays_of_a_home_that_was_replaced(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_of_two_homes_the_replaced_one_goes(hosts: tuple[LocalHost, LocalHost]) -> None:
+def test_of_two_homes_the_replaced_one_goes(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
     """The old primary was off while its standby took over, and came back when all was over."""
-    home(hosts[0], "old")
+    old = home(hosts[0], "old")
+    Claim("web", "a/1", "b", str(tmp_path / "leases")).write(old.directory.claim)
     home(hosts[1], "new", Replaced("a", "old"))
     assert asyncio.run(settle("web", hosts))
     assert asyncio.run(read_vm(hosts[0], "web")) is None

@@ -43,16 +43,33 @@ class Claim:
     def read(cls, path: Path) -> Self:
         """The inverse. Raises StorageError when it is damaged or of another version."""
         try:
-            words: dict[str, Any] = json.loads(path.read_text())
-            if words.pop("format") != FORMAT or not all(isinstance(w, str) for w in words.values()):
-                raise ValueError("written by another version of vmckpt")
-            return cls(**words)
+            return cls._parse(path.read_text())
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
-            raise StorageError(
-                f"cannot read {path}",
-                why=str(exc),
-                remedy="make sure that no other host runs the VM, then remove this file",
-            ) from exc
+            raise _damaged(path, exc) from exc
+
+    @classmethod
+    async def of(cls, vm: Vm) -> Self | None:
+        """The one in the VM's directory, wherever its host is. Raises as `read`, HostDownError."""
+        text = await vm.host.read_text(vm.directory.claim)
+        try:
+            return None if text is None else cls._parse(text)
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise _damaged(vm.directory.claim, exc) from exc
+
+    @classmethod
+    def _parse(cls, text: str) -> Self:
+        words: dict[str, Any] = parse(text)
+        if words.pop("format") != FORMAT or not all(isinstance(w, str) for w in words.values()):
+            raise ValueError("written by another version of vmckpt")
+        return cls(**words)
+
+
+def _damaged(path: Path, exc: Exception) -> StorageError:
+    return StorageError(
+        f"cannot read {path}",
+        why=str(exc),
+        remedy="make sure that no other host runs the VM, then remove this file",
+    )
 
 
 class Answer(NamedTuple):
@@ -118,6 +135,25 @@ async def is_of_this_home(vm: Vm) -> bool:
     except ValueError:
         return True  # of another version: rather refused once too often
     return request is not None and request.qemu_id == vm.qemu.files.qemu_id
+
+
+async def was_protected_by(vm: Vm, standby: str) -> bool:
+    """Whether this home was protected by that standby, by its own host's records.
+
+    If not, what that host says of it does not count: it could have any VM ended. Raises
+    StorageError, HostDownError.
+    """
+    claim = await Claim.of(vm)
+    if claim is not None:
+        return claim.standby == standby
+    with suppress(ValueError):  # of another version, which made a claim
+        request = await _request_there(vm)
+        return (
+            request is not None
+            and (request.primary.name, request.standby.name) == (vm.host.name, standby)
+            and request.qemu_id == vm.qemu.files.qemu_id
+        )
+    return False
 
 
 async def took_over(vm: Vm) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 
 from vmckpt.errors import BusyError, OperationFailedError
 from vmckpt.hosts.host import Host
+from vmckpt.replicate.claim import was_protected_by
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -30,6 +31,19 @@ async def remove_stale_home(host: Host, name: str, qemu_id: str) -> None:
     await host.remove(stale.directory.path)
 
 
+async def remove_taken_over(host: Host, name: str, qemu_id: str, standby: str) -> bool:
+    """The same by the word of the standby's host; False: by its own host's records this home was
+    not protected by that standby, and it stays. Raises as above.
+    """
+    stale = await read_vm(host, name)
+    if stale is None or stale.qemu.files.qemu_id != qemu_id:
+        return True
+    if not await was_protected_by(stale, standby):
+        return False
+    await remove_stale_home(host, name, qemu_id)
+    return True
+
+
 async def end_stale(vm: Vm) -> None:
     """End the QEMU of a guest that goes on elsewhere. Raises OperationFailedError."""
     if not await vm.host.stop_for_good(vm.qemu.process):
@@ -43,7 +57,7 @@ async def end_stale(vm: Vm) -> None:
 async def remove_replaced(vm: Vm, host: Host) -> None:
     """Remove what `host` still has of a VM that was taken over from it. Raises as above."""
     if vm.qemu.replaces is not None and vm.qemu.replaces.host == host.name:
-        await remove_stale_home(host, vm.name, vm.qemu.replaces.qemu_id)
+        await remove_taken_over(host, vm.name, vm.qemu.replaces.qemu_id, vm.host.name)
 
 
 async def end_waiting(host: Host, name: str) -> None:

@@ -16,7 +16,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.lease.rule import Right
 from vmckpt.replicate.claim import ask_about, is_of_this_home, require_right, took_over
 from vmckpt.replicate.control import ask
-from vmckpt.replicate.leftovers import remove_stale_home
+from vmckpt.replicate.leftovers import remove_stale_home, remove_taken_over
 from vmckpt.replicate.request import ENDED, PROMOTED, Files, has_left
 from vmckpt.replicate.sides import (
     BEGIN_S,
@@ -153,10 +153,13 @@ async def _settled_by_sides(name: str, hosts: Iterable[Host]) -> bool:
             continue
         if not await _is_at_home(name, side):
             continue
-        for host in hosts:
-            if host.name == told["primary"] and host.name != side.host.name:
-                await remove_stale_home(host, name, told["primary_qemu_id"])
-        return True
+        old = [host for host in hosts if host.name == told["primary"] != side.host.name]
+        gone = [
+            await remove_taken_over(host, name, told["primary_qemu_id"], side.host.name)
+            for host in old
+        ]
+        if all(gone):
+            return True
     return False
 
 
@@ -166,8 +169,10 @@ async def _settled_by_homes(name: str, hosts: Iterable[Host]) -> bool:
     homes = [vm for vm in answers.given if vm is not None]
     for vm in homes:
         for other in homes:
-            if vm.qemu.replaces == Replaced(other.host.name, other.qemu.files.qemu_id):
-                await remove_stale_home(other.host, name, other.qemu.files.qemu_id)
+            stale = Replaced(other.host.name, other.qemu.files.qemu_id)
+            if vm.qemu.replaces == stale and await remove_taken_over(
+                other.host, name, stale.qemu_id, vm.host.name
+            ):
                 return True
     return False
 
