@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.silent_ends import SPEC, make_home, marked_as
-from vmckpt.errors import StorageError
+from tests.silent_ends import down, make_home, marked_as
+from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.disk_files import CopiedDisk
-from vmckpt.migrate.journal import Journal
+from vmckpt.migrate.journal import Journal, find_journal
 from vmckpt.migrate.recover import recover
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
@@ -62,27 +62,84 @@ def test_a_vm_at_home_elsewhere_is_not_ended_nor_its_disks_removed(site: Site) -
 
 
 def test_files_of_another_host_are_no_disks_to_be_removed(site: Site) -> None:
-    """Of a VM that the other host has nothing of: only its own images that nothing uses go."""
+    """Nor its images that no VM uses: `vm rm` keeps those for their owner."""
     images = site.good.state_dir / "images"
-    precious, used, free = images.parent / "precious", images / "db.raw", images / "left.raw"
+    precious, kept = images.parent / "precious", images / "kept.raw"
 
     async def play() -> None:
         images.mkdir(parents=True)
-        for file in (precious, used, free):
+        for file in (precious, kept):
             file.write_bytes(b"x")
-        directory = vm_dir(site.good.state_dir, "db")
-        directory.path.mkdir(parents=True)
-        directory.spec.write_text(
-            SPEC.replace("web", "db") + '[[disks]]\nimage = "db.raw"\nformat = "raw"\n'
-        )
-        disks = tuple(CopiedDisk(str(file), "/x") for file in (precious, used, free))
+        disks = tuple(CopiedDisk(str(file), "/x") for file in (precious, kept))
         await site.told(CLAIM._replace(disks=disks))
         await site.recover()
 
     asyncio.run(play())
     assert precious.exists()
-    assert used.exists()
-    assert not free.exists(), "what a migration that was cut off left is removed"
+    assert kept.exists()
+
+
+def test_a_run_between_two_hosts_is_not_a_third_ones(site: Site, tmp_path: Path) -> None:
+    """Which knows its name, and says that the guest has come to it."""
+    other = LocalHost("other", tmp_path / "other", "127.0.0.1")
+    genuine = CLAIM._replace(target="other", step="prepare")
+
+    async def play() -> None:
+        await make_home(site.good, "qa")
+        await genuine.write((site.good, other))
+        await site.told(CLAIM)
+        hosts = (site.good, site.evil, other)
+        assert await find_journal("web", hosts) == genuine
+        await genuine.remove((other,))  # of one end alone it is weighed with the other's
+        with marked_as(vm_dir(site.good.state_dir, "web").qemu("qa")) as process:
+            await recover("web", site.notes.append, hosts)
+            assert process.poll() is None
+        assert await read_vm(site.good, "web") is not None
+
+    asyncio.run(play())
+
+
+def test_a_journal_of_others_hides_no_migration(site: Site, tmp_path: Path) -> None:
+    """It stayed cut off, and its VM with it, whatever was told of a later one."""
+    other = LocalHost("other", tmp_path / "other", "127.0.0.1")
+    genuine = CLAIM._replace(target="other", step="prepare")
+
+    async def play() -> None:
+        await genuine.write((site.good,))
+        await CLAIM._replace(run="r2", target="other").write((site.evil,))
+        assert await find_journal("web", (site.good, site.evil, other)) == genuine
+
+    asyncio.run(play())
+
+
+class Fails(LocalHost):
+    """It dies when an image is to be removed there."""
+
+    async def remove(self, path: Path) -> None:
+        if path.name == "web.raw":
+            raise down(self.name)
+        await super().remove(path)
+
+
+def test_the_sources_own_list_of_disks_outlasts_them(site: Site) -> None:
+    """It is what removes them later: after its QEMU and directory had gone they stayed."""
+    image = site.good.state_dir / "images/web.raw"
+
+    async def play() -> None:
+        await site.good.make_dir(image.parent)
+        image.write_bytes(b"x")
+        await make_home(site.good, "qa")
+        journal = CLAIM._replace(disks=(CopiedDisk(str(image), "/x"),), step="release")
+        await journal.write((site.good,))
+        await site.told(journal)
+        dies = Fails(site.good.name, site.good.state_dir, "127.0.0.1")
+        with pytest.raises(HostDownError):
+            await recover("web", site.notes.append, (dies, site.evil))
+        assert image.exists()
+        await site.recover()
+
+    asyncio.run(play())
+    assert not image.exists()
 
 
 def test_of_a_migration_that_was_cut_off_only_its_own_disks_are_removed(site: Site) -> None:

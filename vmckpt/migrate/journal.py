@@ -70,6 +70,11 @@ class Journal(NamedTuple):
         """Whether the target has run, whatever else is known of it."""
         return self.step in AFTER_COMMIT
 
+    def is_same_run(self, other: Self) -> bool:
+        """Whether both are of one run, between the same two QEMUs."""
+        of_run = Journal._fields.index("ram_dir")
+        return self[:of_run] == other[:of_run]
+
     async def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
         for host in hosts:
@@ -129,11 +134,19 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     """The journal of a migration of the VM: of two the one that got further.
 
     Writing it on one host may have failed, or been cut off after the other. Hosts that do not
-    answer are left out: both ends of the migration have it. Raises StorageError when one is damaged
-    and none is whole.
+    answer are left out: both ends of the migration have it. What both tell goes before what one
+    tells, and that before what a host tells of others. Raises StorageError when one is damaged and
+    none is whole.
     """
-    answers = await ask_every(hosts, lambda host: Journal.read(host, vm))
-    found = newest(journal for journal in answers.given if journal)
+
+    async def read(host: Host) -> tuple[Host, Journal | None]:
+        return host, await Journal.read(host, vm)
+
+    answers = await ask_every(hosts, read)
+    told = [(host, journal) for host, journal in answers.given if journal]
+    own = [one for host, one in told if host.name in (one.source, one.target)]
+    agreed = [one for one in own if sum(map(one.is_same_run, own)) > 1]
+    found = newest(agreed or own or (one for _, one in told))
     damaged = (error for error in answers.silent if not isinstance(error, HostDownError))
     if found is None and (error := next(damaged, None)):
         raise error

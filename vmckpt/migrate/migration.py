@@ -455,7 +455,6 @@ class Migration:
     async def _release_source(self) -> None:
         from vmckpt.migrate.handover import release
 
-        await release(self._pair.source, self._pair.ram_dir)
         await hand_over_files(
             self._vm.host,
             self._target_host,
@@ -463,6 +462,8 @@ class Migration:
             self._journal.disks,
             partial(self._note, "old-image"),
         )
+        # Last: the source's journal, which names its disks, goes with it.
+        await release(self._pair.source, self._pair.ram_dir)
 
     async def _report(self) -> "Report":
         from vmckpt.migrate.report import Report

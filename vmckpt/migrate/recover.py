@@ -35,7 +35,6 @@ from vmckpt.migrate.locks import remove_dead_locks, wait_for_locks
 from vmckpt.migrate.ownership import Move, Side, View, decide
 from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.settle import settle, settle_alone
-from vmckpt.vm.images import FOLDER, looked_at
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu
@@ -78,7 +77,7 @@ async def recover(
     async with locks:
         # Which got further is to be known: both have to answer now.
         found = [await Journal.read(host, name) for host in (source, target)]
-        here, there = (one if one and one.run == journal.run else None for one in found)
+        here, there = (one if one and one.is_same_run(journal) else None for one in found)
         last = newest(one for one in (here, there) if one)
         if last is None:
             return None
@@ -89,7 +88,9 @@ async def recover(
                 ends = (source, target) if here else (target, source)
                 if ended := await _one_sided(last, *ends, note):
                     return ended
-            last = await _believed(last, here, source)
+            # Any file could be named by the target alone.
+            told = () if here is None else here.disks
+            last = last._replace(disks=tuple(disk for disk in last.disks if disk in told))
             return await _recover(last, source, target, note, stays=stays)
         silent = target if stays else source
         try:
@@ -119,22 +120,6 @@ async def _one_sided(
         outcome = UNDONE if host.name == journal.source else FINISHED
         return Recovery(journal.run, journal.vm, host.name, journal.step, outcome)
     return None
-
-
-async def _believed(journal: Journal, own: Journal | None, source: Host) -> Journal:
-    """The journal, with those disks whose images may be removed on the source when all is over.
-
-    By the target's word alone these are images in the source's own folder that nothing uses: what
-    else it names could be any file.
-    """
-    told = () if own is None else own.disks
-    if all(disk in told for disk in journal.disks):
-        return journal
-    images = await looked_at(source, [Path(disk.source) for disk in journal.disks], {})
-    folder = source.state_dir / FOLDER
-    free = {str(one.path) for one in images if not one.users and one.path.parent == folder}
-    kept = (disk for disk in journal.disks if disk in told or disk.source in free)
-    return journal._replace(disks=tuple(kept))
 
 
 class _ForgottenError(OutcomeUnknownError):
@@ -285,10 +270,9 @@ async def _recover(
             move = await settle(pair, note, partial(keep_at, journal, source))
         match move:
             case Move.TARGET_OWNS:
-                await _finish(pair, home, arrived)
+                await _finish(pair, home, arrived, journal, note)
                 await disarm_if_possible(pair.target, note)
                 await leave_plain(pair.target, note)
-                await hand_over_files(source, target, journal.run, journal.disks, note)
                 await _bring_devices_back(pair.target, home or arrived, journal, note)
                 where, outcome = target, FINISHED
             case Move.SOURCE_OWNS:
@@ -329,12 +313,20 @@ async def _bring_devices_back(
         note(f"what used its device does not go on: {exc.what}: {exc.why} ({remedy})")
 
 
-async def _finish(pair: Pair, home: Vm | None, arrived: Vm | None) -> None:
+async def _finish(
+    pair: Pair,
+    home: Vm | None,
+    arrived: Vm | None,
+    journal: Journal,
+    note: Callable[[str], None],
+) -> None:
     if arrived is None and home is not None:
         found = await find_qemu(pair.target, home.qemu.platform)
         # One that has ended meanwhile makes it a stopped VM, there.
         qemu = found or Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
         await settle_on_target(pair.target, qemu, pair.source.host)
+    await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks, note)
+    # Last: the source's journal, which names its disks, goes with it.
     await release(pair.source, pair.ram_dir)
 
 
@@ -348,8 +340,8 @@ async def bury(pair: Pair, home: Vm | None, journal: Journal, note: Callable[[st
     await kill(pair.target)
     ended = Qemu(pair.target.files, ProcessId(0, 0), home.qemu.platform)
     await settle_on_target(pair.target, ended, pair.source.host)
-    await release(pair.source, pair.ram_dir)
     await hand_over_files(pair.source.host, pair.target.host, journal.run, journal.disks, note)
+    await release(pair.source, pair.ram_dir)
 
 
 async def lost(pair: Pair) -> VmLostError:
