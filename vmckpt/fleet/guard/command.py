@@ -26,6 +26,8 @@ GUEST_POLL_S = 0.5
 # A guest that reboots has no agent for a while; one that never comes back is no success.
 AGENT_SILENT_S = 120.0
 WORK_DIRECTORY = "guarded"
+# What a command prints on a host takes no more room there once so much of it was shown.
+SHOWN_BYTES = 16 << 20
 WORKER_MODULE, ENDING_MODULE = "vmckpt.fleet.guard.worker", "vmckpt.fleet.guard.ending"
 
 # Has the worker written down before there is one.
@@ -97,7 +99,7 @@ async def _on_host(host: Host, record: Record, begun: Begun, say: Print) -> str:
     result, log = directory / RESULT, directory / "output"
     own = await host.own_command()
     command = _worker_command(own, result, record.request.command)
-    worker, told_bytes = Worker(host.name, str(directory)), 0
+    worker, told_bytes, freed_bytes = Worker(host.name, str(directory)), 0, 0
     await begun(worker)
     try:
         process = await host.spawn(command, log)
@@ -107,12 +109,20 @@ async def _on_host(host: Host, record: Record, begun: Begun, say: Print) -> str:
             while more := await host.read_from(log, told_bytes):
                 told_bytes += len(more)
                 say(more.decode(errors="replace"))
+                if told_bytes - freed_bytes >= SHOWN_BYTES:
+                    freed_bytes = told_bytes
+                    await _free(host, log, told_bytes)
             if over:
                 return _verdict(await host.read_text(result))
             await asyncio.sleep(POLL_S)
     except BaseException:
         await finish(end_worker(host, worker))
         raise
+
+
+async def _free(host: Host, log: Path, shown_bytes: int) -> None:
+    """Its room is the host's again; on a file system without holes (fallocate(1)) it stays."""
+    await host.run(["fallocate", "-p", "-o", "0", "-l", str(shown_bytes), "--", str(log)])
 
 
 async def _directory(host: Host, record: Record) -> Path:

@@ -54,6 +54,7 @@ from vmckpt.fleet.guard.rollback import (
     point_of,
     roll_back,
 )
+from vmckpt.fleet.schedule.run import clock
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host, local_host
@@ -350,13 +351,12 @@ class _Guarding:
         tools = self._tools
         if failure := await run_command(vm, self._record, begun, tools.say, tools.output):
             return failure
-        until = time.time() + self._request.watch_s
-        self._save(phase=Phase.WATCHING, watch_until_unix_s=until)
+        until_s = time.time() + self._request.watch_s
+        self._save(phase=Phase.WATCHING, watch_until_unix_s=until_s, watch_began=clock())
         return await self._watch()
 
     async def _watch(self) -> str:
         """Until the time is over, and at least once: what is wrong with the VM, if it stays so."""
-        until = self._record.watch_until_unix_s or time.time()
         self._tools.tell("watching the VM")
         in_a_row = 0
         while True:
@@ -366,9 +366,14 @@ class _Guarding:
                 return "; ".join(found)
             for one in found:
                 self._tools.tell(f"not well ({in_a_row} of {self._request.failures}): {one}")
-            if not found and time.time() >= until:
+            if not found and self._has_been_watched():
                 return ""
             await asyncio.sleep(self._request.every_s)
+
+    def _has_been_watched(self) -> bool:
+        if self._record.watch_began is None:  # an older vmckpt began it
+            return time.time() >= (self._record.watch_until_unix_s or 0)
+        return clock().since(self._record.watch_began) >= self._request.watch_s
 
     async def _ailments(self) -> list[str]:
         try:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from vmckpt.errors import NotFoundError, StorageError
 from vmckpt.events.durable import write_durably
+from vmckpt.fleet.schedule.due import Moment
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.vm.paths import file_name
 
@@ -92,7 +93,11 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A guard, as far as it has come. Times are Unix seconds; None: not yet."""
+    """A guard, as far as it has come. Times are Unix seconds; None: not yet.
+
+    The watch lasts by `watch_began`, whatever the wall clock is set to meanwhile;
+    `watch_until_unix_s` is for people, and for guards of an older vmckpt.
+    """
 
     run: str
     request: Request
@@ -105,6 +110,7 @@ class Record:
     expires_unix_s: float | None = None
     worker: Worker | None = None
     why: str = ""
+    watch_began: Moment | None = None
 
     @property
     def vm(self) -> str:
@@ -118,7 +124,7 @@ class Record:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse."""
-        asked, worker = dict(data["request"]), data["worker"]
+        asked, worker, began = dict(data["request"]), data["worker"], data.get("watch_began")
         for name in ("command", "checks", "after_rollback"):
             asked[name] = tuple(asked[name])
         asked |= {
@@ -130,6 +136,7 @@ class Record:
             "request": Request(**asked),
             "phase": Phase[data["phase"].upper()],
             "worker": worker and Worker(worker["host"], worker["directory"]),
+            "watch_began": began and Moment(*began),
         }
         return cls(**{name: value for name, value in data.items() if name != "vm"} | more)
 

@@ -1,0 +1,73 @@
+"""How long a guard watches, and what its command's output takes on its host."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_guard_records import record
+from vmckpt.fleet.guard import command, guard
+from vmckpt.fleet.guard.guard import Tools, _Guarding
+from vmckpt.fleet.guard.record import Phase, Worker
+from vmckpt.fleet.schedule.run import clock
+from vmckpt.hosts.local import LocalHost
+
+pytestmark = pytest.mark.contract
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
+def test_a_clock_that_is_set_meanwhile_changes_no_watch(
+    monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """Set forward, it ended at its first look; set back, it lasted a day more."""
+    looks = list[float]()
+
+    async def find(name: str) -> Any:
+        return name
+
+    async def ask(why: str) -> None:
+        return None
+
+    async def ailments(vm: Any, checks: Sequence[object]) -> list[str]:
+        looks.append(time.monotonic())
+        return []
+
+    monkeypatch.setattr(guard, "ailments", ailments)
+    began = record("r", Phase.WATCHING)
+    asked = replace(began.request, watch_s=0.3, every_s=0.05)
+    until_s = time.time() + 0.3
+    began = replace(began, request=asked, watch_until_unix_s=until_s, watch_began=clock())
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    work = _Guarding(began, Tools(find, lambda _: None, lambda _: None, ask, 1), ())
+    began_s = time.monotonic()
+    assert asyncio.run(asyncio.wait_for(work._watch(), 30)) == ""
+    assert time.monotonic() - began_s >= 0.25
+    assert len(looks) > 1
+
+
+def test_what_was_shown_of_a_commands_output_takes_no_room_on_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "SHOWN_BYTES", 1 << 20)
+    host = LocalHost("a", tmp_path / "a", "127.0.0.1")
+    asked = record("r", Phase.COMMAND)
+    words = ("head", "-c", str(24 << 20), "/dev/zero")
+    asked = replace(asked, request=replace(asked.request, command=words))
+    shown = list[int]()
+
+    async def begun(worker: Worker) -> None:
+        return None
+
+    async def play() -> None:
+        assert await command._on_host(host, asked, begun, lambda t: shown.append(len(t))) == ""
+
+    asyncio.run(play())
+    log = host.state_dir / command.WORK_DIRECTORY / "r/output"
+    assert sum(shown) == log.stat().st_size == 24 << 20
+    assert log.stat().st_blocks * 512 <= 2 << 20
