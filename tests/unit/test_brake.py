@@ -11,6 +11,7 @@ from vmckpt.replicate.brake import (
     BACKLOG_S,
     GRACE_S,
     LEAST_RUN_S,
+    MOST_OWED_S,
     SHARE,
     SLOT_S,
     STALL_S,
@@ -127,16 +128,26 @@ def test_a_guest_that_ran_for_longer_than_it_was_to_is_stopped_all_the_same() ->
     """On a busy machine each sleep takes longer."""
     brake, takes = Brake(), 1000.0
     allowed = brake.allowance(takes)
-    assert brake.hold_s(allowed, 0.04, takes) == pytest.approx(SLOT_S - 0.04)
-    assert brake.hold_s(2 * allowed, SLOT_S, takes) == pytest.approx(SLOT_S - LEAST_RUN_S)
-    assert brake.hold_s(0, SLOT_S, takes) == 0.0
-    assert brake.hold_s(math.inf, 3.0, takes) == SLOT_S - LEAST_RUN_S
+    assert brake.owed_s(allowed, 0.04, takes) == pytest.approx(SLOT_S - 0.04)
+    assert brake.owed_s(2 * allowed, SLOT_S, takes) == pytest.approx(SLOT_S)
+    assert brake.owed_s(0, SLOT_S, takes) == 0.0
+    assert brake.owed_s(math.inf, 3.0, takes) == MOST_OWED_S
+
+
+@pytest.mark.parametrize("look_s", [0.01, 0.1, 0.4])
+@pytest.mark.parametrize("times", [1.5, 2.0, 4.0])
+def test_it_writes_less_than_the_link_takes_however_long_a_look_at_it_takes(
+    look_s: float, times: float
+) -> None:
+    brake, takes = Brake(), 1000.0
+    writes = times * takes
+    owed_s = brake.owed_s(look_s * writes, look_s, takes)
+    runs_s = look_s + owed_s * LEAST_RUN_S / SLOT_S
+    assert runs_s * writes / (look_s + owed_s) < takes
 
 
 @given(
     written=st.floats(0, 1e9), ran_s=st.floats(0, 100), takes=st.floats(0, 1e6) | st.just(math.inf)
 )
-def test_it_is_never_stopped_for_more_than_a_slot(
-    written: float, ran_s: float, takes: float
-) -> None:
-    assert 0.0 <= Brake().hold_s(written, ran_s, takes) <= SLOT_S
+def test_what_it_owes_is_bounded(written: float, ran_s: float, takes: float) -> None:
+    assert 0.0 <= Brake().owed_s(written, ran_s, takes) <= MOST_OWED_S

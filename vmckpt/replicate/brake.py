@@ -3,7 +3,8 @@
 A guest that writes faster than the link takes would make each epoch larger than the last, up to all
 of its memory. So once what it has written anew takes the link longer than BACKLOG_S, it runs for a
 part of each slot only: until it has written half of what the link takes in that time, and always
-for a tenth. It is never stopped for longer than a slot.
+for a tenth. It is never stopped for longer than a slot: what it wrote too much is made up for in
+several.
 """
 
 import math
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 # the link is now.
 GRACE_S, STALL_S, BACKLOG_S = 0.05, 0.5, 0.3
 SLOT_S, LEAST_RUN_S = 0.1, 0.01
+# What one look finds is made up for in so long, before the next.
+MOST_OWED_S = 5.0
 # Of what the link takes, for what is written meanwhile: so the next epoch is smaller.
 SHARE = 0.5
 # Fewer pages say nothing about the link.
@@ -52,14 +55,14 @@ class Brake:
         """How many pages it may write in a slot before it is stopped for the rest of that."""
         return min(SHARE * takes_pages_per_s * SLOT_S, self.most_pages / 32)
 
-    def hold_s(self, written_pages: float, ran_s: float, takes_pages_per_s: float) -> float:
-        """For how long to stop it after it wrote so many pages in `ran_s`.
+    def owed_s(self, written_pages: float, ran_s: float, takes_pages_per_s: float) -> float:
+        """For how long to stop it, again and again, after it wrote so many pages in `ran_s`.
 
         So that on average it writes what is allowed, also where it ran for longer than it was to,
-        because this machine is busy: for a slot at most.
+        because this machine is busy or a look at its memory takes long.
         """
         allowed_s = SLOT_S * written_pages / max(self.allowance(takes_pages_per_s), 1e-9)
-        return min(max(0.0, allowed_s - ran_s), SLOT_S - LEAST_RUN_S)
+        return min(max(0.0, allowed_s - ran_s), MOST_OWED_S)
 
 
 @dataclass(slots=True)

@@ -335,15 +335,23 @@ class Epochs:
                 most = 0 if is_filling else dirty + self._brake.allowance(takes)
                 await asyncio.sleep(LEAST_RUN_S)
                 await self._until_written(most, began_s + SLOT_S, poll_s)
-                written = math.inf if is_filling else self._capture.dirty_pages() - dirty
+                written = self._capture.dirty_pages() - dirty
                 ran_s = time.monotonic() - runs_s
-                await self._hold(self._brake.hold_s(written, ran_s, takes))
+                owed_s = SLOT_S if is_filling else self._brake.owed_s(written, ran_s, takes)
+                await self._make_up(owed_s, over)
             else:
                 await asyncio.sleep(poll_s)
 
     async def _until_written(self, pages: int | float, until_s: float, poll_s: float) -> None:
         while time.monotonic() < until_s and self._capture.dirty_pages() < pages:  # noqa: ASYNC110
             await asyncio.sleep(poll_s)
+
+    async def _make_up(self, owed_s: float, over: asyncio.Event) -> None:
+        """Stop the guest for most of so long, unless it is `over` before."""
+        until_s = time.monotonic() + owed_s
+        while (left_s := until_s - time.monotonic()) >= SCAN_POLL_S and not over.is_set():
+            await self._hold(min(left_s, SLOT_S - LEAST_RUN_S))
+            await asyncio.sleep(LEAST_RUN_S)
 
     async def _hold(self, for_s: float) -> None:
         """Stop the guest for so long, if it runs and that is worth it."""
