@@ -488,6 +488,19 @@ def test_a_beginning_that_is_undone_leaves_the_recovery_of_a_killed_primary_its_
     assert not files.path.exists()
 
 
+def test_a_beginning_that_is_undone_leaves_what_tells_that_its_standby_took_over(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """The primary died when both were in sync: of two homes nobody knew which was stale."""
+    files = requested(hosts, tmp_path)
+    home(hosts[1], "new", Replaced("a", "old"))
+    theirs = Files.of(hosts[1], "web")
+    asyncio.run(begin._undo(hosts[0], files, hosts[1], theirs))
+    assert not files.path.exists()
+    assert theirs.request.exists()
+    assert asyncio.run(read_vm(hosts[1], "web")) is not None
+
+
 def test_a_beginning_that_is_undone_leaves_no_waiting_qemu(
     hosts: tuple[LocalHost, LocalHost], tmp_path: Path
 ) -> None:

@@ -173,6 +173,8 @@ class Command(Stopping):
             self.world.note(f"operator: undo, {exc}")
         try:
             await self._until_gone(standby, dismiss)
+            if standby.home is not None:
+                return
             await end_waiting(self, standby)
             if standby.files is theirs:
                 standby.files = None

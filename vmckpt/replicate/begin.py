@@ -34,7 +34,7 @@ from vmckpt.sequence.steps import finish
 from vmckpt.units import format_size
 from vmckpt.vm.check import REFUSE, WARN, refusal
 from vmckpt.vm.identity import hand_over, identity_of
-from vmckpt.vm.inventory import Vm
+from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir
 
 PROTECTED = "protected"
@@ -225,6 +225,8 @@ async def _undo(primary: Host, ours: Files, standby: Host, theirs: Files) -> Non
     with suppress(VmckptError):
         # Its primary may never have come to it.
         await until_gone(standby, name, lambda: ask(standby, theirs, DISMISS))
+        if await read_vm(standby, name) is not None:
+            return  # it took over from a primary that has died: its files say whom to ask
         await end_waiting(standby, name)
         await settle_copies(standby, theirs, Fate.UNDO)
         await standby.remove(theirs.path)
