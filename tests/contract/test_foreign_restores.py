@@ -32,7 +32,7 @@ def stored(place: Path, site: Path | None) -> Entry:
         new.area("disk-0", size_bytes=MIB, chunk_bytes=65536)
         new.blob("device-state", b"")
         words: dict[str, Any] = facts.to_json()
-        key = run_key(site) if site else ""
+        key = run_key(site, "web") if site else ""
         manifest = new.commit(marked(words, key, new.id, "web"))
     store.close()
     return Entry((Place(local_host(), str(place)),), manifest, Facts.from_json(manifest.facts))

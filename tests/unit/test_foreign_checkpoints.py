@@ -1,6 +1,8 @@
 """A checkpoint that this site did not take gets a guest of its own, and nothing of the host's."""
 
 import asyncio
+import hashlib
+import hmac
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -214,11 +216,11 @@ def test_memory_that_its_area_does_not_fit_is_refused() -> None:
 
 def test_only_this_sites_mark_makes_a_checkpoint_its_own(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    words = marked(taken().to_json(), run_key(ours), ID, "web")
+    words = marked(taken().to_json(), run_key(ours, "web"), ID, "web")
     assert is_own(ours, manifest(words))
     assert (ours / "site.key").stat().st_mode & 0o777 == 0o600
     assert not is_own(theirs, manifest(words))  # a site without a key of its own
-    foreign = marked(taken().to_json(), run_key(theirs), ID, "web")
+    foreign = marked(taken().to_json(), run_key(theirs, "web"), ID, "web")
     assert not is_own(ours, manifest(foreign))
     assert not is_own(ours, manifest(taken().to_json()))
     renamed = {**words, "name": "another"}
@@ -227,8 +229,24 @@ def test_only_this_sites_mark_makes_a_checkpoint_its_own(tmp_path: Path) -> None
     assert not is_own(ours, manifest(words, vm="db"))
     assert not is_own(ours, replace(manifest(words), id="f" * 32))
     bad: list[Any] = [None, [], {}, {"nonce": 1, "mark": 2}, {"nonce": "x", "mark": "ü"}]
+    bad += [{"nonce": "x", "mark": "\ud800"}, {"nonce": "\ud800", "mark": "x"}]
     for origin in bad:
         assert not is_own(ours, manifest({**words, "origin": origin}))
+
+
+def test_a_host_that_took_one_vms_checkpoint_cannot_mark_anothers(tmp_path: Path) -> None:
+    """It is given a key for that; one restored elsewhere would have opened what it names there."""
+    key = run_key(tmp_path, "db")
+    assert is_own(tmp_path, manifest(marked(taken().to_json(), key, ID, "db"), vm="db"))
+    assert not is_own(tmp_path, manifest(marked(taken().to_json(), key, ID, "web")))
+
+
+def test_a_mark_of_an_older_vmckpt_is_this_sites_still(tmp_path: Path) -> None:
+    (tmp_path / "site.key").write_text("00" * 32)
+    nonce = "ab" * 16
+    secret = hmac.new(bytes(32), nonce.encode(), hashlib.sha256).hexdigest()
+    words = marked(taken().to_json(), f"{nonce}:{secret}", ID, "web")
+    assert is_own(tmp_path, manifest(words))
 
 
 def test_a_damaged_key_is_named(tmp_path: Path) -> None:

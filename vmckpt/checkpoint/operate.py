@@ -13,6 +13,7 @@ from vmckpt.checkpoint import fork, restore, take
 from vmckpt.checkpoint.catalogue import Entry
 from vmckpt.checkpoint.facts import FILE, usable_facts
 from vmckpt.checkpoint.foreign import wanted
+from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
 from vmckpt.checkpoint.place import Place, access_to, own, parse_place, remember_made
 from vmckpt.checkpoint.recover import recover
@@ -84,7 +85,9 @@ async def taking(vm: Vm, given: str | None, wish: take.Wish, key: KeySource | No
         )
     await (require_savable(vm) if wish.kind == FILE else take.require_capturable(vm))
     access = await access_to(place, key, to_write=True, named=given is not None)
-    site_key = await in_thread(partial(run_key, state_dir()))
+    if access.secret is not None:
+        await require_meant_to_take(vm, place, key)
+    site_key = await in_thread(partial(run_key, state_dir(), vm.name))
     words = wish._asdict() | {"site_key": site_key}
     return Work(vm.host, Asked(CREATE, vm.name, place.path), words, place, access)
 
@@ -101,7 +104,9 @@ async def restoring(
 ) -> Work:
     """To restore a checkpoint there. Raises RefusedError."""
     name = wish.name or entry.manifest.vm
-    if not wish.in_place:
+    if wish.in_place:
+        await require_meant_to_restore(entry.manifest, host)
+    else:
         await _require_unused([name], host)
     place = await _seen_from(host, entry)
     access = await access_to(place, key)

@@ -2,8 +2,8 @@
 
 What a checkpoint says of itself becomes a command line of QEMU, so it counts only where this site
 wrote it. The operator keeps the key (`STATE/site.key`) and gives the service that takes a
-checkpoint one made from it, for that run. A checkpoint without a mark of this site's is foreign:
-imported, taken by another site, or by a vmckpt that made no marks.
+checkpoint one made from it, for that run and VM. A checkpoint without a mark of this site's is
+foreign: imported, taken by another site, or by a vmckpt that made no marks.
 """
 
 import hashlib
@@ -22,12 +22,17 @@ KEY_FILE = "site.key"
 # What is not marked: the mark, and the name, which a store may settle otherwise.
 _UNMARKED = ("origin", "name")
 _KEY_BYTES, _NONCE_BYTES = 32, 16
+# Nonces whose keys mark one VM's checkpoints alone begin so.
+_OF_VM = "vm-"
 
 
-def run_key(state_dir: Path) -> str:
-    """What a service is given to mark one checkpoint with. Blocking. Raises StorageError."""
-    nonce = secrets.token_hex(_NONCE_BYTES)
-    return f"{nonce}:{_derived(_site_key(state_dir, make=True), nonce)}"
+def run_key(state_dir: Path, vm: str) -> str:
+    """What a service is given to mark a checkpoint of the VM with: others' it cannot mark.
+
+    Blocking. Raises StorageError.
+    """
+    nonce = f"{_OF_VM}{secrets.token_hex(_NONCE_BYTES)}"
+    return f"{nonce}:{_derived(_site_key(state_dir, make=True), nonce, vm)}"
 
 
 def marked(facts: dict[str, Any], key: str, checkpoint_id: str, vm: str) -> dict[str, Any]:
@@ -48,7 +53,9 @@ def is_own(state_dir: Path, manifest: Manifest) -> bool:
     nonce, mark = origin.get("nonce"), origin.get("mark")
     if not isinstance(nonce, str) or not isinstance(mark, str):
         return False
-    expected = _mark(_derived(key, nonce), manifest.facts, manifest.id, manifest.vm)
+    if not (nonce.isascii() and mark.isascii()):  # half a surrogate pair has no bytes
+        return False
+    expected = _mark(_derived(key, nonce, manifest.vm), manifest.facts, manifest.id, manifest.vm)
     return hmac.compare_digest(expected.encode(), mark.encode())
 
 
@@ -64,8 +71,10 @@ def _mark(secret: str, facts: Any, checkpoint_id: str, vm: str) -> str:
     return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
 
 
-def _derived(key: bytes | None, nonce: str) -> str:
-    return hmac.new(key or b"", nonce.encode(), hashlib.sha256).hexdigest()
+def _derived(key: bytes | None, nonce: str, vm: str) -> str:
+    # Of an older vmckpt's nonces the keys were for any VM's.
+    words = _canonical([nonce, vm]) if nonce.startswith(_OF_VM) else nonce.encode()
+    return hmac.new(key or b"", words, hashlib.sha256).hexdigest()
 
 
 def _canonical(value: Any) -> bytes:

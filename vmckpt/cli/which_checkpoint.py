@@ -83,8 +83,10 @@ def key_source(key_file: str | None, key_command: str | None) -> "KeySource | No
 
 async def home(entry: "Entry", given: str | None, *, copy: bool) -> "Host":
     """Where a checkpoint is restored: on the host that was named; a copy where the checkpoint was
-    taken; the VM itself where that is now. Raises NotFoundError.
+    taken; the VM itself where that is now. Raises NotFoundError; OutcomeUnknownError: it is at home
+    on two hosts.
     """
+    from vmckpt.cli.drivers.find import find_own
     from vmckpt.hosts.every import ask_every
     from vmckpt.hosts.inventory import all_hosts, find_host
     from vmckpt.vm.inventory import read_vm
@@ -93,7 +95,9 @@ async def home(entry: "Entry", given: str | None, *, copy: bool) -> "Host":
         return find_host(given)
     if not copy:
         vms = await ask_every(all_hosts(), lambda one: read_vm(one, entry.manifest.vm))
-        for vm in vms.given:
-            if vm is not None:
-                return vm.host
+        found = [vm.host for vm in vms.given if vm is not None]
+        if len(found) > 1:
+            return (await find_own(entry.manifest.vm)).host
+        if found:
+            return found[0]
     return find_host(entry.facts.host if entry.facts else "local")

@@ -1,0 +1,100 @@
+"""A host that has a home of a VM's name, while the VM's own host gives no answer."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_replication_leftovers import home
+from tests.contract.test_two_sites import BERLIN, PARIS, take
+from tests.silent_ends import Down
+from vmckpt.checkpoint import meant, operate, restore
+from vmckpt.checkpoint.catalogue import catalogue
+from vmckpt.checkpoint.take import Wish
+from vmckpt.cli import which_checkpoint
+from vmckpt.errors import OutcomeUnknownError, RefusedError
+from vmckpt.hosts import inventory
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.local import LocalHost
+from vmckpt.store.open import create_store, open_store
+from vmckpt.store.sealing.keys import Keeper, KeySource, make_key_file
+from vmckpt.vm import inventory as vms
+
+pytestmark = pytest.mark.contract
+IN_PLACE = restore.Wish(None, in_place=True, eager=True, plugged=False, keep_macs=True)
+WISH = Wish("p", {}, "operator", 0.01)
+
+
+class Site:
+    """An encrypted store with a checkpoint of "web"; `evil` has one of that name too."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.good, self.evil = (LocalHost(name, path / name, "127.0.0.1") for name in "ae")
+        self.place, file = path / "store", path / "key"
+        make_key_file(file)
+        self.key = KeySource(Keeper.FILE, str(file))
+        create_store(str(self.place), self.key).close()
+        with open_store(str(self.place), self.key) as store:
+            take(store, BERLIN, 1, clock=1.0)
+        self.vm = home(self.evil, "qe")
+
+    async def take(self) -> bytes | None:
+        """What opens the store, as its host is given it."""
+        return (await operate.taking(self.vm, str(self.place), WISH, self.key)).access.secret
+
+    async def go_back(self) -> bytes | None:
+        """The same of a restore in place."""
+        (entry,) = (await catalogue([], str(self.place), self.key)).entries
+        work = await operate.restoring(self.evil, entry, IN_PLACE, self.key)
+        return work.access.secret
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path / "op"))
+
+    async def capturable(vm: object) -> None:
+        return None
+
+    monkeypatch.setattr("vmckpt.checkpoint.take.require_capturable", capturable)
+    return Site(tmp_path)
+
+
+def inventory_has(monkeypatch: pytest.MonkeyPatch, *hosts: Host) -> None:
+    for module in (meant, operate, inventory, vms):
+        monkeypatch.setattr(module, "all_hosts", lambda: list(hosts))
+
+
+@pytest.mark.parametrize("verb", ["take", "go_back"])
+def test_another_vm_of_that_name_gets_no_key_while_the_right_one_may_be_silent(
+    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    do = getattr(site, verb)
+    inventory_has(monkeypatch, site.evil, Down("a", site.good.state_dir, "127.0.0.1"))
+    site.vm.directory.identity.write_text(f"{PARIS}\n")
+    with pytest.raises(RefusedError, match="is another VM"):
+        asyncio.run(do())
+    site.vm.directory.identity.write_text(f"{BERLIN}\n")
+    assert asyncio.run(do()) is not None
+    # All hosts answer, and no other has it: it was made anew.
+    site.vm.directory.identity.write_text(f"{PARIS}\n")
+    inventory_has(monkeypatch, site.evil, site.good)
+    assert asyncio.run(do()) is not None
+
+
+def test_a_vm_that_is_at_home_on_two_hosts_goes_back_on_neither(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would run twice; which of them was taken went by the inventory's order."""
+    home(site.good, "qa")
+    inventory_has(monkeypatch, site.evil, site.good)
+    with pytest.raises(OutcomeUnknownError, match="at home on e and a"):
+        asyncio.run(site.go_back())
+
+    async def where() -> Host:
+        (entry,) = (await catalogue([], str(site.place), site.key)).entries
+        return await which_checkpoint.home(entry, None, copy=False)
+
+    with pytest.raises(OutcomeUnknownError, match="at home on e and a"):
+        asyncio.run(where())

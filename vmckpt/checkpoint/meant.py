@@ -1,0 +1,76 @@
+"""Whether what a host has under a VM's name is the VM that is meant.
+
+While the VM's own host gives no answer, another that has a home of that name, one that was broken
+into say, is the only one that answers: it would get what opens the VM's store, or be given the VM.
+"""
+
+from functools import partial
+
+from vmckpt.checkpoint.place import Key, Place, opened
+from vmckpt.errors import OutcomeUnknownError, RefusedError, VmckptError
+from vmckpt.hosts.every import Answers, ask_every
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
+from vmckpt.sequence.in_thread import in_thread
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.store import Store
+from vmckpt.vm.identity import read_identity
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+
+
+async def require_meant_to_restore(manifest: Manifest, host: Host) -> None:
+    """Before the checkpoint's VM goes back in place on `host`.
+
+    Raises OutcomeUnknownError: it is at home on another host too; RefusedError: another VM of that
+    name is there, and a host that gives no answer may have the checkpoint's.
+    """
+    others = await _elsewhere(manifest.vm, host)
+    if homes := [name for name in others.given if name]:
+        raise OutcomeUnknownError(
+            f"'{manifest.vm}' is at home on {' and '.join([host.name, *homes])}",
+            why="a migration between them was cut off, or one of them is stale",
+            remedy=f"run `vmckpt migrate --recover {manifest.vm}`, and see `vmckpt vm list`",
+        )
+    found = await read_identity(host, vm_dir(host.state_dir, manifest.vm))
+    if others.silent and None not in (found, manifest.vm_id) and found != manifest.vm_id:
+        raise _another(manifest.vm, host, others.silent)
+
+
+async def require_meant_to_take(vm: Vm, place: Place, key: Key) -> None:
+    """Before `vm`'s host gets what opens the encrypted store at `place`.
+
+    Raises RefusedError: it is not the VM of that name whose checkpoints are there, which a host
+    that gives no answer may have; and what opening the store raises.
+    """
+    others = await _elsewhere(vm.name, vm.host)
+    if not others.silent:
+        return
+    async with opened(place, key) as store:
+        known = await in_thread(partial(_ids_of, store, vm.name))
+    if known and await read_identity(vm.host, vm.directory) not in known:
+        raise _another(vm.name, vm.host, others.silent)
+
+
+def _ids_of(store: Store, vm: str) -> set[str]:
+    """Those of all VMs of that name that have been taken into the store."""
+    return {one.vm_id for one in store.catalogue().manifests if one.vm == vm and one.vm_id}
+
+
+async def _elsewhere(name: str, host: Host) -> Answers[str]:
+    """The other hosts where a VM of that name is at home; "" for those where none is."""
+
+    async def ask(other: Host) -> str:
+        is_home = await other.exists(vm_dir(other.state_dir, name).current)
+        return other.name if is_home else ""
+
+    return await ask_every((one for one in all_hosts() if one.name != host.name), ask)
+
+
+def _another(name: str, host: Host, silent: list[VmckptError]) -> RefusedError:
+    return RefusedError(
+        f"'{name}' on {host.name} is another VM than the one whose checkpoints these are",
+        why="its identity is another, and that VM may be on a host that gives no answer: "
+        + "; ".join(error.what for error in silent),
+        remedy="ask again when that host answers; if it is gone for good: vmckpt host rm",
+    )
