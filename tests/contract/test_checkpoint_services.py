@@ -54,6 +54,17 @@ def test_one_that_was_revoked_never_begins(host: LocalHost, tmp_path: Path) -> N
     assert json.loads(other.status.read_text())["state"] == "failed"  # there is no such VM
 
 
+@pytest.mark.parametrize("text", ["{}", '{"vm": 1}', '{"verb": "create", "vm": "web"}', "[", "[1]"])
+def test_what_is_no_request_keeps_no_other_from_being_revoked(host: LocalHost, text: str) -> None:
+    """It ended a guard's rollback: vmckpt had a bug."""
+    other, mine = asked_for(host, "r1", "web"), asked_for(host, "r2", "web")
+    other.request.write_text(text)
+    other.process.write_text('{"pid": 1, "is": "init"}')
+    asyncio.run(revoke(host, of_web))
+    assert mine.revoked.exists()
+    assert not other.revoked.exists()
+
+
 @pytest.mark.parametrize(("state", "is_ended"), [("working", True), ("running", False)])
 def test_one_at_work_is_ended_and_what_it_has_done_stays(
     host: LocalHost, service: "subprocess.Popen[bytes]", state: str, is_ended: bool

@@ -1,8 +1,11 @@
 """Messages between two vmckpts: their bytes stay what they are, and what is noise is named."""
 
 import asyncio
+import hashlib
+import inspect
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -44,7 +47,7 @@ def read(data: bytes) -> Frame:
 
 
 def test_the_bytes_of_the_protocol_do_not_change() -> None:
-    assert (PROTOCOL, MAGIC) == (1, b"\0vmckpt-serve\n")
+    assert MAGIC == b"\0vmckpt-serve\n"
     request = with_json(Kind.REQUEST, 258, {"do": "exists", "with": {"path": "/x"}})
     assert request.encode() == (b'\0\0\0\x24\x02\0\0\x01\x02{"do":"exists","with":{"path":"/x"}}')
     assert credit(7, 65536).encode() == b"\0\0\0\x04\x07\0\0\0\x07\0\x01\0\0"
@@ -53,6 +56,20 @@ def test_the_bytes_of_the_protocol_do_not_change() -> None:
         "HELLO": 1, "REQUEST": 2, "ANSWER": 3, "ERROR": 4, "CANCEL": 5, "DATA": 6, "CREDIT": 7,
         "END": 8, "CLOSE": 9, "PING": 10, "PONG": 11,
     }  # fmt: skip
+
+
+def test_the_protocol_has_another_number_when_its_questions_change() -> None:
+    """Else a host with an older vmckpt is not refused, and fails in the middle of an operation."""
+    parts = [f"{name}{inspect.signature(question)}" for name, question in sorted(QUESTIONS.items())]
+    kinds = {kind for question in QUESTIONS.values() for kind in get_type_hints(question).values()}
+    kinds |= {inner for kind in kinds for inner in get_args(kind)}
+    parts += sorted(
+        f"{kind.__name__}{get_type_hints(kind)}"
+        for kind in kinds
+        if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
+    )
+    found = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    assert (PROTOCOL, found) == (2, "b1182d8875d84d28"), "raise PROTOCOL, and write both down here"
 
 
 @pytest.mark.parametrize("frame", [Frame(Kind.DATA, 4_294_967_295, b"\0\xff"), Frame(Kind.PONG)])

@@ -28,6 +28,21 @@ def test_the_newest_few_are_kept() -> None:
     assert kept([at(3), at(1), at(2)], Rule(keep_last=2)) == ["1h", "2h"]
 
 
+@pytest.mark.parametrize("years", [10, -10])
+def test_a_clock_that_has_jumped_makes_nothing_old_for_a_schedule(years: int) -> None:
+    """The operator's went ten years ahead, or the host's back: all but two would have gone."""
+    jump_s = years * 365 * 24 * HOUR_S
+    now_s = NOW_S + max(0.0, jump_s)
+    before = [at(hours) for hours in (5, 4, 3, 2, 1)]
+    new = at(0)._replace(taken_unix_s=NOW_S + min(0.0, jump_s))
+    rule = Rule(max_age_s=24 * HOUR_S)
+    found = plan([*before, new], rule, now_unix_s=now_s, just_taken=[new.id])
+    assert all(verdict.keep for verdict in found.values())
+    old = at(30)
+    found = plan([old, *before, at(0)], rule, now_unix_s=NOW_S, just_taken=["0h"])
+    assert [key for key, verdict in found.items() if not verdict.keep] == ["30h"]
+
+
 def test_of_each_hour_the_newest_is_kept() -> None:
     every_quarter = [at(n / 4) for n in range(12)]
     assert kept(every_quarter, Rule(hourly=3)) == ["0h", "0.25h", "1.25h"]

@@ -271,12 +271,15 @@ async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> d
 
 
 _SAID: Shape = {"state?": str, "result?": {}, "error?": [str], "steps?": [str]}
+# Of a request, what a guard goes by, which another vmckpt may have made.
+_REQUEST: Shape = {"verb": str, "vm": str, "wish": {"tags?": {}}}
+_PROCESS: Shape = {"pid": int, "start_ticks": int}
 
 
-def said(text: str | None, path: Path) -> dict[str, Any]:
+def said(text: str | None, path: Path, shape: Shape = _SAID) -> dict[str, Any]:
     """What a service's file says; of one that a power cut emptied nothing, as it ended then too."""
     try:
-        return parse_record(text or "", path, remedy="-", shape=_SAID)
+        return parse_record(text or "", path, remedy="-", shape=shape)
     except StorageError:
         return {}
 
@@ -296,15 +299,15 @@ async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> N
     directory = host.state_dir / DIRECTORY
     for run in await host.list_dir(directory):
         files = Files(directory / run)
-        request = said(await host.read_text(files.request), files.request)
+        request = said(await host.read_text(files.request), files.request, _REQUEST)
         if not request or not unwanted(request):
             continue
         # In this order: whoever has not said yet who it is sees this, and does nothing.
         await host.write_text(files.revoked, "")
         status = said(await host.read_text(files.status), files.status)
-        process = said(await host.read_text(files.process), files.process)
+        process = said(await host.read_text(files.process), files.process, _PROCESS)
         if process and status.get("state") in (None, WORKING):
-            await interrupted(host, ProcessId(**process))
+            await interrupted(host, ProcessId(process["pid"], process["start_ticks"]))
 
 
 async def died(host: Host, files: Files, verb: str) -> OperationFailedError:

@@ -89,7 +89,9 @@ def plan(
         key: Verdict(bool(words), ", ".join(words) or "no rule keeps it")
         for key, words in why.items()
     }
-    verdicts |= _too_old(newest_first, when_s, verdicts, rule, now_unix_s)
+    # Just now is no later than this for their host: of two clocks that differ one is wrong.
+    new_s = [one.taken_unix_s for one in candidates if one.id in just_taken]
+    verdicts |= _too_old(newest_first, when_s, verdicts, rule, min([now_unix_s, *new_s]))
     verdicts |= _too_much(newest_first, verdicts, rule)
     for number, one in enumerate(newest_first):
         if not verdicts[one.id].keep and (number == 0 or one.id in just_taken):

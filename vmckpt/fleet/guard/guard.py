@@ -331,7 +331,7 @@ class _Guarding:
         """Whether a killed guard asked for this: its host may be at it still."""
         if request["vm"] == self._copy_name:
             return True
-        return request["verb"] == CREATE and _is_of(request["wish"]["tags"], self._record)
+        return request["verb"] == CREATE and _is_of(request["wish"].get("tags", {}), self._record)
 
     async def _remove_points(self) -> None:
         # A checkpoint that was there before it was written down is known by its tag.
