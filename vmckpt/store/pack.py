@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.store.backends.backend import Backend, Copying, MissingError, Readable, Writer
+from vmckpt.store.backends.backend import Backend, Copy, Copying, MissingError, Readable, Writer
 from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
 from vmckpt.store.decoding import decoding
@@ -110,14 +111,21 @@ class Table:
 
 
 class Pack:
-    """A pack to read from."""
+    """A pack to read from. `table_from`: another that has its table."""
 
-    def __init__(self, backend: Readable, pack_id: bytes, generation: int, seal: Seal) -> None:
+    def __init__(
+        self,
+        backend: Readable,
+        pack_id: bytes,
+        generation: int,
+        seal: Seal,
+        table_from: Readable | None = None,
+    ) -> None:
         self.id, self.generation = pack_id, generation
         self.name = pack_name(pack_id, generation)
         self._backend, self._seal = backend, seal
         self._hash_place = (0, 0)
-        self.table = self._read_table()
+        self.table = self._read_table(table_from or backend)
 
     @property
     def frame_bytes(self) -> int:
@@ -187,8 +195,8 @@ class Pack:
                         return self._seal.open(box, number, data)
             raise
 
-    def _read_table(self) -> Table:
-        end, size = self._backend.read_end(self.name, _END_BYTES)
+    def _read_table(self, backend: Readable) -> Table:
+        end, size = backend.read_end(self.name, _END_BYTES)
         trailer = self._seal.open(Box.TRAILER, 0, end[-_TRAILER_BYTES:])
         chunk_bytes, frames, slot_count, hash_bytes, table_bytes, listed = _TRAILER.unpack(trailer)
         if (
@@ -205,7 +213,7 @@ class Pack:
         if table_bytes + _TRAILER_BYTES <= len(end):
             sealed = end[len(end) - table_bytes - _TRAILER_BYTES : len(end) - _TRAILER_BYTES]
         else:
-            sealed = self._backend.read(self.name, start, table_bytes)
+            sealed = backend.read(self.name, start, table_bytes)
         self._hash_place = (start - hash_bytes, hash_bytes)
         most = 8 * frames + (4 * slot_count if listed else 0)
         raw = unpack(self._seal.open(Box.TABLE, 0, sealed), None, self.name, most)
@@ -391,11 +399,20 @@ class Packs:
         """That very pack. Raises DamagedError, MissingError."""
         name = pack_name(pack_id, generation)
 
-        def read() -> Pack:
-            header = self.header.read(self.backend.read(name, 0, HEADER_BYTES), name)
-            return Pack(self.backend, pack_id, generation, self.sealer.file(header, name))
+        def read(backend: Readable) -> Pack:
+            header = self.header.read(backend.read(name, 0, HEADER_BYTES), name)
+            seal = self.sealer.file(header, name)
+            return Pack(self.backend, pack_id, generation, seal, table_from=backend)
 
-        return read_twice(self.backend, read)
+        try:
+            return read_twice(self.backend, partial(read, self.backend))
+        except DamagedError:
+            # As in `Pack`: another copy of one that gc merges just now may be whole.
+            if isinstance(self.backend, Copying):
+                for holder in self.backend.holders(name):
+                    with suppress(DamagedError, MissingError):
+                        return read(Copy(self.backend, holder))
+            raise
 
 
 def newest(backend: Backend) -> dict[bytes, tuple[int, int]]:

@@ -80,6 +80,24 @@ class Copying(Protocol):
     def read_held(self, name: str, holder: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of it, as one of these has it. Raises MissingError."""
 
+    def read_held_end(self, name: str, holder: str, length: int) -> tuple[bytes, int]:
+        """The end of it, as one of these has it, and its size. Raises MissingError."""
+
+
+class Copy:
+    """An object as one of those that have it has it."""
+
+    def __init__(self, backend: Copying, holder: str) -> None:
+        self._backend, self._holder = backend, holder
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of it."""
+        return self._backend.read_held(name, self._holder, start, length)
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        """Its end, and its size."""
+        return self._backend.read_held_end(name, self._holder, length)
+
 
 class Held(Protocol):
     """A lock that is held."""

@@ -1,6 +1,8 @@
 """A location whose packs are objects of their own, or lie in bundles: all are read by their names.
 
 What reads a pack does not know where it is. A pack that gc moves while it is read is found again.
+One that lies in a bundle is read there, also when an object of its own is there too: a client that
+may only add makes no bundles, but it may add an object of any pack's name that has none.
 """
 
 import threading
@@ -49,7 +51,7 @@ class Holdings:
     def sizes(self) -> dict[str, int]:
         """All packs, by name, once each."""
         found = {name: bundles[0].members[name].size for name, bundles in self.within.items()}
-        return found | self.loose
+        return self.loose | found
 
     @property
     def stored_bytes(self) -> int:
@@ -111,8 +113,7 @@ class BundledBackend:
         """The end of an object; of a pack in a bundle at most what comes after its frames."""
 
         def part(bundle: Bundle, member: Member) -> tuple[bytes, int]:
-            start = max(member.size - length, HEADER_BYTES + member.frame_bytes)
-            return self._read_member(bundle, member, start, member.size), member.size
+            return self._member_end(bundle, member, length)
 
         return self._from(name, lambda: self._inner.read_end(name, length), part)
 
@@ -120,12 +121,15 @@ class BundledBackend:
         """Part of a pack, as that object has it. Raises MissingError, StorageError."""
         if holder == pack:
             return self._inner.read(pack, start, length)
-        bundle = self._known.bundles.get(holder)
-        if bundle is None or pack not in bundle.members:
-            raise MissingError(holder)
-        member = bundle.members[pack]
+        bundle, member = self._member(pack, holder)
         end = member.size if length is None else min(start + length, member.size)
         return self._read_member(bundle, member, start, end)
+
+    def read_held_end(self, pack: str, holder: str, length: int) -> tuple[bytes, int]:
+        """As `read_end`, as that object has it. Raises MissingError, StorageError."""
+        if holder == pack:
+            return self._inner.read_end(pack, length)
+        return self._member_end(*self._member(pack, holder), length)
 
     def write(self, name: str) -> Writer:
         """A new object."""
@@ -197,9 +201,8 @@ class BundledBackend:
 
     def _from(self, name: str, own: Callable[[], R], part: Callable[[Bundle, Member], R]) -> R:
         """What `own` has of an object, or, of a pack in a bundle, `part`. Raises MissingError."""
-        known = self._known
-        bundles = known.within.get(name, ())
-        if name in known.loose or not bundles:
+        bundles = self._known.within.get(name, ())
+        if not bundles:
             try:
                 return own()
             except MissingError:
@@ -210,11 +213,18 @@ class BundledBackend:
                 with suppress(MissingError):
                     return part(bundle, bundle.members[name])
             if not again:
-                known = self.look()
-                bundles = known.within.get(name, ())
-                if name in known.loose:
-                    return own()
-        raise MissingError(name)
+                bundles = self.look().within.get(name, ())
+        return own()
+
+    def _member(self, pack: str, holder: str) -> tuple[Bundle, Member]:
+        bundle = self._known.bundles.get(holder)
+        if bundle is None or pack not in bundle.members:
+            raise MissingError(holder)
+        return bundle, bundle.members[pack]
+
+    def _member_end(self, bundle: Bundle, member: Member, length: int) -> tuple[bytes, int]:
+        start = max(member.size - length, HEADER_BYTES + member.frame_bytes)
+        return self._read_member(bundle, member, start, member.size), member.size
 
     def _read_member(self, bundle: Bundle, member: Member, start: int, end: int) -> bytes:
         return b"".join(
