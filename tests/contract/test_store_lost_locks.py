@@ -171,6 +171,89 @@ def test_two_that_write_a_pack_anew_do_not_overwrite_one_another(tmp_path: Path)
         assert check(other).whole
 
 
+class Losing(Lockless):
+    """Its holder hears of it when it has `lost` its locks."""
+
+    lost = False
+    # With the first object whose name begins so.
+    loses_with: str | None = None
+
+    def write(self, name: str) -> LocalWriter:
+        if self.loses_with is not None and name.startswith(self.loses_with):
+            return _LostWith(self, name)
+        return super().write(name)
+
+    @contextmanager
+    def hold(self, name: str, *, shared: bool, wait_s: float = 0.0) -> Iterator[LocalHeld]:
+        self.instant()
+        yield _Lost(self)
+
+
+class _LostWith(Counted):
+    def publish(self) -> None:
+        super().publish()
+        assert isinstance(self._backend, Losing)
+        self._backend.lost = True
+
+
+class _Lost(LocalHeld):
+    def __init__(self, backend: Losing) -> None:
+        self._backend = backend
+
+    def require(self) -> None:
+        if self._backend.lost:
+            raise OperationFailedError("a lock in the store was lost", why="-", remedy="-")
+
+
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("hears", [False, True])
+def test_a_gc_that_takes_back_what_another_has_taken_for_the_newest(
+    tmp_path: Path, step: int, *, hears: bool
+) -> None:
+    """Its host slept while it wrote a pack anew: its locks are lost, and another gc is over."""
+    made = prepared(tmp_path / "made")
+    for at in itertools.count(1, step):
+        place = copied(tmp_path / "made", tmp_path / str(at))
+        backend = Losing(place)
+        with open_store(backend) as store, open_store(Lockless(place)) as other:
+            plan = plan_gc(store)
+            assert plan.rewrites
+
+            def slept(backend: Losing = backend, other: Store = other) -> None:
+                backend.lost = hears
+                void(partial(collect_now, other))
+
+            backend.count, backend.at, backend.then = 0, at, slept
+            void(partial(collect, store, plan))
+        require_whole(place, [made])
+        shutil.rmtree(place)
+        if backend.count < at:
+            break
+    assert at > 30
+
+
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_another_gc_comes_while_one_takes_back_what_it_has_written_anew(
+    tmp_path: Path, step: int
+) -> None:
+    """A lock is lost as soon as the first pack's next generation is there."""
+    made = prepared(tmp_path / "made")
+    for at in itertools.count(1, step):
+        place = copied(tmp_path / "made", tmp_path / str(at))
+        backend = Losing(place)
+        with open_store(backend) as store, open_store(Lockless(place)) as other:
+            plan = plan_gc(store)
+            backend.count, backend.at = 0, at
+            backend.then = partial(void, partial(collect_now, other))
+            backend.loses_with = "packs/"
+            void(partial(collect, store, plan))
+        require_whole(place, [made])
+        shutil.rmtree(place)
+        if backend.count < at:
+            break
+    assert at > 30
+
+
 @pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("pins_first", [False, True])
 def test_of_a_pin_and_a_removal_without_locks_one_wins_at_every_instant(

@@ -19,8 +19,8 @@ the lower is removed for the higher (`layout.py`), so that whatever gcs do at on
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ import numpy as np
 from vmckpt.errors import StorageError
 from vmckpt.store import doomed
 from vmckpt.store.area import FrameCache
-from vmckpt.store.backends.backend import Held, MissingError
+from vmckpt.store.backends.backend import Backend, Held, MissingError
 from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.bundled import Holdings
 from vmckpt.store.bundles.merging import (
@@ -200,20 +200,42 @@ def _remove_dead(store: Store, needed: Needed, proven: frozenset[Copies], lock: 
     # What was found damaged since the plan was made heals first, by the next gc.
     if not (dead := dead_objects(store, needed, proven)) or _is_to_heal(store, needed):
         return
-    with ExitStack() as said:
-        mine = ""
-        try:
-            mine = said.enter_context(doomed.published(backend, dead))
-        except StorageError:
-            # A full disk, which this is to make room on. The lock keeps writers away, too.
-            if not backend.locks_last:
-                raise
+    with _published(backend, dead) as mine:
         look_at_checkpoints(store, needed)
         # Before the look at what is there: one that removes a copy may be over by then.
         others = doomed.names(backend, but=mine)
         for name in dead.keys() & dead_objects(store, needed, proven, others).keys():
             lock.require()
             backend.remove(name)
+
+
+@contextmanager
+def _published(backend: Backend, names: Iterable[str]) -> Iterator[str]:
+    """As `doomed.published`; where locks last, without it if the disk is full."""
+    with ExitStack() as said:
+        mine = ""
+        try:
+            mine = said.enter_context(doomed.published(backend, names))
+        except StorageError:
+            # This is to make room. The lock keeps writers away, too.
+            if not backend.locks_last:
+                raise
+        yield mine
+
+
+def _removed_for(store: Store, goes: str, stays: str) -> bool:
+    """Remove one generation of a pack, since another one is there. False: that one is gone, or
+    another gc may be about to remove it, so both are left to the next gc.
+    """
+    backend = store.opened.backend
+    with _published(backend, [goes]) as mine:
+        # In this order, as in `_remove_dead`.
+        others = doomed.names(backend, but=mine)
+        held = backend.look()
+        if others.issuperset(held.holders(stays)):
+            return not held.holders(goes)
+        backend.remove(goes)
+    return True
 
 
 def _rewritten(store: Store, rewrite: Rewrite, needed: Needed, before: Collected) -> Collected:
@@ -259,21 +281,31 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
             return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
         lock.require()
         gone = named(pack, lost, opened.elsewhere.names(pack, lost))._replace(generation=generation)
+        noted = list[str]()
+        # Undone until it is certain that it has all that is needed, whatever `publish` says.
+        undo.callback(_take_back, store, new.name, pack.name, noted)
         if len(lost):
             for _ in range(RECORD_COPIES):  # nothing else knows these names from now on
-                undo.callback(opened.records.remove, opened.records.write([gone]))
-        # Undone until it is certain that it has all that is needed, whatever `publish` says.
-        undo.callback(opened.backend.remove, new.name)
+                noted += opened.records.write([gone])
         new.publish(pack.table.slot_count, gone.names)
         look_at_checkpoints(store, needed)
         if len(np.setdiff1d(of_table(pack.table, needed.slots[pack.id]), found)) > len(lost):
             return 0, len(lost)
         lock.require()
         undo.pop_all()
-        opened.backend.remove(pack.name)
+        _removed_for(store, pack.name, new.name)
         bad = opened.records.slots(pack.id, pack.generation)
         bad = np.union1d(bad, kept[~pack.table.has(kept)])
         return len(np.intersect1d(bad, np.intersect1d(kept, found))), len(lost)
+
+
+def _take_back(store: Store, new: str, old: str, noted: Sequence[str]) -> None:
+    """Remove what may have been published of a pack's next generation, and what was noted of it.
+
+    Unless another gc, which took this one's lost locks, keeps that one and removes the old one.
+    """
+    if _removed_for(store, new, old):
+        store.opened.records.remove(noted)
 
 
 def _kept(opened: Opened, pack: Pack, slots: Numbers) -> Iterable[tuple[Numbers, bytes]]:

@@ -1,6 +1,6 @@
 """What checkpoints need, and so what lies in a store that none needs: for gc, which removes it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -68,7 +68,7 @@ def look_at_checkpoints(store: Store, needed: Needed) -> None:
 
 
 def dead_objects(
-    store: Store, needed: Needed, proven: frozenset[Copies], gone: Iterable[str] = ()
+    store: Store, needed: Needed, proven: frozenset[Copies], gone: Collection[str] = frozenset()
 ) -> dict[str, int]:
     """Objects that no checkpoint needs: packs, all but one of their generations, all but one of
     their copies, bundles of such alone, maps, pins.
@@ -78,8 +78,14 @@ def dead_objects(
     held = store.opened.backend.look()
     kept = kept_packs(store, needed, held)
 
+    stays = {name.partition("-")[0]: name for name in kept}
+
     def is_dead(pack: str, holder: str) -> bool:
-        return pack not in kept or superseded(pack, holder, held, proven, gone)
+        if pack in kept:
+            return superseded(pack, holder, held, proven, gone)
+        # Another generation is kept: not for one that its gc may be about to take back.
+        kept_one = stays.get(pack.partition("-")[0])
+        return kept_one is None or any(one not in gone for one in held.holders(kept_one))
 
     dead = {
         name: size
