@@ -1,13 +1,19 @@
 """Merged packs beside clients that may only add, and beside what others have put there."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.contract.test_store_bundles import Ready, lent, merged, ready
-from tests.small_packs import collect_now, objects, require_all, require_whole
+from tests.contract.test_store_bundles import Ready, lent, merged, ready, write_bundle
+from tests.small_packs import collect_now, objects, require_all, require_one, require_whole
 from vmckpt.store.backends.local import LocalBackend
+from vmckpt.store.bundles import merging
+from vmckpt.store.bundles.bundled import Holdings
+from vmckpt.store.bundles.layout import MOST_PACKS, Bundle, Member
+from vmckpt.store.bundles.merging import plan_merges
 from vmckpt.store.check import check
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import open_store
@@ -70,3 +76,87 @@ def test_a_pack_whose_table_is_damaged_in_a_bundle_is_read_as_its_own_object_has
             require_all(store, merged.made)
             assert not check(store).lost
             collect_now(store)
+
+
+class Unreadable(LocalBackend):
+    """A disk that cannot read 16 bytes of each bundle from `bad` on."""
+
+    bad = 0
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Part of a file."""
+        data = super().read(name, start, length)
+        self._require_good(name, start, start + len(data))
+        return data
+
+    def read_end(self, name: str, length: int) -> tuple[bytes, int]:
+        """Its end."""
+        data, size = super().read_end(name, length)
+        self._require_good(name, size - len(data), size)
+        return data, size
+
+    def _require_good(self, name: str, start: int, end: int) -> None:
+        if name.startswith("bundles/") and start < self.bad + 16 and self.bad < end:
+            raise self.error(OSError(errno.EIO, os.strerror(errno.EIO)), name)
+
+
+def test_a_sector_of_a_bundle_that_cannot_be_read_takes_one_pack_with_it_at_most(
+    tmp_path: Path, merged: Ready
+) -> None:
+    """The list's, or that of a table: all packs that have nothing there can be read."""
+    place = merged.copied(tmp_path / "store")
+    with open_store(str(place)) as store:
+        (bundle,) = store.opened.backend.look().bundles.values()
+    backend = Unreadable(place)
+    backend.bad = 0
+    with open_store(backend) as store:
+        require_all(store, merged.made)
+        assert {one.name for one in check(store).findings} == {bundle.name}
+    last = list(bundle.members.values())[-1]
+    backend = Unreadable(place)
+    backend.bad = last.tail_at + last.size - last.frame_bytes - 16
+    lost = last.name.removeprefix("packs/").partition("-")[0]
+    with open_store(backend) as store:
+        good = [one for one in merged.made if lost not in one.manifest.packs]
+        assert 0 < len(good) < len(merged.made)
+        for one in good:
+            require_one(store, *one)
+    backend = Unreadable(place)
+    backend.bad = 0
+    with open_store(backend) as store:
+        assert collect_now(store).bundles == 1
+    with open_store(str(place)) as store:
+        require_all(store, merged.made)
+        require_whole(store)
+
+
+@pytest.mark.parametrize("frames", [0, 250 << 20])
+def test_a_bundle_that_claims_more_than_any_has_is_refused(
+    tmp_path: Path, ready: Ready, frames: int
+) -> None:
+    """Its file is as large as it says: all of it would be read into memory at once."""
+    place = ready.copied(tmp_path / "store")
+    rows = [[f"{number:032x}", 0, 250 << 20, frames] for number in range(16)]
+    with open_store(str(place)) as store:
+        write_bundle(store, rows, sum(size for _, _, size, _ in rows))
+        held = store.opened.backend.look()
+        assert not held.bundles
+        assert len(held.unreadable) == 1
+        require_one(store, *ready.made[-1])
+        assert not check(store).lost
+
+
+def test_full_bundles_of_tiny_packs_are_not_made_anew_by_each_gc() -> None:
+    """They have as many packs as a bundle may have, and few bytes."""
+    bundles, kept = dict[str, Bundle](), dict[str, int]()
+    for number in range(merging.MANY + 1):
+        names = [f"packs/{number:016x}{one:016x}-0" for one in range(MOST_PACKS)]
+        members = {name: Member(name, 700, 300, 0, 0) for name in names}
+        name = f"bundles/{number:032x}-{number}"
+        bundles[name] = Bundle(name, number, 700 * MOST_PACKS, 400 * MOST_PACKS, members)
+        kept |= dict.fromkeys(names, 700)
+    within = {pack: (one,) for one in bundles.values() for pack in one.members}
+    held = Holdings(bundles=bundles, within=within)
+    assert not plan_merges(
+        held, kept, frozenset(), changing=(), faulty=(), age=lambda name: int(name[6:38], 16)
+    )

@@ -1,6 +1,7 @@
 """Small packs are merged, and stay what they were: for readers, writers, checks and other gcs."""
 
 import json
+import os
 import shutil
 import socket
 import threading
@@ -732,13 +733,19 @@ def test_what_a_bundle_says_is_data(tmp_path: Path, ready: Ready) -> None:
         shutil.rmtree(place)
 
 
-def write_bundle(store: Store, rows: object) -> None:
-    """A bundle with that list, sealed as it should be."""
+def write_bundle(store: Store, rows: object, content_bytes: int = 100) -> None:
+    """A bundle with that list, sealed as it should be; its content is a hole."""
     name = f"bundles/{'1' * 32}-7"
     head = store.opened.files.header(header.Kind.BUNDLE).new()
     seal = store.opened.sealer.file(head, name)
     text = compress(json.dumps(rows).encode(), 3)
     first, second = seal.seal(Box.LIST, 0, text), seal.seal(Box.LIST, 1, text)
     length = len(first).to_bytes(4)
-    parts = [head, length, first, bytes(100), second, head, length]
-    store.opened.files.write(name, parts)
+    store.opened.files.write(name, [head, length, first, bytes(100), second, head, length])
+    if content_bytes > 100:
+        path = Path(store.place) / name
+        end = path.read_bytes()[len(head + length + first) + 100 :]
+        with path.open("r+b") as file:
+            file.truncate(len(head + length + first) + content_bytes)
+            file.seek(0, os.SEEK_END)
+            file.write(end)

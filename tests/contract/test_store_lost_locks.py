@@ -25,6 +25,7 @@ from vmckpt.store.store import Store
 from vmckpt.store.transaction import Transaction
 
 PAGES = 64
+SLOW = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 class Counted(LocalWriter):
@@ -205,7 +206,7 @@ class _Lost(LocalHeld):
             raise OperationFailedError("a lock in the store was lost", why="-", remedy="-")
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=SLOW)])
 @pytest.mark.parametrize("hears", [False, True])
 def test_a_gc_that_takes_back_what_another_has_taken_for_the_newest(
     tmp_path: Path, step: int, *, hears: bool
@@ -232,7 +233,7 @@ def test_a_gc_that_takes_back_what_another_has_taken_for_the_newest(
     assert at > 30
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=SLOW)])
 def test_another_gc_comes_while_one_takes_back_what_it_has_written_anew(
     tmp_path: Path, step: int
 ) -> None:

@@ -9,7 +9,9 @@ request that hangs). So the order is such that this harms nothing: gc publishes 
 do (`doomed/`, or a pack's next generation), then looks at checkpoints once more, then removes; a
 writer puts its checkpoint, then looks at what gc has published (`Transaction`). Whichever is first,
 the other sees it: gc leaves the objects, or the writer takes its checkpoint back. No generation is
-written twice, so two that write a pack anew do not overwrite one another's.
+written twice, so two that write a pack anew do not overwrite one another's; and one of two
+generations is removed, or taken back, only for another that is there and that no gc says it is
+about to remove.
 
 A pack that was merged (`bundles/`) is in several objects until gc removes all but one. It removes
 one for another that is there, was compared, and that no gc is about to remove; of two objects only

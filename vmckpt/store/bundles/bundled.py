@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from vmckpt.errors import UsageError
+from vmckpt.errors import StorageError, UsageError
 from vmckpt.store.backends.backend import Backend, Held, MissingError, Writer
 from vmckpt.store.backends.cached import CachedBackend, uncached
 from vmckpt.store.bundles.layout import BUNDLES, Bundle, BundleFiles, Member, is_bundle
@@ -234,10 +234,12 @@ class BundledBackend:
     def _read_part(self, bundle: Bundle, at: int, length: int) -> bytes:
         name = bundle.name
         if at < bundle.front_bytes:
-            front = self._parts.get(
-                (name, -1), lambda: self._inner.read(name, 0, bundle.front_bytes)
-            )
-            return front[at : at + length]
+            with suppress(StorageError):  # a disk cannot read some of it: this part, perhaps
+                front = self._parts.get(
+                    (name, -1), lambda: self._inner.read(name, 0, bundle.front_bytes)
+                )
+                return front[at : at + length]
+            return self._inner.read(name, at, length)
         if not self.is_remote or length > _BLOCK_BYTES:
             return self._inner.read(name, at, length)
         found = bytearray()

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from vmckpt.errors import StorageError
 from vmckpt.store.backends.backend import Backend
 from vmckpt.store.backends.cached import read_twice
 from vmckpt.store.compression import compress, unpack
@@ -39,8 +40,10 @@ from vmckpt.store.pack import pack_name
 from vmckpt.store.sealing.seal import TAG_BYTES, Box, Sealer
 
 BUNDLES = "bundles"
-# Larger ones are not made; what claims to be larger than any is none.
+# Larger ones are not made.
 MOST_BYTES, MOST_PACKS = 64 << 20, 4096
+# What claims to have more than this is none: no number in it makes a reader take more memory.
+_MOST_CLAIMED_BYTES = 4 * MOST_BYTES
 # A bundle's rank is higher than those before by up to so much, at random.
 _RANKS = 1 << 32
 _LENGTH = struct.Struct(">I")
@@ -49,7 +52,6 @@ _HEAD_BYTES = HEADER_BYTES + _LENGTH.size
 _FIRST_BYTES = 64 << 10
 _MOST_LIST_BYTES = 16 << 20
 _MOST_GENERATION = 1 << 63
-_MOST_SIZE = 1 << 40
 _LEVEL = 3
 _NAME = re.compile(r"[0-9a-f]{32}-(0|[1-9][0-9]{0,18})")
 
@@ -91,7 +93,7 @@ class Bundle:
     size: int
     front_bytes: int
     members: Mapping[str, Member]
-    fault: DamagedError | None = None
+    fault: StorageError | None = None
 
     @property
     def order(self) -> tuple[int, str]:
@@ -124,26 +126,33 @@ class BundleFiles:
         self._backend, self._sealer, self._header = backend, sealer, header
 
     def read(self, name: str, size: int) -> Bundle:
-        """What a bundle's list says. Raises MissingError, DamagedError: neither list is whole."""
+        """What a bundle's list says. Raises MissingError, DamagedError: neither list is whole;
+        StorageError.
+        """
 
         def read() -> Bundle:
             try:
                 return self._first(name, size)
-            except DamagedError as exc:
+            except StorageError as exc:  # damaged, or a disk cannot read it
                 return self._second(name, size, exc)
 
         return read_twice(self._backend, read)
 
     def faults(self, name: str, size: int) -> list[str]:
-        """What is wrong with its two lists. Raises MissingError."""
-        found = []
+        """What is wrong with its two lists. Raises MissingError, StorageError: neither is read."""
+        found, unread = [], list[StorageError]()
         for read in (self._first, self._second):
             try:
                 fault = read_twice(self._backend, partial(read, name, size)).fault
             except DamagedError as exc:
                 fault = exc
+            except StorageError as exc:
+                fault = exc
+                unread.append(exc)
             if fault is not None and fault.why not in found:
                 found.append(fault.why)
+        if len(unread) > 1:
+            raise unread[0]
         return found
 
     def write(self, packs: Sequence[Whole], above: int) -> str:
@@ -182,7 +191,7 @@ class BundleFiles:
             sealed = self._backend.read(name, _HEAD_BYTES, length)
         return self._parsed(name, size, _Sealed(header, sealed, 0))
 
-    def _second(self, name: str, size: int, why: DamagedError | None = None) -> Bundle:
+    def _second(self, name: str, size: int, why: StorageError | None = None) -> Bundle:
         end, size = self._backend.read_end(name, _FIRST_BYTES)
         last = end[-_HEAD_BYTES:]
         header = self._header.read(last, name)
@@ -193,7 +202,7 @@ class BundleFiles:
         return self._parsed(name, size, _Sealed(header, sealed, 1), why)
 
     def _parsed(
-        self, name: str, size: int, sealed: "_Sealed", fault: DamagedError | None = None
+        self, name: str, size: int, sealed: "_Sealed", fault: StorageError | None = None
     ) -> Bundle:
         seal = self._sealer.file(sealed.header, name)
         text = seal.open(Box.LIST, sealed.number, sealed.box)
@@ -209,6 +218,8 @@ class BundleFiles:
                 frames_at += frames
             if len(members) != len(rows):
                 raise ValueError("its list has a pack twice")
+            if frames_at > _MOST_CLAIMED_BYTES:
+                raise ValueError("its packs are larger than those of any bundle")
         if frames_at + len(sealed.box) + _HEAD_BYTES != size:
             fault = damaged(f"{name} is damaged", "its size is not what its list says")
         return Bundle(name, rank_of(name), size, front, members, fault)
@@ -234,7 +245,7 @@ def rank_of(name: str) -> int:
 
 def _row(written: object) -> tuple[str, int, int]:
     pack_id, generation, size, frames = row(written, 4)
-    bytes_ = count(size, _MOST_SIZE, HEADER_BYTES)
+    bytes_ = count(size, _MOST_CLAIMED_BYTES, HEADER_BYTES)
     name = pack_name(id_of(pack_id), count(generation, _MOST_GENERATION))
     return name, bytes_, count(frames, bytes_ - HEADER_BYTES)
 

@@ -84,7 +84,7 @@ def plan_merges(
     worn = {name for name, packs in bundles.items() if _is_worn(held.bundles[name], packs)} | set(
         faulty
     )
-    small = {n for n in bundles.keys() - worn if held.bundles[n].size < MOST_BYTES // 4}
+    small = {n for n in bundles.keys() - worn if _is_small(held.bundles[n])}
     for name in worn | (small if len(small) >= MANY else set()):
         sources |= dict.fromkeys(bundles[name], name)
     ordered = sorted(sources, key=lambda name: (age(name), name))
@@ -194,6 +194,10 @@ def _read(opened: Opened, held: Holdings, merge: Merge) -> list[Whole | None]:
 
 def _as_it_is(data: bytes, member: Member) -> Whole | None:
     return Whole(member.name, data, member.frame_bytes) if len(data) == member.size else None
+
+
+def _is_small(bundle: Bundle) -> bool:
+    return bundle.size < MOST_BYTES // 4 and len(bundle.members) < MOST_PACKS // 4
 
 
 def _is_worn(bundle: Bundle, live: Sequence[str]) -> bool:
