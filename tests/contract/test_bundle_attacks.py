@@ -138,7 +138,7 @@ def test_a_bundle_that_claims_more_than_any_has_is_refused(
     place = ready.copied(tmp_path / "store")
     rows = [[f"{number:032x}", 0, 250 << 20, frames] for number in range(16)]
     with open_store(str(place)) as store:
-        write_bundle(store, rows, sum(size for _, _, size, _ in rows))
+        write_bundle(store, rows, 16 * (250 << 20))
         held = store.opened.backend.look()
         assert not held.bundles
         assert len(held.unreadable) == 1
@@ -155,8 +155,9 @@ def test_full_bundles_of_tiny_packs_are_not_made_anew_by_each_gc() -> None:
         name = f"bundles/{number:032x}-{number}"
         bundles[name] = Bundle(name, number, 700 * MOST_PACKS, 400 * MOST_PACKS, members)
         kept |= dict.fromkeys(names, 700)
-    within = {pack: (one,) for one in bundles.values() for pack in one.members}
-    held = Holdings(bundles=bundles, within=within)
+    held = Holdings(
+        bundles=bundles, within={pack: (one,) for one in bundles.values() for pack in one.members}
+    )
     assert not plan_merges(
         held, kept, frozenset(), changing=(), faulty=(), age=lambda name: int(name[6:38], 16)
     )
