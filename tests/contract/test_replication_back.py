@@ -12,6 +12,7 @@ import pytest
 
 from tests.silent_ends import Guest, marked_as
 from tests.silent_ends import Scripted as ScriptedQemu
+from vmckpt.cli.replicate_options import Wishes
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -55,7 +56,7 @@ def test_it_goes_back_to_where_it_came_from(tmp_path: Path) -> None:
 
 def test_what_was_wished_last_is_remembered(tmp_path: Path) -> None:
     vm = a_vm(tmp_path)
-    assert asyncio.run(last_options(vm)) is None
+    assert asyncio.run(last_options(vm, vm.host)) is None
     files = Files.of(vm.host, "web")
     files.path.mkdir(parents=True)
     here = LocalHost("b", tmp_path, "127.0.0.1")
@@ -64,10 +65,63 @@ def test_what_was_wished_last_is_remembered(tmp_path: Path) -> None:
         options=OPTIONS, one_machine=False, qemu_id="9",
     )  # fmt: skip
     files.request.write_text(json.dumps(request.to_json()))
-    assert asyncio.run(last_options(vm)) == OPTIONS
+    assert asyncio.run(last_options(vm, vm.host)) == OPTIONS
     files.request.write_text("{}")
     with pytest.raises(UsageError):
-        asyncio.run(last_options(vm))
+        asyncio.run(last_options(vm, vm.host))
+
+
+class Elsewhere(LocalHost):
+    """Another machine."""
+
+    @property
+    def is_this_machine(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("knows", ["nothing", "another arbiter", "no JSON", "all"])
+def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
+    tmp_path: Path, knows: str
+) -> None:
+    """A fencing agent is a command that runs there, and an arbiter is sent its credentials."""
+    target, home = (Elsewhere(name, tmp_path / name, "127.0.0.1") for name in "ab")
+    vm = a_vm(tmp_path / "b")._replace(host=home)
+    request = Request(
+        run="r", vm="web", spec=vm.spec.text, platform={}, primary=target, standby=home,
+        options=OPTIONS, one_machine=False, qemu_id="9",
+    )  # fmt: skip
+    text = json.dumps(request.to_json())
+    told = {
+        "nothing": None,
+        "another arbiter": text.replace("/leases", "/others"),
+        "no JSON": "{",
+        "all": text,
+    }[knows]
+    for host, said in ((home, text), (target, told)):
+        if said is not None:
+            files = Files.of(host, "web")
+            files.path.mkdir(parents=True)
+            files.request.write_text(said)
+    found = asyncio.run(last_options(vm, target))
+    assert found is not None
+    if knows == "all":
+        assert found == OPTIONS
+        return
+    assert (found.arbiter, found.fence, found.epoch_s) == ("", (), OPTIONS.epoch_s)
+    with pytest.raises(RefusedError, match="b alone knows") as refused:
+        Wishes().options(vm.host, target, found)
+    assert "--lease" in refused.value.remedy
+    assert Wishes(lease="etcd:http://c:2379").options(vm.host, target, found).fence == ()
+
+
+@pytest.mark.parametrize("options", [None, {"arbiter": 1}, {"arbiter": "/x", "fence": "sh"}])
+def test_wishes_of_other_types_are_none(tmp_path: Path, options: object) -> None:
+    vm = a_vm(tmp_path)
+    files = Files.of(vm.host, "web")
+    files.path.mkdir(parents=True)
+    files.request.write_text(json.dumps({"format": 2, "options": options}))
+    with pytest.raises(UsageError):
+        asyncio.run(last_options(vm, vm.host))
 
 
 def test_one_that_another_host_protects_is_left_so(tmp_path: Path) -> None:

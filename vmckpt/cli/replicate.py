@@ -109,7 +109,7 @@ def failback(
 
     vm = run(find_own(name))
     target = find_host(host or came_from(vm))
-    options = wishes.options(vm.host, target, run(last_options(vm)))
+    options = wishes.options(vm.host, target, run(last_options(vm, target)))
     status = run(failback_(vm, target, options, new_run(), all_hosts()))
     _warn_of(status)
     downtime_ms = status.get("guest_downtime_ms")

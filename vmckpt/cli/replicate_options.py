@@ -111,6 +111,8 @@ class Wishes:
         here = primary.is_this_machine and standby.is_this_machine
         if fence and here:
             raise _fence_here()
+        if last and not last.arbiter and self.lease is None:
+            raise _not_known_there(primary, standby)
         place = self.lease or (last.arbiter if last else _default_place(here=here))
         asked = replace(
             last or Options(place), arbiter=place, holds_output=not self.unsafe_no_output_commit
@@ -188,6 +190,16 @@ def _words(fence: str | None) -> tuple[str, ...]:
             remedy="name a program and its arguments as a shell would take them",
         )
     return words
+
+
+def _not_known_there(primary: "Host", standby: "Host") -> Exception:
+    from vmckpt.errors import RefusedError
+
+    return RefusedError(
+        f"{primary.name} alone knows the last replication's arbiter and fencing agent",
+        why=f"they are used on {standby.name} too, which was not told the same",
+        remedy="name them again: --lease, and --lease-credentials and --fence if there were any",
+    )
 
 
 def _fence_here() -> Exception:

@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
+from vmckpt.foreign import Shape, parse, require
 from vmckpt.hosts.hearing import heard
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.begin import PROTECTED, start
@@ -53,6 +56,19 @@ async def _is_protected_by(target: Host, name: str, hosts: Iterable[Host]) -> bo
     )
 
 
+# A host wrote them.
+_OPTIONS: Shape = {
+    "arbiter": str,
+    "fence": [str],
+    "epoch_s??": float,
+    "max_pause_s?": float,
+    "holds_output?": bool,
+    "lease_s?": float,
+    "credentials?": str,
+    "disks?": str,
+}
+
+
 def came_from(vm: Vm) -> str:
     """The host that it was taken over from. Raises NotFoundError."""
     if vm.qemu.replaces is None:
@@ -64,16 +80,37 @@ def came_from(vm: Vm) -> str:
     return vm.qemu.replaces.host
 
 
-async def last_options(vm: Vm) -> Options | None:
-    """What was wished of the replication that brought it here, or was ended here; None: unknown."""
-    text = await vm.host.read_text(Files.of(vm.host, vm.name).request)
-    if text is None:
-        return None
+async def last_options(vm: Vm, target: Host) -> Options | None:
+    """What was wished of the replication that brought it here, or was ended here; None: unknown.
+
+    The arbiter, what that knows us by, and the fencing agent are used on `target`, too: without
+    them, unless that was told the same, or is the same machine. Raises UsageError.
+    """
+    path = Files.of(vm.host, vm.name).request
     try:
-        return Request.from_text(text).options
+        told = await _options_at(vm.host, vm.name)
     except (ValueError, KeyError, TypeError) as exc:
         raise UsageError(
             f"what was wished of the last replication of '{vm.name}' cannot be read",
-            why=f"{Files.of(vm.host, vm.name).request} on {vm.host.name}: {exc}",
+            why=f"{path} on {vm.host.name}: {exc}",
             remedy=f"vmckpt replicate stop {vm.name}, and say anew what you wish",
         ) from exc
+    if told is None or (vm.host.is_this_machine and target.is_this_machine):
+        return told
+    with suppress(ValueError, KeyError, TypeError):  # then it was told nothing that counts
+        known = await _options_at(target, vm.name)
+        if known is not None and _used_there(known) == _used_there(told):
+            return told
+    return replace(told, arbiter="", credentials="", fence=())
+
+
+async def _options_at(host: Host, name: str) -> Options | None:
+    text = await host.read_text(Files.of(host, name).request)
+    if text is None:
+        return None
+    require({"options": _OPTIONS}, parse(text))
+    return Request.from_text(text).options
+
+
+def _used_there(options: Options) -> tuple[object, ...]:
+    return options.arbiter, options.credentials, options.fence
