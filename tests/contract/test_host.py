@@ -19,7 +19,7 @@ from tests.sshd import Sshd, sshd
 from vmckpt.errors import HostDownError, OperationFailedError, StorageError
 from vmckpt.hosts import process
 from vmckpt.hosts.heartbeats import Silence, silence
-from vmckpt.hosts.host import Completed, Host, Queues
+from vmckpt.hosts.host import MOST_TEXT_BYTES, Completed, Host, Queues
 from vmckpt.hosts.inventory import reach
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
@@ -255,6 +255,32 @@ def test_reading_what_is_not_there_gives_none(host: Host, ask: Ask, tmp_path: Pa
 def test_odd_bytes_in_a_log_do_not_hide_the_rest(host: Host, ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "stderr.log").write_bytes(b"\xff\xfe broken\nvm_state_notify running 1\n")
     assert "vm_state_notify running 1" in (ask(host.read_text(tmp_path / "stderr.log")) or "")
+
+
+def test_a_log_without_end_is_read_at_both_ends(host: Host, ask: Ask, tmp_path: Path) -> None:
+    """As a QEMU makes its own that a guest has broken into: it costs no more memory than others."""
+    with (tmp_path / "log").open("w") as log:
+        log.write("first\n")
+        log.truncate(1 << 40)
+        log.seek((1 << 40) - 5)
+        log.write("last\n")
+    text = ask(host.read_text(tmp_path / "log")) or ""
+    assert len(text) == MOST_TEXT_BYTES
+    assert text.startswith("first\n\0")
+    assert text.endswith("\0last\n")
+
+
+def test_a_directory_is_removed_however_deep_it_is(ask: Ask, tmp_path: Path) -> None:
+    """As a QEMU makes its own that a guest has broken into."""
+    at = os.open(tmp_path, os.O_DIRECTORY)
+    for name in ("top", *["d"] * 3000):
+        os.mkdir(name, dir_fd=at)
+        below = os.open(name, os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    ask(LocalHost("a", tmp_path, "127.0.0.1").remove(tmp_path / "top"))
+    assert not (tmp_path / "top").exists()
 
 
 def test_directories_are_private_listed_and_removed(host: Host, ask: Ask, tmp_path: Path) -> None:

@@ -140,3 +140,28 @@ def test_an_unknown_context_and_a_lost_connection_are_errors() -> None:
     theirs.close()
     with pytest.raises(OperationFailedError):
         NbdExport(ours, "disk0", (ALLOCATION,))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        status(70, (0, 0), (SIZE, 0)),
+        [(5, struct.pack(">I", 70) + b"odd")],
+        [(5, b"")],
+        status(71, (SIZE, 0)),
+    ],
+    ids=["no bytes", "half an extent", "nothing", "of another context"],
+)
+def test_a_status_that_is_none_is_an_error(chunks: Chunks) -> None:
+    """Of a QEMU that a guest has broken into; none of them is waited for without end."""
+    with served(lambda _, __, ___: chunks) as export, pytest.raises(OperationFailedError):
+        list(export.extents(ALLOCATION, 0, SIZE))
+
+
+@pytest.mark.parametrize("offset", [0, 4095, 4097, SIZE])
+def test_data_of_other_bytes_than_were_asked_for_is_an_error(offset: int) -> None:
+    data = [(1, struct.pack(">Q", offset) + bytes(4096))]
+    with served(lambda _, __, ___: data) as export, pytest.raises(OperationFailedError):
+        export.read(4096, 4096)
+    with served(lambda _, __, ___: [(1, b"short")]) as export, pytest.raises(OperationFailedError):
+        export.read(4096, 4096)

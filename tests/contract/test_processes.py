@@ -51,6 +51,26 @@ def test_a_process_is_alive_until_it_is_killed(tmp_path: Path) -> None:
         assert process.kill(sleeper)
 
 
+# 60 is exit(2), of this thread alone.
+FIRST_THREAD_ENDS = """\
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("goes", flush=True)
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="its system call has another number")
+def test_a_process_whose_first_thread_has_ended_is_alive_until_it_is_killed(tmp_path: Path) -> None:
+    with spawned(tmp_path, *python(FIRST_THREAD_ENDS)) as started:
+        stat = Path(f"/proc/{started.pid}/stat")
+        assert eventually(lambda: ") Z " in stat.read_text())
+        assert process.is_alive(started)
+        assert started in process.find_by_user(os.geteuid())
+        assert process.kill(started)
+        assert not process.is_alive(started)
+
+
 def test_a_process_that_ends_by_itself_is_not_alive(tmp_path: Path) -> None:
     with spawned(tmp_path, "true") as short:
         assert eventually(lambda: not process.is_alive(short))
@@ -279,14 +299,15 @@ except OutcomeUnknownError as exc:
 
 def test_a_command_that_acts_at_a_death_waits_until_all_threads_have_ended(tmp_path: Path) -> None:
     # As while the kernel takes a killed process apart: its first thread has gone, its locks have
-    # not; `identify` sees a zombie.
+    # not.
     dying = (
         "import ctypes, threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,)).start()\n"
         "ctypes.CDLL(None).pthread_exit(None)"
     )
     with spawned(tmp_path, *python(dying)) as starter:
-        assert eventually(lambda: process.identify(starter.pid) is None)
+        stat = Path(f"/proc/{starter.pid}/stat")
+        assert eventually(lambda: ") Z " in stat.read_text())
         environment = {"VMCKPT_STATE_DIR": str(tmp_path), "VMCKPT_STARTER": str(starter.pid)}
         with subprocess.Popen(
             [sys.executable, "-m", "vmckpt.cli.entry", "host", "list", "--json"],

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -129,6 +131,26 @@ def test_who_has_the_term_alone_folds_and_then_nothing_stands_aside(
     assert said(tmp_path) == [f"commit -q -f qcow2 {layer}"] * 2
     assert not home(tmp_path).aside.exists()
     assert hosts[0].state_dir.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_a_vm_wrote_is_folded_as_its_user_whatever_users_there_are_by_now(
+    hosts: tuple[LocalHost, LocalHost], tmp_path: Path
+) -> None:
+    """It says itself which file it is written to: as root that would be any of the host's."""
+    recorded(tmp_path)
+    layer = home(tmp_path).aside / "disk0.qcow2"
+    os.chown(layer, 2_000_000_007, 2_000_000_007)
+    program = Path(hosts[0].qemu).with_name("qemu-img")
+    program.write_text(f"#!/bin/sh\nid -u >>{tmp_path}/said\n")
+    (tmp_path / "said").touch()
+    (tmp_path / "said").chmod(0o666)
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & stat.S_IXOTH:
+            path.chmod(path.stat().st_mode | stat.S_IXOTH)
+    assert hosts[0].vm_uids is None
+    asyncio.run(fold(home(tmp_path).aside))
+    assert said(tmp_path) == ["2000000007"]
 
 
 @pytest.mark.parametrize(

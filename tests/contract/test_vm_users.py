@@ -23,6 +23,7 @@ from vmckpt.hosts.uids import Uids
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import end_qemu, processes
 from vmckpt.vm.user_checks import host_checks
 from vmckpt.vm.users import VmUser, set_up, take_back, uid_of, user_of
 
@@ -30,6 +31,8 @@ T = TypeVar("T")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 UIDS = Uids(2_000_000_000, 2_000_100_000)
 ME, OTHER, PERSON = 2_000_000_007, 2_000_000_008, 65534
+# Every user can reach it.
+PYTHON = "/usr/bin/python3"
 SPEC = """\
 name = "guest"
 memory = "16M"
@@ -142,7 +145,7 @@ def files(host: LocalHost) -> Iterator[QemuDir]:
     memory = found.memory(Path("/dev/shm"))
     run(host.make_private_dir(memory))
     yield found
-    memory.rmdir()
+    run(host.remove(memory))
 
 
 def set_it_up(host: LocalHost, files: QemuDir, disk: Path) -> VmUser:
@@ -320,3 +323,135 @@ def test_what_hosts_lack_of_users_for_vms_is_said(host: LocalHost, place: Path) 
     refused, why = verdict(replace(host, qemu=str(program)))
     assert refused == "refuse"
     assert f"{program}: {program.parent} is closed" in why
+
+
+def overlay(path: Path, backing: Path, kind: str = "") -> Path:
+    """The same with the word for what kind of image it stands on."""
+    name, word = str(backing).encode(), kind.encode()
+    header = b"QFI\xfb" + (3).to_bytes(4) + (512).to_bytes(8) + len(name).to_bytes(4)
+    extension = (0xE2792ACA).to_bytes(4) + len(word).to_bytes(4) + word if kind else b""
+    before = header.ljust(100, b"\0") + (104).to_bytes(4) + extension
+    path.write_bytes(before.ljust(512, b"\0") + name)
+    path.chmod(0o600)
+    return path
+
+
+def closed(path: Path) -> Path:
+    path.write_text("root's")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_guest_that_writes_a_header_into_its_raw_disk_opens_nothing(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    """The image is still root's: it was restored, or its VM had no user when it wrote that."""
+    secret = closed(place / "secret")
+    raw = image(place / "disk.raw", secret)
+    spec = f'name = "guest"\nmemory = "16M"\n[[disks]]\npath = "{raw}"\nformat = "raw"\n'
+    run(set_up(host, parse_spec(spec, "spec", host.state_dir), files, has_kvm=False))
+    assert raw.stat().st_uid in UIDS
+    assert shown(secret) == (0, os.getegid(), 0o600)
+
+
+@pytest.mark.parametrize("kind", ["raw", ""])
+def test_a_raw_base_names_no_file_that_is_opened(
+    host: LocalHost, place: Path, files: QemuDir, device: Path, kind: str
+) -> None:
+    """As that of forks, which holds what the guest of the checkpoint wrote."""
+    secret = closed(place / "secret")
+    base = image(place / "base", secret)
+    user = set_it_up(host, files, overlay(place / "disk.qcow2", base, kind))
+    assert may(user, "-r", base)
+    assert shown(secret) == (0, os.getegid(), 0o600)
+
+
+def test_a_chain_that_root_named_is_opened(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    lowest = closed(place / "lowest")
+    base = overlay(place / "base", lowest, "raw")
+    user = set_it_up(host, files, overlay(place / "disk.qcow2", base, "qcow2"))
+    assert may(user, "-r", base)
+    assert may(user, "-r", lowest)
+    assert not may(user, "-w", lowest)
+
+
+def test_what_a_vm_wrote_is_not_believed_as_anothers_base(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    secret = closed(place / "secret")
+    base = image(place / "base", secret)
+    os.chown(base, OTHER, OTHER)
+    user = set_it_up(host, files, overlay(place / "disk.qcow2", base, "qcow2"))
+    assert may(user, "-r", base)
+    assert not may(VmUser(OTHER, UIDS), "-w", base)
+    # Another VM is made over it.
+    set_it_up(host, files, overlay(place / "second.qcow2", base, "qcow2"))
+    assert shown(secret) == (0, os.getegid(), 0o600)
+
+
+def test_roots_environment_is_not_its_vms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of a store")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    argv = VmUser(ME, UIDS).command(["cat", "/proc/self/environ"])
+    shown = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    assert "of a store" not in shown
+    assert "LANG=C.UTF-8" in shown
+
+
+# It forgets its command line, as whoever has a QEMU can, and starts another process.
+HIDES = """\
+import ctypes, os, sys, time
+start = int(open("/proc/self/stat").read().rpartition(")")[2].split()[45])
+length = len(open("/proc/self/cmdline", "rb").read())
+ctypes.memset(start, 0x78, length)
+if os.fork() == 0:
+    os.setsid()
+print("hidden", flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_of_a_vms_user_outlasts_its_qemu(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    user = set_it_up(host, files, image(place / "disk.qcow2"))
+    argv = user.command([PYTHON, "-I", "-S", "-c", HIDES, *files.mark.split("\0")])
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as hidden:
+        assert hidden.stdout is not None
+        assert [hidden.stdout.readline() for _ in range(2)] == ["hidden\n"] * 2
+        assert not run(host.find_processes(files.mark))
+        assert hidden.pid in {one.pid for one in run(processes(host, files))}
+        run(end_qemu(host, Path("/dev/shm"), files))
+        assert hidden.wait(10) == -9
+    assert not run(host.find_processes_of(user.uid))
+    assert not files.path.exists()
+
+
+def test_another_qemu_of_the_same_vm_runs_on(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    """Hosts may be one machine, and a VM moves between them."""
+    user = set_it_up(host, files, image(place / "disk.qcow2"))
+    other = vm_dir(host.state_dir, "guest").qemu("87654321")
+    run(host.make_dir(other.path))
+    run(host.write_text(other.user, user.to_json()))
+    sleep = [PYTHON, "-I", "-S", "-c", "import time; time.sleep(600)"]
+    stranger = place / "own"
+    stranger.mkdir()
+    (stranger / "user.json").write_text(user.to_json())
+    os.chown(stranger, user.uid, user.uid)
+    with (
+        subprocess.Popen(user.command([*sleep, *other.mark.split("\0")])) as kept,
+        subprocess.Popen(user.command([*sleep, "-pidfile", str(stranger / "pid")])) as claims,
+    ):
+        try:
+            while len(run(host.find_processes_of(user.uid))) < 2:
+                pass
+            run(end_qemu(host, Path("/dev/shm"), files))
+            assert claims.wait(10) == -9
+            assert kept.poll() is None
+        finally:
+            run(end_qemu(host, Path("/dev/shm"), other))
+        assert kept.wait(10) == -9

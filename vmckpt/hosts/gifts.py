@@ -112,7 +112,8 @@ def _read(path: Path, group: int, uids: Uids) -> None:
         if found.st_mode & stat.S_IROTH:
             return
         _require_ours(path, found, uids)
-        os.chown(itself, 0, group)
+        # What a VM wrote does not become root's word: its first owner may have left anything in it.
+        os.chown(itself, uids.first if found.st_uid in uids else 0, group)
         Path(itself).chmod(0o640)
 
 

@@ -15,6 +15,8 @@ from vmckpt.hosts.uids import Uids
 COMMAND_TIMEOUT_S = 30.0
 # What `read_from` reads at once.
 MOST_READ_BYTES = 1 << 20
+# A QEMU that was broken into makes its log as large as it likes.
+MOST_TEXT_BYTES = 8 << 20
 
 
 class Completed(NamedTuple):
@@ -179,6 +181,9 @@ class Host(Protocol):
     async def find_processes(self, argument: str) -> list[ProcessId]:
         """Processes on the host whose command line holds `argument`."""
 
+    async def find_processes_of(self, uid: int) -> list[ProcessId]:
+        """Processes on the host that are this user's."""
+
     async def connect(self, path: Path) -> socket.socket:
         """A connected stream to a Unix socket on the host."""
 
@@ -219,7 +224,10 @@ class Host(Protocol):
         """How much of a file is there; None when there is none."""
 
     async def read_text(self, path: Path) -> str | None:
-        """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
+        """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD.
+
+        Of one that is larger than MOST_TEXT_BYTES its two ends.
+        """
 
     async def read_from(self, path: Path, offset_bytes: int) -> bytes:
         """What a file has from an offset on, 1 MiB at most; nothing when there is none."""

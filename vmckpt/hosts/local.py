@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, StorageError
@@ -21,6 +22,7 @@ from vmckpt.hosts.gifts import Gift, give
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
+    MOST_TEXT_BYTES,
     Allocation,
     Completed,
     Entry,
@@ -40,6 +42,7 @@ KILL_TIMEOUT_S = 5.0
 PATH_POLL_S = 0.005
 # What stat(2) counts blocks in, whatever the file system's are.
 _BLOCK_BYTES = 512
+_PIECE_BYTES = 64 << 10
 # Of a private directory: what a VM's own group may do with it; see hosts.gifts.
 PASSED_THROUGH = 0o010
 
@@ -133,6 +136,10 @@ class LocalHost(Entry):
         """Processes on the host whose command line holds `argument`."""
         return process.find_by_argument(argument)
 
+    async def find_processes_of(self, uid: int) -> list[ProcessId]:
+        """Processes on the host that are this user's."""
+        return process.find_by_user(uid)
+
     async def connect(self, path: Path) -> socket.socket:
         """A connected stream to a Unix socket on the host. Raises HostDownError."""
         try:
@@ -218,7 +225,7 @@ class LocalHost(Entry):
     async def read_text(self, path: Path) -> str | None:
         """A whole file; None when there is none. Bytes that are no UTF-8 become U+FFFD."""
         try:
-            return path.read_text(errors="replace")
+            return _text(path)
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             return None
 
@@ -295,7 +302,10 @@ class LocalHost(Entry):
             if path.is_dir() and not path.is_symlink():
                 import shutil
 
-                shutil.rmtree(path, ignore_errors=True)
+                with suppress(RecursionError):
+                    shutil.rmtree(path, ignore_errors=True)
+                if path.exists():  # deeper than Python goes; rm(1) goes as deep as there is
+                    await self.run(["rm", "-rf", "--", str(path)])
                 with suppress(FileNotFoundError):  # its parent went too
                     sync_directory(path.parent)
             else:
@@ -377,6 +387,26 @@ class LocalHost(Entry):
             why=why,
             remedy=f"run `vmckpt host check {self.name}`; if it is a lab host, `vmckpt lab status`",
         )
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        is_long = size > MOST_TEXT_BYTES
+        data = _read(file, MOST_TEXT_BYTES // 2 if is_long else MOST_TEXT_BYTES)
+        if is_long:
+            file.seek(size - MOST_TEXT_BYTES // 2)
+            data += _read(file, MOST_TEXT_BYTES // 2)
+    return data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read(file: BufferedReader, most_bytes: int) -> bytes:
+    """As `read`, which would have memory for `most_bytes` first; a file may grow meanwhile."""
+    parts, left = [], most_bytes
+    while left and (part := file.read(min(left, _PIECE_BYTES))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def _fingerprint(path: Path) -> Fingerprint | None:

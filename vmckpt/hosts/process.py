@@ -5,7 +5,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -59,7 +59,7 @@ def _inheritable() -> list[int]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has `pid` now; None when there is none or it is a zombie.
+    """The process that has `pid` now; None when there is none or nothing of it runs any more.
 
     Only the kernel's word counts as "there is none" (ENOENT, ESRCH). Raises OutcomeUnknownError
     when /proc cannot be read (no free descriptor, no memory): the process may well run.
@@ -70,7 +70,8 @@ def identify(pid: int) -> ProcessId | None:
         return None
     except OSError as exc:
         raise _unknown(pid, exc) from exc
-    return from_stat(pid, stat)
+    found = from_stat(pid, stat)
+    return None if found and _fields(stat)[0] in "ZX" and _is_exiting(pid) else found
 
 
 def _unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
@@ -82,9 +83,12 @@ def _unknown(pid: int | str, exc: OSError) -> OutcomeUnknownError:
 
 
 def from_stat(pid: int, stat: str) -> ProcessId | None:
-    """The process that has `pid`, by its /proc/PID/stat; None when it is a zombie or none."""
+    """The process that has `pid`, by its /proc/PID/stat; None when it is a zombie or none.
+
+    One whose first thread alone has ended looks like a zombie, and its others run on.
+    """
     fields = _fields(stat)
-    if not fields or fields[0] in "ZX":
+    if not fields or (fields[0] in "ZX" and int(fields[17]) <= 1):
         return None
     return ProcessId(pid, int(fields[19]))
 
@@ -207,7 +211,25 @@ def find_by_argument(text: str) -> list[ProcessId]:
 
     Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
     """
-    found, wanted = [], text.encode()
+    wanted = text.encode()
+    return _found("cmdline", lambda command_line: wanted in command_line)
+
+
+def find_by_user(uid: int) -> list[ProcessId]:
+    """Processes that are this user in any way, as long as they run any code of theirs.
+
+    Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
+    """
+    found = _found("status", lambda status: str(uid).encode() in _users(status))
+    return [process for process in found if not _is_exiting(process.pid)]
+
+
+def _users(status: bytes) -> list[bytes]:
+    return next((line.split()[1:] for line in status.splitlines() if line.startswith(b"Uid:")), [])
+
+
+def _found(file_name: str, is_wanted: Callable[[bytes], bool]) -> list[ProcessId]:
+    found = []
     try:
         names = os.listdir("/proc")
     except OSError as exc:
@@ -216,12 +238,12 @@ def find_by_argument(text: str) -> list[ProcessId]:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            with FileIO(f"/proc/{name}/cmdline") as file:
-                command_line = file.readall()
+            with FileIO(f"/proc/{name}/{file_name}") as file:
+                said = file.readall()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has ended, or hides from us (hidepid): then it is not one of ours
         except OSError as exc:
             raise _unknown(int(name), exc) from exc
-        if wanted in command_line and (process := identify(int(name))):
+        if is_wanted(said) and (process := identify(int(name))):
             found.append(process)
     return found

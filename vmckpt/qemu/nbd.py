@@ -17,12 +17,14 @@ ALLOCATION = "base:allocation"
 MOST_READ_BYTES = 1 << 20
 _MOST_STATUS_BYTES = 1 << 30
 _MOST_ANSWER_BYTES = 64 << 20
+# To one option: one for each context at most, and what it says of the export.
+_MOST_REPLIES, _MOST_REPLY_BYTES = 64, 64 << 10
 
 _MAGIC, _OPTION_MAGIC, _OPTION_REPLY = b"NBDMAGIC", b"IHAVEOPT", 0x0003E889045565A9
 _FIXED_NEWSTYLE, _NO_ZEROES = 1, 2
 _GO, _STRUCTURED_REPLY, _SET_META_CONTEXT = 7, 8, 10
 _ACK, _INFO, _META_CONTEXT, _ERROR_BIT = 1, 3, 4, 1 << 31
-_INFO_EXPORT = 0
+_INFO_EXPORT = b"\0\0"
 _REQUEST_MAGIC, _REPLY_MAGIC = 0x25609513, 0x668E33EF
 _READ, _DISCONNECT, _BLOCK_STATUS = 0, 2, 7
 _DONE = 1
@@ -75,7 +77,7 @@ class NbdExport:
         while at < end:
             self._send_request(_BLOCK_STATUS, at, min(end - at, _MOST_STATUS_BYTES))
             came = self._status(self._contexts[context])
-            if not came:
+            if not came or not all(length for length, _ in came):
                 raise self._broken("it says nothing of a part of the disk")
             for length, flags in came:
                 yield Extent(at, min(length, end - at), bool(flags & flag))
@@ -88,19 +90,23 @@ class NbdExport:
         self._send_request(_READ, start, length)
         data = bytearray(length)
         for kind, payload in self._chunks():
-            offset = struct.unpack_from(">Q", payload)[0] - start if len(payload) >= 8 else 0
             if kind == _DATA:
+                offset = int.from_bytes(payload[:8]) - start
+                if len(payload) < 8 or not 0 <= offset <= length - (len(payload) - 8):
+                    raise self._broken("it answers with other bytes than was asked for")
                 data[offset : offset + len(payload) - 8] = payload[8:]
             elif kind != _HOLE and kind:
                 raise self._broken(f"it answers a read with {kind}")
-        if len(data) != length:
-            raise self._broken("it answers with more than was asked for")
         return data
 
     def _status(self, wanted: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         for kind, payload in self._chunks():
-            if kind == _STATUS and struct.unpack_from(">I", payload)[0] == wanted:
+            if kind != _STATUS:
+                continue
+            if len(payload) % 8 != 4:
+                raise self._broken("its answer is of no length that there is")
+            if struct.unpack_from(">I", payload)[0] == wanted:
                 found = list(struct.iter_unpack(">II", payload[4:]))
         return found
 
@@ -116,13 +122,13 @@ class NbdExport:
         for kind, payload in self._option(
             _SET_META_CONTEXT, named + struct.pack(">I", len(contexts)) + queries
         ):
-            if kind == _META_CONTEXT:
+            if kind == _META_CONTEXT and len(payload) >= 4:
                 number = struct.unpack_from(">I", payload)[0]
-                self._contexts[payload[4:].decode()] = number
+                self._contexts[payload[4:].decode(errors="replace")] = number
         if missing := set(contexts) - set(self._contexts):
             raise self._broken(f"it does not know {', '.join(sorted(missing))}")
         for kind, payload in self._option(_GO, named + struct.pack(">H", 0)):
-            if kind == _INFO and struct.unpack_from(">H", payload)[0] == _INFO_EXPORT:
+            if kind == _INFO and len(payload) == 12 and payload[:2] == _INFO_EXPORT:
                 return int(struct.unpack_from(">Q", payload, 2)[0])
         raise self._broken("it does not say how large the disk is")
 
@@ -131,7 +137,7 @@ class NbdExport:
         came: list[tuple[int, bytes]] = []
         while True:
             magic, _, kind, length = struct.unpack(">QIII", self._receive(20))
-            if magic != _OPTION_REPLY or length > _MOST_ANSWER_BYTES:
+            if magic != _OPTION_REPLY or length > _MOST_REPLY_BYTES:
                 raise self._broken("its answer to an option is none")
             payload = self._receive(length)
             if kind & _ERROR_BIT:
@@ -140,6 +146,8 @@ class NbdExport:
                 )
             if kind == _ACK:
                 return came
+            if len(came) == _MOST_REPLIES:
+                raise self._broken("its answer to an option does not end")
             came.append((kind, payload))
 
     def _send_request(self, command: int, offset: int, length: int) -> None:

@@ -21,6 +21,8 @@ from vmckpt.vm.spec import parse_spec
 
 FOLDER = "images"
 # struct QCowHeader: magic, version, backing_file_offset, backing_file_size.
+# Of its header's extensions, what kind of image it stands on; QEMU writes that among the first.
+_BACKING_FORMAT, _EXTENSIONS_END = 0xE2792ACA, 4096
 _HEAD_BYTES, _MAGIC, _MOST_NAME_BYTES = 20, bytes.fromhex("514649fb"), 1023
 _STAT = "%d:%i %s %b %B %F"
 # Files of a VM's directory that name images.
@@ -273,6 +275,19 @@ async def backing_of(host: Host, path: Path) -> str | None:
     if not offset or length > _MOST_NAME_BYTES:
         return None
     return (await _bytes_of(host, path, offset, length)).decode(errors="surrogateescape")
+
+
+async def names_layered(host: Host, path: Path) -> bool:
+    """Whether a qcow2 image says that its backing file is one, too, and so may have its own."""
+    head = await _bytes_of(host, path, 0, _EXTENSIONS_END)
+    # Version 2 has a header of fixed length, and no word for it.
+    at = int.from_bytes(head[100:104]) if int.from_bytes(head[4:8]) > 2 else 72
+    while len(head) >= at + 8 and (kind := int.from_bytes(head[at : at + 4])):
+        length = int.from_bytes(head[at + 4 : at + 8])
+        if kind == _BACKING_FORMAT:
+            return head[at + 8 : at + 8 + length] == b"qcow2"
+        at += 8 + -(-length // 8) * 8
+    return False
 
 
 async def _bytes_of(host: Host, path: Path, offset: int, length: int) -> bytes:

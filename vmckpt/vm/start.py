@@ -20,6 +20,7 @@ from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir
 from vmckpt.vm.spec import Spec
 from vmckpt.vm.user_checks import require_reachable
+from vmckpt.vm.user_processes import all_of_user, end_all_of
 from vmckpt.vm.users import VmUser, set_up, take_back
 
 # On a machine that is busy with other guests a QEMU takes its time; it is tried twice.
@@ -179,8 +180,13 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
 
 
 async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
-    """The QEMU of `files` while it runs, whoever started it, recorded in vm.json or not."""
+    """The QEMU of `files` while it runs, whoever started it, recorded in vm.json or not.
+
+    Of one with a user of its own, all that runs as that: it says of itself what it likes.
+    """
     if found := await host.find_processes(files.mark):
+        return found
+    if found := await all_of_user(host, files):
         return found
     foreign = await foreign_process(host, files)
     return [foreign] if foreign else []
@@ -223,6 +229,7 @@ async def remove_qemu_files(host: Host, ram_dir: Path, files: QemuDir) -> None:
 
     One that stood in for a VM that was off had it in memory, wherever the VM's own stands.
     """
+    await end_all_of(host, files)
     await take_back(host, files)
     loose = files._replace(is_loose=True)
     old = (loose.ram(ram_dir), loose.ram(IN_MEMORY), loose.key, loose.saved_file(in_memory=True))

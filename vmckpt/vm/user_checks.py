@@ -117,7 +117,8 @@ async def _unreachable(host: Host, spec: Spec, user: VmUser) -> list[str]:
         path = disk.on(host.state_dir)
         if await host.exists(path):
             wanted.append(f"{'r' if disk.read_only else 'w'}{path}")
-            wanted += [f"r{path}" async for path in below(host, await host.resolve(path))]
+            if disk.format == "qcow2":
+                wanted += [f"r{path}" async for path in below(host, await host.resolve(path))]
     wanted += [f"r{path}" for path in spec.files]
     done = await host.run(user.command(["sh", "-c", _TRY, "sh", *wanted]))
     return done.stdout.splitlines() if not done.returncode else [done.stderr.strip()]

@@ -20,13 +20,20 @@ from vmckpt.hosts.gifts import Gift, Kind, give
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.uids import Uids, make_uids
 from vmckpt.vm.identity import identity_of, read_identity
-from vmckpt.vm.images import backing_of
+from vmckpt.vm.images import backing_of, names_layered
 from vmckpt.vm.paths import QemuDir, VmDir, images_dir, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec
 
 KVM, TUN, USERFAULTFD = Path("/dev/kvm"), Path("/dev/net/tun"), Path("/dev/userfaultfd")
 # What only root may do with a host's devices, or what reaches past a file.
 _HOST_DRIVERS = ("vfio-", "usb-host", "vhost-", "pvrdma")
+# What of root's environment the user's processes have: how programs are found and speak, and what a
+# lab knows its own by.
+_KEPT = (
+    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "TZ", "TMPDIR"),
+    *("LD_LIBRARY_PATH", "QEMU_MODULE_DIR", "VMCKPT_LAB"),
+)
+_CLEARED = f"""exec env -i {" ".join(f'${{{name}+"{name}=${name}"}}' for name in _KEPT)} "$@\""""
 
 
 class VmUser(NamedTuple):
@@ -49,18 +56,7 @@ class VmUser(NamedTuple):
 
     def command(self, argv: Iterable[str]) -> list[str]:
         """What root runs so that `argv` runs as the user, for good; it keeps its pid."""
-        every = dict.fromkeys((self.shared_group, self.device_group, *self.groups))
-        groups = ",".join(str(group) for group in every)
-        return [
-            "setpriv",
-            f"--reuid={self.uid}",
-            f"--regid={self.uid}",
-            f"--groups={groups}",
-            "--inh-caps=-all",
-            "--bounding-set=-all",
-            "--no-new-privs",
-            *argv,
-        ]
+        return become(self.uid, (self.shared_group, self.device_group, *self.groups), argv)
 
     def to_json(self) -> str:
         """For user.json."""
@@ -76,6 +72,27 @@ class VmUser(NamedTuple):
             return cls(int(data["uid"]), make_uids(*data["uids"]), taps=taps)
         except (ValueError, KeyError, TypeError) as exc:
             raise damaged_record(text, path, exc, remedy=remedy) from exc
+
+
+def become(uid: int, groups: Iterable[int], argv: Iterable[str]) -> list[str]:
+    """What root runs so that `argv` runs as a user, for good; it keeps its pid. Pure.
+
+    Of root's environment it sees next to nothing: there may be what opens stores.
+    """
+    return [
+        "sh",
+        "-c",
+        _CLEARED,
+        "sh",
+        "setpriv",
+        f"--reuid={uid}",
+        f"--regid={uid}",
+        f"--groups={','.join(str(group) for group in dict.fromkeys(groups))}",
+        "--inh-caps=-all",
+        "--bounding-set=-all",
+        "--no-new-privs",
+        *argv,
+    ]
 
 
 def uid_of(identity: str, uids: Uids) -> int:
@@ -171,19 +188,24 @@ def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Gift]:
 
 
 async def below(host: Host, image: Path) -> AsyncIterator[Path]:
-    """The backing files of an image as far as only root may have named them.
+    """The backing files of a qcow2 image as far as only root may have named them.
 
-    A guest that has broken out of QEMU writes what it likes into its own image: whatever that
-    names would be opened to it.
+    A guest that has broken out of QEMU writes what it likes into its own image, and any guest what
+    it likes into a raw one: whatever that names would be opened to it.
     """
-    while await _owner(host, image) == 0 and (name := await backing_of(host, image)):
+    is_layered = True
+    while is_layered and await owner_of(host, image) == 0:
+        if not (name := await backing_of(host, image)):
+            return
+        is_layered = await names_layered(host, image)
         image = await host.resolve(image.parent / name.removeprefix("file:"))
         if not await host.exists(image):
             return  # QEMU says so
         yield image
 
 
-async def _owner(host: Host, path: Path) -> int | None:
+async def owner_of(host: Host, path: Path) -> int | None:
+    """The uid of who has a file, links followed; None: there is none."""
     done = await host.run(["stat", "-L", "-c", "%u", "--", str(path)])
     return int(done.stdout) if done.returncode == 0 else None
 
@@ -259,12 +281,15 @@ async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Gift]:
     variables = spec.firmware.vars if spec.firmware else None
     wanted = [(disk.on(host.state_dir), not disk.read_only) for disk in spec.disks]
     wanted += [(path, path == variables) for path in spec.files]
+    layered = {disk.on(host.state_dir) for disk in spec.disks if disk.format == "qcow2"}
     for path, is_writable in wanted:
         image = await host.resolve(path)
         if await host.exists(image):  # else QEMU says so
-            # Before it is the VM's: what that writes into it is not believed.
-            async for base in below(host, image):
-                yield _image(base, user, writable=False)
+            # Before it is the VM's: what that writes into it is not believed. All of a raw image
+            # is its guest's word, whoever's it is.
+            if path in layered:
+                async for base in below(host, image):
+                    yield _image(base, user, writable=False)
             yield _image(image, user, writable=is_writable)
 
 

@@ -76,6 +76,10 @@ class RemoteHost(Entry):
         """Processes on the host whose command line holds `argument`."""
         return await self._ask(Host.find_processes, argument)
 
+    async def find_processes_of(self, uid: int) -> list[ProcessId]:
+        """Processes on the host that are this user's."""
+        return await self._ask(Host.find_processes_of, uid)
+
     async def connect(self, path: Path) -> socket.socket:
         """A connected stream to a Unix socket on the host."""
         return await self.session.connect(path)

@@ -38,7 +38,7 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, qemu_img
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir
-from vmckpt.vm.users import VmUser, let_read, let_write
+from vmckpt.vm.users import become, let_read, let_write
 
 # What the layers, what they stand on, and the jobs that end them are called in QEMU.
 LAYER, BELOW, FOLD = "aside-", "below-", "fold-"
@@ -279,10 +279,10 @@ async def _rename(path: Path, other: Path) -> None:
 async def _fold_off(host: Host, layer: Path) -> None:
     """Doing it twice is the same."""
     argv = [str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)]
-    # As whoever wrote the layer: it says itself where it is written to.
-    uid, uids = layer.stat().st_uid, host.vm_uids
-    if uid and uids and uid in uids:
-        argv = VmUser(uid, uids).command(argv)
+    # As whoever wrote the layer, whatever users the host has for VMs by now: it says itself where
+    # it is written to.
+    if (uid := layer.stat().st_uid) != await host.user_id():
+        argv = become(uid, (uid,), argv)
     done = await host.run(argv, FOLD_S)
     if done.returncode:
         raise OperationFailedError(
