@@ -86,6 +86,40 @@ def test_a_full_disk_does_not_hide_a_recovery(source: LocalHost) -> None:
     assert ended == RECOVERY
 
 
+HOSTILE: dict[str, dict[str, Any]] = {
+    "no time": {"began_unix_s": "x"},
+    "no date": {"began_unix_s": 1e300},
+    "no request": {"request": []},
+    "no events": {"events": [7]},
+    "no samples": {"samples": [{"at_s": "x"}]},
+    "no result": {"result": {"outcome": "completed", "total_time_s": "x"}},
+    "another format": {"format": 2},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_record_of_the_source_that_is_none_is_not_kept_here(source: LocalHost, what: str) -> None:
+    """It ended `plan`, `migrate`, `drain`, `metrics` and `runs list` of all VMs."""
+    path = source.state_dir / "runs/r1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | HOSTILE[what]))
+    RunRecord("r1", "migrate", {"vm": "web", "source": "a"}).save(runs_dir())
+    ended, said = watched(source, {"report": REPORT.to_json()})
+    assert isinstance(ended, Report)
+    assert [event.code for event in said if isinstance(event, Note)] == ["record"]
+    assert RunRecord.load(runs_dir() / "r1.json").request == {"vm": "web", "source": "a"}
+
+
+def test_what_was_asked_of_a_run_is_as_it_is_known_here(source: LocalHost) -> None:
+    theirs = RunRecord("r1", "migrate", {"vm": "db", "disk_bytes": 7}, forecast={"x": 1})
+    theirs.add(Note(0.5, "x", "y"))
+    theirs.save(source.state_dir / "runs")
+    RunRecord("r1", "migrate", {"vm": "web"}).save(runs_dir())
+    watched(source, {"report": REPORT.to_json()})
+    kept = RunRecord.load(runs_dir() / "r1.json")
+    assert kept.request == {"vm": "web", "disk_bytes": 7}
+    assert (kept.forecast, len(kept.events)) == (None, 1)
+
+
 def test_a_record_that_was_cut_off_says_how_the_run_ended(source: LocalHost) -> None:
     watched(source, {"error": pack_error(LOST, "a")})
     result = RunRecord.load(runs_dir() / "r1.json").result

@@ -1,6 +1,7 @@
 """Watching a migration that runs on its source host by itself, from its beginning to its end."""
 
 import asyncio
+import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,11 @@ from vmckpt.errors import (
     OutcomeUnknownError,
     StorageError,
 )
-from vmckpt.events.durable import parse_record, write_durably
-from vmckpt.events.lines import Lines
-from vmckpt.events.record import RunRecord
+from vmckpt.events.durable import damaged_record, parse_record, write_durably
+from vmckpt.events.lines import Lines, from_record
+from vmckpt.events.record import FORMAT, RunRecord
 from vmckpt.events.types import Emit, Note, heard_or_not
-from vmckpt.foreign import NUMBER, Shape
+from vmckpt.foreign import NUMBER, MalformedError, Shape
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
@@ -116,6 +117,30 @@ _RESULT: Shape = {
         "warnings": [str],
     },
 }
+
+
+# Of a run's record: commands read all records, and one that is none would end them.
+_RECORD: Shape = {
+    "format": int,
+    "began_unix_s": NUMBER,
+    "request": {
+        **dict.fromkeys(("vm?", "source?", "target?"), str),
+        **dict.fromkeys(("disk_bytes??", "hole_pages??", "bandwidth_bytes_per_s??"), int),
+    },
+    "events": [{}],
+    "samples": [{}],
+    "result??": {
+        "outcome": str,
+        **dict.fromkeys(("total_time_s?", "transfer_time_s?"), NUMBER),
+        **dict.fromkeys(("transferred_bytes?", "rounds?", "device_bytes?"), int),
+        **dict.fromkeys(("device_out_s?", "device_back_s?"), NUMBER),
+        **dict.fromkeys(("downtime_ms??", "guest_downtime_ms??"), NUMBER),
+        "method?": str,
+        "warnings?": [str],
+    },
+}
+# Later ones have no date that can be shown.
+LATEST_UNIX_S = 1 << 37
 
 
 class _Watch:
@@ -274,14 +299,35 @@ def _report(told: dict[str, Any], path: Path) -> Report:
 async def _fetch(source: Host, path: Path) -> None:
     """Write the source's record of a run, unless it is silent or has none.
 
-    In one step: on a full disk there is none here, and not a part of one. Raises StorageError.
+    In one step: on a full disk there is none here, and not a part of one. Raises StorageError, also
+    when it is no record: what this machine has of the run stays then.
     """
+    theirs = source.state_dir / "runs" / path.name
     text = None
     with suppress(HostDownError):
-        text = await source.read_text(source.state_dir / "runs" / path.name)
+        text = await source.read_text(theirs)
     if not text:
         return
-    write_durably(path, text)
+    where, remedy = f"{theirs} on {source.name}", "see what that host runs"
+    data = parse_record(text, where, remedy=remedy, shape=_RECORD)
+    try:
+        for told in (*data["events"], *({"event": "Progress", **one} for one in data["samples"])):
+            from_record(told)
+        if data["format"] != FORMAT:
+            raise MalformedError("written by another version of vmckpt")
+        if not 0 <= data["began_unix_s"] <= LATEST_UNIX_S:
+            raise MalformedError(f"it began at {data['began_unix_s']}")
+    except MalformedError as exc:
+        raise damaged_record(text, where, exc, remedy=remedy) from exc
+    data["forecast"] = None
+    with suppress(NotFoundError):  # what was asked for is known here, unless that was elsewhere
+        own = RunRecord.load(path)
+        names = ("vm", "source", "target", JOB_ON)
+        data["request"] |= {name: own.request[name] for name in names if name in own.request}
+        data["forecast"] = own.forecast
+    fields = {name: data.get(name) for name in RunRecord.__slots__}
+    record = {"format": data["format"], **fields, "run": path.stem, "operation": "migrate"}
+    write_durably(path, json.dumps(record))
 
 
 def _complete(path: Path, result: dict[str, str]) -> None:
