@@ -3,22 +3,28 @@
 import errno
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.contract.test_store_bundles import Ready, lent, merged, ready, write_bundle
+from tests.contract.test_store_lost_locks import prepared
+from tests.guest_like import require_same
 from tests.small_packs import collect_now, objects, require_all, require_one, require_whole
+from vmckpt.errors import RefusedError
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.bundles import merging
 from vmckpt.store.bundles.bundled import Holdings
 from vmckpt.store.bundles.layout import MOST_PACKS, Bundle, Member
 from vmckpt.store.bundles.merging import plan_merges
 from vmckpt.store.check import check
-from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.maps import make_refs
 from vmckpt.store.open import open_store
 from vmckpt.store.pack import PackWriter
 from vmckpt.store.store import Store
+from vmckpt.store.transaction import Transaction
 
 __all__ = ["merged", "ready"]
 
@@ -26,10 +32,11 @@ __all__ = ["merged", "ready"]
 def put_another(store: Store, pack_id: bytes) -> None:
     """A pack of that name that is whole, of other content."""
     opened = store.opened
-    slots = opened.packs.find(pack_id).table.slot_count
-    content = b"evil" * (PAGE_CHUNK_BYTES // 4) * slots
-    writer = PackWriter(opened.packs, pack_id, 0, PAGE_CHUNK_BYTES, opened.pool)
-    writer.add(content, opened.sealer.hashes(memoryview(content), PAGE_CHUNK_BYTES))
+    table = opened.packs.find(pack_id).table
+    size, content = table.chunk_bytes, b"evil" * (table.chunk_bytes // 4)
+    writer = PackWriter(opened.packs, pack_id, 0, size, opened.pool)
+    for _ in range(table.slot_count):
+        writer.add(content, opened.sealer.hashes(memoryview(content), size))
     writer.publish()
 
 
@@ -161,3 +168,41 @@ def test_full_bundles_of_tiny_packs_are_not_made_anew_by_each_gc() -> None:
     assert not plan_merges(
         held, kept, frozenset(), changing=(), faulty=(), age=lambda name: int(name[6:38], 16)
     )
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_client_that_may_only_add_has_gc_keep_no_earlier_generation_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_merged: bool
+) -> None:
+    """It adds a pack of the name that one had before gc wrote it anew, and a checkpoint that names
+    what gc has left out of that.
+    """
+    place = tmp_path / "store"
+    kept, ram = prepared(place)
+    monkeypatch.setattr(merging, "MANY", 2 if is_merged else 100)
+    for _ in range(4):
+        with open_store(str(place)) as store:
+            collect_now(store)
+            later = [name for name in store.opened.backend.names("packs") if name[-2:] != "-0"]
+            assert later
+            bundles = store.opened.backend.names("bundles")
+    assert bool(bundles) == is_merged
+    ids = [bytes.fromhex(name.partition("-")[0]) for name in later]
+    monkeypatch.setattr(Transaction, "_require_complete", lambda *_: None)
+    with lent(place, append_only=True) as backend, open_store(backend) as intruder:
+        new = intruder.begin("intruder")
+        for number, pack in enumerate(ids):
+            table = intruder.opened.packs.find(pack).table
+            with nullcontext() if is_merged else pytest.raises(RefusedError):
+                put_another(intruder, pack)
+            size = table.slot_count * table.chunk_bytes
+            area = new.area(f"disk-{number}", size_bytes=size, chunk_bytes=table.chunk_bytes)
+            new._packs.append(pack)
+            area.map.refs[:] = make_refs(len(new._packs) - 1, np.arange(table.slot_count))
+        new.commit({})
+    monkeypatch.undo()
+    for _ in range(2):
+        with open_store(str(place)) as store:
+            require_same(store, kept, ram)
+            collect_now(store)
+            assert set(later) <= store.opened.backend.names("packs").keys()

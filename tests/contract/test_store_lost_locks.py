@@ -255,6 +255,28 @@ def test_another_gc_comes_while_one_takes_back_what_it_has_written_anew(
     assert at > 30
 
 
+def test_a_generation_that_lacks_what_came_meanwhile_takes_none_with_it(tmp_path: Path) -> None:
+    """Of a gc that lost its locks and died when that was there, and the one before it, too."""
+    ram = memory(PAGES, 1)
+    kept = ram.copy()
+    kept[: PAGES * 2 // 3] = 0
+    with create_store(str(tmp_path / "made")) as store:
+        made = [(save(store, ram), ram), (save(store, kept), kept)]
+    place = copied(tmp_path / "made", tmp_path / "store")
+    with open_store(str(tmp_path / "made")) as store:
+        store.remove([made[0][0].id])
+        collect_now(store)
+    before = {one.name for one in (place / "packs").iterdir()}
+    late = {one.name for one in (tmp_path / "made/packs").iterdir()} - before
+    assert late
+    for name in late:
+        shutil.copy(tmp_path / "made/packs" / name, place / "packs" / name)
+    with open_store(str(place)) as store:
+        collect_now(store)
+    assert {one.name for one in (place / "packs").iterdir()} == before
+    require_whole(place, made)
+
+
 @pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("pins_first", [False, True])
 def test_of_a_pin_and_a_removal_without_locks_one_wins_at_every_instant(

@@ -113,24 +113,35 @@ def kept_packs(store: Store, needed: Needed, held: Holdings) -> dict[str, int]:
     kept = {}
     for pack_id, slots in needed.slots.items():
         if found := generations.get(pack_id):
+            # What was merged had taken the place of those before: one that is older and not in a
+            # bundle came later, from a client that may add packs of any name.
+            merged = [one for one in found if pack_name(pack_id, one) in held.within]
+            found = [one for one in found if one in merged or one > max(merged, default=-1)]
             name = pack_name(pack_id, _kept_generation(store, pack_id, found, slots))
             kept[name] = sizes[name]
     return kept
 
 
 def _kept_generation(store: Store, pack_id: bytes, found: Iterable[int], slots: Numbers) -> int:
-    """The newest that has all that is needed but for known damage; where none has, the newest.
+    """The newest that lacks nothing of what is needed that an older one has, undamaged as far as
+    is known; where none can be read, the newest.
 
     A gc that was stopped for long may have published one that lacks what came meanwhile.
     """
     newest_first = sorted(found, reverse=True)
+    whole: dict[int, Table] = {}
     for number in newest_first if len(newest_first) > 1 else []:
         with suppress(DamagedError, MissingError):
-            table = store.opened.packs.open(pack_id, number).table
-            known = store.opened.records.slots(pack_id, number)
-            there = of_table(table, slots)
-            if np.isin(there[~table.has(there)], known).all():
-                return number
+            whole[number] = store.opened.packs.open(pack_id, number).table
+
+    def good(number: int) -> Numbers:
+        there = of_table(whole[number], slots)
+        there = there[whole[number].has(there)]
+        return np.setdiff1d(there, store.opened.records.slots(pack_id, number))
+
+    for number, table in whole.items():
+        if all(table.has(good(older)).all() for older in whole if older < number):
+            return number
     return newest_first[0]
 
 

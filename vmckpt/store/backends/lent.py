@@ -224,6 +224,7 @@ class _Far:
     def __init__(self, backend: Backend, stack: ExitStack, *, append_only: bool) -> None:
         self._backend, self._stack, self._append_only = backend, stack, append_only
         self._writers: dict[int, Writer] = {}
+        self._names: dict[int, str] = {}
         self._locks: dict[int, ExitStack] = {}
         self._next = 0
 
@@ -261,10 +262,13 @@ class _Far:
             case "write", [str(name)]:
                 writer = self._backend.write(self._to_write(_object(name)))
                 self._stack.callback(writer.discard)
-                return self._numbered(self._writers, writer)
+                begun = self._numbered(self._writers, writer)
+                self._names[begun] = name
+                return begun
             case "append", [int(number)]:
                 self._writers[number].write(data)
             case "publish", [int(number)]:
+                self._require_first(self._names[number])
                 self._writers[number].publish()
             case "discard", [int(number)]:
                 self._writers[number].discard()
@@ -289,6 +293,13 @@ class _Far:
         if self._append_only and (replaces or name.startswith(_NOT_TO_ADD)):
             raise append_only_error(name, self._backend.place)
         return name
+
+    def _require_first(self, name: str) -> None:
+        """Raises RefusedError: gc has put a later generation in the place of this pack."""
+        if self._append_only and name.startswith("packs/"):
+            begin = name.removeprefix("packs/").partition("-")[0] + "-"
+            if any(one.startswith(begin) for one in self._backend.names("packs")):
+                raise append_only_error(name, self._backend.place)
 
     def _at_most(self, name: str, length: int | None) -> int | None:
         """Memory is taken for what is there, and not for what is asked for."""
