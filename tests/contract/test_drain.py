@@ -29,7 +29,7 @@ from vmckpt.fleet.drain.plan import Asked
 from vmckpt.fleet.drain.record import Record
 from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import Limits, Seen, Tools
-from vmckpt.hosts.drained import is_closed
+from vmckpt.hosts.drained import close, is_closed
 from vmckpt.hosts.every import Answers
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
@@ -255,6 +255,28 @@ def test_a_host_that_could_not_send_it_back_gets_none(world: World) -> None:
     assert not world.closed("a")  # nothing was changed
     assert records.load("a") is None
     assert world.drain(one_way=True).exit_code == 0
+
+
+@pytest.mark.parametrize("ends", ["refused", "broken off"])
+def test_a_host_that_another_operator_drains_meanwhile_is_not_opened(
+    world: World, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    world.refused = {(f"vm{n}", h): Check("way-back", WARN, "-") for n in range(5) for h in "bc"}
+    look = world.look
+
+    async def and_another() -> Any:
+        await close(world.host("a"), {"run": "another"})
+        if ends == "broken off":
+            raise error(HostDownError)
+        return await look()
+
+    monkeypatch.setattr(world, "look", and_another)
+    if ends == "refused":
+        assert world.drain().exit_code == 4
+    else:
+        with pytest.raises(HostDownError):
+            world.drain()
+    assert world.closed("a")
 
 
 def test_a_drained_host_stays_so_when_none_of_the_rest_could_move(world: World) -> None:

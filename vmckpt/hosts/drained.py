@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import RefusedError
+from vmckpt.foreign import Fields
 from vmckpt.hosts.host import Host
 
 
@@ -19,8 +21,15 @@ async def close(host: Host, facts: Mapping[str, Any]) -> None:
     await host.write_text(_mark(host), json.dumps(facts))
 
 
-async def reopen(host: Host) -> None:
-    """Take the mark away. Raises HostDownError, StorageError."""
+async def reopen(host: Host, of_run: str | None = None) -> None:
+    """Take the mark away; with `of_run` only that drain's: another operator may drain it too.
+
+    Raises HostDownError, StorageError.
+    """
+    if of_run is not None:
+        with suppress(ValueError):  # one that cannot be read goes
+            if Fields.parse(await host.read_text(_mark(host)) or "").text("run", None) != of_run:
+                return
     await host.remove(_mark(host))
 
 

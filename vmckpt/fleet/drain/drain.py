@@ -70,12 +70,12 @@ async def drain(
                 return replace(result, closed=was_closed or not dry_run)
             # None could move, and the exit code says that nothing was changed.
             records.forget(host.name)
-            await finish(reopen(host))
+            await finish(reopen(host, record.run))
             return result
         except BaseException:
             # What ends before the first move has changed nothing.
             if not (was_closed or dry_run) and records.load(host.name) is None:
-                await finish(reopen(host))
+                await finish(reopen(host, record.run))
             raise
 
 
