@@ -5,6 +5,7 @@ is marked `long` runs with `--long` alone. Of the tests that run on every kind o
 those on hosts that look like machines are long but for the ones marked `sample`.
 """
 
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,14 @@ def _no_cache_of_the_users() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setenv("VMCKPT_CACHE_DIR", path)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _usual_turns() -> Iterator[None]:
+    """A service that a test runs in its own process gives way to others for that test alone."""
+    yield
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 @pytest.fixture
