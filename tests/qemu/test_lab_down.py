@@ -69,7 +69,7 @@ def test_down_ends_everything_in_the_lab_and_removes_ram_files(state_dir: Path) 
             ram = Path(f"/dev/shm/vmckpt-vm1-test{os.getpid()}/ram")
             ram.parent.mkdir(mode=0o700)
             for path in (other, ram):
-                path.touch()
+                path.touch(0o600)  # test_local_users looks for what others may read
             (lab.hosts[1].state_dir / f"vms/vm1/qemu-test{os.getpid()}").mkdir(parents=True)
             removed = await labs.down(state_dir)
             assert removed.ram_files == 1
@@ -104,6 +104,7 @@ def test_a_qemu_of_the_lab_gets_a_tap_and_goes_with_it(state_dir: Path) -> None:
             *("-object", f"memory-backend-file,id=m0,size=16M,share=on,mem-path={ram}"),
             *("-netdev", "tap,id=n0,ifname=vm1,script=no,downscript=no"),
             *("-pidfile", str(run_dir / "pid"), "-monitor", "none", "-serial", "none"),
+            umask=0o077,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
