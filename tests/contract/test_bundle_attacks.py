@@ -17,7 +17,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.bundles import merging
 from vmckpt.store.bundles.bundled import Holdings
-from vmckpt.store.bundles.layout import MOST_PACKS, Bundle, Member
+from vmckpt.store.bundles.layout import MOST_PACKS, Bundle, BundledPack
 from vmckpt.store.bundles.merging import plan_merges
 from vmckpt.store.check import check
 from vmckpt.store.maps import make_refs
@@ -158,7 +158,7 @@ def test_full_bundles_of_tiny_packs_are_not_made_anew_by_each_gc() -> None:
     bundles, kept = dict[str, Bundle](), dict[str, int]()
     for number in range(merging.MANY + 1):
         names = [f"packs/{number:016x}{one:016x}-0" for one in range(MOST_PACKS)]
-        members = {name: Member(name, 700, 300, 0, 0) for name in names}
+        members = {name: BundledPack(name, 700, 300, 0, 0) for name in names}
         name = f"bundles/{number:032x}-{number}"
         bundles[name] = Bundle(name, number, 700 * MOST_PACKS, 400 * MOST_PACKS, members)
         kept |= dict.fromkeys(names, 700)

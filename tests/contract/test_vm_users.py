@@ -15,7 +15,7 @@ import pytest
 
 from tests.remote_hosts import PipedServes
 from vmckpt.errors import HostDownError, RefusedError, StorageError
-from vmckpt.hosts.gifts import Gift, Kind
+from vmckpt.hosts.grants import Grant, GrantKind
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
@@ -60,8 +60,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def give(host: Host, kind: Kind, path: Path, number: int = ME) -> list[int]:
-    return run(host.give([Gift(kind, path, number)], UIDS))
+def grant(host: Host, kind: GrantKind, path: Path, number: int = ME) -> list[int]:
+    return run(host.grant([Grant(kind, path, number)], UIDS))
 
 
 def shown(path: Path) -> tuple[int, int, int]:
@@ -79,13 +79,13 @@ def test_files_are_given(host: LocalHost, place: Path) -> None:
         (place / name).write_text("x")
         (place / name).chmod(0o600 if name != "open" else 0o644)
     (place / "way").mkdir(mode=0o700)
-    give(host, Kind.OWN, place / "image")
-    give(host, Kind.MADE, place / "new")
-    give(host, Kind.READ, place / "base", UIDS.first)
-    give(host, Kind.READ, place / "open", UIDS.first)
-    give(host, Kind.ENTRANCE, place / "way", UIDS.first)
-    give(host, Kind.DIRECTORY, place / "own")
-    give(host, Kind.LINK, place / "sock")
+    grant(host, GrantKind.OWN, place / "image")
+    grant(host, GrantKind.MADE, place / "new")
+    grant(host, GrantKind.READ, place / "base", UIDS.first)
+    grant(host, GrantKind.READ, place / "open", UIDS.first)
+    grant(host, GrantKind.ENTRANCE, place / "way", UIDS.first)
+    grant(host, GrantKind.DIRECTORY, place / "own")
+    grant(host, GrantKind.LINK, place / "sock")
     assert shown(place / "image") == shown(place / "new") == (ME, ME, 0o600)
     assert shown(place / "base") == (0, UIDS.first, 0o640)
     assert shown(place / "open") == (0, os.getegid(), 0o644)
@@ -93,7 +93,7 @@ def test_files_are_given(host: LocalHost, place: Path) -> None:
     assert shown(place / "own") == (ME, ME, 0o700)
     assert (place / "sock").readlink() == Path("own/sock")
     # One that was another VM's, of an earlier range or identity.
-    give(host, Kind.OWN, place / "image", OTHER)
+    grant(host, GrantKind.OWN, place / "image", OTHER)
     assert shown(place / "image") == (OTHER, OTHER, 0o600)
 
 
@@ -103,9 +103,9 @@ def test_a_host_elsewhere_gives_the_same(place: Path) -> None:
     async def work() -> None:
         host = serves.host(place / "state")
         try:
-            assert await host.give([Gift(Kind.MADE, place / "new", ME)], UIDS) == []
+            assert await host.grant([Grant(GrantKind.MADE, place / "new", ME)], UIDS) == []
             with pytest.raises(RefusedError, match="cannot be given"):
-                await host.give([Gift(Kind.OWN, place, ME)], UIDS)
+                await host.grant([Grant(GrantKind.OWN, place, ME)], UIDS)
         finally:
             await host.close()
             serves.end()
@@ -114,20 +114,20 @@ def test_a_host_elsewhere_gives_the_same(place: Path) -> None:
     assert shown(place / "new") == (ME, ME, 0o600)
 
 
-@pytest.mark.parametrize("kind", [Kind.OWN, Kind.READ])
-def test_a_persons_file_and_a_link_stay(host: LocalHost, place: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [GrantKind.OWN, GrantKind.READ])
+def test_a_persons_file_and_a_link_stay(host: LocalHost, place: Path, kind: GrantKind) -> None:
     (place / "theirs").write_text("x")
     (place / "theirs").chmod(0o600)
     os.chown(place / "theirs", PERSON, PERSON)
     (place / "link").symlink_to("theirs")
     with pytest.raises(RefusedError) as refused:
-        give(host, kind, place / "theirs")
+        grant(host, kind, place / "theirs")
     assert f"uid {PERSON}" in refused.value.why
     with pytest.raises(RefusedError):
-        give(host, kind, place / "link")
+        grant(host, kind, place / "link")
     assert shown(place / "theirs") == (PERSON, PERSON, 0o600)
     with pytest.raises(StorageError, match="cannot give"):
-        give(host, kind, place / "gone")
+        grant(host, kind, place / "gone")
     assert not (place / "gone").exists()
 
 
@@ -254,13 +254,13 @@ def device(monkeypatch: pytest.MonkeyPatch, place: Path) -> Path:
 
 
 def test_a_device_of_roots_alone_becomes_a_groups(host: LocalHost, device: Path) -> None:
-    assert give(host, Kind.DEVICE, device, UIDS.last) == []
+    assert grant(host, GrantKind.DEVICE, device, UIDS.last) == []
     assert shown(device) == (0, UIDS.last, 0o660)
     # One of a group's stays that group's, which is joined; one of everyone's stays so.
-    assert give(host, Kind.DEVICE, device, 42) == [UIDS.last]
+    assert grant(host, GrantKind.DEVICE, device, 42) == [UIDS.last]
     device.chmod(0o666)
     os.chown(device, 0, 0)
-    assert give(host, Kind.DEVICE, device, UIDS.last) == []
+    assert grant(host, GrantKind.DEVICE, device, UIDS.last) == []
     assert shown(device) == (0, 0, 0o666)
 
 

@@ -5,10 +5,10 @@ the first, a filter-buffer; at an epoch's end it moves into the second, another 
 is safe the second lets it go through the third, a gate. A buffer that is switched off and on again
 gives all it holds to the next filter.
 
-A buffer also does so by a timer of QEMU's, 71 minutes at most after it was last emptied, whoever is
-dead or frozen by then. Hence the gate: a filter-redirector into nothing (a null character device),
-which is switched off only while an epoch that is safe leaves. What a timer lets go ends there: lost
-as on any network, but never seen before it is safe.
+A buffer also does so by a timer of QEMU's, 71 minutes at most after it was last emptied, whatever
+else is dead or frozen by then. Hence the gate: a filter-redirector into nothing (a null character
+device), which is switched off only while an epoch that is safe leaves. What a timer lets go ends
+there: lost as on any network, but never seen before it is safe.
 
 The one on the wire's side is made first: filters of a back end stand in the order of their making,
 and packets from the guest pass the last one first. A buffer drops what comes beyond 10,000

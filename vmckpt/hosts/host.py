@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from vmckpt.hosts.gifts import Gift
+from vmckpt.hosts.grants import Grant
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.uids import Uids
@@ -248,8 +248,8 @@ class Host(Protocol):
         belongs to another user.
         """
 
-    async def give(self, gifts: Sequence[Gift], uids: Uids) -> list[int]:
-        """Give files to one of these users, see hosts.gifts; the groups of devices among them.
+    async def grant(self, grants: Sequence[Grant], uids: Uids) -> list[int]:
+        """Grant files to one of these users, see hosts.grants; the groups of devices among them.
 
         Raises RefusedError, StorageError.
         """

@@ -18,7 +18,7 @@ from pathlib import Path
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.events.durable import make_dir_durably, remove_durably, replace, sync_directory
 from vmckpt.hosts import kernel, memory, process, promises
-from vmckpt.hosts.gifts import Gift, give
+from vmckpt.hosts.grants import Grant, grant
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     MOST_READ_BYTES,
@@ -43,7 +43,7 @@ PATH_POLL_S = 0.005
 # What stat(2) counts blocks in, whatever the file system's are.
 _BLOCK_BYTES = 512
 _PIECE_BYTES = 64 << 10
-# Of a private directory: what a VM's own group may do with it; see hosts.gifts.
+# Of a private directory: what a VM's own group may do with it; see hosts.grants.
 PASSED_THROUGH = 0o010
 
 
@@ -268,10 +268,10 @@ class LocalHost(Entry):
                 remedy="find out who put it there, remove it, and ask again",
             )
 
-    async def give(self, gifts: Sequence[Gift], uids: Uids) -> list[int]:
+    async def grant(self, grants: Sequence[Grant], uids: Uids) -> list[int]:
         """Give files to one of these users. Raises RefusedError, StorageError."""
         try:
-            return give(gifts, uids)
+            return grant(grants, uids)
         except OSError as exc:
             raise StorageError(
                 f"cannot give {exc.filename or 'a file'} on {self.name} to a VM's own user",

@@ -2,9 +2,9 @@
 
 A guest's memory is taken page by page as the guest touches it, and where there is none any more it
 dies. So what a process may still come to have counts as taken from before it starts. Each promise
-is a file `/dev/shm/*/promised*`; it counts while its holder runs, or whoever asked for it has
-not started that yet. Who asks writes first and counts then: of two who ask at once, one at least
-sees the other.
+is a file `/dev/shm/*/promised*`; it counts while its holder runs, or has not been started
+yet by the process that asked for it. A process that asks writes first and then counts: of two that
+ask at once, at least one sees the other.
 """
 
 import json

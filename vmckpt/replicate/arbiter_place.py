@@ -1,4 +1,4 @@
-"""Whether the arbiter outlives the loss of either host: else nobody can take over, or go on.
+"""Whether the arbiter outlives the loss of either host: else that loss stops the VM for good.
 
 Where the primary's host fails and the arbiter with it, the standby may not take over. Where the
 standby's host does, the guest is paused as its lease ends. Neither shows before that day.

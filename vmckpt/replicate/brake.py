@@ -59,7 +59,7 @@ class Brake:
         """For how long to stop it, again and again, after it wrote so many pages in `ran_s`.
 
         So that on average it writes what is allowed, also where it ran for longer than it was to,
-        because this machine is busy or a look at its memory takes long.
+        because this machine is busy or scanning its memory takes long.
         """
         allowed_s = SLOT_S * written_pages / max(self.allowance(takes_pages_per_s), 1e-9)
         return min(max(0.0, allowed_s - ran_s), MOST_OWED_S)

@@ -113,7 +113,7 @@ async def _runs_again(request: Request, monitor: Monitor) -> bool:
         found = await open_arbiter(request.options).read(request.vm)
     if found is None or request.is_standbys(found.record.holder):
         raise OperationFailedError(
-            f"'{request.vm}' stands still on {request.standby.name}",
+            f"'{request.vm}' is paused on {request.standby.name}",
             why="its standby's service died in the takeover, and the arbiter does not say whether "
             "the term is still its own",
             remedy="make sure that the VM runs on no other host, then: "

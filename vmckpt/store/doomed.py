@@ -3,8 +3,8 @@
 An object that is named there may go at any moment until the file itself goes. Files of a command
 that was killed stay for a day; those of gc name only what no checkpoint needs.
 
-Checkpoints are removed so where a lock can be lost: whoever removes one says so, looks for pins,
-then removes it; whoever pins one writes the pin, then looks here. One sees the other.
+Checkpoints are removed so where a lock can be lost: a removal announces itself, looks for pins,
+then removes; a pin is written first and then looks here. One of the two sees the other.
 """
 
 import secrets

@@ -54,7 +54,7 @@ def look_at_checkpoints(store: Store, needed: Needed) -> None:
         except DamagedError as exc:
             raise RefusedError(
                 f"nothing can be collected in {store.place}",
-                why=f"checkpoint {checkpoint_id} is damaged ({exc.why}): nobody knows what it "
+                why=f"checkpoint {checkpoint_id} is damaged ({exc.why}): it is not known what it "
                 "needs",
                 remedy="remove it (vmckpt checkpoint rm), then run this again",
             ) from exc

@@ -1,4 +1,4 @@
-"""How a VM's QEMU ended that nobody told to: by evidence, for no process waits for it.
+"""How a VM's QEMU ended that was not asked to: by evidence, since no process waits for it.
 
 QEMU writes to its log when its vCPUs run and when they stop, which they do before it ends in any
 way of its own. Where they ran to the end it was ended by a signal. SIGBUS is what the kernel sends

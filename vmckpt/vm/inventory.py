@@ -71,7 +71,7 @@ class Look(NamedTuple):
     """A VM as an onlooker sees it. `state` is QEMU's run state, or "stopped", or "unreachable".
 
     `migrating` is true while a migration journal stands here; `owner` holds the VM's lock. `ended`
-    is how a stopped one's QEMU ended that nobody told to (`ended.py`).
+    is how a stopped one's QEMU ended if it was not asked to (`ended.py`).
     """
 
     vm: Vm

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import UsageError
-from vmckpt.hosts.gifts import OWN_DIRECTORY
+from vmckpt.hosts.grants import OWN_DIRECTORY
 
 QEMU_PREFIX = "qemu-"
 IN_MEMORY = Path("/dev/shm")

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
 from vmckpt.events.durable import damaged_record, parse_record
-from vmckpt.hosts.gifts import Gift, Kind
+from vmckpt.hosts.grants import Grant, GrantKind
 from vmckpt.hosts.host import Host, Promise, Room
 from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
@@ -123,10 +123,10 @@ async def start_qemu(
         await _promise(host, spec, files, is_private=private_ram)
         user = await set_up(host, spec, files, has_kvm=platform.accel == "kvm")
         if user and not private_ram:
-            await host.give([Gift(Kind.MADE, files.ram(spec.ram_dir), user.uid)], user.uids)
+            await host.grant([Grant(GrantKind.MADE, files.ram(spec.ram_dir), user.uid)], user.uids)
         elif user:
-            shared = Gift(Kind.READ, files.ram(spec.ram_dir), user.shared_group)
-            await host.give([shared], user.uids)
+            shared = Grant(GrantKind.READ, files.ram(spec.ram_dir), user.shared_group)
+            await host.grant([shared], user.uids)
         argv = qemu_argv(
             spec, platform, told, host.qemu, incoming=incoming, private_ram=private_ram
         )
@@ -180,7 +180,7 @@ async def end_qemu(host: Host, ram_dir: Path, files: QemuDir, *, await_freed: bo
 
 
 async def processes(host: Host, files: QemuDir) -> list[ProcessId]:
-    """The QEMU of `files` while it runs, whoever started it, recorded in vm.json or not.
+    """The QEMU of `files` while it runs, recorded in vm.json or not.
 
     Of one with a user of its own, all that runs as that: it says of itself what it likes.
     """

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.events.durable import damaged_record, parse_record
-from vmckpt.hosts.gifts import Gift, Kind, give
+from vmckpt.hosts.grants import Grant, GrantKind, grant
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.uids import Uids, make_uids
 from vmckpt.vm.identity import identity_of, read_identity
@@ -125,15 +125,15 @@ async def set_up(host: Host, spec: Spec, files: QemuDir, *, has_kvm: bool) -> Vm
             f"{host.name} --vm-uids FIRST-LAST",
         )
     user = VmUser(uid, uids, taps=tuple(_taps(spec, files)))
-    # First of all: by it whoever comes next removes the taps.
+    # First of all: recovery removes the taps by this record.
     await host.write_text(files.user, user.to_json())
-    gifts = [*await _places(host, files, user), *_files(spec, files, user)]
-    gifts += [gift async for gift in _images(host, spec, user)]
-    gifts += [
-        Gift(Kind.DEVICE, path, user.device_group)
+    grants = [*await _places(host, files, user), *_files(spec, files, user)]
+    grants += [one async for one in _images(host, spec, user)]
+    grants += [
+        Grant(GrantKind.DEVICE, path, user.device_group)
         for path in (USERFAULTFD, *([TUN] if user.taps else []), *([KVM] if has_kvm else []))
     ]
-    groups = await host.give(gifts, uids)
+    groups = await host.grant(grants, uids)
     await _make_taps(host, user)
     return user._replace(groups=tuple(groups))
 
@@ -160,30 +160,30 @@ async def _same_uid(host: Host, directory: VmDir, uid: int, uids: Uids) -> str |
     return None
 
 
-async def _places(host: Host, files: QemuDir, user: VmUser) -> list[Gift]:
+async def _places(host: Host, files: QemuDir, user: VmUser) -> list[Grant]:
     """The way to its own files, and no further."""
     # Of all VMs: nothing is listed there.
     ways = [host.state_dir, vms_dir(host.state_dir)]
     if await host.exists(images := images_dir(host.state_dir)):
         ways.append(images)
     return [
-        *(Gift(Kind.ENTRANCE, path, user.shared_group) for path in ways),
-        Gift(Kind.ENTRANCE, files.path.parent, user.uid),
-        Gift(Kind.ENTRANCE, files.path, user.uid),
-        Gift(Kind.DIRECTORY, files.own, user.uid),
+        *(Grant(GrantKind.ENTRANCE, path, user.shared_group) for path in ways),
+        Grant(GrantKind.ENTRANCE, files.path.parent, user.uid),
+        Grant(GrantKind.ENTRANCE, files.path, user.uid),
+        Grant(GrantKind.DIRECTORY, files.own, user.uid),
     ]
 
 
-def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Gift]:
+def _files(spec: Spec, files: QemuDir, user: VmUser) -> list[Grant]:
     """What it makes itself, and where its memory is."""
     made = (files.pid, files.console_log)
     sockets = [files.operator, files.onlooker, files.rescue, files.console]
     sockets += [files.agent] if spec.guest_agent else []
     memory = dict.fromkeys((files.memory(spec.ram_dir), files.promised.parent))
     return [
-        *(Gift(Kind.MADE, path, user.uid) for path in made),
-        *(Gift(Kind.LINK, path, user.uid) for path in sockets),
-        *(Gift(Kind.ENTRANCE, path, user.uid) for path in memory),
+        *(Grant(GrantKind.MADE, path, user.uid) for path in made),
+        *(Grant(GrantKind.LINK, path, user.uid) for path in sockets),
+        *(Grant(GrantKind.ENTRANCE, path, user.uid) for path in memory),
     ]
 
 
@@ -251,15 +251,15 @@ async def user_of(host: Host, files: QemuDir) -> VmUser | None:
 async def let_write(host: Host, files: QemuDir, *paths: Path) -> None:
     """A QEMU may write to these files; it alone besides root, if it has a user of its own."""
     if user := await user_of(host, files):
-        await host.give([Gift(Kind.OWN, path, user.uid) for path in paths], user.uids)
+        await host.grant([Grant(GrantKind.OWN, path, user.uid) for path in paths], user.uids)
 
 
 async def let_read(host: Host, files: QemuDir, directory: Path, names: Iterable[str]) -> None:
     """A QEMU may read these files, and pass through their directory. Nothing else may."""
     if user := await user_of(host, files):
-        ways = [Gift(Kind.ENTRANCE, directory, user.uid)]
-        reads = [Gift(Kind.READ, directory / name, user.uid) for name in names]
-        await host.give([*ways, *reads], user.uids)
+        ways = [Grant(GrantKind.ENTRANCE, directory, user.uid)]
+        reads = [Grant(GrantKind.READ, directory / name, user.uid) for name in names]
+        await host.grant([*ways, *reads], user.uids)
 
 
 def let_write_here(files: QemuDir, path: Path) -> None:
@@ -269,7 +269,7 @@ def let_write_here(files: QemuDir, path: Path) -> None:
     except FileNotFoundError:
         return
     user = VmUser.from_json(text, files.user)
-    give([Gift(Kind.OWN, path, user.uid)], user.uids)
+    grant([Grant(GrantKind.OWN, path, user.uid)], user.uids)
 
 
 def made_by(files: QemuDir, name: str) -> Path:
@@ -277,7 +277,7 @@ def made_by(files: QemuDir, name: str) -> Path:
     return (files.own if files.own.is_dir() else files.path) / name
 
 
-async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Gift]:
+async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Grant]:
     variables = spec.firmware.vars if spec.firmware else None
     wanted = [(disk.on(host.state_dir), not disk.read_only) for disk in spec.disks]
     wanted += [(path, path == variables) for path in spec.files]
@@ -293,7 +293,7 @@ async def _images(host: Host, spec: Spec, user: VmUser) -> AsyncIterator[Gift]:
             yield _image(image, user, writable=is_writable)
 
 
-def _image(path: Path, user: VmUser, *, writable: bool) -> Gift:
+def _image(path: Path, user: VmUser, *, writable: bool) -> Grant:
     if writable:
-        return Gift(Kind.OWN, path, user.uid)
-    return Gift(Kind.READ, path, user.shared_group)
+        return Grant(GrantKind.OWN, path, user.uid)
+    return Grant(GrantKind.READ, path, user.shared_group)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
-from vmckpt.hosts.gifts import Gift
+from vmckpt.hosts.grants import Grant
 from vmckpt.hosts.host import (
     COMMAND_TIMEOUT_S,
     Allocation,
@@ -154,9 +154,9 @@ class RemoteHost(Entry):
         """A directory of this user's alone, where others may write. Raises StorageError."""
         await self._ask(Host.make_private_dir, path)
 
-    async def give(self, gifts: Sequence[Gift], uids: Uids) -> list[int]:
+    async def grant(self, grants: Sequence[Grant], uids: Uids) -> list[int]:
         """Give files to one of these users. Raises RefusedError, StorageError."""
-        return await self._ask(Host.give, gifts, uids)
+        return await self._ask(Host.grant, grants, uids)
 
     async def bind_taps(self, which: ProcessId) -> None:
         """The taps that the process holds go when it ends."""

@@ -279,8 +279,8 @@ async def _rename(path: Path, other: Path) -> None:
 async def _fold_off(host: Host, layer: Path) -> None:
     """Doing it twice is the same."""
     argv = [str(qemu_img(host)), "commit", "-q", "-f", "qcow2", str(layer)]
-    # As whoever wrote the layer, whatever users the host has for VMs by now: it says itself where
-    # it is written to.
+    # As the user that wrote the layer, whatever --vm-uids says by now: the layer itself names the
+    # file that it is written to.
     if (uid := layer.stat().st_uid) != await host.user_id():
         argv = become(uid, (uid,), argv)
     done = await host.run(argv, FOLD_S)

@@ -293,8 +293,8 @@ class LocalWriter:
             try:
                 sync_folder(folder)
             except OSError:
-                # There now, but not for good: whoever hears of the error has to find nothing. What
-                # it has replaced (a config) was the only one: then this one stays.
+                # There now, but not for good: a caller that gets the error has to find nothing.
+                # What it has replaced (a config) was the only one: then this one stays.
                 if not replaces:
                     path.unlink()
                 raise

@@ -16,7 +16,7 @@ from typing import TypeVar
 from vmckpt.errors import StorageError, UsageError
 from vmckpt.store.backends.backend import Backend, Held, MissingError, Writer
 from vmckpt.store.backends.cached import CachedBackend, uncached
-from vmckpt.store.bundles.layout import BUNDLES, Bundle, BundleFiles, Member, is_bundle
+from vmckpt.store.bundles.layout import BUNDLES, Bundle, BundledPack, BundleFiles, is_bundle
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.header import HEADER_BYTES
 from vmckpt.store.pack import PACKS
@@ -74,7 +74,7 @@ class BundledBackend:
         self._inner, self._older_ok = inner, older_ok
         # Never changed, only replaced.
         self._known = Holdings()
-        self._parts = _Parts()
+        self._parts = _PartCache()
         # Of the far side of a lent store, which may be of an older version.
         self.knows_bundles = True
 
@@ -103,7 +103,7 @@ class BundledBackend:
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of an object."""
 
-        def part(bundle: Bundle, member: Member) -> bytes:
+        def part(bundle: Bundle, member: BundledPack) -> bytes:
             end = member.size if length is None else min(start + length, member.size)
             return self._read_member(bundle, member, start, end)
 
@@ -112,7 +112,7 @@ class BundledBackend:
     def read_end(self, name: str, length: int) -> tuple[bytes, int]:
         """The end of an object; of a pack in a bundle at most what comes after its frames."""
 
-        def part(bundle: Bundle, member: Member) -> tuple[bytes, int]:
+        def part(bundle: Bundle, member: BundledPack) -> tuple[bytes, int]:
             return self._member_end(bundle, member, length)
 
         return self._from(name, lambda: self._inner.read_end(name, length), part)
@@ -199,7 +199,7 @@ class BundledBackend:
         with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="store requests") as threads:
             return list(threads.map(read, names))
 
-    def _from(self, name: str, own: Callable[[], R], part: Callable[[Bundle, Member], R]) -> R:
+    def _from(self, name: str, own: Callable[[], R], part: Callable[[Bundle, BundledPack], R]) -> R:
         """What `own` has of an object, or, of a pack in a bundle, `part`. Raises MissingError."""
         bundles = self._known.within.get(name, ())
         if not bundles:
@@ -216,17 +216,17 @@ class BundledBackend:
                 bundles = self.look().within.get(name, ())
         return own()
 
-    def _member(self, pack: str, holder: str) -> tuple[Bundle, Member]:
+    def _member(self, pack: str, holder: str) -> tuple[Bundle, BundledPack]:
         bundle = self._known.bundles.get(holder)
         if bundle is None or pack not in bundle.members:
             raise MissingError(holder)
         return bundle, bundle.members[pack]
 
-    def _member_end(self, bundle: Bundle, member: Member, length: int) -> tuple[bytes, int]:
+    def _member_end(self, bundle: Bundle, member: BundledPack, length: int) -> tuple[bytes, int]:
         start = max(member.size - length, HEADER_BYTES + member.frame_bytes)
         return self._read_member(bundle, member, start, member.size), member.size
 
-    def _read_member(self, bundle: Bundle, member: Member, start: int, end: int) -> bytes:
+    def _read_member(self, bundle: Bundle, member: BundledPack, start: int, end: int) -> bytes:
         return b"".join(
             self._read_part(bundle, at, length) for at, length in member.parts(start, end)
         )
@@ -265,7 +265,7 @@ def _within(bundles: Mapping[str, Bundle]) -> dict[str, tuple[Bundle, ...]]:
     return found
 
 
-class _Parts:
+class _PartCache:
     """Parts of bundles that were read last. One thread reads a part; others wait for it."""
 
     def __init__(self) -> None:

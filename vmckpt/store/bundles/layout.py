@@ -56,7 +56,7 @@ _LEVEL = 3
 _NAME = re.compile(r"[0-9a-f]{32}-(0|[1-9][0-9]{0,18})")
 
 
-class Member(NamedTuple):
+class BundledPack(NamedTuple):
     """A pack in a bundle: where its header and tail begin, and where its frames do."""
 
     name: str
@@ -92,7 +92,7 @@ class Bundle:
     rank: int
     size: int
     front_bytes: int
-    members: Mapping[str, Member]
+    members: Mapping[str, BundledPack]
     fault: StorageError | None = None
 
     @property
@@ -213,7 +213,7 @@ class BundleFiles:
             frames_at = front = tails_at + sum(size - frames for _, size, frames in rows)
             members = {}
             for pack, bytes_, frames in rows:
-                members[pack] = Member(pack, bytes_, frames, tails_at, frames_at)
+                members[pack] = BundledPack(pack, bytes_, frames, tails_at, frames_at)
                 tails_at += bytes_ - frames
                 frames_at += frames
             if len(members) != len(rows):

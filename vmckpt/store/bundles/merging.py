@@ -20,7 +20,7 @@ from vmckpt.store.bundles.layout import (
     MOST_BYTES,
     MOST_PACKS,
     Bundle,
-    Member,
+    BundledPack,
     Whole,
     rank_of,
 )
@@ -192,7 +192,7 @@ def _read(opened: Opened, held: Holdings, merge: Merge) -> list[Whole | None]:
     return opened.at_once(read, merge.packs)
 
 
-def _as_it_is(data: bytes, member: Member) -> Whole | None:
+def _as_it_is(data: bytes, member: BundledPack) -> Whole | None:
     return Whole(member.name, data, member.frame_bytes) if len(data) == member.size else None
 
 

@@ -21,7 +21,7 @@ _GROUP_RW = stat.S_IRGRP | stat.S_IWGRP
 _OTHERS_RW = stat.S_IROTH | stat.S_IWOTH
 
 
-class Kind(StrEnum):
+class GrantKind(StrEnum):
     """What becomes of a file.
 
     own: the user's alone (mode 0600); of a block device and a socket its owner alone changes.
@@ -45,7 +45,7 @@ class Kind(StrEnum):
 OWN_DIRECTORY = "own"
 
 
-class Gift(NamedTuple):
+class Grant(NamedTuple):
     """One file; `number` is the user for own and directory, else the group."""
 
     kind: str
@@ -53,29 +53,29 @@ class Gift(NamedTuple):
     number: int
 
 
-def give(gifts: Sequence[Gift], uids: Uids) -> list[int]:
+def grant(grants: Sequence[Grant], uids: Uids) -> list[int]:
     """All of them, in order; the groups that the devices among them belong to. Blocking.
 
     Raises OSError, RefusedError (a person's file, a link, no file).
     """
     groups = []
-    for kind, path, number in gifts:
-        match Kind(kind):
-            case Kind.OWN:
+    for kind, path, number in grants:
+        match GrantKind(kind):
+            case GrantKind.OWN:
                 _own(path, number, uids)
-            case Kind.MADE:
+            case GrantKind.MADE:
                 with suppress(FileExistsError):
                     os.close(os.open(path, _NEW, 0o600))
                 _own(path, number, uids)
-            case Kind.DIRECTORY:
+            case GrantKind.DIRECTORY:
                 _directory(path, number)
-            case Kind.ENTRANCE:
+            case GrantKind.ENTRANCE:
                 _entrance(path, number)
-            case Kind.READ:
+            case GrantKind.READ:
                 _read(path, number, uids)
-            case Kind.DEVICE:
+            case GrantKind.DEVICE:
                 groups += _device(path, number)
-            case Kind.LINK:
+            case GrantKind.LINK:
                 path.unlink(missing_ok=True)
                 path.symlink_to(Path(OWN_DIRECTORY) / path.name)
     return groups
