@@ -3,15 +3,14 @@
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.guest_like import dirtied, memory, require_same, save
+from tests.lent_store import lent
 from tests.sshd import SSHD, Sshd, sshd
 from vmckpt.errors import (
     HostDownError,
@@ -38,22 +37,6 @@ from vmckpt.store.transaction import Transaction
 PAGES = 256
 
 
-@contextmanager
-def lent(path: Path) -> Iterator[LentBackend]:
-    """The near side of a directory that is lent to be added to."""
-    near, far = socket.socketpair()
-    backend = LocalBackend(path, append_only=True)
-    thread = threading.Thread(target=lend, args=(backend, far), kwargs={"append_only": True})
-    thread.start()
-    try:
-        yield LentBackend(near, "there:store")
-    finally:
-        near.close()
-        thread.join(30)
-        far.close()
-        backend.close()
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     create_store(str(tmp_path / "store")).close()
@@ -76,7 +59,7 @@ def put(backend: Backend, name: str, data: bytes) -> None:
 
 
 def test_it_adds_checkpoints_and_reads_them(path: Path) -> None:
-    with lent(path) as backend, open_store(backend) as store:
+    with lent(path, append_only=True) as backend, open_store(backend) as store:
         ram = memory(PAGES, 1)
         first = save(store, ram)
         later, dirty = dirtied(ram, 40, 1)
@@ -91,7 +74,7 @@ def test_nothing_that_is_there_is_removed_or_replaced(path: Path) -> None:
     with open_store(str(path)) as owner:
         manifest = save(owner, memory(PAGES, 1))
     before = contents(path)
-    with lent(path) as backend:
+    with lent(path, append_only=True) as backend:
         for name in before:
             if name == "lock":
                 continue
@@ -115,7 +98,7 @@ def test_nothing_that_is_there_is_removed_or_replaced(path: Path) -> None:
 
 def test_keys_and_what_gc_says_are_not_added_to(path: Path) -> None:
     (path / NAMES[1]).unlink()
-    with lent(path) as backend:
+    with lent(path, append_only=True) as backend:
         for name in (NAMES[1], "config/9", "doomed/1-2"):
             with pytest.raises(RefusedError, match="is not changed"):
                 put(backend, name, b"x")
@@ -126,7 +109,7 @@ def test_no_pack_is_added_in_the_place_of_another(path: Path) -> None:
     ram = memory(PAGES, 1)
     with open_store(str(path)) as owner:
         made = save(owner, ram)
-    with lent(path) as backend, open_store(backend) as store:
+    with lent(path, append_only=True) as backend, open_store(backend) as store:
         for pack_id in map(bytes.fromhex, made.packs):
             old = store.opened.packs.find(pack_id)
             size, slots = old.table.chunk_bytes, old.table.slot_count
@@ -145,7 +128,7 @@ def test_no_pack_is_added_in_the_place_of_another(path: Path) -> None:
 def test_a_damaged_copy_of_the_config_is_said_and_left_to_the_owner(path: Path) -> None:
     right = (path / NAMES[1]).read_bytes()
     (path / NAMES[1]).write_bytes(right[:-5])
-    with lent(path) as backend, open_store(backend) as store:
+    with lent(path, append_only=True) as backend, open_store(backend) as store:
         [finding] = check(store).findings
         assert finding.name == NAMES[1]
         assert "not written anew" in finding.why
@@ -161,7 +144,7 @@ def test_a_damaged_copy_of_the_config_is_said_and_left_to_the_owner(path: Path) 
 )  # fmt: skip
 def test_no_other_file_of_the_machine_is_reached(path: Path, name: str) -> None:
     (path.parent / "outside").write_text("secret")
-    with lent(path) as backend:
+    with lent(path, append_only=True) as backend:
         with pytest.raises(UsageError):
             backend.read(name)
         with pytest.raises(UsageError):
@@ -187,7 +170,7 @@ def test_hostile_messages_end_their_connection_alone(path: Path) -> None:
         lend(LocalBackend(path, append_only=True), far, append_only=True)
         near.close()
         far.close()
-    with lent(path) as backend:
+    with lent(path, append_only=True) as backend:
         for question in (
             ("read", "store", "x", None),
             ("read", "store", -1, 5),
@@ -236,7 +219,7 @@ def test_a_checkpoint_that_fails_leaves_only_what_gc_of_the_owner_removes(
     def fails(*_: object) -> None:
         raise RefusedError("it fails", why="a test", remedy="-")
 
-    with lent(path) as backend, open_store(backend) as store:
+    with lent(path, append_only=True) as backend, open_store(backend) as store:
         first = save(store, memory(PAGES, 1))
         with monkeypatch.context() as patch:
             patch.setattr(Transaction, "_maps", fails)

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.contract.test_store_bundles import Ready, lent, merged, ready, write_bundle
+from tests.contract.test_store_bundles import Ready, merged, ready, write_bundle
 from tests.contract.test_store_lost_locks import prepared
 from tests.guest_like import require_same
+from tests.lent_store import lent
 from tests.small_packs import collect_now, objects, require_all, require_one, require_whole
 from vmckpt.errors import RefusedError
 from vmckpt.store.backends.local import LocalBackend

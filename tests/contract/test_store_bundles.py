@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,6 +15,7 @@ import pytest
 
 from tests.contract.test_store_lost_locks import void
 from tests.guest_like import RAM
+from tests.lent_store import lent
 from tests.object_storage import environment, new_place, s3_server
 from tests.small_packs import (
     PAGES,
@@ -36,7 +35,7 @@ from tests.small_packs import (
 from vmckpt.errors import RefusedError, StorageError, UsageError
 from vmckpt.store import collect as gc
 from vmckpt.store import header
-from vmckpt.store.backends.lent import LentBackend, lend
+from vmckpt.store.backends.lent import LentBackend
 from vmckpt.store.backends.local import LocalBackend, LocalWriter
 from vmckpt.store.backends.s3 import S3Backend
 from vmckpt.store.bundles import merging
@@ -65,22 +64,6 @@ MANY = [20, pytest.param(MOST, marks=[pytest.mark.long, pytest.mark.timeout(1800
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with s3_server(tmp_path_factory.mktemp("s3")) as url:
         yield url
-
-
-@contextmanager
-def lent(path: Path, *, append_only: bool = False) -> Iterator[LentBackend]:
-    """The near side of a directory on another machine."""
-    near, far = socket.socketpair()
-    backend = LocalBackend(path, append_only=append_only)
-    thread = threading.Thread(target=lend, args=(backend, far), kwargs={"append_only": append_only})
-    thread.start()
-    try:
-        yield LentBackend(near, "there:store")
-    finally:
-        near.close()
-        thread.join(30)
-        far.close()
-        backend.close()
 
 
 class Kind:

@@ -29,9 +29,9 @@ async def load(control: GuestControl) -> None:
     await control.load_disk("rate=2M size=16M")
 
 
-async def sound(made: World) -> None:
+async def sound(made: World, of: LabGuest | None = None) -> None:
     """The guest answers, and neither its memory nor its disk has lost or gained anything."""
-    control = await guest().control(made.lab)
+    control = await (of or guest()).control(made.lab)
     try:
         memory, disk = await control.verify_memory(), await control.verify_disk()
         assert memory.sound, memory

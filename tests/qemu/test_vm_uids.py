@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.qemu.reachable import reachable
+from tests.qemu.test_checkpoint import sound
 from tests.qemu.world import World, eventually, loaded, world
 from vmckpt.hosts.uids import parse_uids
 from vmckpt.lab.labguest import LabGuest
@@ -190,7 +191,7 @@ def test_checkpoints_are_taken_and_restored(version: str) -> None:
         )
         for words in ((epoch,), (epoch, "--eager"), (whole,)):
             made.ok("checkpoint", "restore", *words, "--in-place")
-            is_sound(made, guest)
+            asyncio.run(sound(made, guest))
         made.ok("snapshot", "save", "guest", "one")
         made.ok("snapshot", "load", "guest", "one", "--yes")
         made.ok("checkpoint", "restore", epoch, "--as", "copy")
@@ -220,22 +221,6 @@ def busy(made: World, guest: LabGuest) -> None:
         await control.load_memory("rate=2M set=16M pattern=uniform content=random")
         await control.load_disk("rate=500K size=4M")
         await control.close()
-
-    asyncio.run(ask())
-
-
-def is_sound(made: World, guest: LabGuest) -> None:
-    """It answers, and its disk and memory hold what they should."""
-
-    async def ask() -> None:
-        control = await guest.control(made.lab)
-        try:
-            memory, disk = await control.verify_memory(), await control.verify_disk()
-            assert memory.sound, memory
-            assert disk.sound, disk
-            assert disk.records > 0
-        finally:
-            await control.close()
 
     asyncio.run(ask())
 
@@ -289,7 +274,7 @@ def test_a_vm_moves_and_is_taken_over(version: str) -> None:
                     assert users(made) == before
 
         asyncio.run(under_load())
-        is_sound(made, shared)
+        asyncio.run(sound(made, shared))
         for name in ("own", "shared"):
             made.ok("vm", "stop", name, "--force")
         move("own", "--offline")

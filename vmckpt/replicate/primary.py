@@ -75,15 +75,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         await stack.enter_async_context(
             host.lock(lock, owner(action, request.run, stop_command(request.vm)))
         )
-        found = await read_vm(host, request.vm)
-        if found is None:
-            raise NotFoundError(
-                f"'{request.vm}' is not on {host.name} any more",
-                why="it was moved or removed meanwhile",
-                remedy="see `vmckpt vm list`",
-            )
-        vm = await read_again(found)
-        _require_same_qemu(request, vm)
+        vm = await _vm_of(request)
         await stack.enter_async_context(_with_memory(vm, has_disks=bool(request.disks)))
         pidfd = stack.enter_context(_pidfd(vm))
         tell_guard = stack.enter_context(_guarded(vm, files))
@@ -92,11 +84,7 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         keeper = Keeper(lease, tell_guard)
         await keeper.take(dead)
         await host.remove(vm.directory.gone_replica)
-        options = request.options
-        Claim(
-            vm.name, lease.claimant.name, request.standby.name,
-            options.arbiter, options.credentials,
-        ).write(vm.directory.claim)  # fmt: skip
+        _claim(request, lease).write(vm.directory.claim)
         unprotected = stack.enter_context(ExitStack())
         unprotected.callback(vm.directory.claim.unlink, missing_ok=True)
         recovery = [*own_command, "replica", "recover", str(directory)]
@@ -131,6 +119,29 @@ async def serve_primary(directory: Path, own_command: list[str]) -> None:
         # What a host that shuts down sends to all processes, QEMU's among them.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, protection.hand_over)
         await protection.run()
+
+
+async def _vm_of(request: Request) -> Vm:
+    """The VM, still run by the QEMU that is to be protected. Raises NotFoundError, RefusedError."""
+    host = request.primary
+    found = await read_vm(host, request.vm)
+    if found is None:
+        raise NotFoundError(
+            f"'{request.vm}' is not on {host.name} any more",
+            why="it was moved or removed meanwhile",
+            remedy="see `vmckpt vm list`",
+        )
+    vm = await read_again(found)
+    _require_same_qemu(request, vm)
+    return vm
+
+
+def _claim(request: Request, lease: Lease) -> Claim:
+    """Whom to ask before this home is started, should the protection not end in good order."""
+    options = request.options
+    return Claim(
+        request.vm, lease.claimant.name, request.standby.name, options.arbiter, options.credentials
+    )
 
 
 def _with_memory(vm: Vm, *, has_disks: bool) -> AbstractAsyncContextManager[None]:
