@@ -283,7 +283,7 @@ def test_a_guest_whose_taking_over_was_cut_off_runs_only_while_the_term_counts(
     async def act() -> Vm | None:
         async with stands_still_at(hosts[1], did):
             if holder == "nothing":
-                with pytest.raises(OperationFailedError, match="stands still on b"):
+                with pytest.raises(OperationFailedError, match="is paused on b"):
                     await abandon(Files.of(hosts[1], "web").path)
             else:
                 await abandon(Files.of(hosts[1], "web").path)

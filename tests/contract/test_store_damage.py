@@ -152,7 +152,7 @@ def test_gc_refuses_while_it_cannot_know_what_is_needed(small: Small) -> None:
     damaged = small.states[1][0].id
     flip(small.place / "checkpoints" / damaged, 400, 1)
     with open_store(str(small.place), small.key) as store:
-        with pytest.raises(RefusedError, match="nobody knows what it needs"):
+        with pytest.raises(RefusedError, match="it is not known what it needs"):
             plan_gc(store)
         store.remove([damaged])
         collect(store, plan_gc(store))
