@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.cli.drivers import find
+from vmckpt.drivers import find
 from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
@@ -356,7 +356,7 @@ def test_a_rest_is_not_taken_for_the_domain_while_its_host_is_silent(
 
 async def _found() -> str | None:
     hosts = [host for host in all_hosts() if host.libvirt is not None]
-    found = await find._domain("web", hosts)
+    found = await find._domain("web", hosts, lambda _: None)
     return None if found is None else found.host.name
 
 

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from vmckpt.drivers.driver import Driver, VmInfo
 from vmckpt.errors import (
     BusyError,
     CancelledByUserError,
@@ -28,7 +29,7 @@ from vmckpt.fleet.drain.happenings import Ended, Happening, Said
 from vmckpt.fleet.drain.plan import Asked
 from vmckpt.fleet.drain.record import Record
 from vmckpt.fleet.drain.result import Result
-from vmckpt.fleet.drain.view import Limits, Seen, Tools
+from vmckpt.fleet.drain.view import Limits, Tools
 from vmckpt.hosts.drained import close, is_closed
 from vmckpt.hosts.every import Answers
 from vmckpt.hosts.host import Host
@@ -37,6 +38,7 @@ from vmckpt.migrate.options import Options
 from vmckpt.migrate.report import Report
 from vmckpt.vm.check import REFUSE, WARN, Check, Examined
 from vmckpt.vm.dirty_rate import DirtyRate
+from vmckpt.vm.spec import Placement
 
 pytestmark = pytest.mark.contract
 
@@ -57,6 +59,15 @@ class Scripted(LocalHost):
     async def require_up(self) -> None:
         if self.name in DOWN:
             raise error(HostDownError, f"{self.name} is down")
+
+
+def info(
+    name: str, host: str, state: str, words: Mapping[str, tuple[str, ...]] | None = None
+) -> VmInfo:
+    return VmInfo(
+        name, host, "qemu", state, None, False, "vmckpt", (), None, False, None, 1, 1 << 20,
+        "q35", "tcg", "qemu64", Placement(**(words or {})),
+    )  # fmt: skip
 
 
 DOWN = set[str]()
@@ -88,24 +99,23 @@ class World:
     def hosts(self) -> Sequence[Host]:
         return [self.host(name) for name in "abc"]
 
-    async def look(self) -> Answers[Seen]:
+    async def look(self) -> Answers[VmInfo]:
         seen = [
-            Seen(name, host, "stopped" if name in self.stopped else "running", 1 << 20, 1,
-                 **self.words.get(name, {}))  # type: ignore[arg-type]
+            info(name, host, "stopped" if name in self.stopped else "running", self.words.get(name))
             for name, host in self.where.items()
-        ]  # fmt: skip
+        ]
         unheard = sorted(self.down | self.unread)
         silent = [error(HostDownError, f"{name} is down") for name in unheard]
         given = [vm for vm in seen if vm.host not in unheard]
         return Answers(given, silent, tuple(unheard))
 
-    async def find(self, name: str) -> "Guest":
+    async def find(self, name: str, tell: Callable[[str], None]) -> Driver:
         if self.recovering:
             self.recovering -= 1
             raise error(BusyError, "its recovery is under way")
         if name not in self.where:
             raise error(NotFoundError)
-        return Guest(self, name)
+        return cast("Driver", Guest(self, name))
 
     async def is_worked_on(self, name: str) -> bool:
         return False
@@ -119,11 +129,15 @@ class World:
 
     async def drained(self, *, dry_run: bool = False, **asked: Any) -> Result:
         wanted = Asked(look_s=0.0, **asked)
-        return await drain(self.host("a"), wanted, self.tools, self.told.append, dry_run=dry_run)
+        return await drain(
+            self.host("a"), wanted, self.told.append, dry_run=dry_run, tools=self.tools
+        )
 
     def undrain(self, name: str = "a", *, dry_run: bool = False, **asked: Any) -> Result:
         wanted, host = Asked(look_s=0.0, **asked), self.host(name)
-        return asyncio.run(undrain(host, wanted, self.tools, self.told.append, dry_run=dry_run))
+        return asyncio.run(
+            undrain(host, wanted, self.told.append, dry_run=dry_run, tools=self.tools)
+        )
 
     def closed(self, name: str) -> bool:
         return asyncio.run(is_closed(LocalHost(name, self.state / name, "127.0.0.1")))
@@ -200,7 +214,7 @@ def test_all_leave_and_come_back_and_the_host_is_closed_meanwhile(world: World) 
     # Another drain puts nothing there.
     assert (
         asyncio.run(
-            drain(world.host("b"), Asked(look_s=0.0), world.tools, world.told.append)
+            drain(world.host("b"), Asked(look_s=0.0), world.told.append, tools=world.tools)
         ).exit_code
         == 0
     )
@@ -343,7 +357,7 @@ class Starting(World):
     left = 1
     looked = False
 
-    async def look(self) -> Answers[Seen]:
+    async def look(self) -> Answers[VmInfo]:
         if self.looked and self.left:
             self.left -= 1
             self.where["late"] = "a"
@@ -380,7 +394,9 @@ def test_one_that_is_busy_is_tried_again_and_left_in_the_end(world: World) -> No
     world.faults = {("vm1", "b"): busy, ("vm1", "c"): busy}
     assert world.drain().exit_code == 0
     world.faults = {("other", "c"): [lambda: error(BusyError, "busy")] * 9}
-    result = asyncio.run(drain(world.host("b"), Asked(look_s=0.0), world.tools, world.told.append))
+    result = asyncio.run(
+        drain(world.host("b"), Asked(look_s=0.0), world.told.append, tools=world.tools)
+    )
     assert stays(result)["other"] == "busy: the script says so"
 
 

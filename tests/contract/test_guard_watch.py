@@ -27,7 +27,7 @@ def test_a_clock_that_is_set_meanwhile_changes_no_watch(
     """Set forward, it ended at its first look; set back, it lasted a day more."""
     looks = list[float]()
 
-    async def find(name: str) -> Any:
+    async def find(name: str, tell: object) -> Any:
         return name
 
     async def ask(why: str) -> None:
@@ -44,7 +44,7 @@ def test_a_clock_that_is_set_meanwhile_changes_no_watch(
     began = replace(began, request=asked, watch_until_unix_s=until_s, watch_began=clock())
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
-    work = _Guarding(began, Tools(find, lambda _: None, lambda _: None, ask, 1), ())
+    work = _Guarding(began, Tools(lambda _: None, lambda _: None, ask, 1, find), ())
     began_s = time.monotonic()
     assert asyncio.run(asyncio.wait_for(work._watch(), 30)) == ""
     assert time.monotonic() - began_s >= 0.25

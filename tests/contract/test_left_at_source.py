@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.silent_ends import PLATFORM, SPEC, Down, Guest, Scripted, down, make_home, marked_as
-from vmckpt.cli.drivers.find import look_at_all
+from vmckpt.drivers.find import look_at_all
 from vmckpt.errors import HostDownError
 from vmckpt.hosts import inventory
 from vmckpt.hosts.local import LocalHost

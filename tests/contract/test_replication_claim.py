@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_replication_leftovers import home, record, requested, stands
-from vmckpt.cli.drivers.direct import DirectVm
+from vmckpt.drivers.direct import DirectVm
 from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.lease.record import Record, Span

@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.test_replication_claim import replaced
 from tests.contract.test_replication_leftovers import home, record, requested, stands
-from vmckpt.cli.drivers.direct import DirectVm
+from vmckpt.drivers.direct import DirectVm
 from vmckpt.errors import HostDownError, OutcomeUnknownError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.contract.test_replication_leftovers import GONE, home, record, requested
-from vmckpt.cli.drivers.direct import DirectVm
+from vmckpt.drivers.direct import DirectVm
 from vmckpt.errors import HostDownError, NotFoundError, VmckptError
 from vmckpt.hosts.host import Completed
 from vmckpt.hosts.local import LocalHost

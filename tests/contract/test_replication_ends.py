@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.waiting_qemu import it_has_ended, it_waits
-from vmckpt.cli.drivers.direct import DirectVm
+from vmckpt.drivers.direct import DirectVm
 from vmckpt.epoch.epoch import Pages
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost

@@ -16,14 +16,12 @@ import pytest
 
 from tests.guest_like import memory, save
 from tests.schedule_world import World, one_history
-from vmckpt.errors import NotFoundError
 from vmckpt.fleet.schedule.record import Record, new_record, schedules_dir
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.fleet.schedule.run import clock
 from vmckpt.fleet.schedule.work import Checkpoints
 from vmckpt.store.damage.subset import part_of
 from vmckpt.store.open import create_store
-from vmckpt.vm.inventory import Vm
 
 FEW, MANY = 12, 3000
 
@@ -79,7 +77,7 @@ def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_p
         with create_store(place) as store:
             save(store, memory(64, number))
     flip_any_pack(Path(places[0]))
-    work, read = Checkpoints(nobody, print), set[str]()
+    work, read = Checkpoints(print), set[str]()
     for number in range(0, 8, 2):
         state = replace(record.state, number=number)
         found = asyncio.run(work.check(replace(record, state=state)))
@@ -98,10 +96,6 @@ def flip_any_pack(place: Path) -> None:
         data = bytearray(path.read_bytes())
         data[100] ^= 1
         path.write_bytes(data)
-
-
-async def nobody(name: str) -> Vm:
-    raise NotFoundError(f"there is no VM '{name}'", why="-", remedy="-")
 
 
 @pytest.mark.parametrize("when", [When.EVERY, When.CRON])

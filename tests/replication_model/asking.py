@@ -105,7 +105,7 @@ class Asking(Proc):
     # -- where the VM is ---------------------------------------------------------------------------
 
     async def _find(self) -> Host:
-        """cli.drivers.find: the host where the VM is at home."""
+        """drivers.find: the host where the VM is at home."""
         up, silent = await self._reached()
         homes = [host for host in up if host.home is not None]
         if not homes and silent:

@@ -8,7 +8,7 @@ import typer
 from vmckpt.cli.output import Json, run, show
 
 if TYPE_CHECKING:
-    from vmckpt.cli.drivers.driver import Driver
+    from vmckpt.drivers.driver import Driver
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.options import Options
     from vmckpt.vm.check import Check
@@ -23,7 +23,7 @@ def check(
 
     For other than `migrate`'s usual options: `vmckpt migrate VM HOST OPTIONS --dry-run`.
     """
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.hosts.inventory import find_host
     from vmckpt.migrate.options import Options
 
@@ -39,10 +39,10 @@ def check(
 
 def dry_run(name: str, target: "Host", options: "Options", *, as_json: bool) -> None:
     """Show what `migrate` with these options would find; exit code 4 when it would refuse."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
 
     vm = run(find(name))
-    answer = run(vm.check(target, options))
+    answer = run(vm.examine(target, options)).checks
     result = {"vm": vm.name, "source": vm.host.name, **_facts(target, answer)}
     show(result, _table(answer), as_json=as_json)
     if not _possible(answer):
@@ -58,7 +58,7 @@ async def _ask_all(
     answers: list[tuple[Host, Sequence[Check]]] = []
     for target in targets:
         try:
-            answer = await vm.check(target, options)
+            answer = (await vm.examine(target, options)).checks
         except VmckptError as exc:
             # The others are asked all the same.
             silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)

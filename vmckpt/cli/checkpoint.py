@@ -88,7 +88,7 @@ def create(
         return
     from vmckpt.checkpoint.operate import create as create_
     from vmckpt.checkpoint.take import Wish
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.units import format_size, parse_duration_s
 
     # Of one that is saved as a whole nobody else knows what is too long.

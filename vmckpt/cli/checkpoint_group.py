@@ -24,7 +24,7 @@ def create(
     key: "KeySource | None", *, as_json: bool,
 ) -> None:  # fmt: skip
     """Take checkpoints of all members at one cut."""
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.group.create import Asked, require_group
     from vmckpt.group.create import create as create_
     from vmckpt.sequence.steps import all_of

@@ -25,7 +25,7 @@ app = typer.Typer(
 @app.command("list")
 def list_(vm: Name, json: Json = False) -> None:
     """Show a VM's passthrough devices, how each moves, and whether it is plugged in."""
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.devices.look import look_at_devices
     from vmckpt.ui.tables import table
 
@@ -78,7 +78,7 @@ def recover(vm: Name, json: Json = False) -> None:
 
     For after "what used its device does not go on", when its reason has been mended.
     """
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.devices.absence import recover_now
 
     found: Vm = run(find_own(vm))

@@ -10,7 +10,7 @@ from vmckpt.cli.loop import run, run_until_interrupted
 from vmckpt.cli.output import Json, show, warn
 
 if TYPE_CHECKING:
-    from vmckpt.cli.drivers.driver import Driver
+    from vmckpt.drivers.driver import Driver
     from vmckpt.vm.dirty_rate import DirtyRate
 
 WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
@@ -26,7 +26,7 @@ def dirty_rate(
     json: Json = False,
 ) -> None:
     """Measure how fast a running VM dirties its memory, and what that memory holds."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.errors import UsageError
     from vmckpt.ui.charts import require_plotting
     from vmckpt.vm.last_measured import keep

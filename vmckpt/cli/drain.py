@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.draining import Common, carried_out, names, tools, with_common
+from vmckpt.cli.draining import Common, carried_out, names, with_common
 
 
 @with_common
@@ -38,7 +38,7 @@ def drain(
     )
     there = find_host(host)
     carried_out(
-        lambda show: drain_(there, asked, tools(), show, dry_run=common.dry_run),
+        lambda show: drain_(there, asked, show, dry_run=common.dry_run),
         f"draining {host}",
         as_json=common.json,
     )

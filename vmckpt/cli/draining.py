@@ -14,12 +14,9 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from vmckpt.cli.drivers.driver import Row
     from vmckpt.fleet.drain.happenings import Show
     from vmckpt.fleet.drain.plan import Asked
     from vmckpt.fleet.drain.result import Result
-    from vmckpt.fleet.drain.view import Seen, Tools
-    from vmckpt.hosts.every import Answers
 
 FinishWithin = Annotated[
     str | None,
@@ -115,44 +112,12 @@ def names(option: str, text: str, least: int = 1) -> tuple[str, ...]:
     return found
 
 
-def tools() -> "Tools":
-    """How VMs are found, whoever runs them."""
-    from vmckpt.cli.drivers.find import find
-    from vmckpt.fleet.drain.view import Tools
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.vm.inventory import is_worked_on
-
-    return Tools(look=_look, find=find, is_worked_on=is_worked_on, hosts=all_hosts)
-
-
-async def _look() -> "Answers[Seen]":
-    from vmckpt.cli.drivers.find import look_at_all
-    from vmckpt.hosts.every import Answers
-
-    found = await look_at_all()
-    return Answers([_seen(row) for row in found.given], found.silent, found.unheard)
-
-
-def _seen(row: "Row") -> "Seen":
-    from vmckpt.fleet.drain.view import Seen
-
-    words, facts = row.facts["placement"], row.facts
-    return Seen(
-        row.name,
-        row.host,
-        facts["state"],
-        row.memory_bytes,
-        row.vcpus,
-        bool(facts.get("guest_agent")),
-        tuple(words["apart"]),
-        tuple(words["together"]),
-        tuple(words["hosts"]),
-    )
-
-
 def carried_out(work: "Callable[[Show], Awaitable[Result]]", title: str, *, as_json: bool) -> None:
     """Do it, shown as it goes; print how it ended, and end with its exit code."""
+    from vmckpt.cli.found import keep_sessions
     from vmckpt.ui.drain import display
+
+    keep_sessions()
 
     async def shown() -> "Result":
         with display(title) as tell:

@@ -18,7 +18,7 @@ def instant(what: str, store: str | None, key: "KeySource | None") -> "Entry":
 
     from vmckpt.checkpoint.operate import create
     from vmckpt.checkpoint.take import Wish
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.cli.which_checkpoint import find
     from vmckpt.errors import NotFoundError
 

@@ -179,7 +179,6 @@ def _found(text: str) -> "Record":
 
 
 def _tools(*, as_json: bool) -> "Tools":
-    from vmckpt.cli.drivers.find import find_own
     from vmckpt.fleet.guard.guard import Tools
     from vmckpt.sequence.in_thread import in_thread
 
@@ -194,7 +193,6 @@ def _tools(*, as_json: bool) -> "Tools":
         return {"y": True, "n": False}.get(answer.strip().lower()[:1])
 
     return Tools(
-        find=find_own,
         tell=lambda text: warn(f"  {text}"),
         say=lambda text: print(lines(text), end="", file=sys.stderr, flush=True),
         ask=ask,

@@ -104,11 +104,11 @@ async def _of_hosts() -> "list[Family]":
     from vmckpt.vm.last_measured import all_kept
 
     seen = await look()
-    known = {row.name for row in seen.rows}
+    known = {vm.name for vm in seen.vms}
     measured = [Measured(*kept) for kept in all_kept() if kept[0] in known]
     return [
         *hosts({host.name: host.free_bytes is not None for host in seen.hosts}),
-        *vms(row.facts for row in seen.rows),
+        *vms(vm.to_json() for vm in seen.vms),
         *dirty_rates(measured),
         *replications(seen.replications),
     ]

@@ -100,7 +100,7 @@ async def _calm(
 ) -> None:
     """Wait for a calm moment, but no longer than leaves the time that the migration takes."""
     from vmckpt.cli import plan
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.migrate.calm import wait_for_calm
     from vmckpt.units import parse_duration_s
 
@@ -127,7 +127,8 @@ async def _planned(
 
 
 def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None:
-    from vmckpt.cli.drivers.find import find, recover
+    from vmckpt.cli.found import find
+    from vmckpt.drivers.find import recover
     from vmckpt.errors import UsageError
     from vmckpt.migrate.insist import insist
 
@@ -137,7 +138,7 @@ def _recover(vm: str, host: str | None, *, insists: bool, as_json: bool) -> None
             why="both ends of the migration stand in its journal",
             remedy=f"vmckpt migrate --recover {vm}",
         )
-    recovery = run(insist(lambda: recover(vm)) if insists else recover(vm))
+    recovery = run(insist(lambda: recover(vm, warn)) if insists else recover(vm, warn))
     if recovery is None:
         where = run(find(vm)).host.name
         text = f"no migration of {vm} was cut off; it is on {where}"

@@ -60,7 +60,7 @@ def show_outcome(outcome: "Report | Recovery", *, as_json: bool) -> None:
 async def _migrate(
     name: str, target: "Host", options: "Options", forecast: "dict[str, Any] | None"
 ) -> "Report | Recovery":
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.ui.progress import display
 
     vm = await find(name)

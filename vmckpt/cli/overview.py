@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from vmckpt.cli.drivers.driver import Row
+    from vmckpt.drivers.driver import VmInfo
     from vmckpt.errors import VmckptError
 
 
@@ -18,14 +18,14 @@ class Overview(NamedTuple):
     """`replications` are the statuses of all their sides; `silent` says why not all is there."""
 
     hosts: "list[HostNow]"
-    rows: "list[Row]"
+    vms: "list[VmInfo]"
     replications: list[dict[str, Any]]
     silent: "list[VmckptError]"
 
 
 async def look() -> Overview:
     """Ask all hosts; those that do not answer keep nobody back."""
-    from vmckpt.cli.drivers.find import look_at_all
+    from vmckpt.drivers.find import look_at_all
     from vmckpt.hosts.every import ask_every
     from vmckpt.hosts.host import Host
     from vmckpt.hosts.inventory import all_hosts

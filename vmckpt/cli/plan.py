@@ -74,7 +74,7 @@ async def make(
     for_s: float | None = None,
 ) -> "Plan":
     """The plan for a VM, once nothing of a migration that was cut off is left."""
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.migrate.planner import LOOK_S, make_plan
 
     vm = await find_own(name)

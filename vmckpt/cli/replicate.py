@@ -31,7 +31,7 @@ def start(
     json: Json = False,
 ) -> None:
     """Protect a running VM; returns when the standby could go on with it."""
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.hosts.inventory import find_host
     from vmckpt.migrate.recorded import new_run
     from vmckpt.replicate.begin import start as start_
@@ -101,7 +101,7 @@ def failback(
     json: Json = False,
 ) -> None:
     """Have a host protect the VM, and when both are the same, go on with it."""
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.hosts.inventory import all_hosts, find_host
     from vmckpt.migrate.recorded import new_run
     from vmckpt.replicate.failback import came_from, last_options

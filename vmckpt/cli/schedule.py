@@ -47,7 +47,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Have a VM's checkpoints taken at their times; what a rule does not keep is removed."""
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.fleet.schedule.record import add as add_
     from vmckpt.fleet.schedule.record import new_record
     from vmckpt.fleet.schedule.run import clock
@@ -187,11 +187,10 @@ def run_due(names: Names = None, json: Json = False) -> None:
 
 def tools(tell: Any) -> "Tools":
     """What a scheduler works with; `tell` hears its events."""
-    from vmckpt.cli.drivers.find import find_own
     from vmckpt.fleet.schedule.run import Tools, clock
     from vmckpt.fleet.schedule.work import Checkpoints
 
-    return Tools(clock, Checkpoints(find_own, lambda _: None), tell)
+    return Tools(clock, Checkpoints(warn), tell)
 
 
 def event_json(event: "Event") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.cli.vm import Name
 
 if TYPE_CHECKING:
-    from vmckpt.cli.drivers.driver import SnapshotRow
+    from vmckpt.drivers.driver import VmSnapshot
 
 app = typer.Typer(
     help="QEMU's internal snapshots on qcow2 (savevm): the VM is stopped while one is taken.",
@@ -23,7 +23,7 @@ SnapshotName = Annotated[str, typer.Argument(help="The snapshot's name.")]
 @app.command()
 def save(vm: Name, name: SnapshotName, json: Json = False) -> None:
     """Save memory, devices and disks of a running VM."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.hosts.inventory import check_name
     from vmckpt.ui.progress import display
 
@@ -38,7 +38,7 @@ def save(vm: Name, name: SnapshotName, json: Json = False) -> None:
 @app.command("list")
 def list_(vm: Name, json: Json = False) -> None:
     """List a VM's snapshots, oldest first."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.ui.tables import table
 
     found = run(run(find(vm)).snapshots())
@@ -54,7 +54,7 @@ def list_(vm: Name, json: Json = False) -> None:
 @app.command()
 def load(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
     """Put a VM back to a snapshot; what came since is gone."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.ui.progress import display
 
     found = run(find(vm))
@@ -72,7 +72,7 @@ def load(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> 
 @app.command()
 def delete(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -> None:
     """Delete a snapshot."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.ui.progress import display
 
     found = run(find(vm))
@@ -82,13 +82,13 @@ def delete(vm: Name, name: SnapshotName, yes: Yes = False, json: Json = False) -
     show({"vm": vm, "name": name, "deleted": True}, f"{name} is deleted", as_json=json)
 
 
-def _size(snapshot: "SnapshotRow") -> str:
+def _size(snapshot: "VmSnapshot") -> str:
     from vmckpt.units import format_size
 
     return "-" if snapshot.state_bytes is None else format_size(snapshot.state_bytes)
 
 
-def _clock(snapshot: "SnapshotRow") -> str:
+def _clock(snapshot: "VmSnapshot") -> str:
     from vmckpt.units import format_duration
 
     return "-" if snapshot.guest_clock_s is None else format_duration(snapshot.guest_clock_s)

@@ -153,13 +153,13 @@ def _vms(
         if one["role"] == "primary"
     }
     return [
-        row.facts
+        vm.to_json()
         | {
-            "dirty_rate": rates.get(row.name),
-            "replication": primaries.get(row.name),
-            "guard": guards.get(row.name),
-            "checkpoints": checkpoints.get(row.name),
-            "next_checkpoint": scheduled.get(row.name),
+            "dirty_rate": rates.get(vm.name),
+            "replication": primaries.get(vm.name),
+            "guard": guards.get(vm.name),
+            "checkpoints": checkpoints.get(vm.name),
+            "next_checkpoint": scheduled.get(vm.name),
         }
-        for row in seen.rows
+        for vm in seen.vms
     ]

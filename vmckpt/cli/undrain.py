@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.cli.draining import Common, carried_out, tools, with_common
+from vmckpt.cli.draining import Common, carried_out, with_common
 
 
 @with_common
@@ -20,7 +20,7 @@ def undrain(
 
     asked, there = common.asked(), find_host(host)
     carried_out(
-        lambda show: undrain_(there, asked, tools(), show, dry_run=common.dry_run),
+        lambda show: undrain_(there, asked, show, dry_run=common.dry_run),
         f"bringing VMs back to {host}",
         as_json=common.json,
     )

@@ -11,7 +11,7 @@ from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
-    from vmckpt.cli.drivers.driver import Started
+    from vmckpt.drivers.driver import Started, VmInfo
 
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -26,7 +26,7 @@ def run_(
     json: Json = False,
 ) -> None:
     """Create a VM from a spec and start it."""
-    from vmckpt.cli.drivers.direct import started
+    from vmckpt.drivers.direct import started
     from vmckpt.hosts.inventory import find_host
     from vmckpt.vm.lifecycle import read_spec, run_vm
 
@@ -62,7 +62,7 @@ def adopt(
 @app.command("list")
 def list_(json: Json = False) -> None:
     """List the VMs of all hosts."""
-    from vmckpt.cli.drivers.find import look_at_all
+    from vmckpt.drivers.find import look_at_all
     from vmckpt.ui.tables import table
     from vmckpt.units import format_size
 
@@ -70,22 +70,22 @@ def list_(json: Json = False) -> None:
     for error in found.silent:
         warn(f"not asked: {error}")
     rows = [
-        (row.name, row.host, row.state, str(row.vcpus), format_size(row.memory_bytes), row.machine)
-        for row in found.given
+        (vm.name, vm.host, _state(vm), str(vm.vcpus), format_size(vm.memory_bytes), vm.machine)
+        for vm in found.given
     ]
     text = table(("name", "host", "state", "vcpus", "memory", "machine"), rows)
     silent = [{"what": error.what, "why": error.why, "remedy": error.remedy}
               for error in found.silent]  # fmt: skip
-    show({"vms": [row.facts for row in found.given], "silent": silent}, text, as_json=json)
+    show({"vms": [vm.to_json() for vm in found.given], "silent": silent}, text, as_json=json)
 
 
 @app.command("show")
 def show_(name: Name, json: Json = False) -> None:
     """Show one VM: where it is, how it is, who works on it."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.ui.tables import fields
 
-    facts = run(run(find(name)).look()).facts
+    facts = run(run(find(name)).look()).to_json()
     text = fields([(key.replace("_", " "), str(value)) for key, value in facts.items()])
     show(facts, text, as_json=json)
 
@@ -93,15 +93,17 @@ def show_(name: Name, json: Json = False) -> None:
 @app.command()
 def console(name: Name) -> None:
     """Attach to the VM's serial console; Ctrl-] leaves it."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
+    from vmckpt.cli.terminal import attach
 
-    run(run(find(name)).attach())
+    vm = run(find(name))
+    run(attach(vm.host, run(vm.console())))
 
 
 @app.command()
 def start(name: Name, json: Json = False) -> None:
     """Start a stopped VM where it is, or let one run that is paused."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
 
     vm = run(find(name))
     _show_started(name, vm.host.name, run(vm.start()), as_json=json)
@@ -140,7 +142,7 @@ def stop(
     json: Json = False,
 ) -> None:
     """Press the VM's power button and wait until it is off."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.units import parse_duration_s
 
     vm = run(find(name))
@@ -158,7 +160,7 @@ def rm(
     json: Json = False,
 ) -> None:
     """Forget a stopped VM; its disk images stay. An adopted QEMU goes on by itself."""
-    from vmckpt.cli.drivers.find import find
+    from vmckpt.cli.found import find
     from vmckpt.cli.host_images import own_loss, remove_own
 
     vm = run(find(name))
@@ -179,5 +181,15 @@ def rm(
     show(facts, f"{name} {done}{gone}{left}", as_json=json)
 
 
+def _state(vm: "VmInfo") -> str:
+    state = f"{vm.state} (QEMU died)" if vm.ended else vm.state
+    if vm.operation:
+        return f"{state} ({vm.operation})"
+    return f"{state} (migration cut off)" if vm.migration_cut_off else state
+
+
 def _show_started(name: str, host: str, started: "Started", *, as_json: bool) -> None:
-    show(started.facts, f"{name} runs on {host} ({started.what})", as_json=as_json)
+    cpu = "by libvirt" if started.pid is None else f"CPU {started.cpu}"
+    facts = {"vm": name, "host": host, "state": "running", **started._asdict()}
+    text = f"{name} runs on {host} ({started.machine}, {started.accel}, {cpu})"
+    show(facts, text, as_json=as_json)

@@ -86,7 +86,7 @@ async def home(entry: "Entry", given: str | None, *, copy: bool) -> "Host":
     taken; the VM itself where that is now. Raises NotFoundError; OutcomeUnknownError: it is at home
     on two hosts.
     """
-    from vmckpt.cli.drivers.find import find_own
+    from vmckpt.cli.found import find_own
     from vmckpt.hosts.every import ask_every
     from vmckpt.hosts.inventory import all_hosts, find_host
     from vmckpt.vm.inventory import read_vm

@@ -130,9 +130,9 @@ class Carrier:
 
     async def _carried(self, move: Move, marks: dict[str, float]) -> str:
         """Where the VM is then. Raises what `migrate` raises."""
-        guest = await self.tools.find(move.vm)
-        if guest.host.name != move.source:
-            return guest.host.name  # it has been moved meanwhile
+        vm = await self.tools.find(move.vm, lambda text: self.show(Said(text)))
+        if vm.host.name != move.source:
+            return vm.host.name  # it has been moved meanwhile
         self.begins(move.vm, move.target)
 
         def tell(event: Event) -> None:
@@ -140,7 +140,7 @@ class Carrier:
                 marks.setdefault(event.phase, time.monotonic())
             self.show(Went(move.vm, event))
 
-        done = await guest.migrate(self.hosts[move.target], self.options, tell)
+        done = await vm.migrate(self.hosts[move.target], self.options, tell)
         where = done.host if isinstance(done, Recovery) else done.target
         if where != move.target:
             raise OperationFailedError(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from vmckpt.drivers.driver import VmInfo
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord
-from vmckpt.fleet.drain.view import Seen
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.encryption import Scheme, choose
 from vmckpt.migrate.learned import learned, sending
@@ -59,7 +59,7 @@ class Costs:
         return cls(records, options, taught, {}, {}, {})
 
     async def find(
-        self, vm: Seen, measured: DirtyRate | None, source: Host, target: Host, copied_bytes: int
+        self, vm: VmInfo, measured: DirtyRate | None, source: Host, target: Host, copied_bytes: int
     ) -> Found:
         """What moving the VM, and so much of its disks, from one to the other comes to."""
         encrypted = await self._encrypted(source, target)
@@ -88,7 +88,7 @@ class Costs:
             self._schemes[pair] = scheme is not Scheme.CLEAR
         return self._schemes[pair]
 
-    def _link(self, vm: Seen, source: str, target: str, *, encrypted: bool) -> Link | None:
+    def _link(self, vm: VmInfo, source: str, target: str, *, encrypted: bool) -> Link | None:
         key = (vm.name, source, target, encrypted)
         if key not in self._links:
             # Single moves tell most; how those of drains differ from them is learned apart.
@@ -98,7 +98,7 @@ class Costs:
                     source,
                     target,
                     vm.name,
-                    agent=vm.guest_agent,
+                    agent=bool(vm.guest_agent),
                     in_turn=in_turn,
                 )
                 found = links.get(sending(WAY, encrypted=encrypted))
@@ -134,7 +134,7 @@ def _with_disks(link: Link) -> Link:
     return replace(link, disk_bytes_per_s=link.bytes_per_s or None)
 
 
-def _guest(vm: Seen, measured: DirtyRate | None, disk_bytes: int) -> Guest:
+def _guest(vm: VmInfo, measured: DirtyRate | None, disk_bytes: int) -> Guest:
     """For the model; one that could not be looked at is all there, and dirties nothing."""
     if measured is not None:
         return guest_of(measured, disk_bytes)

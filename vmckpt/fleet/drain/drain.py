@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
+from vmckpt.drivers.driver import VmInfo
 from vmckpt.errors import (
     BusyError,
     CancelledByUserError,
@@ -29,7 +30,7 @@ from vmckpt.fleet.drain.happenings import Ended, Happening, Planned, Said, Show,
 from vmckpt.fleet.drain.plan import Asked, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import Record, drains_dir
 from vmckpt.fleet.drain.result import Result
-from vmckpt.fleet.drain.view import Seen, Tools
+from vmckpt.fleet.drain.view import TOOLS, Tools
 from vmckpt.hosts.drained import close, is_closed, reopen
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
@@ -49,7 +50,7 @@ SETTLE_S = 120.0
 
 
 async def drain(
-    host: Host, asked: Asked, tools: Tools, show: Show, *, dry_run: bool = False
+    host: Host, asked: Asked, show: Show, *, dry_run: bool = False, tools: Tools = TOOLS
 ) -> Result:
     """Move all that runs on `host` elsewhere, and have nothing put there until `undrain`.
 
@@ -80,7 +81,7 @@ async def drain(
 
 
 async def undrain(
-    host: Host, asked: Asked, tools: Tools, show: Show, *, dry_run: bool = False
+    host: Host, asked: Asked, show: Show, *, dry_run: bool = False, tools: Tools = TOOLS
 ) -> Result:
     """Let `host` have VMs again, and bring back those that were drained from it.
 
@@ -146,7 +147,9 @@ class _Work:
         seen = await self._look()
         leaving, stopped = self._leaving(seen)
         to_open = (self._host.name,) if self._action == UNDRAIN else ()
-        plans, cannot = await planner(self._asked, self._tools, leaving, targets, to_open)
+        plans, cannot = await planner(
+            self._asked, self._tools, leaving, targets, tell=self._say, to_open=to_open
+        )
         self._stay |= {one.vm: one for one in cannot}
         plan = await self._planned(plans, seen, leaving, targets, stopped)
         plan.require(self._asked.finish_within_s)
@@ -177,7 +180,7 @@ class _Work:
             except VmckptError as exc:
                 self._stay[vm] = _stay(vm, exc)
                 continue
-            self._show(Said(f"{vm}: its move was cut off; it is on {where}"))
+            self._say(f"{vm}: its move was cut off; it is on {where}")
             self._save(self._record.ends(vm, where))
 
     async def _settled(self, vm: str) -> str:
@@ -186,22 +189,22 @@ class _Work:
         while True:
             if await self._tools.is_worked_on(vm):
                 if not said:
-                    self._show(Said(f"{vm}: its move, which a killed command began, goes on"))
+                    self._say(f"{vm}: its move, which a killed command began, goes on")
                 said, given_up_s = True, math.inf
             else:
                 given_up_s = min(given_up_s, time.monotonic() + SETTLE_S)
                 try:
-                    return (await self._tools.find(vm)).host.name
+                    return (await self._tools.find(vm, self._say)).host.name
                 except BusyError:
                     if time.monotonic() > given_up_s:
                         raise
             await asyncio.sleep(WORKED_ON_POLL_S)
 
-    async def _look(self) -> Sequence[Seen]:
+    async def _look(self) -> Sequence[VmInfo]:
         answers = await self._tools.look()
         self._silent = answers.silent
         for error in answers.silent:
-            self._show(Said(f"not asked: {error}"))
+            self._say(f"not asked: {error}")
         if self._action == DRAIN and self._host.name in answers.unheard:
             name = self._host.name
             raise HostDownError(
@@ -211,13 +214,13 @@ class _Work:
             )
         return answers.given
 
-    def _leaving(self, seen: Sequence[Seen]) -> tuple[list[Seen], tuple[str, ...]]:
+    def _leaving(self, seen: Sequence[VmInfo]) -> tuple[list[VmInfo], tuple[str, ...]]:
         """Those that are to move, and those that do not run."""
         if self._action == DRAIN:
             here = [vm for vm in seen if vm.host == self._host.name]
             return (
-                [vm for vm in here if vm.runs and vm.name not in self._stay],
-                tuple(vm.name for vm in here if not vm.runs),
+                [vm for vm in here if vm.is_on and vm.name not in self._stay],
+                tuple(vm.name for vm in here if not vm.is_on),
             )
         by_name = {vm.name: vm for vm in seen}
         leaving = []
@@ -228,11 +231,11 @@ class _Work:
                     name, "a host that does not answer may have it", "ask again when it does", 6
                 )
             elif vm is None:
-                self._show(Said(f"{name} is nowhere any more"))
+                self._say(f"{name} is nowhere any more")
                 self._record = self._record.forgets(name)
             elif vm.host == self._host.name:
                 self._record = self._record.forgets(name)
-            elif not vm.runs:
+            elif not vm.is_on:
                 why = f"it is stopped, on {vm.host}"
                 self._stay[name] = Stay(name, why, f"start it: vmckpt vm start {name}")
             elif name not in self._stay:
@@ -242,8 +245,8 @@ class _Work:
     async def _planned(
         self,
         plans: Planner,
-        seen: Sequence[Seen],
-        leaving: Sequence[Seen],
+        seen: Sequence[VmInfo],
+        leaving: Sequence[VmInfo],
         targets: Sequence[Host],
         stopped: tuple[str, ...] = (),
     ) -> DrainPlan:
@@ -296,8 +299,8 @@ class _Work:
             if turn == LATE_TURNS:
                 break
             for vm in late:
-                self._show(Said(f"{vm.name} was started meanwhile"))
-            plans, cannot = await planner(self._asked, self._tools, late, targets, ())
+                self._say(f"{vm.name} was started meanwhile")
+            plans, cannot = await planner(self._asked, self._tools, late, targets, tell=self._say)
             self._stay |= {one.vm: one for one in cannot}
             plan = await self._planned(plans, seen, late, targets)
             self._show(Planned(plan))
@@ -319,7 +322,7 @@ class _Work:
             if old := before.get(one.vm):
                 self._stay[one.vm] = old._replace(why=f"{old.why}; and elsewhere: {one.why}")
         for move in plan.table.moves:
-            self._show(Said(f"{move.vm} is tried again, to {move.target}"))
+            self._say(f"{move.vm} is tried again, to {move.target}")
         self._show(Planned(plan))
         return plan
 
@@ -333,6 +336,9 @@ class _Work:
             for other in records.load_all():
                 if other.host != self._host.name and vm in other.away:
                     records.save(other.forgets(vm))
+
+    def _say(self, text: str) -> None:
+        self._show(Said(text))
 
     def _tell(self, happening: Happening) -> None:
         if isinstance(happening, Ended) and not happening.why:

@@ -1,15 +1,16 @@
 """What a drain will do: which VM goes where, in which order, how long all of it takes."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from vmckpt.drivers.driver import Driver, VmInfo
 from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.events.record import load_all
 from vmckpt.fleet.drain.costs import Costs, Found
 from vmckpt.fleet.drain.record import load_past
-from vmckpt.fleet.drain.view import Guest, HostSeen, Limits, Seen, Tools, look_at_hosts
+from vmckpt.fleet.drain.view import HostSeen, Limits, Tools, look_at_hosts
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.recorded import runs_dir
@@ -137,7 +138,7 @@ class Planner:
 
     asked: Asked
     tools: Tools
-    guests: Mapping[str, Guest]
+    vms: Mapping[str, Driver]
     costs: Costs
     measured: Mapping[str, DirtyRate | None]
     to_open: Collection[str] = ()
@@ -150,13 +151,13 @@ class Planner:
 
     async def plan(
         self,
-        seen: Sequence[Seen],
+        seen: Sequence[VmInfo],
         names: Sequence[str],
         to: Sequence[Host],
         stopped: tuple[str, ...] = (),
     ) -> DrainPlan:
         """For the VMs of these names, to some of these hosts. Changes nothing."""
-        leaving = [vm for vm in seen if vm.name in names and vm.name in self.guests]
+        leaving = [vm for vm in seen if vm.name in names and vm.name in self.vms]
         hosts = await look_at_hosts(to, seen, self.asked.limits, names, self.to_open)
         rooms = [_with_words(one, self.asked, seen, names) for one in hosts]
         while True:
@@ -170,7 +171,7 @@ class Planner:
     def _made(
         self,
         placed: Placement,
-        leaving: Sequence[Seen],
+        leaving: Sequence[VmInfo],
         hosts: Sequence[HostSeen],
         found: Mapping[str, Mapping[str, Found]],
     ) -> DrainPlan:
@@ -210,12 +211,12 @@ class Planner:
         return check.verdict == REFUSE or one_way
 
     async def _all_costs(
-        self, leaving: Sequence[Seen], hosts: Sequence[HostSeen]
+        self, leaving: Sequence[VmInfo], hosts: Sequence[HostSeen]
     ) -> dict[str, dict[str, Found]]:
         open_ = [one.host for one in hosts if one.room is not None]
         found = dict[str, dict[str, Found]]()
         for vm in leaving:
-            source = self.guests[vm.name].host
+            source = self.vms[vm.name].host
             found[vm.name] = {
                 host.name: await self.costs.find(
                     vm, self.measured.get(vm.name), source, host, self._copied(vm.name, host.name)
@@ -229,12 +230,12 @@ class Planner:
         examined = self._examined.get((vm, target))
         return examined.copied_bytes if examined else 0
 
-    def _mover(self, vm: Seen, found: Mapping[str, Found]) -> Mover:
+    def _mover(self, vm: VmInfo, found: Mapping[str, Found]) -> Mover:
         closed = dict(self.closed.get(vm.name, {}))
         for host, one in found.items():
             if one.endless:
                 closed[host] = "it dirties its memory faster than it can be sent"
-            elif vm.hosts and host not in vm.hosts:
+            elif vm.placement.hosts and host not in vm.placement.hosts:
                 closed[host] = "its spec does not name it (placement.hosts)"
         work_s = vm.memory_bytes / _UNKNOWN_BYTES_PER_S
         unknown = Cost(_UNKNOWN_AROUND_S, work_s, _UNKNOWN_AROUND_S)
@@ -251,7 +252,7 @@ class Planner:
         )
 
     async def _examine(
-        self, placed: Placement, leaving: Sequence[Seen], hosts: Sequence[HostSeen]
+        self, placed: Placement, leaving: Sequence[VmInfo], hosts: Sequence[HostSeen]
     ) -> bool:
         """Ask both ends of moves that were not asked about yet; whether that changes the plan."""
         by_name = {one.host.name: one.host for one in hosts if one.room is not None}
@@ -282,36 +283,36 @@ class Planner:
                 self.close(vm, target, why)
 
     async def _examination(self, vm: str, target: Host) -> Examined:
-        guest = self.guests[vm]
-        if guest.host.name == target.name:
+        driver = self.vms[vm]
+        if driver.host.name == target.name:
             return Examined((Check("same-host", REFUSE, f"it is on {target.name} already"),), 0)
         try:
-            return await guest.examine(target, self.asked.options)
+            return await driver.examine(target, self.asked.options)
         except VmckptError as exc:
             return Examined((Check(exc.kind, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
 
 
-def words(kind: str, vm: Seen, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
+def words(kind: str, vm: VmInfo, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
     """What a VM has in common with others, by its spec and by the operator's options."""
-    own = vm.apart if kind == "apart" else vm.together
+    own = vm.placement.apart if kind == "apart" else vm.placement.together
     # Between the two kinds of words there is no confusion: a spec's never has a comma first.
     return frozenset(own) | {f",{number}" for number, vms in enumerate(asked) if vm.name in vms}
 
 
 def _with_words(
-    one: HostSeen, asked: Asked, seen: Sequence[Seen], leaving: Sequence[str]
+    one: HostSeen, asked: Asked, seen: Sequence[VmInfo], leaving: Sequence[str]
 ) -> HostSeen:
     """With what the operator's options say of the VMs that stay there."""
     if one.room is None:
         return one
-    there = [vm for vm in seen if vm.host == one.host.name and vm.runs and vm.name not in leaving]
+    there = [vm for vm in seen if vm.host == one.host.name and vm.is_on and vm.name not in leaving]
     apart = one.room.apart.union(*(words("apart", vm, asked.apart) for vm in there))
     together = one.room.together.union(*(words("together", vm, asked.together) for vm in there))
     return one._replace(room=replace(one.room, apart=apart, together=together))
 
 
 def _notes(
-    used: Mapping[str, Found], leaving: Sequence[Seen], measured: Mapping[str, DirtyRate | None]
+    used: Mapping[str, Found], leaving: Sequence[VmInfo], measured: Mapping[str, DirtyRate | None]
 ) -> list[str]:
     notes = []
     if blind := sorted(vm for vm, one in used.items() if one.cost is None):
@@ -328,39 +329,41 @@ def _notes(
 async def planner(
     asked: Asked,
     tools: Tools,
-    seen: Sequence[Seen],
+    seen: Sequence[VmInfo],
     targets: Sequence[Host],
+    *,
+    tell: Callable[[str], None],
     to_open: Collection[str] = (),
 ) -> tuple[Planner, list[Stay]]:
     """A planner for these VMs, each looked at; and those that cannot even be looked for.
 
-    `to_open` as for `look_at_hosts`.
+    `tell` as for `drivers.find`, `to_open` as for `look_at_hosts`.
     """
-    guests, stay = dict[str, Guest](), list[Stay]()
+    vms, stay = dict[str, Driver](), list[Stay]()
     measured = dict[str, DirtyRate | None]()
 
-    async def look(vm: Seen) -> None:
+    async def look(vm: VmInfo) -> None:
         try:
-            guest = await tools.find(vm.name)
+            driver = await tools.find(vm.name, tell)
         except VmckptError as exc:
             stay.append(Stay(vm.name, f"{exc.what}: {exc.why}", exc.remedy, exc.exit_code))
             return
-        guests[vm.name] = guest
-        measured[vm.name] = await _measured(guest, asked.look_s)
+        vms[vm.name] = driver
+        measured[vm.name] = await _measured(driver, asked.look_s)
 
     await all_of(look(vm) for vm in seen)
-    ends = [*targets, *(guest.host for guest in guests.values())]
+    ends = [*targets, *(driver.host for driver in vms.values())]
     here = all(host.is_this_machine for host in ends)
     taught = learn(load_past(here=here), CROWDING_HERE if here else CROWDING)
     costs = Costs.of(load_all(runs_dir()), asked.options, taught)
-    return Planner(asked, tools, guests, costs, measured, to_open), stay
+    return Planner(asked, tools, vms, costs, measured, to_open), stay
 
 
-async def _measured(guest: Guest, for_s: float) -> DirtyRate | None:
+async def _measured(driver: Driver, for_s: float) -> DirtyRate | None:
     """None for one that is paused, or that somebody works on: it is moved all the same, if free."""
     if for_s == 0:
         return None
     try:
-        return await guest.measure(for_s)
+        return await driver.measure(for_s)
     except VmckptError:
         return None

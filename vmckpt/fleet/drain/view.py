@@ -1,89 +1,37 @@
 """What a drain sees: VMs wherever they are, and what hosts have room for."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+from vmckpt.drivers.driver import Driver, VmInfo
+from vmckpt.drivers.find import find, look_at_all
 from vmckpt.errors import HostDownError, VmckptError
-from vmckpt.events.types import Emit
 from vmckpt.hosts.drained import is_closed
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
 from vmckpt.plan.fleet import Room
 from vmckpt.units import parse_size_bytes
+from vmckpt.vm.inventory import is_worked_on
 
-if TYPE_CHECKING:
-    from vmckpt.migrate.options import Options
-    from vmckpt.migrate.recover import Recovery
-    from vmckpt.migrate.report import Report
-    from vmckpt.vm.check import Examined
-    from vmckpt.vm.dirty_rate import DirtyRate
-
-STOPPED = ("stopped", "shut off", "shutoff")
 # No limit, as a number that is never reached.
 ANY_NUMBER = 1 << 20
 
 
-class Guest(Protocol):
-    """One VM, whoever runs it: what a drain needs of `cli.drivers.driver.Driver`."""
-
-    @property
-    def name(self) -> str:
-        """The VM's name."""
-
-    @property
-    def host(self) -> Host:
-        """Where it is."""
-
-    async def examine(self, target: Host, options: "Options") -> "Examined":
-        """All that is for and against moving it; changes nothing."""
-
-    async def measure(self, for_s: float) -> "DirtyRate":
-        """How fast it dirties its memory, looked at for so long."""
-
-    async def migrate(
-        self,
-        target: Host,
-        options: "Options",
-        emit: Emit,
-        forecast: Mapping[str, Any] | None = None,
-    ) -> "Report | Recovery":
-        """Move it while it runs."""
-
-
-class Seen(NamedTuple):
-    """A VM as an onlooker sees it; the words are those of its spec's `placement`."""
-
-    name: str
-    host: str
-    state: str
-    memory_bytes: int
-    vcpus: int
-    guest_agent: bool = False
-    apart: tuple[str, ...] = ()
-    together: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-
-    @property
-    def runs(self) -> bool:
-        """Whether it takes memory where it is."""
-        return self.state not in STOPPED
-
-
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a drain is given: how VMs are found and hosts had, and who is told.
+    """What a drain asks of VMs and hosts. `is_worked_on`: an operation holds the VM now."""
 
-    `find` ends what a migration that was cut off left of the VM; `is_worked_on`: an operation holds
-    it now.
-    """
+    look: Callable[[], Awaitable[Answers[VmInfo]]] = look_at_all
+    find: Callable[[str, Callable[[str], None]], Awaitable[Driver]] = find
+    is_worked_on: Callable[[str], Awaitable[bool]] = is_worked_on
+    hosts: Callable[[], Sequence[Host]] = all_hosts
 
-    look: Callable[[], Awaitable[Answers[Seen]]]
-    find: Callable[[str], Awaitable[Guest]]
-    is_worked_on: Callable[[str], Awaitable[bool]]
-    hosts: Callable[[], Sequence[Host]]
+
+TOOLS = Tools()
 
 
 class Limits(NamedTuple):
@@ -104,7 +52,7 @@ class HostSeen(NamedTuple):
 
 async def look_at_hosts(
     hosts: Iterable[Host],
-    seen: Sequence[Seen],
+    seen: Sequence[VmInfo],
     limits: Limits,
     leaving: Collection[str],
     to_open: Collection[str] = (),
@@ -117,7 +65,7 @@ async def look_at_hosts(
     async def look(host: Host) -> HostSeen:
         if host.name not in to_open and await is_closed(host):
             return HostSeen(host, None, "it is drained")
-        there = [vm for vm in seen if vm.host == host.name and vm.runs and vm.name not in leaving]
+        there = [vm for vm in seen if vm.host == host.name and vm.is_on and vm.name not in leaving]
         return HostSeen(host, await _room(host, there, limits))
 
     async def look_or_say(host: Host) -> HostSeen:
@@ -129,7 +77,7 @@ async def look_at_hosts(
     return (await ask_every(hosts, look_or_say)).given
 
 
-async def _room(host: Host, there: Sequence[Seen], limits: Limits) -> Room:
+async def _room(host: Host, there: Sequence[VmInfo], limits: Limits) -> Room:
     promised = sum(vm.memory_bytes for vm in there)
     # What guests there have not touched yet looks free, and is theirs all the same.
     free = min(await host.available_memory_bytes(), await _memory_bytes(host) - promised)
@@ -140,8 +88,8 @@ async def _room(host: Host, there: Sequence[Seen], limits: Limits) -> Room:
         max(free - limits.keep_free_bytes, 0),
         max(vcpus - sum(vm.vcpus for vm in there), 0),
         max(most - len(there), 0),
-        apart=frozenset(word for vm in there for word in vm.apart),
-        together=frozenset(word for vm in there for word in vm.together),
+        apart=frozenset(word for vm in there for word in vm.placement.apart),
+        together=frozenset(word for vm in there for word in vm.placement.together),
     )
 
 

@@ -22,6 +22,7 @@ from vmckpt.checkpoint.operate import create, restore_to, revoke
 from vmckpt.checkpoint.restore import Wish
 from vmckpt.checkpoint.service import CREATE
 from vmckpt.checkpoint.take import Wish as PointWish
+from vmckpt.drivers.find import find_own
 from vmckpt.errors import (
     BusyError,
     OperationFailedError,
@@ -71,17 +72,17 @@ PROOF_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a guard is given: how a VM is found, who is told, and who decides when asked.
+    """What a guard is given: who is told, who decides when asked, and how a VM is found.
 
     `ask` gives None when nobody can be asked. What the command prints goes to descriptor `output`
     when it is run here, else to `say`.
     """
 
-    find: Find
     tell: Tell
     say: Callable[[str], None]
     ask: Callable[[str], Awaitable[bool | None]]
     output: int
+    find: Find = find_own
 
 
 async def guard(run: str, request: Request, tools: Tools) -> Record:
@@ -92,7 +93,7 @@ async def guard(run: str, request: Request, tools: Tools) -> Record:
     async with _only_one(request.vm):
         _require_none_open(request.vm)
         await expire()
-        vm = await tools.find(request.vm)
+        vm = await tools.find(request.vm, tools.tell)
         checks = _checks(request)
         require_possible(vm, checks, in_guest=request.where is Where.GUEST)
         if found := await ailments(vm, checks):
@@ -377,7 +378,8 @@ class _Guarding:
 
     async def _ailments(self) -> list[str]:
         try:
-            return await ailments(await self._tools.find(self._record.vm), self._checks)
+            vm = await self._tools.find(self._record.vm, self._tools.tell)
+            return await ailments(vm, self._checks)
         except VmckptError as exc:
             return [str(exc)]
 

@@ -28,8 +28,8 @@ from vmckpt.vm.inventory import Vm
 # What the command left at work on the VM, a migration say, is waited for so long.
 BUSY_S, BUSY_POLL_S = 120.0, 0.5
 HOOK_TIMEOUT_S = 600.0
-Find = Callable[[str], Awaitable[Vm]]
 Tell = Callable[[str], None]
+Find = Callable[[str, Tell], Awaitable[Vm]]
 
 
 class GuardOpenError(OutcomeUnknownError):
@@ -101,7 +101,7 @@ async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
     given_up_s = time.monotonic() + BUSY_S
     while True:
         try:
-            host, in_place = await _home(record, find)
+            host, in_place = await _home(record, find, tell)
             # Put back by a killed one later than by us, it would lose what it did since.
             await revoke(host, partial(_puts_back, record))
             wish = Wish(name=None, in_place=in_place, eager=False, plugged=True, keep_macs=True)
@@ -112,7 +112,7 @@ async def _put_back(record: Record, find: Find, tell: Tell) -> Vm:
                 raise
             tell(f"waiting: {exc.why}")
         await asyncio.sleep(BUSY_POLL_S)
-    vm = await find(record.vm)
+    vm = await find(record.vm, tell)
     if found := await ailments(vm, ()):
         raise OutcomeUnknownError(
             f"'{record.vm}' was put back and does not run",
@@ -127,10 +127,10 @@ def _puts_back(record: Record, request: Mapping[str, Any]) -> bool:
     return asked == (RESTORE, record.vm, record.checkpoint)
 
 
-async def _home(record: Record, find: Find) -> tuple[Host, bool]:
+async def _home(record: Record, find: Find, tell: Tell) -> tuple[Host, bool]:
     """Where the VM is put back, and whether something of it is there."""
     try:
-        return (await find(record.vm)).host, True
+        return (await find(record.vm, tell)).host, True
     except NotFoundError:
         if record.host is None:
             raise

@@ -1,7 +1,7 @@
 """What a schedule does to VMs and stores."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ from vmckpt.checkpoint.look import prune
 from vmckpt.checkpoint.operate import create
 from vmckpt.checkpoint.place import Place, is_there, opened, own, parse_place
 from vmckpt.checkpoint.take import Wish
+from vmckpt.drivers.find import find_own
 from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, VmckptError
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import Seen
@@ -38,12 +39,10 @@ TAG, DUE = "schedule", "due"
 
 
 class Checkpoints:
-    """`Work` on real VMs. `find_vm` finds one of vmckpt's own; `tell` hears what one is doing."""
+    """`Work` on real VMs; `tell` hears what was ended because its process was killed."""
 
-    def __init__(
-        self, find_vm: Callable[[str], Awaitable[Vm]], tell: Callable[[str], None]
-    ) -> None:
-        self._find_vm, self._tell = find_vm, tell
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
 
     async def find(self, record: Record) -> Point | None:
         """See `Work`."""
@@ -73,7 +72,7 @@ class Checkpoints:
         asked, held, making = record.request, record.state.claim, record.making
         if held is None or making is None:
             raise ValueError(f"no run of {record.name} is claimed")
-        vm = await self._find_vm(record.vm)
+        vm = await find_own(record.vm, self._tell)
         if not await vm.is_alive():
             return None
         place = parse_place(asked.store, vm.host) if asked.store else own(vm.host)
@@ -84,7 +83,7 @@ class Checkpoints:
         number = IfTaken.NUMBER.value
         wish = Wish(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)
         try:
-            await create(vm, asked.store, wish, self._tell, key_of(record))
+            await create(vm, asked.store, wish, lambda _: None, key_of(record))
         except VmckptError:
             # Whatever was said: when it is there all is well.
             with suppress(VmckptError):

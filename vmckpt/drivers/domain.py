@@ -1,15 +1,14 @@
 """A domain of a host's libvirtd, which vmckpt never goes behind the back of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
+from vmckpt.drivers.driver import Removed, Started, VmInfo, VmSnapshot
 from vmckpt.errors import RefusedError
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.lock import Owner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,13 +16,9 @@ if TYPE_CHECKING:
     from vmckpt.checkpoint.domain_snapshots import Taken
     from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
-    from vmckpt.vm.check import Check, Examined
+    from vmckpt.vm.check import Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.domains.inventory import Domain
-
-
-# A domain has no spec that could say more.
-NOWHERE_SPECIAL: dict[str, list[str]] = {"apart": [], "together": [], "hosts": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +37,11 @@ class LibvirtDomain:
         """Where it is."""
         return self.domain.host
 
-    async def look(self) -> Row:
+    async def look(self) -> VmInfo:
         """How it was when it was found, and who works on it."""
-        return await row(self.domain)
+        return await info(self.domain)
 
-    async def attach(self) -> None:
+    async def console(self) -> "Path":
         """Refused: libvirt gives consoles out by a stream that virsh has the terminal for."""
         raise RefusedError(
             "vmckpt shows no console of a libvirt domain",
@@ -60,9 +55,7 @@ class LibvirtDomain:
 
         await start_domain(self.domain)
         what = self.domain.description
-        facts = {"vm": self.name, "host": self.host.name, "state": "running", "pid": None,
-                 "accel": what.accel_word, "machine": what.machine, "cpu": what.cpu}  # fmt: skip
-        return Started(f"{what.machine}, {what.accel_word}, by libvirt", facts)
+        return Started(None, what.accel_word, what.machine, what.cpu)
 
     async def stop(self, *, force: bool, timeout_s: float) -> None:
         """Press its power button and wait until it is off; with `force` end it at once."""
@@ -82,12 +75,8 @@ class LibvirtDomain:
         disks = self.domain.description.disks
         return [disk.path for disk in disks if disk.path and not disk.read_only]
 
-    async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
-        """All that is for and against moving it; changes nothing."""
-        return (await self.examine(target, options)).checks
-
     async def examine(self, target: Host, options: "Options") -> "Examined":
-        """The same, and what of its disks would be copied."""
+        """All that is for and against moving it, and what would be copied; changes nothing."""
         from vmckpt.migrate.domains.checks import busy, preflight
         from vmckpt.vm.check import Examined
         from vmckpt.vm.domains.sessions import libvirtd
@@ -124,19 +113,19 @@ class LibvirtDomain:
 
         return await measure_domain(self.domain, for_s)
 
-    async def save(self, name: str, emit: Emit) -> SnapshotRow:
+    async def save(self, name: str, emit: Emit) -> VmSnapshot:
         """Have libvirt take a snapshot; it tells no progress."""
         from vmckpt.checkpoint import domain_snapshots
 
         return _snapshot(await domain_snapshots.save(self.domain, name))
 
-    async def load(self, name: str, emit: Emit) -> SnapshotRow:
+    async def load(self, name: str, emit: Emit) -> VmSnapshot:
         """Have libvirt go back to a snapshot."""
         from vmckpt.checkpoint import domain_snapshots
 
         return _snapshot(await domain_snapshots.load(self.domain, name))
 
-    async def snapshots(self) -> list[SnapshotRow]:
+    async def snapshots(self) -> list[VmSnapshot]:
         """Its snapshots, oldest first."""
         from vmckpt.checkpoint import domain_snapshots
 
@@ -159,52 +148,43 @@ def not_for_domains(name: str) -> RefusedError:
     )
 
 
-async def row(domain: "Domain") -> Row:
+async def info(domain: "Domain") -> VmInfo:
     """A domain as it was found, and who works on it now."""
     from vmckpt.migrate.domains.journal import DomainJournal
     from vmckpt.vm.paths import lock_path
+    from vmckpt.vm.spec import Placement
 
-    owner: Owner | None = await domain.host.lock_owner(
-        lock_path(domain.host.state_dir, domain.name)
-    )
-    what, state = domain.description, domain.state
+    owner = await domain.host.lock_owner(lock_path(domain.host.state_dir, domain.name))
     journals = await DomainJournal.all_of(domain.name)
-    cut_off = owner is None and any(journal.uuid == domain.uuid for journal in journals)
-    facts = {
-        "name": domain.name,
-        "host": domain.host.name,
-        "driver": "libvirt",
-        "state": state,
-        "adopted": False,
-        "started_by": "libvirt",
-        "cannot": ["checkpoint", "replicate"],
-        "operation": owner.action if owner else None,
-        "migration_cut_off": cut_off,
-        "vcpus": what.vcpus,
-        "memory_bytes": what.memory_bytes,
-        "machine": what.machine,
-        "accel": what.accel_word,
-        "cpu": what.cpu,
-        "placement": NOWHERE_SPECIAL,
-        "pid": None,
-        "disks": _disks(domain),
-        "console_log": None,
-        "qmp_socket": None,
-        "uuid": domain.uuid,
-        "persistent": domain.seen.persistent,
-    }
-    if owner:
-        state = f"{state} ({owner.action})"
-    elif cut_off:
-        state = f"{state} (migration cut off)"
-    host = domain.host.name
-    return Row(domain.name, host, state, what.vcpus, what.memory_bytes, what.machine, facts)
+    what = domain.description
+    return VmInfo(
+        name=domain.name,
+        host=domain.host.name,
+        driver="libvirt",
+        state=domain.state,
+        ended=None,
+        adopted=False,
+        started_by="libvirt",
+        cannot=("checkpoint", "replicate"),
+        operation=owner.action if owner else None,
+        migration_cut_off=owner is None and any(one.uuid == domain.uuid for one in journals),
+        guest_agent=None,
+        vcpus=what.vcpus,
+        memory_bytes=what.memory_bytes,
+        machine=what.machine,
+        accel=what.accel_word,
+        cpu=what.cpu,
+        placement=Placement(),
+        disks=tuple(_disks(domain)),
+        uuid=domain.uuid,
+        persistent=domain.seen.persistent,
+    )
 
 
 def _disks(domain: "Domain") -> list[str]:
     return [str(disk.path) for disk in domain.description.disks if disk.path]
 
 
-def _snapshot(taken: "Taken") -> SnapshotRow:
+def _snapshot(taken: "Taken") -> VmSnapshot:
     facts = {**taken._asdict(), "id": taken.name, "state_bytes": None, "guest_clock_s": None}
-    return SnapshotRow(taken.name, taken.taken_unix_s, None, None, facts)
+    return VmSnapshot(taken.name, taken.taken_unix_s, None, None, facts)

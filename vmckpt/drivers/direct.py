@@ -1,9 +1,9 @@
 """A VM of vmckpt's own, whose QEMU it started or adopted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vmckpt.cli.drivers.driver import Removed, Row, SnapshotRow, Started
+from vmckpt.drivers.driver import Removed, Started, VmInfo, VmSnapshot
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.qemu.replies import Snapshot
-    from vmckpt.vm.check import Check, Examined
+    from vmckpt.vm.check import Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.inventory import Look, Vm
 
@@ -34,19 +34,18 @@ class DirectVm(NamedTuple):
         """Where it is."""
         return self.vm.host
 
-    async def look(self) -> Row:
+    async def look(self) -> VmInfo:
         """How it is now."""
         from vmckpt.vm.inventory import look
 
-        return row(await look(self.vm))
+        return info(await look(self.vm))
 
-    async def attach(self) -> None:
-        """Join this terminal to its console."""
-        from vmckpt.cli.terminal import attach
+    async def console(self) -> "Path":
+        """The socket of its serial console, on its host. Raises RefusedError: it has none."""
         from vmckpt.vm.inventory import require_console
 
         await require_console(self.vm)
-        await attach(self.host, self.vm.qemu.files.console)
+        return self.vm.qemu.files.console
 
     async def start(self) -> Started:
         """Start it where it is. Raises RefusedError while a standby may go on with it."""
@@ -72,12 +71,8 @@ class DirectVm(NamedTuple):
         disks = self.vm.spec.disks
         return [disk.on(self.host.state_dir) for disk in disks if not disk.read_only]
 
-    async def check(self, target: Host, options: "Options") -> "Sequence[Check]":
-        """All that is for and against moving it; changes nothing."""
-        return (await self.examine(target, options)).checks
-
     async def examine(self, target: Host, options: "Options") -> "Examined":
-        """The same, and what of its disks would be copied."""
+        """All that is for and against moving it, and what would be copied; changes nothing."""
         from vmckpt.migrate.preflight import busy, preflight
         from vmckpt.vm.check import Examined
 
@@ -124,19 +119,19 @@ class DirectVm(NamedTuple):
 
         return await measure(self.vm, for_s)
 
-    async def save(self, name: str, emit: Emit) -> SnapshotRow:
+    async def save(self, name: str, emit: Emit) -> VmSnapshot:
         """Take a snapshot."""
         from vmckpt.checkpoint import savevm
 
         return _snapshot(await savevm.save(self.vm, name, emit))
 
-    async def load(self, name: str, emit: Emit) -> SnapshotRow:
+    async def load(self, name: str, emit: Emit) -> VmSnapshot:
         """Go back to a snapshot."""
         from vmckpt.checkpoint import savevm
 
         return _snapshot(await savevm.load(self.vm, name, emit))
 
-    async def snapshots(self) -> list[SnapshotRow]:
+    async def snapshots(self) -> list[VmSnapshot]:
         """Its snapshots, oldest first."""
         from vmckpt.checkpoint import savevm
 
@@ -152,59 +147,43 @@ class DirectVm(NamedTuple):
 def started(vm: "Vm") -> Started:
     """A VM that has been started."""
     platform = vm.qemu.platform
-    facts = {"vm": vm.name, "host": vm.host.name, "pid": vm.qemu.process.pid, "state": "running",
-             "accel": platform.accel, "machine": platform.machine, "cpu": platform.cpu}  # fmt: skip
-    return Started(f"{platform.machine}, {platform.accel}, CPU {platform.cpu}", facts)
+    return Started(vm.qemu.process.pid, platform.accel, platform.machine, platform.cpu)
 
 
-def row(look: "Look") -> Row:
+def info(look: "Look") -> VmInfo:
     """A VM that was looked at."""
     vm, platform = look.vm, look.vm.qemu.platform
-    state = look.state
-    if look.ended:
-        state = f"{state} (QEMU died)"
-    if look.owner:
-        state = f"{state} ({look.owner.action})"
-    elif look.migrating:
-        state = f"{state} (migration cut off)"
-    spec = vm.spec
-    facts = _facts(look)
-    return Row(vm.name, vm.host.name, state, spec.vcpus, spec.memory_bytes, platform.machine, facts)
-
-
-def _facts(look: "Look") -> dict[str, Any]:
-    vm, platform = look.vm, look.vm.qemu.platform
-    return {
-        "name": vm.name,
-        "host": vm.host.name,
-        "driver": "qemu",
-        "state": look.state,
-        "ended": look.ended or None,
-        "adopted": vm.spec.adopted is not None,
-        "started_by": "somebody else" if vm.qemu.is_foreign else "vmckpt",
-        "cannot": [] if vm.ram_is_shared else ["checkpoint", "replicate"],
-        "operation": look.owner.action if look.owner else None,
-        "migration_cut_off": look.migrating and look.owner is None,
-        "guest_agent": vm.spec.guest_agent,
-        "vcpus": vm.spec.vcpus,
-        "memory_bytes": vm.spec.memory_bytes,
-        "machine": platform.machine,
-        "accel": platform.accel,
-        "cpu": platform.cpu,
-        "placement": vm.spec.placement._asdict(),
-        "pid": vm.qemu.process.pid if look.state != "stopped" else None,
-        "disks": _disks(vm),
-        "console_log": str(vm.qemu.files.console_log),
-        "qmp_socket": str(vm.qemu.files.onlooker),
-    }
+    return VmInfo(
+        name=vm.name,
+        host=vm.host.name,
+        driver="qemu",
+        state=look.state,
+        ended=look.ended or None,
+        adopted=vm.spec.adopted is not None,
+        started_by="somebody else" if vm.qemu.is_foreign else "vmckpt",
+        cannot=() if vm.ram_is_shared else ("checkpoint", "replicate"),
+        operation=look.owner.action if look.owner else None,
+        migration_cut_off=look.migrating and look.owner is None,
+        guest_agent=vm.spec.guest_agent,
+        vcpus=vm.spec.vcpus,
+        memory_bytes=vm.spec.memory_bytes,
+        machine=platform.machine,
+        accel=platform.accel,
+        cpu=platform.cpu,
+        placement=vm.spec.placement,
+        pid=vm.qemu.process.pid if look.state != "stopped" else None,
+        disks=tuple(_disks(vm)),
+        console_log=str(vm.qemu.files.console_log),
+        qmp_socket=str(vm.qemu.files.onlooker),
+    )
 
 
 def _disks(vm: "Vm") -> list[str]:
     return [str(disk.on(vm.host.state_dir)) for disk in vm.spec.disks]
 
 
-def _snapshot(snapshot: "Snapshot") -> SnapshotRow:
-    return SnapshotRow(
+def _snapshot(snapshot: "Snapshot") -> VmSnapshot:
+    return VmSnapshot(
         snapshot.name,
         snapshot.taken_unix_s,
         snapshot.state_bytes,

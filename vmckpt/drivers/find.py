@@ -1,11 +1,14 @@
-"""Which VM a command means, and what drives it."""
+"""Finding a VM by its name, and all VMs, once nothing of an operation that was cut off is left.
+
+An operation whose process was killed is ended before anything else is done with its VM; `tell`
+hears of it in a sentence.
+"""
 
 from typing import TYPE_CHECKING
 
-from vmckpt.cli.drivers.direct import DirectVm
-from vmckpt.cli.drivers.direct import row as direct_row
-from vmckpt.cli.drivers.driver import Driver, Row
-from vmckpt.cli.loop import at_end, warn
+from vmckpt.drivers.direct import DirectVm
+from vmckpt.drivers.direct import info as direct_info
+from vmckpt.drivers.driver import Driver, VmInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,9 +18,11 @@ if TYPE_CHECKING:
     from vmckpt.migrate.recover import Recovery
     from vmckpt.vm.inventory import Vm
 
+    Tell = Callable[[str], None]
 
-async def find(name: str) -> Driver:
-    """The VM of that name, after ending what a migration that was cut off left of it.
+
+async def find(name: str, tell: "Tell") -> Driver:
+    """The VM of that name, after ending an operation on it that was cut off.
 
     One of vmckpt's own comes before a domain. Raises NotFoundError, HostDownError when only a host
     that does not answer may have it.
@@ -26,14 +31,13 @@ async def find(name: str) -> Driver:
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.sequence.steps import both
 
-    if hosts := _with_libvirt(all_hosts()):
-        _keep_sessions()
+    hosts = _with_libvirt(all_hosts())
     try:
         # In this order: libvirt's client is loaded while the hosts answer.
-        vm, _ = await both(_settled(name), _load_ahead(wanted=bool(hosts)))
+        vm, _ = await both(_settled(name, tell), _load_ahead(wanted=bool(hosts)))
         return DirectVm(vm)
     except (NotFoundError, HostDownError):
-        if not hosts or (domain := await _domain(name, hosts)) is None:
+        if not hosts or (domain := await _domain(name, hosts, tell)) is None:
             raise
         return domain
 
@@ -45,25 +49,17 @@ async def _load_ahead(*, wanted: bool) -> None:
         load_ahead()
 
 
-def _keep_sessions() -> None:
-    """What looks for a domain and what then works on it need no sessions of their own each."""
-    from vmckpt.vm.domains.sessions import close_sessions, keep_sessions
-
-    keep_sessions()
-    at_end(close_sessions)
-
-
-async def find_own(name: str) -> "Vm":
+async def find_own(name: str, tell: "Tell") -> "Vm":
     """The VM of that name, which has to be one of vmckpt's own. Raises as `find`, RefusedError."""
-    found = await find(name)
+    found = await find(name, tell)
     if isinstance(found, DirectVm):
         return found.vm
-    from vmckpt.cli.drivers.domain import not_for_domains
+    from vmckpt.drivers.domain import not_for_domains
 
     raise not_for_domains(name)
 
 
-async def _settled(name: str) -> "Vm":
+async def _settled(name: str, tell: "Tell") -> "Vm":
     from vmckpt.errors import OutcomeUnknownError
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.journal import find_journal
@@ -76,7 +72,7 @@ async def _settled(name: str) -> "Vm":
     if journal is None:
         await remove_dead_locks(name, all_hosts())
         try:
-            return await _restored(found())
+            return await _restored(found(), tell)
         except OutcomeUnknownError:  # it is at home on two hosts: a standby may have taken over
             from vmckpt.replicate.operate import settle
 
@@ -87,7 +83,7 @@ async def _settled(name: str) -> "Vm":
         return await find_vm(name)
     from vmckpt.migrate.recover import recover
 
-    _tell(await recover(name, warn))
+    _tell_of(await recover(name, tell), tell)
     return await find_vm(name)
 
 
@@ -108,7 +104,7 @@ async def _found_or_not(name: str) -> "Callable[[], Vm]":
     return lambda: vm
 
 
-async def _restored(vm: "Vm") -> "Vm":
+async def _restored(vm: "Vm", tell: "Tell") -> "Vm":
     """The VM, after ending what a restore that was cut off left of it."""
     from vmckpt.vm.inventory import find_vm
     from vmckpt.vm.lifecycle import restore_is_cut_off
@@ -118,12 +114,12 @@ async def _restored(vm: "Vm") -> "Vm":
     from vmckpt.checkpoint.operate import recover_there
 
     await recover_there(vm)
-    warn(f"a checkpoint or restore of {vm.name} was cut off: it was ended")
+    tell(f"a checkpoint or restore of {vm.name} was cut off: it was ended")
     return await find_vm(vm.name)
 
 
-async def _domain(name: str, hosts: "list[Host]") -> Driver | None:
-    from vmckpt.cli.drivers.domain import LibvirtDomain
+async def _domain(name: str, hosts: "list[Host]", tell: "Tell") -> Driver | None:
+    from vmckpt.drivers.domain import LibvirtDomain
     from vmckpt.migrate.domains.journal import DomainJournal
     from vmckpt.vm.domains.inventory import find_domain
     from vmckpt.vm.inventory import is_worked_on
@@ -131,32 +127,32 @@ async def _domain(name: str, hosts: "list[Host]") -> Driver | None:
     if await DomainJournal.all_of(name) and not await is_worked_on(name):
         from vmckpt.migrate.domains.recover import recover
 
-        _tell(await recover(name, warn))
+        _tell_of(await recover(name, tell), tell)
     # What could not be removed yet where it was is not the domain.
     left = {journal.untidy for journal in await DomainJournal.all_left(name)}
     found = await find_domain(name, hosts, left=left)
     return None if found is None else LibvirtDomain(found)
 
 
-def _tell(recovery: "Recovery | None") -> None:
+def _tell_of(recovery: "Recovery | None", tell: "Tell") -> None:
     if recovery is not None:
-        warn(f"migration {recovery.run} was cut off; {recovery.outcome} ({recovery.host})")
+        tell(f"migration {recovery.run} was cut off; {recovery.outcome} ({recovery.host})")
 
 
-async def recover(name: str) -> "Recovery | None":
+async def recover(name: str, tell: "Tell") -> "Recovery | None":
     """End a migration of the VM that was cut off; None when there is none."""
     from vmckpt.hosts.inventory import all_hosts
     from vmckpt.migrate.recover import recover as recover_vm
 
-    found = await recover_vm(name, warn)
+    found = await recover_vm(name, tell)
     if found is None and _with_libvirt(all_hosts()):
         from vmckpt.migrate.domains.recover import recover as recover_domain
 
-        found = await recover_domain(name, warn)
+        found = await recover_domain(name, tell)
     return found
 
 
-async def look_at_all() -> "Answers[Row]":
+async def look_at_all() -> "Answers[VmInfo]":
     """Every VM of every host, by name, and which hosts or libvirtds give no answer."""
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.inventory import all_hosts
@@ -165,16 +161,16 @@ async def look_at_all() -> "Answers[Row]":
 
     everywhere = all_hosts()
     looks = await look_all(everywhere)
-    rows = [direct_row(look) for look in await without_stale(looks.given, everywhere)]
+    given = [direct_info(look) for look in await without_stale(looks.given, everywhere)]
     silent, unheard = looks.silent, looks.unheard
     if hosts := _with_libvirt(everywhere):
-        from vmckpt.cli.drivers.domain import row as domain_row
+        from vmckpt.drivers.domain import info as domain_info
         from vmckpt.vm.domains.inventory import all_domains
 
         found = await all_domains(hosts)
-        rows += [await domain_row(domain) for domain in found.given]
+        given += [await domain_info(domain) for domain in found.given]
         silent, unheard = silent + found.silent, unheard + found.unheard
-    return Answers(sorted(rows, key=lambda row: (row.name, row.host)), silent, unheard)
+    return Answers(sorted(given, key=lambda vm: (vm.name, vm.host)), silent, unheard)
 
 
 def _with_libvirt(hosts: "list[Host]") -> "list[Host]":

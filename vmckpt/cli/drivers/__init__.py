@@ -1,1 +1,0 @@
-"""Where commands part between VMs of vmckpt's own and libvirt's domains: nowhere else."""

@@ -1,0 +1,152 @@
+"""A VM as commands, jobs on many VMs and programs work on it, whoever runs it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from vmckpt.events.types import Emit
+from vmckpt.hosts.host import Host
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vmckpt.migrate.options import Options
+    from vmckpt.migrate.recover import Recovery
+    from vmckpt.migrate.report import Report
+    from vmckpt.vm.check import Examined
+    from vmckpt.vm.dirty_rate import DirtyRate
+    from vmckpt.vm.spec import Placement
+
+# States of a VM that takes no memory; the last two are libvirt's.
+_OFF = ("stopped", "crashed", "nostate")
+
+
+class VmInfo(NamedTuple):
+    """A VM at one moment. `state`: QEMU's run state or libvirt's word; "stopped", "unreachable".
+
+    `driver`: qemu or libvirt. `ended`: how its QEMU ended if it was not asked to. `cannot`: the
+    operations that its QEMU rules out. `operation` holds it now. None: the driver does not tell.
+    """
+
+    name: str
+    host: str
+    driver: str
+    state: str
+    ended: str | None
+    adopted: bool
+    started_by: str
+    cannot: tuple[str, ...]
+    operation: str | None
+    migration_cut_off: bool
+    guest_agent: bool | None
+    vcpus: int
+    memory_bytes: int
+    machine: str
+    accel: str
+    cpu: str
+    placement: "Placement"
+    pid: int | None = None
+    disks: tuple[str, ...] = ()
+    console_log: str | None = None
+    qmp_socket: str | None = None
+    uuid: str | None = None
+    persistent: bool | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it takes memory where it is."""
+        return self.state not in _OFF
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; without what only the other driver tells."""
+        lists = {"cannot": list(self.cannot), "disks": list(self.disks)}
+        facts = self._asdict() | lists | {"placement": self.placement._asdict()}
+        of_one_driver = ("guest_agent", "uuid", "persistent")
+        return {k: v for k, v in facts.items() if v is not None or k not in of_one_driver}
+
+
+class Started(NamedTuple):
+    """A VM that has been started, and what as. `pid` is None where libvirt keeps its process."""
+
+    pid: int | None
+    accel: str
+    machine: str
+    cpu: str
+
+
+class Removed(NamedTuple):
+    """A VM that is forgotten: its images, which stay, and the QEMU that goes on without vmckpt."""
+
+    disks: list[str]
+    goes_on_as_pid: int | None = None
+    # Where what its TPM holds stays.
+    tpm: str | None = None
+
+
+class VmSnapshot(NamedTuple):
+    """A snapshot that QEMU keeps. `state_bytes` and `guest_clock_s` are None where none is told.
+
+    `facts` are all that its driver tells, for programs.
+    """
+
+    name: str
+    taken_unix_s: int
+    state_bytes: int | None
+    guest_clock_s: float | None
+    facts: dict[str, Any]
+
+
+class Driver(Protocol):
+    """One VM. Errors are VmckptErrors."""
+
+    @property
+    def name(self) -> str:
+        """The VM's name."""
+
+    @property
+    def host(self) -> Host:
+        """Where it is."""
+
+    async def look(self) -> VmInfo:
+        """How it is now."""
+
+    async def console(self) -> "Path":
+        """The socket of its serial console, on its host. Raises RefusedError: it has none."""
+
+    async def start(self) -> Started:
+        """Start it where it is."""
+
+    async def stop(self, *, force: bool, timeout_s: float) -> None:
+        """Press its power button and wait until it is off; with `force` end it at once."""
+
+    async def remove(self, *, with_state: bool = False) -> Removed:
+        """Forget it; what stays. `with_state`: not what its TPM holds."""
+
+    def own_images(self) -> "list[Path]":
+        """Where the disks are that it writes."""
+
+    async def examine(self, target: Host, options: "Options") -> "Examined":
+        """All that is for and against moving it, and what would be copied; changes nothing."""
+
+    async def migrate(
+        self,
+        target: Host,
+        options: "Options",
+        emit: Emit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> "Report | Recovery":
+        """Move it while it runs; a Recovery when it had to be ended by one."""
+
+    async def measure(self, for_s: float) -> "DirtyRate":
+        """How fast it dirties its memory, looked at for so long."""
+
+    async def save(self, name: str, emit: Emit) -> VmSnapshot:
+        """Take a snapshot."""
+
+    async def load(self, name: str, emit: Emit) -> VmSnapshot:
+        """Go back to a snapshot."""
+
+    async def snapshots(self) -> list[VmSnapshot]:
+        """Its snapshots, oldest first."""
+
+    async def delete(self, name: str, emit: Emit) -> None:
+        """Delete a snapshot."""
