@@ -12,15 +12,14 @@ import pytest
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains import offline, settle, tidy
-from vmckpt.migrate.domains.checks import DomainPreflight
+from vmckpt.migrate.domains.checks import Cargo, DomainPreflight, Route
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.domains.left_behind import left_behind
-from vmckpt.migrate.domains.request import Request
 from vmckpt.migrate.options import AtTarget, Options
 from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
-from vmckpt.vm.domains.flags import MigrateFlag, State
+from vmckpt.vm.domains.flags import State
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.job import Job
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -121,8 +120,8 @@ def test_it_is_defined_on_one_host_whatever_the_call_says(
         yield tuple(Played(host, world) for host in hosts)
 
     async def passed(*_: object) -> DomainPreflight:
-        request = Request("qemu://b", {}, MigrateFlag.OFFLINE)
-        return DomainPreflight((Check("running", OK, "off"),), renamed, request)
+        way = Route("qemu://b", "b"), Cargo(True, (), False, encrypted=False)
+        return DomainPreflight((Check("running", OK, "off"),), renamed, way)
 
     for module in (settle, tidy):
         monkeypatch.setattr(module, "libvirtd", one)

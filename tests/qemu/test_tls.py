@@ -20,7 +20,8 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import issue, make_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.lab.labguest import LabGuest
-from vmckpt.migrate.encryption import Encryption, Scheme, arm, disarm
+from vmckpt.migrate.encrypted import Encryption, Scheme
+from vmckpt.migrate.encryption import arm, disarm
 from vmckpt.migrate.ends import End, discard
 from vmckpt.migrate.listen import listen, uri
 from vmckpt.qemu import commands

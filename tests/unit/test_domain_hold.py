@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.migrate.domains.hold import Hold, held_mib_per_s
+from vmckpt.migrate.domains.checks import held_mib_per_s
+from vmckpt.migrate.domains.hold import Hold
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
 from vmckpt.units import MIB
 from vmckpt.vm.domains.job import Job

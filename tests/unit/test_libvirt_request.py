@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.migrate.domains.checks import certificate_dir, qemu_users
+from vmckpt.migrate.domains.checks import Cargo, Route, certificate_dir, qemu_users
 from vmckpt.migrate.domains.option_checks import off_checks, option_checks
 from vmckpt.migrate.domains.progress import progress
-from vmckpt.migrate.domains.request import Cargo, Route, build
+from vmckpt.migrate.domains.request import build
 from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
 from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.units import MIB

@@ -16,7 +16,7 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import issue, make_authority, read_authority
 from vmckpt.hosts.pki.certificate import DAY_S, is_issued_by, parse_certificate
 from vmckpt.hosts.pki.identity import FILES, Identity, obstacles, pki_dir, read_identity
-from vmckpt.migrate.encryption import Scheme, choose
+from vmckpt.migrate.encrypted import Scheme, choose
 from vmckpt.migrate.options import Tls
 
 ADDRESSES = {"a": "10.77.1.1", "b": "fd00:0:0::B"}

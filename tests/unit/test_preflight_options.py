@@ -17,7 +17,7 @@ from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.dirty_log import loss
-from vmckpt.migrate.encryption import Encryption, Scheme
+from vmckpt.migrate.encrypted import Encryption, Scheme
 from vmckpt.migrate.method_checks import copy_checks, encryption_checks, resolve_method
 from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
 from vmckpt.migrate.preflight import Preflight, locking, preflight

@@ -82,7 +82,7 @@ class LibvirtDomain:
         from vmckpt.vm.domains.sessions import libvirtd
 
         if options.offline:
-            from vmckpt.migrate.domains.offline import preflight_off as preflight
+            from vmckpt.migrate.domains.off_checks import preflight_off as preflight
         async with libvirtd(self.host) as here, libvirtd(target) as there:
             found = await preflight(self.domain, here, there, options)
         held = await busy(self.domain)

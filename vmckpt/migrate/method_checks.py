@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vmckpt.migrate.encryption import Encryption, Scheme
+from vmckpt.migrate.encrypted import Encryption, Scheme
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.vm.check import REFUSE, WARN, Check
 

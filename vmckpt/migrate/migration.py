@@ -24,7 +24,8 @@ from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
 from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.encryption import Credentials, Scheme, arm, disarm_if_possible
+from vmckpt.migrate.encrypted import Scheme
+from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill, with_last_words
 from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
 from vmckpt.migrate.options import Method

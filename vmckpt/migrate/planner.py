@@ -10,7 +10,7 @@ from vmckpt.devices.checks import held_bytes
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord, load_all
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.encryption import Scheme
+from vmckpt.migrate.encrypted import Scheme
 from vmckpt.migrate.learned import device_moves, learned, sending
 from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
 from vmckpt.migrate.preflight import preflight

@@ -10,7 +10,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate import dirty_log
 from vmckpt.migrate.disk_plan import DiskCopy, Owned, disk_checks, plan_disks
-from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.migrate.encrypted import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.method_checks import (
     copy_checks,
     domain_checks,

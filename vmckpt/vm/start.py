@@ -18,8 +18,8 @@ from vmckpt.sequence.steps import all_of, finish
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir
+from vmckpt.vm.reach import require_reachable
 from vmckpt.vm.spec import Spec
-from vmckpt.vm.user_checks import require_reachable
 from vmckpt.vm.user_processes import all_of_user, end_all_of
 from vmckpt.vm.users import VmUser, set_up, take_back
 

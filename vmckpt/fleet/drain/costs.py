@@ -8,7 +8,7 @@ from vmckpt.drivers.driver import VmInfo
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.encryption import Scheme, choose
+from vmckpt.migrate.encrypted import Scheme, choose
 from vmckpt.migrate.learned import learned, sending
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.planner import guest_of, limits

@@ -1,5 +1,6 @@
 """Every reason why a domain cannot migrate, found before anything is changed."""
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,24 +11,24 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate import dirty_log
 from vmckpt.migrate.disk_plan import DiskCopy, disk_checks
-from vmckpt.migrate.domains import hold, target_libvirt
+from vmckpt.migrate.domains import target_libvirt
 from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
 from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
 from vmckpt.migrate.domains.link import find_link
 from vmckpt.migrate.domains.option_checks import client_checks, option_checks
-from vmckpt.migrate.domains.request import Cargo, Request, Route, build
-from vmckpt.migrate.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.migrate.encrypted import IN_CLEAR, Encryption, Scheme, choose
 from vmckpt.migrate.method_checks import (
     copy_checks,
     encryption_checks,
     postcopy_risk,
     resolve_method,
 )
-from vmckpt.migrate.options import Method, Options, Tls
+from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options, Tls
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.sequence.steps import all_of, both
+from vmckpt.units import MIB
 from vmckpt.vm import target_checks
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
+from vmckpt.vm.check import OK, REFUSE, WARN, Check, refusal
 from vmckpt.vm.domains.description import parse_xml
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -36,6 +37,8 @@ from vmckpt.vm.paths import lock_path
 # Zeroes that are written to a copied disk become holes.
 DETECTS_ZEROES = (10, 9, 0)
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
+# What both libvirts, and the source's QEMU, have to be for a QEMU that is held back.
+HOLD_SINCE_LIBVIRT, HOLD_SINCE_QEMU = (11, 1, 0), QemuVersion(8, 2, 0)
 # Where libvirt looks for QEMU's certificates unless qemu.conf says otherwise.
 QEMU_CERTIFICATES = Path("/etc/pki/qemu")
 
@@ -45,16 +48,43 @@ DETACH = (
 )
 
 
+class Route(NamedTuple):
+    """Where things go: the target's libvirtd, its migration address, and its ports.
+
+    A port of None is libvirt's choice, in its own range.
+    """
+
+    to_libvirtd: str
+    address: str
+    memory_port: int | None = None
+    disks_port: int | None = None
+
+
+class Cargo(NamedTuple):
+    """What moves. `copied_disks` are names of disks in the domain (vda).
+
+    `proved_shared`: vmckpt has seen that both hosts have the other disks, which libvirt believes of
+    some kinds of file systems only. `detects_zeroes`: both libvirts can.
+    """
+
+    persistent: bool
+    copied_disks: tuple[str, ...]
+    proved_shared: bool
+    encrypted: bool
+    detects_zeroes: bool = False
+
+
 class DomainPreflight(NamedTuple):
-    """All checks, and what libvirt will be asked for when they are passed.
+    """All checks, and how the domain moves when they are passed.
 
     `options` are those asked for, with "auto" replaced by what it comes to; `known_to_target`: the
-    target has a definition of it; `held_mib_per_s`: by what its QEMU is held back, see hold.py.
+    target has a definition of it; `held_mib_per_s`: by what its QEMU is held back, 0: it goes by
+    its own measure.
     """
 
     checks: tuple[Check, ...]
     options: Options
-    request: Request | None = None
+    way: tuple[Route, Cargo] | None = None
     copies: tuple[DiskCopy, ...] = ()
     encryption: Encryption = IN_CLEAR
     known_to_target: bool = False
@@ -63,7 +93,13 @@ class DomainPreflight(NamedTuple):
     @property
     def possible(self) -> bool:
         """Whether nothing is against it."""
-        return self.request is not None and all(c.verdict != REFUSE for c in self.checks)
+        return self.way is not None and all(c.verdict != REFUSE for c in self.checks)
+
+    def require(self, name: str, target: str) -> tuple[Route, Cargo]:
+        """How it moves. Raises RefusedError naming every refusal."""
+        if self.way is None or not self.possible:
+            raise refusal(self.checks, name, target)
+        return self.way
 
 
 async def preflight(
@@ -92,7 +128,7 @@ async def preflight(
     loss = dirty_log.loss_of(what.accel_word, at_source.version, what.memory_back_ends)
     options = resolve_method(options, loses_pages=loss is not None)
     can_hold = at_source.can_hold and at_target.can_hold and options.method is not Method.STOP
-    held_mib_per_s = hold.held_mib_per_s(what.memory_bytes) if can_hold else 0
+    held = held_mib_per_s(what.memory_bytes) if can_hold else 0
     cargo = Cargo(
         domain.seen.persistent,
         disks.copied,
@@ -120,12 +156,17 @@ async def preflight(
     return DomainPreflight(
         checks,
         options,
-        build(options, route, cargo, held_mib_per_s),
+        (route, cargo),
         disks.plan.copies,
         encryption[0],
         at_target.known,
-        held_mib_per_s,
+        held,
     )
+
+
+def held_mib_per_s(memory_bytes: int) -> int:
+    """The least speed by which the longest downtime still allows all of memory to be left. Pure."""
+    return max(1, math.ceil(memory_bytes / MIB * 1000 / UNLIMITED_DOWNTIME_MS))
 
 
 class _AtSource(NamedTuple):
@@ -143,7 +184,7 @@ class _AtTarget(NamedTuple):
 
     @property
     def can_hold(self) -> bool:
-        return self.libvirt >= hold.SINCE_LIBVIRT
+        return self.libvirt >= HOLD_SINCE_LIBVIRT
 
 
 class _Moving(NamedTuple):
@@ -231,7 +272,7 @@ async def _look_at_source(domain: Domain, source: Libvirtd) -> _AtSource:
         checks.append(Check("migratable", REFUSE, reason, DETACH))
     if not any(check.code == "migratable" for check in checks):
         checks.append(Check("migratable", OK, "no device of the host's own is passed through"))
-    can_hold = libvirt >= hold.SINCE_LIBVIRT and version >= hold.SINCE_QEMU
+    can_hold = libvirt >= HOLD_SINCE_LIBVIRT and version >= HOLD_SINCE_QEMU
     return _AtSource(version, checks, libvirt, can_hold)
 
 

@@ -7,34 +7,26 @@ and what is allowed once all of memory has gone is so much more downtime that th
 """
 
 import asyncio
-import math
 from contextlib import suppress
 
 from vmckpt.errors import HostDownError, NotFoundError, OutcomeUnknownError
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.domains.journal import DomainJournal
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
-from vmckpt.qemu.replies import QemuVersion
 from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.job import Job
 from vmckpt.vm.domains.sessions import libvirtd
 
-# libvirt's typed parameter, MiB/s; what both libvirts, and the source's QEMU, have to be for it.
+# libvirt's typed parameter, MiB/s.
 PARAMETER = "bandwidth.avail.switchover"
 # What one that cannot do it complains of.
 IN_QEMU = "avail-switchover-bandwidth"
-SINCE_LIBVIRT, SINCE_QEMU = (11, 1, 0), QemuVersion(8, 2, 0)
 # In the second pass all of memory has gone once.
 WHOLE_SENT_PASS = 2
 # A downtime that differs by less is not worth a call.
 SAME_WITHIN = 0.2
 LET_GO_EVERY_S = 1.0
-
-
-def held_mib_per_s(memory_bytes: int) -> int:
-    """The least speed by which the longest downtime still allows all of memory to be left. Pure."""
-    return max(1, math.ceil(memory_bytes / MIB * 1000 / UNLIMITED_DOWNTIME_MS))
 
 
 class Hold:

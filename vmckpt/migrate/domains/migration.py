@@ -17,7 +17,7 @@ from vmckpt.migrate.domains.arrival import name_there
 from vmckpt.migrate.domains.bury import bury
 from vmckpt.migrate.domains.checks import DomainPreflight, preflight
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
-from vmckpt.migrate.domains.request import Request
+from vmckpt.migrate.domains.request import Request, build
 from vmckpt.migrate.domains.settle import lost, settle, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
@@ -28,7 +28,6 @@ from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.shared_link import SharedLink, on_the_link
 from vmckpt.sequence.steps import both, to_the_end
-from vmckpt.vm.check import refusal
 from vmckpt.vm.domains.inventory import Domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtd, libvirtds
@@ -55,14 +54,14 @@ async def migrate(domain: Domain, target: Host, options: Options, emit: Emit) ->
                 preflight(domain, here, there, options),
                 stack.enter_async_context(libvirtd(source)),
             )
-            if checked.request is None or not checked.possible:
-                raise refusal(checked.checks, domain.name, target.name)
+            way = checked.require(domain.name, target.name)
+            request = build(checked.options, *way, checked.held_mib_per_s)
             run.begin(checked.options, checked.checks)
             migration = DomainMigration(domain, target, checked, run)
             limit = checked.options.bandwidth_bytes_per_s
             turns = checked.options.in_turn
             async with on_the_link(source, target, run.id, limit, run.note, in_turn=turns) as link:
-                report = await migration.run((here, caller), checked.request, link)
+                report = await migration.run((here, caller), request, link)
         return run.end(report, checked.checks)
 
 

@@ -2,26 +2,15 @@
 
 import asyncio
 import time
-from shlex import quote
 
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_plan import disk_checks
-from vmckpt.migrate.domains import target_libvirt
-from vmckpt.migrate.domains.arrival import (
-    arrival_checks,
-    arriving,
-    disks_elsewhere,
-    name_there,
-)
-from vmckpt.migrate.domains.checks import DomainPreflight, is_there_already, snapshot_checks
-from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
+from vmckpt.migrate.domains.arrival import name_there
+from vmckpt.migrate.domains.checks import DomainPreflight
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
-from vmckpt.migrate.domains.left_behind import left_behind
-from vmckpt.migrate.domains.link import find_link
-from vmckpt.migrate.domains.option_checks import off_checks
-from vmckpt.migrate.domains.request import Cargo, Route, build
+from vmckpt.migrate.domains.off_checks import preflight_off
+from vmckpt.migrate.domains.request import build
 from vmckpt.migrate.domains.settle import settle_off, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.whereabouts import Move
@@ -29,10 +18,8 @@ from vmckpt.migrate.locks import locked
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.report import Report
-from vmckpt.sequence.steps import both, to_the_end
-from vmckpt.vm.check import OK, REFUSE, Check, refusal
+from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.inventory import Domain, seen_again
-from vmckpt.vm.domains.libvirtd import Libvirtd
 from vmckpt.vm.domains.sessions import libvirtds
 
 Ends = tuple[Host, Host]
@@ -54,8 +41,7 @@ async def move_off(domain: Domain, target: Host, options: Options, emit: Emit) -
         await make_room(domain.name)
         domain = await seen_again(domain, here)
         checked = await preflight_off(domain, here, there, options)
-        if checked.request is None or not checked.possible:
-            raise refusal(checked.checks, domain.name, target.name)
+        way = checked.require(domain.name, target.name)
         run.begin(checked.options, checked.checks)
         journal = DomainJournal(
             run=run.id,
@@ -72,7 +58,7 @@ async def move_off(domain: Domain, target: Host, options: Options, emit: Emit) -
         await journal.write()
         try:
             # It takes a moment, and cannot be called back.
-            await to_the_end(here.migrate(domain.uuid, *checked.request))
+            await to_the_end(here.migrate(domain.uuid, *build(checked.options, *way)))
         except (asyncio.CancelledError, VmckptError) as exc:
             if (meant := await to_the_end(_meaning(journal, ends, run, exc))) is not None:
                 raise meant from (None if meant is exc else exc)
@@ -121,63 +107,3 @@ async def _conclude(
         run_record="",
     )
     return run.end(report, checked.checks)
-
-
-async def preflight_off(
-    domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
-) -> DomainPreflight:
-    """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
-    there = target.host
-    if at_once := is_there_already(domain, there) or _running(domain):
-        return DomainPreflight((at_once,), options)
-    arrives = arriving(domain, options.at_target)
-    (checks, names), (disks, ((snapshots, left), link)) = await both(
-        both(target_libvirt.checks(arrives, source, target), target.names()),
-        both(
-            plan_domain_disks(domain, source, there, options.disks, disks_elsewhere(arrives)),
-            both(
-                both(
-                    snapshot_checks(domain, source),
-                    left_behind(domain, arrives, source, there),
-                ),
-                find_link(options.tls, domain.host, there),
-            ),
-        ),
-    )
-    found = (
-        Check("running", OK, "the domain is off"),
-        await target_libvirt.name(arrives, names, there),
-        # As long as it is off it has none.
-        *(check for check in checks if check.code != "memory"),
-        *disk_checks(disks.plan),
-        *uncopied(disks),
-        *await target_libvirt.files(arrives, there, disks.plan.shared),
-        *snapshots,
-        *left,
-        link.check,
-        *off_checks(options),
-        *arrival_checks(domain, options.at_target),
-    )
-    cargo = Cargo(True, (), disks.proved_shared, encrypted=False)
-    return DomainPreflight(
-        found,
-        options,
-        build(options, Route(link.uri, there.migration_address), cargo),
-        known_to_target=domain.uuid in {one.uuid for one in names},
-    )
-
-
-def uncopied(disks: DomainDisks) -> list[Check]:
-    """Disks that would have to be copied, which libvirt does while a domain runs only. Pure."""
-    if not disks.copied:
-        return []
-    reason = f"libvirt copies no disk of a domain that is off: {', '.join(disks.copied)}"
-    remedy = "copy the images yourself, and add --disks shared; or start it, and move it so"
-    return [Check("disk-offline", REFUSE, reason, remedy)]
-
-
-def _running(domain: Domain) -> Check | None:
-    if not domain.is_active:
-        return None
-    remedy = f"leave out --offline, or: vmckpt vm stop {quote(domain.name)}"
-    return Check("running", REFUSE, "--offline moves a domain that is off, and it runs", remedy)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from vmckpt.migrate.domains.request import whole_mib
 from vmckpt.migrate.options import Options
 from vmckpt.qemu.abilities import XBZRLE
 from vmckpt.units import MIB
@@ -65,3 +64,8 @@ def client_checks(options: Options) -> Iterator[Check]:
     if options.compression_level is not None and not client_knows(level):
         reason = "--compress-level: libvirt's client here (libvirt-python) is older than 9.1"
         yield Check("qemu-option", REFUSE, reason, "leave it out, or upgrade libvirt-python")
+
+
+def whole_mib(bandwidth_bytes_per_s: int) -> int:
+    """As libvirt counts: at most what was asked for, but 1 MiB/s at least."""
+    return max(1, bandwidth_bytes_per_s // MIB)

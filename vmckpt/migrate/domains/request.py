@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from vmckpt.hosts.uri import in_uri
 from vmckpt.migrate.domains import hold
+from vmckpt.migrate.domains.checks import Cargo, Route
+from vmckpt.migrate.domains.option_checks import whole_mib
 from vmckpt.migrate.options import Method, Options
-from vmckpt.units import MIB
 from vmckpt.vm.domains.flags import MigrateFlag
 
 Parameter = str | int | list[str]
@@ -19,32 +20,6 @@ class Request(NamedTuple):
     to_libvirtd: str
     parameters: dict[str, Parameter]
     flags: MigrateFlag
-
-
-class Route(NamedTuple):
-    """Where things go: the target's libvirtd, its migration address, and its ports.
-
-    A port of None is libvirt's choice, in its own range.
-    """
-
-    to_libvirtd: str
-    address: str
-    memory_port: int | None = None
-    disks_port: int | None = None
-
-
-class Cargo(NamedTuple):
-    """What moves. `copied_disks` are names of disks in the domain (vda).
-
-    `proved_shared`: vmckpt has seen that both hosts have the other disks, which libvirt believes of
-    some kinds of file systems only. `detects_zeroes`: both libvirts can.
-    """
-
-    persistent: bool
-    copied_disks: tuple[str, ...]
-    proved_shared: bool
-    encrypted: bool
-    detects_zeroes: bool = False
 
 
 def build(options: Options, route: Route, cargo: Cargo, held_mib_per_s: int = 0) -> Request:
@@ -113,11 +88,6 @@ def unheld(request: Request) -> Request:
     """The same for a QEMU that cannot be held back. Pure."""
     parameters = {k: v for k, v in request.parameters.items() if k != hold.PARAMETER}
     return request._replace(parameters=parameters)
-
-
-def whole_mib(bandwidth_bytes_per_s: int) -> int:
-    """As libvirt counts: at most what was asked for, but 1 MiB/s at least."""
-    return max(1, bandwidth_bytes_per_s // MIB)
 
 
 def _mib_or_none(bandwidth_bytes_per_s: int) -> int | None:

@@ -14,8 +14,9 @@ from vmckpt.errors import (
 )
 from vmckpt.events.types import Emit, Note
 from vmckpt.migrate.domains.hold import IN_QEMU, Hold
+from vmckpt.migrate.domains.option_checks import whole_mib
 from vmckpt.migrate.domains.progress import figures, progress
-from vmckpt.migrate.domains.request import Request, unheld, whole_mib
+from vmckpt.migrate.domains.request import Request, unheld
 from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options
 from vmckpt.migrate.steering import Order, Steering, given_up, pilot
 from vmckpt.plan.policy import Act, Look

@@ -1,0 +1,83 @@
+"""Every reason why a domain that is off cannot move, found before anything is changed."""
+
+from shlex import quote
+
+from vmckpt.migrate.disk_plan import disk_checks
+from vmckpt.migrate.domains import target_libvirt
+from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
+from vmckpt.migrate.domains.checks import (
+    Cargo,
+    DomainPreflight,
+    Route,
+    is_there_already,
+    snapshot_checks,
+)
+from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
+from vmckpt.migrate.domains.left_behind import left_behind
+from vmckpt.migrate.domains.link import find_link
+from vmckpt.migrate.domains.option_checks import off_checks
+from vmckpt.migrate.options import Options
+from vmckpt.sequence.steps import both
+from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.vm.domains.inventory import Domain
+from vmckpt.vm.domains.libvirtd import Libvirtd
+
+
+async def preflight_off(
+    domain: Domain, source: Libvirtd, target: Libvirtd, options: Options
+) -> DomainPreflight:
+    """Ask both ends; changes nothing. Raises HostDownError when an end cannot be asked."""
+    there = target.host
+    if at_once := is_there_already(domain, there) or _running(domain):
+        return DomainPreflight((at_once,), options)
+    arrives = arriving(domain, options.at_target)
+    (checks, names), (disks, ((snapshots, left), link)) = await both(
+        both(target_libvirt.checks(arrives, source, target), target.names()),
+        both(
+            plan_domain_disks(domain, source, there, options.disks, disks_elsewhere(arrives)),
+            both(
+                both(
+                    snapshot_checks(domain, source),
+                    left_behind(domain, arrives, source, there),
+                ),
+                find_link(options.tls, domain.host, there),
+            ),
+        ),
+    )
+    found = (
+        Check("running", OK, "the domain is off"),
+        await target_libvirt.name(arrives, names, there),
+        # As long as it is off it has none.
+        *(check for check in checks if check.code != "memory"),
+        *disk_checks(disks.plan),
+        *uncopied(disks),
+        *await target_libvirt.files(arrives, there, disks.plan.shared),
+        *snapshots,
+        *left,
+        link.check,
+        *off_checks(options),
+        *arrival_checks(domain, options.at_target),
+    )
+    cargo = Cargo(True, (), disks.proved_shared, encrypted=False)
+    return DomainPreflight(
+        found,
+        options,
+        (Route(link.uri, there.migration_address), cargo),
+        known_to_target=domain.uuid in {one.uuid for one in names},
+    )
+
+
+def uncopied(disks: DomainDisks) -> list[Check]:
+    """Disks that would have to be copied, which libvirt does while a domain runs only. Pure."""
+    if not disks.copied:
+        return []
+    reason = f"libvirt copies no disk of a domain that is off: {', '.join(disks.copied)}"
+    remedy = "copy the images yourself, and add --disks shared; or start it, and move it so"
+    return [Check("disk-offline", REFUSE, reason, remedy)]
+
+
+def _running(domain: Domain) -> Check | None:
+    if not domain.is_active:
+        return None
+    remedy = f"leave out --offline, or: vmckpt vm stop {quote(domain.name)}"
+    return Check("running", REFUSE, "--offline moves a domain that is off, and it runs", remedy)

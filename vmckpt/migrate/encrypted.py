@@ -1,0 +1,90 @@
+"""Whether a migration is encrypted, and how both ends prove who they are."""
+
+import time
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from vmckpt.errors import RefusedError, UsageError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.pki.identity import Identity, Obstacle, obstacles, read_identity
+from vmckpt.migrate.options import Tls
+
+
+class Scheme(Enum):
+    """How the ends prove themselves; the value is the word for it in reports."""
+
+    CLEAR = "off"
+    CERTIFICATES = "x509"
+    ONE_TIME_KEY = "psk"
+
+
+class Encryption(NamedTuple):
+    """What was decided for one migration, and why.
+
+    `peer` is the distinguished name that the source's certificate has to show to the target;
+    `name` whom the target's has to be for, None: its address.
+    """
+
+    scheme: Scheme
+    reason: str
+    peer: str = ""
+    name: str | None = None
+
+
+IN_CLEAR = Encryption(Scheme.CLEAR, "not encrypted")
+
+
+async def choose(
+    tls: Tls,
+    source: Host,
+    target: Host,
+    now_unix_s: float | None = None,
+    *,
+    directories: tuple[Path, Path] | None = None,
+    name: str | None = None,
+) -> Encryption:
+    """The way that `tls` comes to between these hosts. Raises RefusedError, with what mends it.
+
+    `directories` have the certificates of both, where that is not vmckpt's own. The target's is for
+    `name`, or None: for its address.
+
+    AUTO: certificates where the hosts have any; in clear only between hosts that are one machine
+    and have none. It never falls back to clear because certificates are bad.
+    """
+    if tls is Tls.OFF:
+        return Encryption(Scheme.CLEAR, "not encrypted, as asked for")
+    if tls is Tls.PSK:
+        return Encryption(Scheme.ONE_TIME_KEY, "encrypted, by a key made for this migration alone")
+    here, there = directories or (None, None)
+    ours, theirs = await _identity(source, here), await _identity(target, there)
+    if ours and theirs:
+        now = time.time() if now_unix_s is None else now_unix_s
+        if found := obstacles((source, ours), (target, theirs), now, name):
+            raise _refused(found)
+        reason = f"encrypted; {source.name} and {target.name} prove themselves by certificates"
+        return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject, name)
+    one_machine = source.is_this_machine and target.is_this_machine
+    if tls is Tls.AUTO and one_machine and not (ours or theirs):
+        return Encryption(
+            Scheme.CLEAR, "not encrypted: both hosts are this machine and have no certificates"
+        )
+    without = [host.name for host, has in ((source, ours), (target, theirs)) if not has]
+    reason = f"{' and '.join(without)} cannot encrypt: no certificates"
+    raise _refused([Obstacle(reason, f"vmckpt pki issue {' '.join(without)}")])
+
+
+async def _identity(host: Host, directory: Path | None) -> Identity | None:
+    try:
+        return await read_identity(host, directory)
+    except UsageError as exc:
+        raise RefusedError(exc.what, why=exc.why, remedy=exc.remedy) from exc
+
+
+def _refused(found: list[Obstacle]) -> RefusedError:
+    return RefusedError(
+        "the migration cannot be encrypted",
+        why="; ".join(obstacle.reason for obstacle in found),
+        remedy="; ".join(dict.fromkeys(obstacle.remedy for obstacle in found))
+        + "; or use --tls psk, or in a network that you trust --tls off",
+    )
