@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.setting import RESULTS
 from vmckpt.events.record import RunRecord, load_all
 from vmckpt.migrate.learned import learned, sending
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.planner import guest_of
+from vmckpt.options.migration import Options
 from vmckpt.plan.choose import Intent, choose, judge
 from vmckpt.plan.forecast import Forecast, Limits, Way, forecast
 from vmckpt.plan.link import Link

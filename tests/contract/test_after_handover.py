@@ -17,9 +17,9 @@ from vmckpt.errors import (
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.migration import Migration
-from vmckpt.migrate.options import Method, Options
-from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.shared_link import on_the_link
+from vmckpt.options.migration import Method, Options
+from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.devices.checks import passthrough_checks
 from vmckpt.hosts.host import COMMAND_TIMEOUT_S, Completed
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
+from vmckpt.preflight.finding import Check
+from vmckpt.preflight.passthrough import passthrough_checks
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.cards import SYSFS, VFIO_DEVICES, Card, cards_of, choose
-from vmckpt.vm.check import Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.passthrough import Passthrough, Strategy
 from vmckpt.vm.paths import QemuDir, vm_dir

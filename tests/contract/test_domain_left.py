@@ -22,8 +22,8 @@ from vmckpt.migrate.domains.migration import migrate
 from vmckpt.migrate.domains.offline import move_off
 from vmckpt.migrate.domains.recover import _tidy, recover
 from vmckpt.migrate.domains.tidy import leave_on_target
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.report import Report
+from vmckpt.options.migration import Options
 from vmckpt.vm.domains import inventory
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.flags import PausedReason, State

@@ -12,11 +12,11 @@ import pytest
 from vmckpt.errors import OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.domains import offline, settle, tidy
-from vmckpt.migrate.domains.checks import Cargo, DomainPreflight, Route
 from vmckpt.migrate.domains.journal import DomainJournal
-from vmckpt.migrate.domains.left_behind import left_behind
-from vmckpt.migrate.options import AtTarget, Options
-from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.options.migration import AtTarget, Options
+from vmckpt.preflight.domains.checks import Cargo, DomainPreflight, Route
+from vmckpt.preflight.domains.left_behind import left_behind
+from vmckpt.preflight.finding import OK, REFUSE, Check
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State

@@ -28,7 +28,7 @@ from vmckpt.migrate.domains.settle import look_at, unknown
 from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place, View
-from vmckpt.migrate.options import Method, Options
+from vmckpt.options.migration import Method, Options
 from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError

@@ -34,9 +34,9 @@ from vmckpt.hosts.drained import close, is_closed
 from vmckpt.hosts.every import Answers
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.report import Report
-from vmckpt.vm.check import REFUSE, WARN, Check, Examined
+from vmckpt.options.migration import Options
+from vmckpt.preflight.finding import REFUSE, WARN, Check, Examined
 from vmckpt.vm.dirty_rate import DirtyRate
 from vmckpt.vm.spec import Placement
 

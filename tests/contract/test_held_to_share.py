@@ -8,11 +8,11 @@ import pytest
 
 from tests.contract.test_dropped_copies import Scripted
 from tests.scripted_qmp import Server, play
-from vmckpt.migrate.disk_plan import DiskCopy
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.ends import Pair
-from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.transfer import Transfer
+from vmckpt.options.migration import Method, Options
+from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.qemu.monitor import Monitor
 
 pytestmark = pytest.mark.contract

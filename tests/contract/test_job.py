@@ -35,8 +35,8 @@ from vmckpt.migrate import job as jobs
 from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.job import Job, JobDir, find_out, forget_old, run_job
 from vmckpt.migrate.journal import Journal
-from vmckpt.migrate.options import AtTarget, Options
 from vmckpt.migrate.recover import FINISHED
+from vmckpt.options.migration import AtTarget, Options
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path, vm_dir

@@ -10,7 +10,7 @@ from vmckpt.errors import NotFoundError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.migrate.job import Job, JobDir, await_job
-from vmckpt.migrate.options import Options
+from vmckpt.options.migration import Options
 
 
 def a_job(state_dir: Path) -> Job:

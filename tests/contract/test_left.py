@@ -17,11 +17,11 @@ from vmckpt.migrate import settle as settling
 from vmckpt.migrate.ends import End, Pair
 from vmckpt.migrate.journal import Journal
 from vmckpt.migrate.left import keep_at, undo_or_leave
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.ownership import Move
-from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.recover import UNDONE, Recovery, recover
 from vmckpt.migrate.settle import settle
+from vmckpt.options.migration import Options
+from vmckpt.preflight.migration.checks import Preflight
 from vmckpt.qemu.abilities import Agreement
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir

@@ -13,9 +13,9 @@ from tests.scripted_qmp import Script, Server, play
 from vmckpt.errors import OperationFailedError
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.ends import Pair
-from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.settings import set_source
 from vmckpt.migrate.transfer import Transfer
+from vmckpt.options.migration import Method, Options
 from vmckpt.qemu.abilities import ZERO_COPY, Agreement
 from vmckpt.qemu.monitor import Monitor
 

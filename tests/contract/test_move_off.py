@@ -12,8 +12,8 @@ from vmckpt.errors import HostDownError, OperationFailedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate.offline import stand_in, standing_in
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.run import migrate
+from vmckpt.options.migration import Options
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir

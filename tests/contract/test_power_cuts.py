@@ -20,10 +20,10 @@ from vmckpt.events.record import RunRecord
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
-from vmckpt.migrate.disk_plan import DiskCopy
 from vmckpt.migrate.ends import End
 from vmckpt.migrate.handover import settle_on_target
 from vmckpt.migrate.journal import Journal, find_journal, newest
+from vmckpt.preflight.migration.disks import DiskCopy
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, look_all, read_vm
 from vmckpt.vm.lifecycle import create_image

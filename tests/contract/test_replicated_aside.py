@@ -25,6 +25,7 @@ from vmckpt.hosts.process import ProcessId, find_by_argument
 from vmckpt.lease.file_store import FileStore
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET
+from vmckpt.preflight.finding import Check
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate.disks.aside import fold
 from vmckpt.replicate.disks.checks import disk_checks
@@ -33,7 +34,6 @@ from vmckpt.replicate.folding import fold_there
 from vmckpt.replicate.request import SHARED, Files, Options, Request
 from vmckpt.replicate.stop import stop
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.check import Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again
 from vmckpt.vm.paths import VmDir, vm_dir

@@ -7,10 +7,10 @@ import pytest
 from tests.scripted_qmp import answering, play
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
+from vmckpt.preflight.capture import devices
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.replicate.checks import _firmware
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.capture_checks import devices
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec

@@ -15,7 +15,7 @@ from vmckpt.errors import BusyError, HostDownError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Right, right_of
-from vmckpt.migrate.options import Options
+from vmckpt.options.migration import Options
 from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.operate import require_decided
 from vmckpt.replicate.request import Files

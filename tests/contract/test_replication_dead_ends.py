@@ -25,7 +25,7 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.store import Versioned
 from vmckpt.memory.ram_file import open_fd
-from vmckpt.migrate.options import Options
+from vmckpt.options.migration import Options
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import epochs, primary, recovery

@@ -27,7 +27,7 @@ from vmckpt.lease.record import Span
 from vmckpt.lease.rule import Claimant
 from vmckpt.lease.standby import Move
 from vmckpt.memory.ram_file import PAGE_BYTES, mapped, open_fd
-from vmckpt.migrate.options import Options
+from vmckpt.options.migration import Options
 from vmckpt.qemu.monitor import MonitorLostError
 from vmckpt.replicate import channel, keeper
 from vmckpt.replicate.channel import Channel

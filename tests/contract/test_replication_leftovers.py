@@ -31,8 +31,8 @@ from vmckpt.lease.record import Record, Span
 from vmckpt.lease.store import NONE_YET, Versioned
 from vmckpt.migrate.disk_files import CopiedDisk as CopiedFile
 from vmckpt.migrate.disk_files import create_files, remove_files
-from vmckpt.migrate.disk_plan import DiskPlan, Owned, plan_disks
-from vmckpt.migrate.options import Disks
+from vmckpt.options.migration import Disks
+from vmckpt.preflight.migration.disks import DiskPlan, Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.replicate import begin, primary, recovery, sides
 from vmckpt.replicate import stop as stopping

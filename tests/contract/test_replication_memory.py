@@ -22,6 +22,7 @@ from vmckpt.hosts.kernel import PageTracking
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.preflight.finding import OK, REFUSE, WARN
 from vmckpt.replicate import epochs as epochs_module
 from vmckpt.replicate.disks.intake import Intake
 from vmckpt.replicate.epochs import COPIES_AHEAD, COPY_BYTES, Epochs
@@ -41,7 +42,6 @@ from vmckpt.replicate.wire.frames import HEAD_BYTES, Inbound, Outbound, require_
 from vmckpt.replicate.wire.messages import Begin
 from vmckpt.replicate.wire.pages import Encoder, Shadow
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.check import OK, REFUSE, WARN
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import IN_MEMORY, vm_dir
 from vmckpt.vm.spec import parse_spec

@@ -19,11 +19,11 @@ from vmckpt.checkpoint.restore_disks import DisksRestored, restore_disks
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.preflight.finding import OK, Check
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.open import open_store
 from vmckpt.store.pack import PACKS
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.check import OK, Check
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.start import Qemu

@@ -13,9 +13,9 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.migrate import transfer as transfers
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.ends import Pair
-from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.switchover import Socketed, Switchover
 from vmckpt.migrate.transfer import Ending, Transfer
+from vmckpt.options.migration import Method, Options
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.replies import MigrationStatus
 

@@ -20,11 +20,11 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.hosts.uids import Uids
+from vmckpt.preflight.vm_users import host_checks
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import end_qemu, processes
-from vmckpt.vm.user_checks import host_checks
 from vmckpt.vm.users import VmUser, set_up, take_back, uid_of, user_of
 
 T = TypeVar("T")

@@ -20,10 +20,10 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import issue, make_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.lab.labguest import LabGuest
-from vmckpt.migrate.encrypted import Encryption, Scheme
 from vmckpt.migrate.encryption import arm, disarm
 from vmckpt.migrate.ends import End, discard
 from vmckpt.migrate.listen import listen, uri
+from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.vm.inventory import read_vm

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.domains.link import TLS_PORT, Ways, decide_link
 from vmckpt.migrate.listen import uri
-from vmckpt.migrate.options import Tls
+from vmckpt.options.migration import Tls
+from vmckpt.preflight.domains.link import TLS_PORT, Ways, decide_link
 
 pytestmark = pytest.mark.unit
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vmckpt.vm.blockers import device_checks
+from vmckpt.preflight.blockers import device_checks
 
 IDS = {"0000:00:01.0": "n1", "0000:00:02.0": "", "0000:00:03.0": "ehci"}
 

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.test_forecast import FORECASTS
 from vmckpt.memory.observe import Window
 from vmckpt.migrate.calm import LOOK_S, wait_for_calm
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.planner import Plan
+from vmckpt.options.migration import Options
 from vmckpt.plan.choose import Choice, Intent, judge
 from vmckpt.plan.dirtying import DirtyCurve, DirtyPoint
 from vmckpt.plan.forecast import Way

@@ -10,7 +10,7 @@ from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint.facts import DiskFacts, Facts
 from vmckpt.checkpoint.planned import Standing, plan_copy, plan_itself
 from vmckpt.hosts.local import LocalHost
-from vmckpt.vm.isolation import isolation_checks
+from vmckpt.preflight.isolation import isolation_checks
 from vmckpt.vm.spec import parse_spec
 
 SPEC = """

@@ -7,9 +7,9 @@ import pytest
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.disk_plan import DiskCopy, Owned, Place, decide_disks, plan_disks
 from vmckpt.migrate.disks import SILENCE_S, STALL_S, CopyWatch
-from vmckpt.migrate.options import Disks
+from vmckpt.options.migration import Disks
+from vmckpt.preflight.migration.disks import DiskCopy, Owned, Place, decide_disks, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.spec import Disk
 

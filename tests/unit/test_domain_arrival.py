@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
-from vmckpt.migrate.options import AtTarget
-from vmckpt.vm.check import REFUSE, WARN
+from vmckpt.options.migration import AtTarget
+from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
+from vmckpt.preflight.finding import REFUSE, WARN
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.flags import State
 from vmckpt.vm.domains.inventory import Domain

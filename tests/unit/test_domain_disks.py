@@ -2,7 +2,7 @@
 
 import pytest
 
-from vmckpt.migrate.domains.disks import may_vouch, strange
+from vmckpt.preflight.domains.disks import may_vouch, strange
 from vmckpt.vm.domains.description import DomainDisk, parse_domain
 
 pytestmark = pytest.mark.unit

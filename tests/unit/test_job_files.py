@@ -14,7 +14,7 @@ from vmckpt.events.types import Event, JobProgress, Note, PhaseBegan, Progress
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.migrate.job import KEPT_S, Job, JobDir, forget_old, read_job
-from vmckpt.migrate.options import Method, Options, Tls
+from vmckpt.options.migration import Method, Options, Tls
 
 EVENTS: list[Event] = [
     PhaseBegan(0.1, "prepare"),

@@ -6,8 +6,8 @@ import pytest
 
 from tests import virtual_time
 from vmckpt.events.types import Event, Note
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.recorded import recorded
+from vmckpt.options.migration import Options
 
 pytestmark = pytest.mark.unit
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.migrate.domains.checks import Cargo, Route, certificate_dir, qemu_users
-from vmckpt.migrate.domains.option_checks import off_checks, option_checks
 from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import build
-from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
+from vmckpt.options.migration import AtTarget, Method, OnTimeout, Options
 from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.preflight.domains.checks import Cargo, Route, certificate_dir, qemu_users
+from vmckpt.preflight.domains.options import off_checks, option_checks
+from vmckpt.preflight.finding import REFUSE, WARN
 from vmckpt.units import MIB
-from vmckpt.vm.check import REFUSE, WARN
 from vmckpt.vm.domains import flags
 from vmckpt.vm.domains.flags import MigrateFlag as Flag
 from vmckpt.vm.domains.job import parse_job

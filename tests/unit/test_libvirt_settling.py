@@ -3,7 +3,6 @@
 import pytest
 
 from vmckpt.hosts.local import LocalHost
-from vmckpt.migrate.domains.link import TCP_PORT, TLS_PORT, Ways, decide_link
 from vmckpt.migrate.domains.whereabouts import (
     Move,
     Place,
@@ -13,8 +12,9 @@ from vmckpt.migrate.domains.whereabouts import (
     is_orphan,
     place,
 )
-from vmckpt.migrate.options import Tls
-from vmckpt.vm.check import OK, REFUSE, WARN
+from vmckpt.options.migration import Tls
+from vmckpt.preflight.domains.link import TCP_PORT, TLS_PORT, Ways, decide_link
+from vmckpt.preflight.finding import OK, REFUSE, WARN
 from vmckpt.vm.domains.faults import UNFORESEEN, remedy_for
 from vmckpt.vm.domains.flags import PausedReason, RunningReason, State
 

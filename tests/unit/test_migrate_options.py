@@ -15,7 +15,7 @@ from vmckpt.cli.migrate_options import (
     TlsWord,
 )
 from vmckpt.errors import UsageError
-from vmckpt.migrate.options import AtTarget, Disks, Method, OnTimeout, Options, Tls
+from vmckpt.options.migration import AtTarget, Disks, Method, OnTimeout, Options, Tls
 from vmckpt.units import MIB
 
 pytestmark = pytest.mark.unit

@@ -6,8 +6,8 @@ import pytest
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.ssh.address import Address
+from vmckpt.preflight.blockers import device_checks
 from vmckpt.vm.argv import Platform, qemu_argv
-from vmckpt.vm.blockers import device_checks
 from vmckpt.vm.cards import Card, cards, parse_functions, unfit
 from vmckpt.vm.passthrough import Strategy
 from vmckpt.vm.paths import VmDir

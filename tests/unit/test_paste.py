@@ -14,8 +14,8 @@ from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.address import Address
 from vmckpt.hosts.ssh.entry import SshEntry
-from vmckpt.migrate import host_remedies as remedies
-from vmckpt.vm import target_checks
+from vmckpt.preflight import target_host
+from vmckpt.preflight.host import remedies
 
 CONFIG = Path("/home/the operator/config")
 ADDRESS = Address("192.0.2.7", "joe", 2222, CONFIG)
@@ -76,7 +76,7 @@ def test_a_groups_userfaultfd_is_said_to_udev(
     rule, device = tmp_path / "rules", tmp_path / "device"
     device.touch(0o600)
     monkeypatch.setattr(remedies, "UDEV_RULE", str(rule))
-    monkeypatch.setattr(target_checks, "USERFAULTFD_DEVICE", device)
+    monkeypatch.setattr(target_host, "USERFAULTFD_DEVICE", device)
     line = asyncio.run(remedies.userfaultfd(HERE, Paste(HERE, root=True)))
     subprocess.run(["sh", "-c", line], check=True, timeout=30)
     group = grp.getgrgid(os.getegid()).gr_name

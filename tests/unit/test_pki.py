@@ -16,8 +16,8 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.pki.authority import issue, make_authority, read_authority
 from vmckpt.hosts.pki.certificate import DAY_S, is_issued_by, parse_certificate
 from vmckpt.hosts.pki.identity import FILES, Identity, obstacles, pki_dir, read_identity
-from vmckpt.migrate.encrypted import Scheme, choose
-from vmckpt.migrate.options import Tls
+from vmckpt.options.migration import Tls
+from vmckpt.preflight.migration.encryption import Scheme, choose
 
 ADDRESSES = {"a": "10.77.1.1", "b": "fd00:0:0::B"}
 

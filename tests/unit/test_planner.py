@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from vmckpt.cli.arguments import intent as read
 from vmckpt.memory.content import Content
-from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.planner import (
     Road,
     bandwidth_notes,
@@ -18,6 +17,7 @@ from vmckpt.migrate.planner import (
     within_bandwidth,
 )
 from vmckpt.migrate.ways import options_of
+from vmckpt.options.migration import Method, Options
 from vmckpt.plan.choose import Intent, Offer, choose
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.plan.forecast import Way

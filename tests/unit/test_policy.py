@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
-from vmckpt.migrate.method_checks import resolve_method
-from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.planner import limits, within
 from vmckpt.migrate.policy_file import parse_policy
+from vmckpt.options.migration import Method, Options
 from vmckpt.plan.policy import Act, Look, Pilot, Policy, Rule, replay, stalled_rounds
+from vmckpt.preflight.migration.method import resolve_method
 
 pytestmark = pytest.mark.unit
 

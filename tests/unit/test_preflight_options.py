@@ -16,20 +16,20 @@ from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Completed, Fingerprint
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
-from vmckpt.migrate.dirty_log import loss
-from vmckpt.migrate.encrypted import Encryption, Scheme
-from vmckpt.migrate.method_checks import copy_checks, encryption_checks, resolve_method
-from vmckpt.migrate.options import AtTarget, Method, OnTimeout, Options
-from vmckpt.migrate.preflight import Preflight, locking, preflight
+from vmckpt.options.migration import AtTarget, Method, OnTimeout, Options
+from vmckpt.preflight.finding import Check
+from vmckpt.preflight.migration.checks import Preflight, locking, preflight
+from vmckpt.preflight.migration.dirty_log import loss
+from vmckpt.preflight.migration.encryption import Encryption, Scheme
+from vmckpt.preflight.migration.method import copy_checks, encryption_checks, resolve_method
+from vmckpt.preflight.target_host import USERFAULTFD, USERFAULTFD_DEVICE
 from vmckpt.qemu.abilities import SWITCHOVER_SPEED, ZERO_PAGES, Abilities, Agreement, Wish
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.check import Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu
-from vmckpt.vm.target_checks import USERFAULTFD, USERFAULTFD_DEVICE
 
 NEW = Abilities(
     version=QemuVersion(10, 0, 2),

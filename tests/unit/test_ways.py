@@ -2,15 +2,15 @@
 
 import pytest
 
-from vmckpt.migrate import dirty_log
-from vmckpt.migrate.method_checks import postcopy_risk
-from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.ways import against, options_of, warnings, ways
+from vmckpt.options.migration import Method, Options
 from vmckpt.plan.choose import Intent
 from vmckpt.plan.forecast import POSTCOPIES, Way
 from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.preflight.finding import Check
+from vmckpt.preflight.migration import dirty_log
+from vmckpt.preflight.migration.method import postcopy_risk
 from vmckpt.qemu.replies import QemuVersion
-from vmckpt.vm.check import Check
 
 pytestmark = pytest.mark.unit
 

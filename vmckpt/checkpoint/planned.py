@@ -11,18 +11,18 @@ from typing import NamedTuple
 from vmckpt.checkpoint.facts import Facts
 from vmckpt.checkpoint.foreign import confined, require_safe
 from vmckpt.checkpoint.origin import digest
-from vmckpt.devices.checks import free_checks
 from vmckpt.errors import RefusedError
 from vmckpt.events.durable import make_dir_durably, sync_file
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.process import ProcessId
+from vmckpt.preflight import target_host, vm_users
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.isolation import isolation_checks
+from vmckpt.preflight.passthrough import free_checks
 from vmckpt.store.manifest import Manifest
-from vmckpt.vm import target_checks, user_checks
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm, read_vm
-from vmckpt.vm.isolation import isolation_checks
 from vmckpt.vm.paths import IMAGES, vm_dir
 from vmckpt.vm.probe import abilities
 from vmckpt.vm.spec import Disk, Firmware, Spec, parse_spec
@@ -231,23 +231,23 @@ async def checks(planned: Planned, *, in_place: bool, lazy: bool, plugged: bool)
     """All that is for and against making it; changes nothing. Raises HostDownError."""
     vm, host = planned.vm, planned.vm.host
     theirs = await abilities(host)
-    found = [] if in_place else [check async for check in target_checks.name(vm, host)]
-    found += target_checks.machine(vm, host, theirs)
-    found += await target_checks.accel(vm, host)
-    found.append(await target_checks.permissions(vm, host))
-    found += await user_checks.checks(host, vm.spec)
-    found += [check async for check in target_checks.room(vm, host)]
+    found = [] if in_place else [check async for check in target_host.name(vm, host)]
+    found += target_host.machine(vm, host, theirs)
+    found += await target_host.accel(vm, host)
+    found.append(await target_host.permissions(vm, host))
+    found += await vm_users.checks(host, vm.spec)
+    found += [check async for check in target_host.room(vm, host)]
     read_only = [disk.on(host.state_dir) for disk in vm.spec.disks if disk.read_only]
     found += [check async for check in _files(planned, read_only)]
     found += [check async for check in _disks(planned, in_place=in_place)]
     if not in_place:  # else it gets those of the one whose place it takes
         found += await free_checks(vm.spec.passthrough, host)
     if plugged and not vm.spec.is_isolated:
-        found += [c for c in await target_checks.network(vm, host) if c.code == "bridge"]
+        found += [c for c in await target_host.network(vm, host) if c.code == "bridge"]
     if not plugged:
         found += await isolation_checks(vm.spec, host)
     if lazy:
-        found.append(await target_checks.userfaults(host, by_qemu=False))
+        found.append(await target_host.userfaults(host, by_qemu=False))
     return found
 
 

@@ -31,6 +31,7 @@ from vmckpt.events.durable import make_dir_durably
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
+from vmckpt.preflight.finding import REFUSE, WARN, Check
 from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import finish, to_the_end
@@ -39,7 +40,6 @@ from vmckpt.store.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform
-from vmckpt.vm.check import REFUSE, WARN, Check
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import settled_platform

@@ -6,10 +6,10 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from vmckpt.devices.checks import saved_whole_checks
 from vmckpt.epoch.disks import forget_bitmaps
 from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
 from vmckpt.events.types import Emit, JobProgress, heard_or_not
+from vmckpt.preflight.passthrough import saved_whole_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.qemu.plain import switch_off_capabilities

@@ -23,7 +23,6 @@ from vmckpt.checkpoint.history import History
 from vmckpt.checkpoint.origin import marked
 from vmckpt.checkpoint.place import open_or_create
 from vmckpt.devices.absence import without_devices
-from vmckpt.devices.checks import away_names, hook_checks
 from vmckpt.epoch.budget import Budget
 from vmckpt.epoch.capture import Capture, Pausing, capturing
 from vmckpt.epoch.disks import DisksAtOnce
@@ -34,6 +33,9 @@ from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
 from vmckpt.hosts.deadman import attended
 from vmckpt.hosts.scheduling import session_prompt
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
+from vmckpt.preflight import capture
+from vmckpt.preflight.finding import REFUSE, Check
+from vmckpt.preflight.passthrough import away_names, hook_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.compare import describe
 from vmckpt.qemu.monitor import Monitor, session
@@ -47,9 +49,7 @@ from vmckpt.store.order import of_vm
 from vmckpt.store.pack import Numbers
 from vmckpt.store.store import Store
 from vmckpt.store.transaction import AreaWriter, Origin, Transaction, new_id
-from vmckpt.vm import capture_checks
 from vmckpt.vm.argv import default_mac
-from vmckpt.vm.check import REFUSE, Check
 from vmckpt.vm.identity import identity_of
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
@@ -112,13 +112,13 @@ class Taken:
 
 async def require_capturable(vm: Vm) -> None:
     """Raises RefusedError with every reason why a VM cannot have checkpoints of this kind."""
-    checks: list[Check] = list(capture_checks.memory(vm))
+    checks: list[Check] = list(capture.memory(vm))
     await require_alive(vm)
     away = await away_names(vm)
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture_checks.devices(monitor, away)]
+        checks += [found async for found in capture.devices(monitor, away)]
     checks += await hook_checks(vm)
-    checks.append(await capture_checks.tracking(vm))
+    checks.append(await capture.tracking(vm))
     if refused := [check for check in checks if check.verdict == REFUSE]:
         raise RefusedError(
             f"'{vm.name}' cannot have checkpoints while it runs",

@@ -21,12 +21,14 @@ import numpy as np
 from vmckpt.checkpoint.aside import aside_calls
 from vmckpt.checkpoint.facts import FILE, MAPPED_RAM, SAVED, STREAM
 from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish
-from vmckpt.devices.checks import saved_whole_checks
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.events.durable import NEW_FILE
 from vmckpt.memory.ram_file import Span, extents, open_fd
+from vmckpt.preflight.blockers import device_checks
+from vmckpt.preflight.finding import REFUSE
+from vmckpt.preflight.passthrough import saved_whole_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
@@ -35,8 +37,6 @@ from vmckpt.store.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import Access
 from vmckpt.store.transaction import Transaction
 from vmckpt.units import format_duration, format_rate, format_size
-from vmckpt.vm.blockers import device_checks
-from vmckpt.vm.check import REFUSE
 from vmckpt.vm.inventory import Vm, require_alive
 from vmckpt.vm.lifecycle import held
 from vmckpt.vm.paths import IN_MEMORY

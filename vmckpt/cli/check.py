@@ -10,8 +10,8 @@ from vmckpt.cli.output import Json, run, show
 if TYPE_CHECKING:
     from vmckpt.drivers.driver import Driver
     from vmckpt.hosts.host import Host
-    from vmckpt.migrate.options import Options
-    from vmckpt.vm.check import Check
+    from vmckpt.options.migration import Options
+    from vmckpt.preflight.finding import Check
 
 
 def check(
@@ -25,7 +25,7 @@ def check(
     """
     from vmckpt.cli.found import find
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.migrate.options import Options
+    from vmckpt.options.migration import Options
 
     found, targets = run(find(vm)), [find_host(host) for host in dict.fromkeys(hosts)]
     answers = run(_ask_all(found, targets, Options()))
@@ -53,7 +53,7 @@ async def _ask_all(
     vm: "Driver", targets: "Sequence[Host]", options: "Options"
 ) -> "list[tuple[Host, Sequence[Check]]]":
     from vmckpt.errors import VmckptError
-    from vmckpt.vm.check import REFUSE, Check
+    from vmckpt.preflight.finding import REFUSE, Check
 
     answers: list[tuple[Host, Sequence[Check]]] = []
     for target in targets:
@@ -68,7 +68,7 @@ async def _ask_all(
 
 
 def _possible(answer: "Sequence[Check]") -> bool:
-    from vmckpt.vm.check import REFUSE
+    from vmckpt.preflight.finding import REFUSE
 
     return all(check.verdict != REFUSE for check in answer)
 

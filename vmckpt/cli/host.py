@@ -214,7 +214,7 @@ async def _require_free(entry: "LocalHost | SshEntry") -> None:
     """The host can have them for its VMs. Raises RefusedError, HostDownError."""
     from vmckpt.errors import RefusedError
     from vmckpt.hosts.inventory import host_of
-    from vmckpt.vm.user_checks import obstacle
+    from vmckpt.preflight.vm_users import obstacle
 
     host, uids = host_of(entry), entry.vm_uids
     await host.require_up()

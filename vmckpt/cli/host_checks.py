@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vmckpt.hosts.host import Entry, Host
-    from vmckpt.migrate.host_checks import HostReport
+    from vmckpt.preflight.host.checks import HostReport
 
 
 def check(
@@ -19,7 +19,7 @@ def check(
 ) -> None:
     """Ask a host what it can do, and what it lacks; exit code 4 when it can run no VMs."""
     from vmckpt.hosts.inventory import find_entry, find_host, local_host
-    from vmckpt.migrate.host_checks import check_host
+    from vmckpt.preflight.host.checks import check_host
     from vmckpt.ui.tables import fields
 
     host = find_host(name)
@@ -61,9 +61,9 @@ async def _examine(hosts: "Sequence[Host]") -> "list[HostReport]":
 
     from vmckpt.errors import HostDownError
     from vmckpt.hosts.inventory import find_entry, local_host
-    from vmckpt.migrate.host_checks import HostReport, check_host
-    from vmckpt.migrate.host_remedies import reached_anew
-    from vmckpt.vm.check import REFUSE, Check
+    from vmckpt.preflight.finding import REFUSE, Check
+    from vmckpt.preflight.host.checks import HostReport, check_host
+    from vmckpt.preflight.host.remedies import reached_anew
 
     async def examine(host: "Host") -> HostReport:
         try:
@@ -83,7 +83,7 @@ def _verdict(report: "HostReport") -> str:
 
 def _lacking(report: "HostReport") -> str:
     """What is wrong, and on a line of its own, to be copied, what mends it."""
-    from vmckpt.vm.check import OK
+    from vmckpt.preflight.finding import OK
 
     return "\n\n".join(
         f"  {check.verdict}  {check.code}: {one_line(check.reason)}\n{one_line(check.remedy)}"

@@ -28,7 +28,7 @@ from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.migrate.options import Options
+    from vmckpt.options.migration import Options
     from vmckpt.plan.choose import Intent
 
 

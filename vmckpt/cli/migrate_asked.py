@@ -1,4 +1,4 @@
-"""What is typed after `vmckpt migrate` becomes a migration's options, or an error."""
+"""What is typed after `vmckpt migrate` becomes a migration's migration, or an error."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -14,7 +14,7 @@ from vmckpt.cli.migrate_options import (
 )
 
 if TYPE_CHECKING:
-    from vmckpt.migrate.options import AtTarget, Options
+    from vmckpt.options.migration import AtTarget, Options
     from vmckpt.plan.policy import Policy
 
 
@@ -56,7 +56,7 @@ class Asked(NamedTuple):
     def options(self) -> "Options":
         """For a migration. Raises UsageError when they are malformed or at odds."""
         from vmckpt.errors import UsageError
-        from vmckpt.migrate import options
+        from vmckpt.options import migration
 
         if self.timeout is None and self.on_timeout is not TimeoutWord.abort:
             raise UsageError(
@@ -66,13 +66,13 @@ class Asked(NamedTuple):
             )
         self._require_sense()
         timeout_s, timeout_passes = _timeout(self.timeout)
-        return options.Options(
-            method=options.Method(self.method),
+        return migration.Options(
+            method=migration.Method(self.method),
             max_downtime_ms=_downtime_ms(self.max_downtime),
             bandwidth_bytes_per_s=_rate(self.bandwidth),
             timeout_s=timeout_s,
             timeout_passes=timeout_passes,
-            on_timeout=options.OnTimeout(self.on_timeout),
+            on_timeout=migration.OnTimeout(self.on_timeout),
             auto_converge=self.auto_converge,
             throttle_initial_percent=self.auto_converge_initial,
             throttle_increment_percent=self.auto_converge_increment,
@@ -82,9 +82,9 @@ class Asked(NamedTuple):
             channels=self.parallel,
             zero_copy=self.zerocopy,
             postcopy_bandwidth_bytes_per_s=_rate(self.postcopy_bandwidth),
-            disks=options.Disks(self.disks),
+            disks=migration.Disks(self.disks),
             synchronous_writes=self.synchronous_writes,
-            tls=options.Tls(self.tls),
+            tls=migration.Tls(self.tls),
             tls_name=self.tls_destination,
             abort_on_error=self.abort_on_error,
             offline=self.offline,
@@ -203,7 +203,7 @@ class Asked(NamedTuple):
             yield f"{one} beside {other}"
 
     def _at_target(self) -> "AtTarget | None":
-        from vmckpt.migrate.options import AtTarget
+        from vmckpt.options.migration import AtTarget
 
         if (self.dname, self.xml, self.persistent_xml, self.graphicsuri) == (None,) * 4:
             return None
@@ -304,7 +304,7 @@ def _timeout(text: str | None) -> tuple[float | None, float | None]:
 
 def _downtime_ms(text: str) -> int:
     from vmckpt.errors import UsageError
-    from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS
+    from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS
     from vmckpt.units import parse_duration_s
 
     downtime_ms = max(1, round(parse_duration_s(text) * 1e3))

@@ -11,14 +11,14 @@ from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
     from vmckpt.hosts.host import Host
-    from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
+    from vmckpt.options.migration import Options
 
 
 def move_plainly(vm: str, host: str, *, as_json: bool) -> None:
     """Move a running VM with every option as it is when it is not given."""
-    from vmckpt.migrate.options import Options
+    from vmckpt.options.migration import Options
 
     move(vm, target_of(host), Options(), None, as_json=as_json)
 

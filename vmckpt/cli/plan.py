@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vmckpt.hosts.host import Host
-    from vmckpt.migrate.options import Options
     from vmckpt.migrate.planner import Plan
+    from vmckpt.options.migration import Options
     from vmckpt.plan.choose import Intent, Offer
     from vmckpt.plan.forecast import Band
 
@@ -45,7 +45,7 @@ def plan(
     Exit code 4 when no way keeps what is asked for: then it names the least change that would.
     """
     from vmckpt.hosts.inventory import find_host
-    from vmckpt.migrate.options import Options
+    from vmckpt.options.migration import Options
     from vmckpt.units import parse_rate_bytes_per_s
 
     began_s = time.monotonic()

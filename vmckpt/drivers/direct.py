@@ -10,11 +10,11 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
+    from vmckpt.options.migration import Options
+    from vmckpt.preflight.finding import Examined
     from vmckpt.qemu.replies import Snapshot
-    from vmckpt.vm.check import Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.inventory import Look, Vm
 
@@ -73,8 +73,8 @@ class DirectVm(NamedTuple):
 
     async def examine(self, target: Host, options: "Options") -> "Examined":
         """All that is for and against moving it, and what would be copied; changes nothing."""
-        from vmckpt.migrate.preflight import busy, preflight
-        from vmckpt.vm.check import Examined
+        from vmckpt.preflight.finding import Examined
+        from vmckpt.preflight.migration.checks import busy, preflight
 
         if options.offline:
             from vmckpt.migrate.offline import examine_off

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vmckpt.checkpoint.domain_snapshots import Taken
-    from vmckpt.migrate.options import Options
     from vmckpt.migrate.report import Report
-    from vmckpt.vm.check import Examined
+    from vmckpt.options.migration import Options
+    from vmckpt.preflight.finding import Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.domains.inventory import Domain
 
@@ -77,12 +77,12 @@ class LibvirtDomain:
 
     async def examine(self, target: Host, options: "Options") -> "Examined":
         """All that is for and against moving it, and what would be copied; changes nothing."""
-        from vmckpt.migrate.domains.checks import busy, preflight
-        from vmckpt.vm.check import Examined
+        from vmckpt.preflight.domains.checks import busy, preflight
+        from vmckpt.preflight.finding import Examined
         from vmckpt.vm.domains.sessions import libvirtd
 
         if options.offline:
-            from vmckpt.migrate.domains.off_checks import preflight_off as preflight
+            from vmckpt.preflight.domains.off import preflight_off as preflight
         async with libvirtd(self.host) as here, libvirtd(target) as there:
             found = await preflight(self.domain, here, there, options)
         held = await busy(self.domain)

@@ -9,10 +9,10 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vmckpt.migrate.options import Options
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
-    from vmckpt.vm.check import Examined
+    from vmckpt.options.migration import Options
+    from vmckpt.preflight.finding import Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.spec import Placement
 

@@ -19,11 +19,11 @@ from vmckpt.events.types import Emit, Event, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.learned import CALIBRATION, learned
-from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
-from vmckpt.migrate.preflight import preflight
 from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.run import migrate
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
 from vmckpt.plan.link import Link
+from vmckpt.preflight.migration.checks import preflight
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB
 from vmckpt.vm.inventory import Vm, find_vm, homes

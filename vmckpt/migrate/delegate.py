@@ -19,14 +19,14 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.migrate.job import Job, JobDir
-from vmckpt.migrate.method_checks import domain_checks
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.recorded import new_run, request_of, runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import JOB_ON, watch
+from vmckpt.options.migration import Options
+from vmckpt.preflight.finding import refusal
+from vmckpt.preflight.migration.method import domain_checks
 from vmckpt.sequence.steps import both, finish
-from vmckpt.vm.check import refusal
 from vmckpt.vm.inventory import Vm
 
 

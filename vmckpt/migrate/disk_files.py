@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, StorageError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_plan import PROOF_SUFFIX, DiskCopy
+from vmckpt.preflight.migration.disks import PROOF_SUFFIX, DiskCopy
 from vmckpt.vm.lifecycle import create_image
 from vmckpt.vm.superseded import is_superseded
 

@@ -16,8 +16,8 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.pki.dh_group import DH_PARAMS, DH_PARAMS_FILE
 from vmckpt.hosts.pki.identity import pki_dir
-from vmckpt.migrate.encrypted import Encryption, Scheme
 from vmckpt.migrate.ends import End
+from vmckpt.preflight.migration.encryption import Encryption, Scheme
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor
 from vmckpt.sequence.steps import both

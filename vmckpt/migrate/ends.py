@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from vmckpt.errors import HostDownError, OperationFailedError, OutcomeUnknownError, VmckptError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_plan import COPY_PREFIX
 from vmckpt.migrate.ownership import Side, View
+from vmckpt.preflight.migration.disks import COPY_PREFIX
 from vmckpt.qemu import block, commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.qemu.replies import MigrationStatus, RunState

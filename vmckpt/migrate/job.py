@@ -36,10 +36,10 @@ from vmckpt.hosts.remote.tls import Place, open_link
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.migrate.insist import insist
 from vmckpt.migrate.journal import STEPS
-from vmckpt.migrate.options import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.migrate.recorded import where_it_was
 from vmckpt.migrate.recover import FINISHED, Recovery, recover
 from vmckpt.migrate.run import migrate
+from vmckpt.options.migration import Disks, Method, OnTimeout, Options, Tls
 from vmckpt.vm.inventory import read_vm
 
 FORMAT = 1

@@ -24,17 +24,17 @@ from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
 from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.encrypted import Scheme
 from vmckpt.migrate.encryption import Credentials, arm, disarm_if_possible
 from vmckpt.migrate.ends import End, Pair, discard, kill, with_last_words
 from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
-from vmckpt.migrate.options import Method
 from vmckpt.migrate.ownership import Move
-from vmckpt.migrate.preflight import Preflight
 from vmckpt.migrate.prepare import prepare_target, write_down
 from vmckpt.migrate.recorded import FIGURES_MISSING
 from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.shared_link import SharedLink
+from vmckpt.options.migration import Method
+from vmckpt.preflight.migration.checks import Preflight
+from vmckpt.preflight.migration.encryption import Scheme
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, MonitorLostError
 from vmckpt.sequence.steps import Step, UndoFailure, both, run_steps, to_the_end

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, VmLostError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.options import Options
-from vmckpt.migrate.preflight import Preflight, busy, preflight
+from vmckpt.options.migration import Options
+from vmckpt.preflight.migration.checks import Preflight, busy, preflight
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB
 from vmckpt.vm.inventory import Vm

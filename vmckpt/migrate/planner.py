@@ -6,17 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from vmckpt.devices.checks import held_bytes
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord, load_all
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.encrypted import Scheme
 from vmckpt.migrate.learned import device_moves, learned, sending
-from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
-from vmckpt.migrate.preflight import preflight
 from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.shared_link import others_on_the_link
 from vmckpt.migrate.ways import against, options_of, warnings, ways
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
 from vmckpt.plan.choose import (
     MAX_PAUSE,
     MAX_SLOWDOWN,
@@ -47,9 +44,12 @@ from vmckpt.plan.forecast import (
 from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
 from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.preflight.finding import Check
+from vmckpt.preflight.migration.checks import preflight
+from vmckpt.preflight.migration.encryption import Scheme
+from vmckpt.preflight.passthrough import held_bytes
 from vmckpt.qemu.abilities import auto_converge
 from vmckpt.units import format_rate
-from vmckpt.vm.check import Check
 from vmckpt.vm.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.last_measured import keep

@@ -16,9 +16,9 @@ from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import state_dir
-from vmckpt.migrate.options import Options
+from vmckpt.options.migration import Options
+from vmckpt.preflight.finding import WARN, Check
 from vmckpt.units import format_duration
-from vmckpt.vm.check import WARN, Check
 
 if TYPE_CHECKING:
     from vmckpt.migrate.report import Report

@@ -9,10 +9,10 @@ from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.locks import locked
 from vmckpt.migrate.migration import Migration
-from vmckpt.migrate.options import Method, Options
-from vmckpt.migrate.preflight import preflight
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.shared_link import on_the_link
+from vmckpt.options.migration import Method, Options
+from vmckpt.preflight.migration.checks import preflight
 from vmckpt.vm.holes import hole_pages
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.lifecycle import read_again, tidy

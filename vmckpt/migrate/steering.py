@@ -4,7 +4,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, TimedOutError
-from vmckpt.migrate.options import Method, OnTimeout, Options
+from vmckpt.options.migration import Method, OnTimeout, Options
 from vmckpt.plan.convergence import Passes, Rounds, has_stalled
 from vmckpt.plan.policy import Decision, Pilot
 from vmckpt.units import format_duration, format_rate, format_size

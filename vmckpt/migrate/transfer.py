@@ -10,7 +10,6 @@ from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Progress
 from vmckpt.migrate import later
 from vmckpt.migrate.disks import DiskMirrors
-from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Options
 from vmckpt.migrate.steering import (
     FIRST_POSTCOPY_ROUND,
     Figures,
@@ -20,6 +19,7 @@ from vmckpt.migrate.steering import (
     pilot,
 )
 from vmckpt.migrate.switchover import WAIT_S, Switchover
+from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Options
 from vmckpt.plan.convergence import eta_s
 from vmckpt.plan.policy import Act, Decision, Look
 from vmckpt.qemu import commands

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vmckpt.migrate import dirty_log
-from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
 from vmckpt.plan.choose import Intent
 from vmckpt.plan.forecast import POSTCOPIES, Way
-from vmckpt.vm.check import REFUSE, WARN, Check
+from vmckpt.preflight.finding import REFUSE, WARN, Check
+from vmckpt.preflight.migration import dirty_log
 
 _METHODS = {Way.HYBRID: Method.HYBRID, Way.POSTCOPY: Method.POSTCOPY, Way.STOP: Method.STOP}
 _PRECOPIES = (Way.PRECOPY, Way.AUTO_CONVERGE, Way.MULTIFD, Way.ZSTD)

@@ -14,10 +14,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from vmckpt.hosts.host import Host
+from vmckpt.preflight.finding import OK, WARN, Check
 from vmckpt.replicate.arbiter import ETCD
 from vmckpt.replicate.request import Options
 from vmckpt.store.backends.file_systems import mounted_at
-from vmckpt.vm.check import OK, WARN, Check
 
 # File systems of one host's own disk, or memory.
 _OWN = frozenset(

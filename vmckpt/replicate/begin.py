@@ -11,6 +11,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
+from vmckpt.preflight.finding import REFUSE, WARN, refusal
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate.checks import check
@@ -32,7 +33,6 @@ from vmckpt.replicate.sides import (
 )
 from vmckpt.sequence.steps import finish
 from vmckpt.units import format_size
-from vmckpt.vm.check import REFUSE, WARN, refusal
 from vmckpt.vm.identity import hand_over, identity_of
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import QEMU_PREFIX, QemuDir, vm_dir

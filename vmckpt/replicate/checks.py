@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from vmckpt.hosts.host import Host
+from vmckpt.preflight import capture, target_host, vm_users
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.qemu.block import query_disk_images
 from vmckpt.qemu.monitor import session
 from vmckpt.replicate import memory
@@ -10,8 +12,6 @@ from vmckpt.replicate.arbiter_place import arbiter_check
 from vmckpt.replicate.disks.checks import disk_checks
 from vmckpt.replicate.paths import lacks_second
 from vmckpt.replicate.request import SHARED, Options
-from vmckpt.vm import capture_checks, target_checks, user_checks
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.probe import abilities
 
@@ -21,29 +21,29 @@ async def check(vm: Vm, standby: Host, options: Options) -> list[Check]:
     if vm.host.name == standby.name:
         reason = f"the VM is on {standby.name} itself"
         return [Check("same-host", REFUSE, reason, "name another host as its standby")]
-    checks = list(capture_checks.memory(vm))
+    checks = list(capture.memory(vm))
     if not await vm.is_alive():
         remedy = f"start it: vmckpt vm start {vm.name}"
         return [*checks, Check("running", REFUSE, f"'{vm.name}' is stopped", remedy)]
     async with session(await vm.host.connect(vm.qemu.files.onlooker), vm.name) as monitor:
-        checks += [found async for found in capture_checks.devices(monitor)]
+        checks += [found async for found in capture.devices(monitor)]
         images = await query_disk_images(monitor)
     theirs = await abilities(standby)
     checks += [found async for found in disk_checks(vm, standby, images, options.disks)]
     checks += [*_firmware(vm), *_passthrough(vm)]
-    checks += [found async for found in target_checks.name(vm, standby)]
-    checks += target_checks.machine(vm, standby, theirs)
-    checks += await target_checks.accel(vm, standby)
-    checks.append(await target_checks.permissions(vm, standby))
+    checks += [found async for found in target_host.name(vm, standby)]
+    checks += target_host.machine(vm, standby, theirs)
+    checks += await target_host.accel(vm, standby)
+    checks.append(await target_host.permissions(vm, standby))
     shares = options.disks == SHARED
-    checks += await user_checks.checks(standby, vm.spec, vm.host if shares else None)
-    checks += [found async for found in target_checks.room(vm, standby)]
+    checks += await vm_users.checks(standby, vm.spec, vm.host if shares else None)
+    checks += [found async for found in target_host.room(vm, standby)]
     checks += [found async for found in memory.checks(vm, standby)]
     shared = [disk.on(standby.state_dir) for disk in vm.spec.disks if disk.read_only]
-    checks += [found async for found in target_checks.files(vm, standby, shared)]
-    checks += await target_checks.network(vm, standby)
-    checks += await target_checks.ports(standby, needed=1)
-    checks += [await capture_checks.tracking(vm), _output(vm, holds_output=options.holds_output)]
+    checks += [found async for found in target_host.files(vm, standby, shared)]
+    checks += await target_host.network(vm, standby)
+    checks += await target_host.ports(standby, needed=1)
+    checks += [await capture.tracking(vm), _output(vm, holds_output=options.holds_output)]
     checks.append(await arbiter_check(vm.host, standby, options))
     return [*checks, _second_path(vm.host, standby)]
 

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host, Promise
 from vmckpt.hosts.kernel import PageTracking
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.units import format_size
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import IN_MEMORY, QemuDir
 from vmckpt.vm.spec import Spec

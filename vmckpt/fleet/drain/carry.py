@@ -20,8 +20,8 @@ from vmckpt.events.types import Event, PhaseBegan
 from vmckpt.fleet.drain.happenings import Began, Ended, Said, Show, Went
 from vmckpt.fleet.drain.view import Tools
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.recover import Recovery
+from vmckpt.options.migration import Options
 from vmckpt.plan.crowding import Taken
 from vmckpt.plan.fleet import Move
 from vmckpt.plan.timetable import Span, Timetable

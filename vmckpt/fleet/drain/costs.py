@@ -8,16 +8,16 @@ from vmckpt.drivers.driver import VmInfo
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.encrypted import Scheme, choose
 from vmckpt.migrate.learned import learned, sending
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.planner import guest_of, limits
+from vmckpt.options.migration import Options
 from vmckpt.plan.crowding import Learned
 from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.plan.fleet import Cost
 from vmckpt.plan.forecast import Way, forecast
 from vmckpt.plan.guest import PAGE_BYTES, Guest
 from vmckpt.plan.link import Link
+from vmckpt.preflight.migration.encryption import Scheme, choose
 from vmckpt.vm.dirty_rate import DirtyRate
 
 # As `auto` goes.

@@ -13,9 +13,7 @@ from vmckpt.hosts.hearing import heard
 from vmckpt.hosts.heartbeats import Silence
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk, create_files
-from vmckpt.migrate.domains.arrival import name_there
 from vmckpt.migrate.domains.bury import bury
-from vmckpt.migrate.domains.checks import DomainPreflight, preflight
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
 from vmckpt.migrate.domains.request import Request, build
 from vmckpt.migrate.domains.settle import lost, settle, unknown
@@ -23,10 +21,12 @@ from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move
 from vmckpt.migrate.locks import locked
-from vmckpt.migrate.options import Method, Options
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.shared_link import SharedLink, on_the_link
+from vmckpt.options.migration import Method, Options
+from vmckpt.preflight.domains.arrival import name_there
+from vmckpt.preflight.domains.checks import DomainPreflight, preflight
 from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.vm.domains.inventory import Domain, seen_again
 from vmckpt.vm.domains.libvirtd import Libvirtd

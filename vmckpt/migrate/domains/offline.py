@@ -6,18 +6,18 @@ import time
 from vmckpt.errors import OperationFailedError, VmckptError
 from vmckpt.events.types import Emit, PhaseBegan
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.domains.arrival import name_there
-from vmckpt.migrate.domains.checks import DomainPreflight
 from vmckpt.migrate.domains.journal import DomainJournal, make_room
-from vmckpt.migrate.domains.off_checks import preflight_off
 from vmckpt.migrate.domains.request import build
 from vmckpt.migrate.domains.settle import settle_off, unknown
 from vmckpt.migrate.domains.tidy import leave_on_source, leave_on_target
 from vmckpt.migrate.domains.whereabouts import Move
 from vmckpt.migrate.locks import locked
-from vmckpt.migrate.options import Options
 from vmckpt.migrate.recorded import Run, dead_mans_switch, recorded, request_of
 from vmckpt.migrate.report import Report
+from vmckpt.options.migration import Options
+from vmckpt.preflight.domains.arrival import name_there
+from vmckpt.preflight.domains.checks import DomainPreflight
+from vmckpt.preflight.domains.off import preflight_off
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.inventory import Domain, seen_again
 from vmckpt.vm.domains.sessions import libvirtds

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from vmckpt.hosts.uri import in_uri
 from vmckpt.migrate.domains import hold
-from vmckpt.migrate.domains.checks import Cargo, Route
-from vmckpt.migrate.domains.option_checks import whole_mib
-from vmckpt.migrate.options import Method, Options
+from vmckpt.options.migration import Method, Options
+from vmckpt.preflight.domains.checks import Cargo, Route
+from vmckpt.preflight.domains.options import whole_mib
 from vmckpt.vm.domains.flags import MigrateFlag
 
 Parameter = str | int | list[str]

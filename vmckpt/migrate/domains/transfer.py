@@ -14,12 +14,12 @@ from vmckpt.errors import (
 )
 from vmckpt.events.types import Emit, Note
 from vmckpt.migrate.domains.hold import IN_QEMU, Hold
-from vmckpt.migrate.domains.option_checks import whole_mib
 from vmckpt.migrate.domains.progress import figures, progress
 from vmckpt.migrate.domains.request import Request, unheld
-from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options
 from vmckpt.migrate.steering import Order, Steering, given_up, pilot
+from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Method, Options
 from vmckpt.plan.policy import Act, Look
+from vmckpt.preflight.domains.options import whole_mib
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.job import Job

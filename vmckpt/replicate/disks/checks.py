@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
+from vmckpt.preflight.finding import OK, REFUSE, Check
 from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import session
 from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.replicate.disks.copies import CopiedDisk
 from vmckpt.replicate.request import COPY, SHARED
 from vmckpt.units import format_size
-from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.shared_storage import is_device, is_shared
 from vmckpt.vm.spec import Disk

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.qemu.abilities import Abilities
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.probe import abilities, choose_accel
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vmckpt.errors import RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.identity import Identity, Obstacle, obstacles, read_identity
-from vmckpt.migrate.options import Tls
+from vmckpt.options.migration import Tls
 
 
 class Scheme(Enum):

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.disk_plan import DiskPlan, Obstacle, Owned, plan_disks
-from vmckpt.migrate.options import Disks
+from vmckpt.options.migration import Disks
+from vmckpt.preflight.migration.disks import DiskPlan, Obstacle, Owned, plan_disks
 from vmckpt.qemu.block import DiskImage
 from vmckpt.vm.domains.description import DomainDisk
 from vmckpt.vm.domains.inventory import Domain

@@ -2,23 +2,23 @@
 
 from shlex import quote
 
-from vmckpt.migrate.disk_plan import disk_checks
-from vmckpt.migrate.domains import target_libvirt
-from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
-from vmckpt.migrate.domains.checks import (
+from vmckpt.options.migration import Options
+from vmckpt.preflight.domains import target_libvirt
+from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
+from vmckpt.preflight.domains.checks import (
     Cargo,
     DomainPreflight,
     Route,
     is_there_already,
     snapshot_checks,
 )
-from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
-from vmckpt.migrate.domains.left_behind import left_behind
-from vmckpt.migrate.domains.link import find_link
-from vmckpt.migrate.domains.option_checks import off_checks
-from vmckpt.migrate.options import Options
+from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
+from vmckpt.preflight.domains.left_behind import left_behind
+from vmckpt.preflight.domains.link import find_link
+from vmckpt.preflight.domains.options import off_checks
+from vmckpt.preflight.finding import OK, REFUSE, Check
+from vmckpt.preflight.migration.disks import disk_checks
 from vmckpt.sequence.steps import both
-from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
 

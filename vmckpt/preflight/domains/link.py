@@ -6,9 +6,9 @@ from typing import NamedTuple
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.identity import LIBVIRT_FILES, libvirt_dir, pki_dir
 from vmckpt.hosts.uri import in_uri
-from vmckpt.migrate.options import Tls
+from vmckpt.options.migration import Tls
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.sequence.steps import all_of, both
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 
 TLS_PORT, TCP_PORT = 16514, 16509
 # Where libvirt's client looks for certificates when its URI names no directory.

@@ -5,20 +5,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.devices.checks import detached_addresses, passthrough_checks
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate import dirty_log
-from vmckpt.migrate.disk_plan import DiskCopy, Owned, disk_checks, plan_disks
-from vmckpt.migrate.encrypted import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.method_checks import (
+from vmckpt.options.migration import Options
+from vmckpt.preflight import target_host, vm_users
+from vmckpt.preflight.blockers import device_checks
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal
+from vmckpt.preflight.migration import dirty_log
+from vmckpt.preflight.migration.disks import DiskCopy, Owned, disk_checks, plan_disks
+from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.preflight.migration.method import (
     copy_checks,
     domain_checks,
     encryption_checks,
     postcopy_risk,
     resolve_method,
 )
-from vmckpt.migrate.options import Options
+from vmckpt.preflight.passthrough import detached_addresses, passthrough_checks
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import (
     Abilities,
@@ -33,9 +36,6 @@ from vmckpt.qemu.block import DiskImage, query_disk_images
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
-from vmckpt.vm import target_checks, user_checks
-from vmckpt.vm.blockers import device_checks
-from vmckpt.vm.check import OK, REFUSE, WARN, Check, refusal
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.probe import abilities
@@ -74,14 +74,14 @@ async def preflight(vm: Vm, target: Host, options: Options) -> Preflight:
     if vm.host.name == target.name or (both_here and vm.host.state_dir == target.state_dir):
         reason = f"the VM is on {target.name} already"
         return Preflight((Check("same-host", REFUSE, reason, "name another host"),), options)
-    found, network = await both(_checked(vm, target, options), target_checks.network(vm, target))
+    found, network = await both(_checked(vm, target, options), target_host.network(vm, target))
     return found._replace(checks=(*found.checks, *network))
 
 
 async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
     """All but the target's network, which takes as long as the rest."""
     source = await _look_at_source(vm, options)
-    rights = await target_checks.permissions(vm, target)
+    rights = await target_host.permissions(vm, target)
     if rights.verdict == REFUSE:
         return Preflight((rights, *source.checks), options)
     ours, theirs = source.abilities, await abilities(target)
@@ -94,19 +94,19 @@ async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
     encryption, encrypted = await _encryption(vm, target, options)
     wish = options.wish(copies_disks=bool(disks.copies))
     checks = [
-        *[check async for check in target_checks.name(vm, target)],
-        *target_checks.machine(vm, target, theirs),
-        *await target_checks.accel(vm, target),
+        *[check async for check in target_host.name(vm, target)],
+        *target_host.machine(vm, target, theirs),
+        *await target_host.accel(vm, target),
         rights,
-        *await user_checks.checks(target, vm.spec, vm.host if disks.shared else None),
-        *[check async for check in target_checks.room(vm, target)],
+        *await vm_users.checks(target, vm.spec, vm.host if disks.shared else None),
+        *[check async for check in target_host.room(vm, target)],
         *disk_checks(disks),
         *_pace(ours, disks.copies),
-        *[check async for check in target_checks.files(vm, target, disks.shared)],
+        *[check async for check in target_host.files(vm, target, disks.shared)],
         *(await _variables(vm, target) if options.offline else ()),
-        *await target_checks.forwards(vm, target),
-        *await target_checks.ports(target, needed=2 if disks.copies else 1),
-        await target_checks.clock(vm.host, target),
+        *await target_host.forwards(vm, target),
+        *await target_host.ports(target, needed=2 if disks.copies else 1),
+        await target_host.clock(vm.host, target),
         encrypted,
         *source.checks,
         *await passthrough_checks(
@@ -117,7 +117,7 @@ async def _checked(vm: Vm, target: Host, options: Options) -> Preflight:
         *copy_checks(options, copies_disks=bool(disks.copies)),
         *(await _locking(vm) if options.zero_copy else ()),
         *domain_checks(options),
-        *([await target_checks.userfaults(target)] if options.may_postcopy else ()),
+        *([await target_host.userfaults(target)] if options.may_postcopy else ()),
         *(dirty_log.checks(loss, options) if loss else ()),
         *_way_back(vm, ours, theirs, wish),
     ]
@@ -133,7 +133,7 @@ async def _variables(vm: Vm, target: Host) -> list[Check]:
     if vm.spec.firmware is None:
         return []
     path = vm.spec.firmware.vars
-    return [await target_checks.variables(vm.host, target, path, path)]
+    return [await target_host.variables(vm.host, target, path, path)]
 
 
 async def busy(vm: Vm) -> Check | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.uids import Uids, taken
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.vm.reach import REACH, closed
 from vmckpt.vm.spec import Spec
 from vmckpt.vm.users import VmUser, unfit

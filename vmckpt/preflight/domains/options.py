@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from vmckpt.migrate.options import Options
+from vmckpt.options.migration import Options
+from vmckpt.preflight.finding import REFUSE, WARN, Check
 from vmckpt.qemu.abilities import XBZRLE
 from vmckpt.units import MIB
-from vmckpt.vm.check import REFUSE, WARN, Check
 from vmckpt.vm.domains.connection import client_knows
 
 # As libvirt's client names what is asked for, from the version on that knows of it.

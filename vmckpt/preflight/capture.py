@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Collection, Iterator
 
 from vmckpt.hosts.kernel import PageTracking
+from vmckpt.preflight.blockers import device_checks
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.units import format_size
-from vmckpt.vm.blockers import device_checks
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 
 # Devices that write the guest's memory, or send for it, past QEMU: types begin so.

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from vmckpt.errors import UsageError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.options import Disks
+from vmckpt.options.migration import Disks
+from vmckpt.preflight.finding import OK, REFUSE, Check
 from vmckpt.qemu.block import DiskImage
 from vmckpt.sequence.steps import both
 from vmckpt.units import format_size
-from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.paths import vms_dir
 from vmckpt.vm.shared_storage import is_device, is_shared

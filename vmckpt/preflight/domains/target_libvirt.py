@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import format_size
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.domains.description import Interface, parse_xml
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.inventory import Domain

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vmckpt.migrate.encrypted import Encryption, Scheme
-from vmckpt.migrate.options import DEFAULT_CHANNELS, Method, Options
-from vmckpt.vm.check import REFUSE, WARN, Check
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
+from vmckpt.preflight.finding import REFUSE, WARN, Check
+from vmckpt.preflight.migration.encryption import Encryption, Scheme
 
 
 def resolve_method(options: Options, *, loses_pages: bool, splits_well: bool = False) -> Options:

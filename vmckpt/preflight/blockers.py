@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from vmckpt.vm.check import OK, REFUSE, Check
+from vmckpt.preflight.finding import OK, REFUSE, Check
 
 # "non-migratable device: 0000:00:03.0/1/usb-mtp": the way to it, which begins at a PCI function
 # where there is one, and its kind (QEMU, migration/savevm.c).

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-from vmckpt.migrate.options import AtTarget
-from vmckpt.vm.check import REFUSE, WARN, Check
+from vmckpt.options.migration import AtTarget
+from vmckpt.preflight.finding import REFUSE, WARN, Check
 from vmckpt.vm.domains.description import parse_domain
 from vmckpt.vm.domains.inventory import Domain
 

@@ -6,11 +6,11 @@ from vmckpt.errors import HostDownError, RefusedError, UsageError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
-from vmckpt.migrate import host_remedies as remedies
-from vmckpt.migrate.domains.checks import certificate_dir_of
-from vmckpt.migrate.domains.link import TLS_PORT
+from vmckpt.preflight.domains.checks import certificate_dir_of
+from vmckpt.preflight.domains.link import TLS_PORT
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.host import remedies
 from vmckpt.sequence.steps import both
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.domains.sessions import libvirtd
 
 

@@ -12,10 +12,10 @@ from vmckpt.hosts.paste import Paste, in_double_quotes
 from vmckpt.hosts.pki.authority import authority_key, has_authority
 from vmckpt.hosts.pki.identity import pki_dir
 from vmckpt.hosts.ssh.entry import SshEntry
-from vmckpt.vm import target_checks
-from vmckpt.vm.check import WARN, Check
+from vmckpt.preflight import target_host
+from vmckpt.preflight.finding import WARN, Check
+from vmckpt.preflight.vm_users import SUGGESTED
 from vmckpt.vm.probe import DEV_KVM, VIRTUALIZATION_FLAGS, abilities
-from vmckpt.vm.user_checks import SUGGESTED
 
 SYSCTL = "/etc/sysctl.d/61-vmckpt-userfaultfd.conf"
 UDEV_RULE = "/etc/udev/rules.d/61-vmckpt-userfaultfd.rules"
@@ -83,7 +83,7 @@ async def kernel(host: Host, paste: Paste) -> str:
 async def userfaultfd(host: Host, paste: Paste) -> str:
     """Now, and at every boot: its device for a group, or for an older QEMU the call for all."""
     if await _knows_device(host):
-        device = target_checks.USERFAULTFD_DEVICE
+        device = target_host.USERFAULTFD_DEVICE
         rule = r'"KERNEL==\"userfaultfd\", GROUP=\"$group\", MODE=\"0660\""'
         return paste.as_root(
             f"group=$(id -gn {await host.user_id()}) && echo {rule} >{UDEV_RULE} && "
@@ -96,7 +96,7 @@ async def userfaultfd(host: Host, paste: Paste) -> str:
 
 async def _knows_device(host: Host) -> bool:
     try:
-        return (await abilities(host)).version >= target_checks.BY_DEVICE
+        return (await abilities(host)).version >= target_host.BY_DEVICE
     except (RefusedError, HostDownError, OperationFailedError):
         return True  # a newer one may be installed
 

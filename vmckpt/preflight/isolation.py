@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vmckpt.hosts.host import Host
+from vmckpt.preflight.finding import OK, REFUSE, Check
 from vmckpt.vm.cards import cards_of
-from vmckpt.vm.check import OK, REFUSE, Check
 from vmckpt.vm.spec import Spec
 
 # Devices that reach past QEMU to the host's kernel, or to a program beside it.

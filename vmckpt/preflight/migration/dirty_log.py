@@ -8,9 +8,9 @@ left out), so that a guest with several, as NUMA nodes have them, is damaged by 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vmckpt.migrate.options import Method, Options
+from vmckpt.options.migration import Method, Options
+from vmckpt.preflight.finding import REFUSE, WARN, Check
 from vmckpt.qemu.replies import QemuVersion
-from vmckpt.vm.check import REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 
 CODE = "tcg-dirty-log"

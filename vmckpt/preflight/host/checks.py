@@ -13,11 +13,11 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.paste import Paste
 from vmckpt.hosts.pki.identity import read_identity
 from vmckpt.hosts.ssh.entry import SshEntry
-from vmckpt.migrate import host_remedies as remedies
-from vmckpt.migrate.domains import host_checks as domain_checks
+from vmckpt.preflight import target_host, vm_users
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
+from vmckpt.preflight.host import libvirtd as domain_checks
+from vmckpt.preflight.host import remedies
 from vmckpt.units import format_size
-from vmckpt.vm import target_checks, user_checks
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.probe import abilities, kvm_obstacle
 
 # Less is not refused, but few guests fit.
@@ -64,24 +64,24 @@ async def _all(
     yield await _kvm(host, paste, facts)
     yield await _page_tracking(host, paste, facts)
     yield await _userfaults(host, paste)
-    for check in await user_checks.host_checks(host):
+    for check in await vm_users.host_checks(host):
         yield _mended_by(remedies.vm_uids(check, paste), check)
     yield await _memory(host, facts)
     yield await _room(host, paste, facts)
     yield await _certificates(host, operator)
     yield await _address(host, paste)
-    for check in await target_checks.ports(host, needed=1):
+    for check in await target_host.ports(host, needed=1):
         yield _mended_by(remedies.ports(host, paste), check)
     for check in await _network(host, paste):
         yield check
     for check in await domain_checks.checks(host, paste, facts):
         yield check
-    yield _mended_by(remedies.clock(paste), await target_checks.clock(operator, host))
+    yield _mended_by(remedies.clock(paste), await target_host.clock(operator, host))
 
 
 async def _userfaults(host: Host, paste: Paste) -> Check:
     try:
-        found = await target_checks.userfaults(host)
+        found = await target_host.userfaults(host)
     except (RefusedError, HostDownError, OperationFailedError) as exc:
         return Check("userfaultfd", WARN, f"unknown: {exc.what}", remedies.qemu(host, paste))
     # Only post-copy needs it.
@@ -199,7 +199,7 @@ async def _address(host: Host, paste: Paste) -> Check:
 
 async def _network(host: Host, paste: Paste) -> list[Check]:
     if host.bridge is not None:
-        there = await target_checks.bridge(host, host.bridge)
+        there = await target_host.bridge(host, host.bridge)
         mended = _mended_by(remedies.make_bridge(host.bridge, paste), there)
         return [mended, await _taps(host, paste)]
     reason = f"none is named for {host.name}: only VMs with user-mode NAT run there"

@@ -9,26 +9,26 @@ from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.hosts.host import Host
-from vmckpt.migrate import dirty_log
-from vmckpt.migrate.disk_plan import DiskCopy, disk_checks
-from vmckpt.migrate.domains import target_libvirt
-from vmckpt.migrate.domains.arrival import arrival_checks, arriving, disks_elsewhere
-from vmckpt.migrate.domains.disks import DomainDisks, plan_domain_disks
-from vmckpt.migrate.domains.link import find_link
-from vmckpt.migrate.domains.option_checks import client_checks, option_checks
-from vmckpt.migrate.encrypted import IN_CLEAR, Encryption, Scheme, choose
-from vmckpt.migrate.method_checks import (
+from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Method, Options, Tls
+from vmckpt.preflight import target_host
+from vmckpt.preflight.domains import target_libvirt
+from vmckpt.preflight.domains.arrival import arrival_checks, arriving, disks_elsewhere
+from vmckpt.preflight.domains.disks import DomainDisks, plan_domain_disks
+from vmckpt.preflight.domains.link import find_link
+from vmckpt.preflight.domains.options import client_checks, option_checks
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check, refusal
+from vmckpt.preflight.migration import dirty_log
+from vmckpt.preflight.migration.disks import DiskCopy, disk_checks
+from vmckpt.preflight.migration.encryption import IN_CLEAR, Encryption, Scheme, choose
+from vmckpt.preflight.migration.method import (
     copy_checks,
     encryption_checks,
     postcopy_risk,
     resolve_method,
 )
-from vmckpt.migrate.options import UNLIMITED_DOWNTIME_MS, Method, Options, Tls
 from vmckpt.qemu.replies import QemuVersion
 from vmckpt.sequence.steps import all_of, both
 from vmckpt.units import MIB
-from vmckpt.vm import target_checks
-from vmckpt.vm.check import OK, REFUSE, WARN, Check, refusal
 from vmckpt.vm.domains.description import parse_xml
 from vmckpt.vm.domains.inventory import Domain
 from vmckpt.vm.domains.libvirtd import Libvirtd
@@ -215,7 +215,7 @@ async def _look_at_disks(
         all_of(
             [
                 target_libvirt.files(arrives, target, disks.plan.shared),
-                target_checks.ports(target, needed=needed),
+                target_host.ports(target, needed=needed),
                 _clock(domain.host, target),
             ]
         ),
@@ -226,7 +226,7 @@ async def _look_at_disks(
 
 
 async def _clock(source: Host, target: Host) -> list[Check]:
-    return [await target_checks.clock(source, target)]
+    return [await target_host.clock(source, target)]
 
 
 def is_there_already(domain: Domain, there: Host) -> Check | None:
@@ -337,7 +337,7 @@ async def _ports(target: Host, *, needed: int) -> list[int | None]:
 async def _userfaults(target: Libvirtd, options: Options) -> list[Check]:
     if not options.may_postcopy:
         return []
-    allowed = (await target.host.read_text(target_checks.USERFAULTFD) or "").strip() == "1"
+    allowed = (await target.host.read_text(target_host.USERFAULTFD) or "").strip() == "1"
     users = qemu_users(await target.capabilities())
     if allowed or 0 in users:
         text = f"QEMU may use it on {target.host.name}"

@@ -6,10 +6,10 @@ from vmckpt.devices.contract import Phase
 from vmckpt.devices.hook import GuestHook, HookFailedError
 from vmckpt.devices.journey import Journey
 from vmckpt.hosts.host import Host
+from vmckpt.preflight.blockers import VFIO_REMEDY
+from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.units import format_size
-from vmckpt.vm.blockers import VFIO_REMEDY
 from vmckpt.vm.cards import Card, cards_of_vm, choose, read_given, taken_on
-from vmckpt.vm.check import OK, REFUSE, WARN, Check
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.passthrough import MDEV, Passthrough, Strategy
 

@@ -1,0 +1,1 @@
+"""What an operation may be asked for, declared once."""

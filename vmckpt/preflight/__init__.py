@@ -1,0 +1,1 @@
+"""Checks: what is found out before an operation changes anything, whoever asks."""

@@ -1,0 +1,1 @@
+"""What a migration of a domain of libvirt's is checked for."""

@@ -1,0 +1,1 @@
+"""What a host is checked for, and the lines of shell that mend it."""
