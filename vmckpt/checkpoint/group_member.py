@@ -1,6 +1,6 @@
 """One VM's part in what is done to several at once: said by its service, to the group's head.
 
-A cut (ARCHITECTURE.md, "Groups"):
+A cut (vmckpt/group/README.md):
 
     member:  prepared -> set -> [held, stops] stopped -> [captured, runs; let go] captured
              -> stored -> committed
