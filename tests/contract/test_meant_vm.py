@@ -11,7 +11,7 @@ from tests.silent_ends import Down
 from vmckpt.checkpoint import meant, operate, restore
 from vmckpt.checkpoint.catalogue import catalogue
 from vmckpt.checkpoint.take import Wish
-from vmckpt.cli import which_checkpoint
+from vmckpt.drivers.find import restores_on
 from vmckpt.errors import OutcomeUnknownError, RefusedError
 from vmckpt.hosts import inventory
 from vmckpt.hosts.host import Host
@@ -94,7 +94,7 @@ def test_a_vm_that_is_at_home_on_two_hosts_goes_back_on_neither(
 
     async def where() -> Host:
         (entry,) = (await catalogue([], str(site.place), site.key)).entries
-        return await which_checkpoint.home(entry, None, copy=False)
+        return await restores_on(entry, lambda _: None, copy=False)
 
     with pytest.raises(OutcomeUnknownError, match="at home on e and a"):
         asyncio.run(where())

@@ -1,6 +1,5 @@
 """vmckpt check, and the answer of `vmckpt migrate --dry-run`."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ if TYPE_CHECKING:
     from vmckpt.drivers.driver import Driver
     from vmckpt.hosts.host import Host
     from vmckpt.options.migration import Options
-    from vmckpt.preflight.finding import Check
+    from vmckpt.preflight.finding import Examined
 
 
 def check(
@@ -24,16 +23,17 @@ def check(
     For other than `migrate`'s usual options: `vmckpt migrate VM HOST OPTIONS --dry-run`.
     """
     from vmckpt.cli.found import find
+    from vmckpt.drivers.driver import examined
     from vmckpt.hosts.inventory import find_host
     from vmckpt.options.migration import Options
 
     found, targets = run(find(vm)), [find_host(host) for host in dict.fromkeys(hosts)]
-    answers = run(_ask_all(found, targets, Options()))
+    answers = [(target, run(examined(found, target, Options()))) for target in targets]
     facts = [_facts(target, answer) for target, answer in answers]
     tables = [f"{_headline(found, *answer)}\n{_table(answer[1])}" for answer in answers]
     result = {"vm": found.name, "source": found.host.name, "targets": facts}
     show(result, "\n\n".join(tables), as_json=json)
-    if not all(_possible(answer) for _, answer in answers):
+    if not all(answer.is_possible for _, answer in answers):
         raise typer.Exit(4)
 
 
@@ -42,49 +42,25 @@ def dry_run(name: str, target: "Host", options: "Options", *, as_json: bool) -> 
     from vmckpt.cli.found import find
 
     vm = run(find(name))
-    answer = run(vm.examine(target, options)).checks
+    answer = run(vm.examine(target, options))
     result = {"vm": vm.name, "source": vm.host.name, **_facts(target, answer)}
     show(result, _table(answer), as_json=as_json)
-    if not _possible(answer):
+    if not answer.is_possible:
         raise typer.Exit(4)
 
 
-async def _ask_all(
-    vm: "Driver", targets: "Sequence[Host]", options: "Options"
-) -> "list[tuple[Host, Sequence[Check]]]":
-    from vmckpt.errors import VmckptError
-    from vmckpt.preflight.finding import REFUSE, Check
-
-    answers: list[tuple[Host, Sequence[Check]]] = []
-    for target in targets:
-        try:
-            answer = (await vm.examine(target, options)).checks
-        except VmckptError as exc:
-            # The others are asked all the same.
-            silent = Check("reachable", REFUSE, f"{exc.what}: {exc.why}", exc.remedy)
-            answer = (silent,)
-        answers.append((target, answer))
-    return answers
+def _facts(target: "Host", answer: "Examined") -> dict[str, Any]:
+    checks = [check._asdict() for check in answer.checks]
+    return {"target": target.name, "possible": answer.is_possible, "checks": checks}
 
 
-def _possible(answer: "Sequence[Check]") -> bool:
-    from vmckpt.preflight.finding import REFUSE
-
-    return all(check.verdict != REFUSE for check in answer)
-
-
-def _facts(target: "Host", answer: "Sequence[Check]") -> dict[str, Any]:
-    checks = [check._asdict() for check in answer]
-    return {"target": target.name, "possible": _possible(answer), "checks": checks}
-
-
-def _headline(vm: "Driver", target: "Host", answer: "Sequence[Check]") -> str:
-    word = "can" if _possible(answer) else "cannot"
+def _headline(vm: "Driver", target: "Host", answer: "Examined") -> str:
+    word = "can" if answer.is_possible else "cannot"
     return f"{vm.name}: {vm.host.name} -> {target.name}: it {word} move"
 
 
-def _table(answer: "Sequence[Check]") -> str:
+def _table(answer: "Examined") -> str:
     from vmckpt.ui.tables import table
 
-    rows = [(check.verdict, check.code, check.reason, check.remedy) for check in answer]
+    rows = [(check.verdict, check.code, check.reason, check.remedy) for check in answer.checks]
     return table(("verdict", "check", "reason", "remedy"), rows)

@@ -48,7 +48,6 @@ from vmckpt.cli.which_checkpoint import (
     catalogue,
     find,
     home,
-    identities,
     key_source,
 )
 from vmckpt.ui.shown import one_line
@@ -336,7 +335,9 @@ def prune(
     """Remove the checkpoints that a rule does not keep: shown first, done with --apply."""
     from vmckpt.checkpoint.look import prune as prune_
     from vmckpt.checkpoint.whose import chosen
+    from vmckpt.hosts.inventory import all_hosts
     from vmckpt.ui.tables import table
+    from vmckpt.vm.identity import identities
 
     rule = retention.rule()
     wanted = given_tags([tag]) if tag else {}
@@ -344,7 +345,7 @@ def prune(
     there = catalogue(stored.store, key, vm)
     for error in there.silent:
         warn(f"left alone: {error.what}: {error.why}")
-    whose = chosen(there.entries, vm, run(identities(vm)), vm_id)
+    whose = chosen(there.entries, vm, run(identities(vm, all_hosts())), vm_id)
     if whose.others:
         warn(
             f"left alone: {len(whose.others)} checkpoints of another '{vm}', or taken before VMs "

@@ -99,16 +99,13 @@ async def _calm(
     name: str, target: "Host", options: "Options", wanted: "Intent", *, began_s: float, given: str
 ) -> None:
     """Wait for a calm moment, but no longer than leaves the time that the migration takes."""
-    from vmckpt.cli import plan
     from vmckpt.cli.found import find
     from vmckpt.migrate.calm import wait_for_calm
     from vmckpt.units import parse_duration_s
 
-    for_s = parse_duration_s(given)
+    for_s, vm = parse_duration_s(given), await find(name)
     if wanted.finish_within_s is not None:
-        made = await plan.make(name, target, options, wanted, began_s=began_s)
-        for_s = min(for_s, made.spare_s)
-    vm = await find(name)
+        for_s = min(for_s, (await vm.plan(target, options, wanted, began_s=began_s)).spare_s)
     await wait_for_calm(vm.name, vm.measure, for_s, warn)
 
 
@@ -116,9 +113,10 @@ async def _planned(
     name: str, target: "Host", options: "Options", wanted: "Intent", began_s: float
 ) -> "tuple[Options, dict[str, Any]]":
     """The options of the way that keeps the intent, and the forecast for the record."""
-    from vmckpt.cli import plan
+    from vmckpt.cli.found import find
 
-    made = await plan.make(name, target, options, wanted, began_s=began_s)
+    vm = await find(name)
+    made = await vm.plan(target, options, wanted, began_s=began_s)
     for note in made.notes:
         warn(f"plan: {note}")
     planned = made.require()

@@ -21,10 +21,8 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmckpt.hosts.host import Host
     from vmckpt.migrate.planner import Plan
-    from vmckpt.options.migration import Options
-    from vmckpt.plan.choose import Intent, Offer
+    from vmckpt.plan.choose import Offer
     from vmckpt.plan.forecast import Band
 
 
@@ -44,6 +42,7 @@ def plan(
 
     Exit code 4 when no way keeps what is asked for: then it names the least change that would.
     """
+    from vmckpt.cli.found import find
     from vmckpt.hosts.inventory import find_host
     from vmckpt.options.migration import Options
     from vmckpt.units import parse_rate_bytes_per_s
@@ -58,28 +57,11 @@ def plan(
     )
     options = Options(bandwidth_bytes_per_s=parse_rate_bytes_per_s(bandwidth) if bandwidth else 0)
     target, for_s = find_host(host), look_s(for_)
-    made = run(make(vm, target, options, wanted, began_s=began_s, for_s=for_s))
+    found = run(find(vm))
+    made = run(found.plan(target, options, wanted, began_s=began_s, for_s=for_s))
     show(made.to_json(), text(made), as_json=json)
     if made.choice.way is None:
         raise typer.Exit(4)
-
-
-async def make(
-    name: str,
-    target: "Host",
-    options: "Options",
-    wanted: "Intent",
-    *,
-    began_s: float,
-    for_s: float | None = None,
-) -> "Plan":
-    """The plan for a VM, once nothing of a migration that was cut off is left."""
-    from vmckpt.cli.found import find_own
-    from vmckpt.migrate.planner import LOOK_S, make_plan
-
-    vm = await find_own(name)
-    look_s = LOOK_S if for_s is None else for_s
-    return await make_plan(vm, target, options, wanted, began_s=began_s, for_s=look_s)
 
 
 def text(made: "Plan") -> str:

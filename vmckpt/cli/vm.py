@@ -11,6 +11,8 @@ from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vmckpt.drivers.driver import Started, VmInfo
 
 app = typer.Typer(help="Virtual machines.", no_args_is_help=True, rich_markup_mode=None)
@@ -161,24 +163,25 @@ def rm(
 ) -> None:
     """Forget a stopped VM; its disk images stay. An adopted QEMU goes on by itself."""
     from vmckpt.cli.found import find
-    from vmckpt.cli.host_images import own_loss, remove_own
+    from vmckpt.drivers.driver import remove_with_disks
 
     vm = run(find(name))
-    own = vm.own_images() if disks else []
     if disks:
-        confirm(own_loss(name, own), yes=yes, as_json=json)
-    stay, pid, tpm = run(vm.remove(with_state=disks))
-    removed, kept = run(remove_own(vm.host, own if pid is None else []))
-    stay = [path for path in stay if path not in removed]
+        confirm(_loss(name, vm.own_images()), yes=yes, as_json=json)
+    stay, pid, tpm, removed, kept = run(remove_with_disks(vm) if disks else vm.remove())
     for path, why in kept.items():
         warn(f"{path} stays: {why}")
     left = f"; its disks stay: {', '.join(stay)}" if stay else ""
     left += f"; what its TPM holds stays: {tpm} on {vm.host.name}" if tpm else ""
     gone = f", with {', '.join(removed)}" if removed else ""
     done = "is removed" if pid is None else f"is forgotten; its QEMU (pid {pid}) goes on as it was"
-    facts = {"vm": name, "removed": True, "disks": stay, "removed_disks": removed,
-             "kept_disks": kept, "goes_on_as_pid": pid, "kept_tpm": tpm}  # fmt: skip
+    facts = {"vm": name, "removed": True, "disks": stay, "removed_disks": list(removed),
+             "kept_disks": dict(kept), "goes_on_as_pid": pid, "kept_tpm": tpm}  # fmt: skip
     show(facts, f"{name} {done}{gone}{left}", as_json=json)
+
+
+def _loss(name: str, paths: "Sequence[Path]") -> str:
+    return f"'{name}' is removed for good, with its disks: {', '.join(map(str, paths)) or 'none'}."
 
 
 def _state(vm: "VmInfo") -> str:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vmckpt.cli.output import run
+from vmckpt.cli.output import run, warn
 
 if TYPE_CHECKING:
     from vmckpt.checkpoint.catalogue import Catalogue, Entry
@@ -53,22 +53,6 @@ def find(point: str, store: str | None, key: "KeySource | None") -> "Entry":
     return catalogue(store, key).find(point)
 
 
-async def identities(vm: str) -> "list[str | None]":
-    """The ids of the VMs of that name in the inventory; None: it has none yet."""
-    from vmckpt.hosts.every import ask_every
-    from vmckpt.hosts.inventory import all_hosts
-    from vmckpt.vm.identity import read_identity
-    from vmckpt.vm.paths import vm_dir
-
-    async def ask(host: "Host") -> "list[str | None]":
-        directory = vm_dir(host.state_dir, vm)
-        there = await host.exists(directory.current)
-        return [await read_identity(host, directory)] if there else []
-
-    answers = await ask_every(all_hosts(), ask)
-    return [one for those in answers.given for one in those]
-
-
 def key_source(key_file: str | None, key_command: str | None) -> "KeySource | None":
     """Where an encrypted store's key is had, by options; None: the environment's, or the agent's.
 
@@ -82,22 +66,8 @@ def key_source(key_file: str | None, key_command: str | None) -> "KeySource | No
 
 
 async def home(entry: "Entry", given: str | None, *, copy: bool) -> "Host":
-    """Where a checkpoint is restored: on the host that was named; a copy where the checkpoint was
-    taken; the VM itself where that is now. Raises NotFoundError; OutcomeUnknownError: it is at home
-    on two hosts.
-    """
-    from vmckpt.cli.found import find_own
-    from vmckpt.hosts.every import ask_every
-    from vmckpt.hosts.inventory import all_hosts, find_host
-    from vmckpt.vm.inventory import read_vm
+    """The host that was named, else see `drivers.find`. Raises NotFoundError too."""
+    from vmckpt.drivers.find import restores_on
+    from vmckpt.hosts.inventory import find_host
 
-    if given is not None:
-        return find_host(given)
-    if not copy:
-        vms = await ask_every(all_hosts(), lambda one: read_vm(one, entry.manifest.vm))
-        found = [vm.host for vm in vms.given if vm is not None]
-        if len(found) > 1:
-            return (await find_own(entry.manifest.vm)).host
-        if found:
-            return found[0]
-    return find_host(entry.facts.host if entry.facts else "local")
+    return find_host(given) if given is not None else await restores_on(entry, warn, copy=copy)

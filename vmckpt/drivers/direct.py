@@ -10,9 +10,11 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vmckpt.migrate.planner import Plan
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
+    from vmckpt.plan.choose import Intent
     from vmckpt.preflight.finding import Examined
     from vmckpt.qemu.replies import Snapshot
     from vmckpt.vm.dirty_rate import DirtyRate
@@ -86,6 +88,21 @@ class DirectVm(NamedTuple):
         held = await busy(self.vm)
         checks = found.checks if held is None else (held, *found.checks)
         return Examined(checks, sum(copy.allocated_bytes for copy in found.copies))
+
+    async def plan(
+        self,
+        target: Host,
+        options: "Options",
+        intent: "Intent",
+        *,
+        began_s: float,
+        for_s: float | None = None,
+    ) -> "Plan":
+        """Every way of moving it and the one that keeps the intent; see `migrate.planner`."""
+        from vmckpt.migrate.planner import LOOK_S, make_plan
+
+        look_s = LOOK_S if for_s is None else for_s
+        return await make_plan(self.vm, target, options, intent, began_s=began_s, for_s=look_s)
 
     async def migrate(
         self,

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vmckpt.checkpoint.domain_snapshots import Taken
+    from vmckpt.migrate.planner import Plan
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
+    from vmckpt.plan.choose import Intent
     from vmckpt.preflight.finding import Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.domains.inventory import Domain
@@ -88,6 +90,18 @@ class LibvirtDomain:
         held = await busy(self.domain)
         checks = (*found.checks,) if held is None else (held, *found.checks)
         return Examined(checks, sum(copy.allocated_bytes for copy in found.copies))
+
+    async def plan(
+        self,
+        target: Host,
+        options: "Options",
+        intent: "Intent",
+        *,
+        began_s: float,
+        for_s: float | None = None,
+    ) -> "Plan":
+        """Refused: domains are not forecast."""
+        raise not_for_domains(self.name)
 
     async def migrate(
         self,

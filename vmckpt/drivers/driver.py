@@ -1,6 +1,7 @@
 """A VM as commands, jobs on many VMs and programs work on it, whoever runs it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vmckpt.events.types import Emit
@@ -9,9 +10,11 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vmckpt.migrate.planner import Plan
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
+    from vmckpt.plan.choose import Intent
     from vmckpt.preflight.finding import Examined
     from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.spec import Placement
@@ -74,12 +77,16 @@ class Started(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A VM that is forgotten: its images, which stay, and the QEMU that goes on without vmckpt."""
+    """A VM that is forgotten: its images, which stay, and the QEMU that goes on without vmckpt.
+
+    `tpm`: where what its TPM holds stays. `kept`: why images stay that were to be removed.
+    """
 
     disks: list[str]
     goes_on_as_pid: int | None = None
-    # Where what its TPM holds stays.
     tpm: str | None = None
+    removed_disks: Sequence[str] = ()
+    kept: Mapping[str, str] = MappingProxyType({})
 
 
 class VmSnapshot(NamedTuple):
@@ -127,6 +134,17 @@ class Driver(Protocol):
     async def examine(self, target: Host, options: "Options") -> "Examined":
         """All that is for and against moving it, and what would be copied; changes nothing."""
 
+    async def plan(
+        self,
+        target: Host,
+        options: "Options",
+        intent: "Intent",
+        *,
+        began_s: float,
+        for_s: float | None = None,
+    ) -> "Plan":
+        """Every way of moving it and the one that keeps the intent; see `migrate.planner`."""
+
     async def migrate(
         self,
         target: Host,
@@ -150,3 +168,28 @@ class Driver(Protocol):
 
     async def delete(self, name: str, emit: Emit) -> None:
         """Delete a snapshot."""
+
+
+async def remove_with_disks(vm: Driver) -> Removed:
+    """Forget a VM with the images that it writes, unless something else uses them."""
+    from vmckpt.vm.images import remove_own
+
+    own = vm.own_images()
+    gone = await vm.remove(with_state=True)
+    if gone.goes_on_as_pid is not None:
+        return gone
+    removed, kept = await remove_own(vm.host, own)
+    disks = [path for path in gone.disks if path not in removed]
+    return gone._replace(disks=disks, removed_disks=removed, kept=kept)
+
+
+async def examined(vm: Driver, target: Host, options: "Options") -> "Examined":
+    """As `vm.examine`; an error is a refusal, so that other targets are asked all the same."""
+    from vmckpt.errors import HostDownError, VmckptError
+    from vmckpt.preflight.finding import REFUSE, Check, Examined
+
+    try:
+        return await vm.examine(target, options)
+    except VmckptError as exc:
+        code = "reachable" if isinstance(exc, HostDownError) else exc.kind
+        return Examined((Check(code, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)

@@ -13,6 +13,7 @@ from vmckpt.drivers.driver import Driver, VmInfo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vmckpt.checkpoint.catalogue import Entry
     from vmckpt.hosts.every import Answers
     from vmckpt.hosts.host import Host
     from vmckpt.migrate.recover import Recovery
@@ -150,6 +151,24 @@ async def recover(name: str, tell: "Tell") -> "Recovery | None":
 
         found = await recover_domain(name, tell)
     return found
+
+
+async def restores_on(entry: "Entry", tell: "Tell", *, copy: bool) -> "Host":
+    """Where a checkpoint is restored: a copy where it was taken, the VM itself where that is now.
+
+    Raises NotFoundError; OutcomeUnknownError: it is at home on two hosts.
+    """
+    from vmckpt.hosts.every import ask_every
+    from vmckpt.hosts.inventory import all_hosts, find_host
+    from vmckpt.vm.inventory import read_vm
+
+    if not copy:
+        name = entry.manifest.vm
+        vms = await ask_every(all_hosts(), lambda host: read_vm(host, name))
+        homes = [vm.host for vm in vms.given if vm is not None]
+        if homes:
+            return homes[0] if len(homes) == 1 else (await find_own(name, tell)).host
+    return find_host(entry.facts.host if entry.facts else "local")
 
 
 async def look_at_all() -> "Answers[VmInfo]":

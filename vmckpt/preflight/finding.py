@@ -23,6 +23,11 @@ class Examined(NamedTuple):
     checks: tuple[Check, ...]
     copied_bytes: int
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether nothing refuses the move."""
+        return all(check.verdict != REFUSE for check in self.checks)
+
 
 def refusal(
     checks: Iterable[Check], vm_name: str, target: str, verb: str = "migrate"

@@ -5,9 +5,11 @@ there were any gets one when it is first needed.
 """
 
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 
 from vmckpt.errors import StorageError, UsageError
+from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.vm.paths import VmDir, vm_dir
 
@@ -31,6 +33,18 @@ async def read_identity(host: Host, directory: VmDir) -> str | None:
             "until you remove them",
         )
     return text.strip()
+
+
+async def identities(name: str, hosts: Iterable[Host]) -> list[str | None]:
+    """Those of the VMs of that name on the hosts that answer; None: one has none yet."""
+
+    async def ask(host: Host) -> list[str | None]:
+        directory = vm_dir(host.state_dir, name)
+        there = await host.exists(directory.current)
+        return [await read_identity(host, directory)] if there else []
+
+    answers = await ask_every(hosts, ask)
+    return [one for those in answers.given for one in those]
 
 
 async def identity_of(host: Host, directory: VmDir) -> str:

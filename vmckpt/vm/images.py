@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError, VmckptError
 from vmckpt.foreign import Fields
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import all_hosts
 from vmckpt.vm.paths import vm_dir, vms_dir
 from vmckpt.vm.spec import parse_spec
 
@@ -111,6 +112,61 @@ async def files_of_domains(host: Host) -> dict[str, list[Path]]:
         domain.name: [disk.path for disk in domain.description.disks if disk.path]
         for domain in found.given
     }
+
+
+async def unused(host: Host, names: Iterable[str], *, every: bool = False) -> list[Image]:
+    """The images of these names in the host's folder; with `every` all that nothing uses, too.
+
+    Raises NotFoundError, RefusedError: one of those that are named is in use.
+    """
+    there = await images_of(host, await files_of_domains(host))
+    wanted = [chosen(there, name) for name in dict.fromkeys(names)]
+    if used := [image for image in wanted if image.users]:
+        raise RefusedError(
+            f"{used[0].path} on {host.name} is in use",
+            why=", ".join(used[0].users),
+            remedy="remove what uses it first; nothing was removed",
+        )
+    if every:
+        wanted += [image for image in there if not image.users and image not in wanted]
+    return wanted
+
+
+async def remove_images(host: Host, paths: Iterable[Path]) -> list[Image]:
+    """Remove them; those that were removed. Raises as `remove_image` does."""
+    removed = []
+    for image in await looked_at(host, paths, await files_of_domains(host)):
+        await remove_image(host, image)
+        removed.append(image)
+    return removed
+
+
+async def remove_own(host: Host, paths: Iterable[Path]) -> tuple[list[str], dict[str, str]]:
+    """Remove images of a VM that is gone; those removed, and those kept with the reason.
+
+    What stands outside a host's own state may be another host's too: it is removed only when every
+    host says that it does not use it.
+    """
+    removed, kept = list[str](), dict[str, str]()
+    for path in paths:
+        is_own = path.parent == host.state_dir / FOLDER
+        try:
+            for other in [] if is_own else all_hosts():
+                for image in await looked_at(other, [path], await files_of_domains(other)):
+                    if image.users:
+                        kept[str(path)] = f"{', '.join(image.users)} on {other.name}"
+            here = await looked_at(host, [path], await files_of_domains(host))
+            if not here:
+                kept[str(path)] = "it is no image file"
+            for image in here:
+                if image.users:
+                    kept[str(path)] = ", ".join(image.users)
+                elif str(path) not in kept:
+                    await remove_image(host, image)
+                    removed.append(str(path))
+        except VmckptError as exc:
+            kept[str(path)] = f"{exc.what}: {exc.why}"
+    return removed, kept
 
 
 async def remove_image(host: Host, image: Image) -> None:

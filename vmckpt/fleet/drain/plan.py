@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from vmckpt.drivers.driver import Driver, VmInfo
+from vmckpt.drivers.driver import Driver, VmInfo, examined
 from vmckpt.errors import RefusedError, VmckptError
 from vmckpt.events.record import load_all
 from vmckpt.fleet.drain.costs import Costs, Found
@@ -286,10 +286,7 @@ class Planner:
         driver = self.vms[vm]
         if driver.host.name == target.name:
             return Examined((Check("same-host", REFUSE, f"it is on {target.name} already"),), 0)
-        try:
-            return await driver.examine(target, self.asked.options)
-        except VmckptError as exc:
-            return Examined((Check(exc.kind, REFUSE, f"{exc.what}: {exc.why}", exc.remedy),), 0)
+        return await examined(driver, target, self.asked.options)
 
 
 def words(kind: str, vm: VmInfo, asked: Sequence[tuple[str, ...]]) -> frozenset[str]:
