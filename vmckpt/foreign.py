@@ -26,11 +26,12 @@ class MalformedError(ValueError):
     """It is no JSON, or not the JSON that was expected there."""
 
 
-def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES) -> Any:
+def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES, any_text: bool = False) -> Any:
     """The value. Raises MalformedError.
 
     Refused as well: more than `most_bytes`, more than MOST_DEPTH levels, a name that an object has
-    twice, NaN and infinities, text that is no Unicode (half a surrogate pair).
+    twice, NaN and infinities, integers beyond 64 bits, and, unless `any_text`, text that is no
+    Unicode (half a surrogate pair: what Python makes of a path that is no UTF-8).
     """
     if len(data) > most_bytes:
         raise MalformedError(f"it has {len(data)} bytes; {most_bytes} are expected at most")
@@ -38,6 +39,8 @@ def parse(data: bytes | str, *, most_bytes: int = MOST_BYTES) -> Any:
         text = data if isinstance(data, str) else data.decode()
         _require_flat(text)
         found = _DECODER.decode(text)
+        if any_text:
+            return found
         if "\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()
         elif isinstance(data, str):
@@ -79,9 +82,18 @@ def _finite(text: str) -> float:
     return _no_number(text)
 
 
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -MOST_INTEGER - 1 <= (value := int(text)) <= 2 * MOST_INTEGER + 1:
+        raise MalformedError(f"{reprlib.repr(text)} has more than 64 bits")
+    return value
+
+
 # Made once: that takes as long as a short message.
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_once_each, parse_constant=_no_number, parse_float=_finite
+    object_pairs_hook=_once_each,
+    parse_constant=_no_number,
+    parse_float=_finite,
+    parse_int=_integer,
 )
 
 

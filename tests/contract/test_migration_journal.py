@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.events.durable import part_of
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.journal import Journal
+from vmckpt.state.durable import part_of
 from vmckpt.vm.paths import vm_dir
 
 pytestmark = pytest.mark.contract

@@ -16,6 +16,7 @@ import pytest
 
 from tests.guest_like import memory, save
 from tests.schedule_world import World, one_history
+from vmckpt.codec import builtins, convert
 from vmckpt.fleet.schedule.record import Record, new_record, schedules_dir
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.fleet.schedule.run import clock
@@ -86,7 +87,7 @@ def test_no_store_keeps_another_from_being_checked_and_no_part_is_left_out(tmp_p
         record = replace(record, checked=found.parts)
     assert read == {places[0]}
     assert record.checked == dict.fromkeys(places, 4)
-    again = Record.from_json(json.loads(json.dumps(record.to_json())))
+    again = convert(Record, json.loads(json.dumps(builtins(record))))
     assert again.checked == record.checked
 
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from vmckpt.codec import builtins, convert
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import MOST_COSTS, Cost, Learned, Seen, interval
 from vmckpt.plan.interval import FailureRate, best_work_s, wall_time_ratio
@@ -114,7 +115,7 @@ def test_the_interval_is_held_within_what_is_possible() -> None:
     slow = interval(learned, 30 * DAY_S, 5.0)
     assert slow is not None
     assert (slow.every_s, slow.by) == (4.0, "how long one takes: --rpo cannot be kept")
-    assert Learned.from_json(learned.to_json()) == learned
+    assert convert(Learned, builtins(learned)) == learned
 
 
 def test_what_it_costs_is_the_mean_and_what_it_takes_nearly_the_longest() -> None:

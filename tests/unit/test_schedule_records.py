@@ -71,7 +71,7 @@ def test_a_damaged_one_is_named_and_hides_no_other(text: str) -> None:
     add(record("b"))
     (schedules_dir() / "a.json").write_text(text)
     known = load_all()
-    assert [one.name for one in known.records] == ["b"]
+    assert list(known.records) == ["b"]
     assert "a.json is damaged" in known.damaged[0].what
 
 

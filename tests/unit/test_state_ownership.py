@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import RefusedError, StorageError
-from vmckpt.events.durable import NEW_FILE, make_dir_durably, replace
 from vmckpt.hosts.ownership import require_own
+from vmckpt.state.durable import NEW_FILE, make_dir_durably, replace
 from vmckpt.store.backends.archive import NewArchive
 from vmckpt.store.collect import collect, plan_gc
 from vmckpt.store.open import create_store, open_store

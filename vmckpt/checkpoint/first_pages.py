@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.errors import StorageError
-from vmckpt.events.durable import write_durably
 from vmckpt.memory.ram_file import PAGE_BYTES, open_fd
+from vmckpt.state.durable import write_durably
 from vmckpt.store.area import Area
 
 # Each is had with some tens of others; all take as long as a QEMU takes to begin. Put there later,

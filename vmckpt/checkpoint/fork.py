@@ -34,7 +34,6 @@ from vmckpt.checkpoint.qcow2 import write_image, write_overlay
 from vmckpt.devices.absence import bring_back, plug_in
 from vmckpt.epoch.load import SETTINGS, load_devices
 from vmckpt.errors import OperationFailedError, RefusedError, VmckptError
-from vmckpt.events.durable import rename_durably
 from vmckpt.hosts.inventory import check_name, local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES, give_name, unnamed
@@ -43,6 +42,7 @@ from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import all_of, finish, to_the_end
+from vmckpt.state.durable import rename_durably
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import homes

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vmckpt.errors import RefusedError, StorageError
-from vmckpt.events.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
+from vmckpt.state.durable import write_durably
 from vmckpt.store.config import Config
 from vmckpt.store.open import described
 

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from vmckpt.events.durable import damaged_record, parse_record, rename_durably
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.state.durable import damaged_record, parse_record, rename_durably
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec

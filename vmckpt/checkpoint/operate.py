@@ -36,7 +36,6 @@ from vmckpt.checkpoint.service import (
 from vmckpt.checkpoint.tree import OriginShown
 from vmckpt.checkpoint.whole import require_savable
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
-from vmckpt.events.durable import parse_record
 from vmckpt.foreign import Shape
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
@@ -45,6 +44,7 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
+from vmckpt.state.durable import parse_record
 from vmckpt.store.checkpoint_file import CHECKPOINTS
 from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource

@@ -39,10 +39,10 @@ import numpy as np
 
 from vmckpt.checkpoint.first_pages import next_noted, note, put_first, read_noted, runs
 from vmckpt.errors import OperationFailedError, VmckptError
-from vmckpt.events.durable import replace
 from vmckpt.memory.missing_pages import MissingPages
 from vmckpt.memory.process_call import be_undisturbed
 from vmckpt.memory.ram_file import PAGE_BYTES, extents, open_fd
+from vmckpt.state.durable import replace
 from vmckpt.store.open import Access, open_store
 
 # Streamed at once between two looks for faults.

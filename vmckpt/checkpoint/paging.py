@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from vmckpt.errors import OperationFailedError, StorageError, VmLostError
-from vmckpt.events.durable import parse_record
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
+from vmckpt.state.durable import parse_record
 from vmckpt.vm.paths import QemuDir
 from vmckpt.vm.start import Qemu
 

@@ -12,7 +12,6 @@ from vmckpt.checkpoint.facts import Facts
 from vmckpt.checkpoint.foreign import confined, require_safe
 from vmckpt.checkpoint.origin import digest
 from vmckpt.errors import RefusedError
-from vmckpt.events.durable import make_dir_durably, sync_file
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import check_name
 from vmckpt.hosts.process import ProcessId
@@ -20,6 +19,7 @@ from vmckpt.preflight import target_host, vm_users
 from vmckpt.preflight.finding import OK, REFUSE, WARN, Check
 from vmckpt.preflight.isolation import isolation_checks
 from vmckpt.preflight.passthrough import free_checks
+from vmckpt.state.durable import make_dir_durably, sync_file
 from vmckpt.store.manifest import Manifest
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm, read_vm

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.events.durable import sync_directory
 from vmckpt.qemu.qcow2 import CLUSTER_BYTES, clusters_of, write_at, write_tables
+from vmckpt.state.durable import sync_directory
 
 Chunks = Iterable[tuple["np.ndarray[Any, Any]", Any]]
 

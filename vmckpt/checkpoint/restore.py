@@ -55,7 +55,6 @@ from vmckpt.errors import (
     RefusedError,
     VmckptError,
 )
-from vmckpt.events.durable import make_dir_durably
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import PAGE_BYTES
@@ -64,6 +63,7 @@ from vmckpt.qemu.compare import describe, differences
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import both, finish, to_the_end
+from vmckpt.state.durable import make_dir_durably
 from vmckpt.store.store import Checkpoint
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.inventory import Vm, homes, read_vm

@@ -27,7 +27,6 @@ from vmckpt.checkpoint.qcow2 import write_image
 from vmckpt.checkpoint.restore import Source, Wish, entitled, plan_of
 from vmckpt.checkpoint.stored_disks import StoredDisk, stored_disks
 from vmckpt.errors import RefusedError
-from vmckpt.events.durable import make_dir_durably
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
@@ -35,6 +34,7 @@ from vmckpt.preflight.finding import REFUSE, WARN, Check
 from vmckpt.qemu.qcow2 import tables_bytes
 from vmckpt.sequence.in_thread import in_thread, until_cancelled
 from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.state.durable import make_dir_durably
 from vmckpt.store.area import Chunks
 from vmckpt.store.manifest import BLOCK_CHUNK_BYTES
 from vmckpt.store.store import Checkpoint

@@ -7,6 +7,7 @@ of checkpoints whose clocks agree with it is believed (`dates`).
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ class Candidate(NamedTuple):
     added_bytes: int
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rule:
     """What is kept: the union of the first four; then age and size take away, the newest last.
 
     Hours, days and weeks are UTC's; of each that has any the newest one is kept.
@@ -33,6 +35,11 @@ class Rule(NamedTuple):
     weekly: int = 0
     max_age_s: float | None = None
     max_bytes: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing."""
+        return not any(astuple(self))
 
 
 class Verdict(NamedTuple):
@@ -61,7 +68,7 @@ def plan(
     The newest is always kept, and so are those that were `just_taken`. Raises UsageError for an
     empty rule.
     """
-    if not any(rule):
+    if rule.is_empty:
         raise UsageError(
             "nothing says which checkpoints to keep",
             why="a rule that keeps none would remove all",

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from vmckpt.errors import OperationFailedError, RefusedError
-from vmckpt.events.durable import replace
 from vmckpt.hosts.host import Host
 from vmckpt.sequence.steps import finish
+from vmckpt.state.durable import replace
 from vmckpt.vm.paths import IN_MEMORY
 
 _PREFIX, _FILE = "vmckpt-key-", "secret"

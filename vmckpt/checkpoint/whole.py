@@ -24,7 +24,6 @@ from vmckpt.checkpoint.take import Moment, Taken, Taking, Wish
 from vmckpt.epoch.capture import all_done, resume
 from vmckpt.epoch.migrated import saving
 from vmckpt.errors import OperationFailedError, RefusedError
-from vmckpt.events.durable import NEW_FILE
 from vmckpt.memory.ram_file import Span, extents, open_fd
 from vmckpt.preflight.blockers import device_checks
 from vmckpt.preflight.finding import REFUSE
@@ -33,6 +32,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor, session
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish, to_the_end
+from vmckpt.state.durable import NEW_FILE
 from vmckpt.store.manifest import PAGE_CHUNK_BYTES
 from vmckpt.store.open import Access
 from vmckpt.store.transaction import Transaction

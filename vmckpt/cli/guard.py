@@ -137,7 +137,7 @@ def list_(json: Json = False) -> None:
         (one.run, one.vm, _state(one, at_work), (one.checkpoint or "-")[:12], one.why or "-")
         for one, at_work in found
     ]
-    facts = [one.to_json() | {"at_work": at_work} for one, at_work in found]
+    facts = [one.facts | {"at_work": at_work} for one, at_work in found]
     text = table(("guard", "vm", "state", "checkpoint", "why"), rows)
     show({"guards": facts}, text, as_json=json)
 
@@ -220,13 +220,13 @@ def _show(record: "Record", *, as_json: bool) -> None:
             "  what it sent to others meanwhile cannot be taken back\n"
             f"  the checkpoint, {point}, stays for {kept_for}"
         )
-    show(record.to_json(), text, as_json=as_json)
+    show(record.facts, text, as_json=as_json)
 
 
 def _state(record: "Record", at_work: str) -> str:
     if record.phase.is_over:
-        return record.phase.value
-    return f"{record.phase} ({at_work})" if at_work else f"cut off: {record.phase}"
+        return record.phase.words
+    return f"{record.phase.words} ({at_work})" if at_work else f"cut off: {record.phase.words}"
 
 
 def _one_of(option: str, text: str, known: list[str]) -> str:

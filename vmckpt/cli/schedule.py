@@ -1,5 +1,6 @@
 """vmckpt schedule: add, list, show, rm, next, run-due."""
 
+from dataclasses import asdict
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from vmckpt.cli.output import Json, run, show, warn
 from vmckpt.cli.schedule_options import ScheduleName, Taking, Times, asked, require_sense
 from vmckpt.cli.together import together
 from vmckpt.cli.which_checkpoint import Stored
+from vmckpt.codec import builtins
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def list_(json: Json = False) -> None:
     known = load_all()
     for error in known.damaged:
         warn(f"not listed: {error.what}: {error.why}")
-    facts = [_facts(record) for record in known.records]
+    facts = [_facts(record) for record in known.records.values()]
     rows = [
         (
             record.name,
@@ -85,7 +87,7 @@ def list_(json: Json = False) -> None:
             str(one["runs_done"]),
             f"{one['failures']} in a row: {one['why']}" if one["failures"] else one["why"] or "-",
         )
-        for record, one in zip(known.records, facts, strict=True)
+        for record, one in zip(known.records.values(), facts, strict=True)
     ]
     head = ("schedule", "vm", "when", "next", "last done", "done", "failures")
     result = {
@@ -103,8 +105,8 @@ def show_(name: Name, json: Json = False) -> None:
 
     record = load(name)
     facts = _facts(record) | {
-        "request": record.request.to_json(),
-        "runs": record.to_json()["runs"],
+        "request": builtins(record.request),
+        "runs": builtins(record.runs),
         "stores": list(record.places),
     }
     rows = [
@@ -150,7 +152,7 @@ def next_(names: Names = None, count: Count = 5, json: Json = False) -> None:
     from vmckpt.ui.tables import table
 
     now = clock()
-    records = [load(name) for name in names or ()] or load_all().records
+    records = [load(name) for name in names or ()] or load_all().records.values()
     found = [
         (at, record)
         for record in records
@@ -256,7 +258,7 @@ def _lines(record: "Record", facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _rule_text(rule: "Rule | None") -> str:
     if rule is None:
         return "all"
-    return ", ".join(f"{name} {value:g}" for name, value in rule._asdict().items() if value)
+    return ", ".join(f"{name} {value:g}" for name, value in asdict(rule).items() if value)
 
 
 def _time(record: "Record", unix_s: float | None) -> str:

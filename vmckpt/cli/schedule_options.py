@@ -114,7 +114,7 @@ def asked(vm: str, times: Times, retention: Retention, taking: Taking, stored: S
         window=times.window,
         jitter_s=parse_duration_s(times.jitter) if times.jitter else 0.0,
         catch_up=_catch_up(times.catch_up),
-        rule=rule if any(rule) else None,
+        rule=None if rule.is_empty else rule,
         store=_absolute(stored.store),
         copies=tuple(text for text in map(_absolute, taking.copy_to or ()) if text),
         kind=_kind(taking.kind),

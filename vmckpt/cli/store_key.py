@@ -282,7 +282,7 @@ def _write_new(file: Path, text: str) -> None:
     import os
 
     from vmckpt.errors import StorageError
-    from vmckpt.events.durable import sync_directory
+    from vmckpt.state.durable import sync_directory
 
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

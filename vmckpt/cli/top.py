@@ -125,7 +125,7 @@ def _guards() -> dict[str, Any]:
     from vmckpt.fleet.guard.record import load_all
 
     return {
-        one.vm: {"run": one.run, "phase": one.phase.name.lower()}
+        one.vm: {"run": one.run, "phase": one.phase.value}
         for one in load_all()
         if not one.phase.is_over
     }

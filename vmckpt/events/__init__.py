@@ -1,1 +1,1 @@
-"""What an operation tells while it runs, the record it leaves, and files that outlive a crash."""
+"""What an operation tells while it runs, and the record that it leaves."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import NotFoundError
-from vmckpt.events.durable import make_dir_durably, replace
 from vmckpt.events.types import Event, Progress
+from vmckpt.state.durable import make_dir_durably, replace
 
 FORMAT = 1
 

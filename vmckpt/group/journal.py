@@ -20,11 +20,11 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
-from vmckpt.events.durable import write_durably
 from vmckpt.group.services import ended
 from vmckpt.hosts.inventory import find_host, local_host, state_dir
 from vmckpt.hosts.process import ProcessId
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.state.durable import write_durably
 from vmckpt.vm.lifecycle import owner
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vmckpt.events.durable import NEW_FILE
 from vmckpt.hosts.process import APPENDED, wait_for_end
+from vmckpt.state.durable import NEW_FILE
 
 # In the environment of a command that acts at its starter's death: the starter's pid.
 STARTER = "VMCKPT_STARTER"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import NotFoundError, RefusedError, UsageError
-from vmckpt.events.durable import write_durably
 from vmckpt.hosts.entries import LOCAL, entry_to_json, parse_entry
 from vmckpt.hosts.host import Entry, Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.ownership import require_own
+from vmckpt.state.durable import write_durably
 
 if TYPE_CHECKING:
     from vmckpt.hosts.remote.host import RemoteHost

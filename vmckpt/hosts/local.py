@@ -16,7 +16,6 @@ from io import BufferedReader
 from pathlib import Path
 
 from vmckpt.errors import HostDownError, StorageError
-from vmckpt.events.durable import make_dir_durably, remove_durably, replace, sync_directory
 from vmckpt.hosts import kernel, memory, process, promises
 from vmckpt.hosts.grants import Grant, grant
 from vmckpt.hosts.host import (
@@ -37,6 +36,7 @@ from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
 from vmckpt.hosts.uids import Uids
 from vmckpt.hosts.unix_socket import connected
+from vmckpt.state.durable import make_dir_durably, remove_durably, replace, sync_directory
 
 KILL_TIMEOUT_S = 5.0
 PATH_POLL_S = 0.005

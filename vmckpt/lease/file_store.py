@@ -21,10 +21,10 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from vmckpt.errors import OutcomeUnknownError, StorageError
-from vmckpt.events.durable import make_dir_durably
 from vmckpt.lease.record import Record, decode, encode
 from vmckpt.lease.store import NONE_YET, ArbiterDownError, Versioned
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.state.durable import make_dir_durably
 
 TIMEOUT_S = 1.0
 # Versions that stay, for readers that are slow; and when a killed process's leftovers go.

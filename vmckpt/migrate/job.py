@@ -23,7 +23,6 @@ from vmckpt.errors import (
     OperationFailedError,
     VmckptError,
 )
-from vmckpt.events.durable import fill, reserve
 from vmckpt.events.lines import to_line
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.entries import fields_to_json, parse_fields
@@ -40,6 +39,7 @@ from vmckpt.migrate.recorded import where_it_was
 from vmckpt.migrate.recover import FINISHED, Recovery, recover
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import Disks, Method, OnTimeout, Options, Tls
+from vmckpt.state.durable import fill, reserve
 from vmckpt.vm.inventory import read_vm
 
 FORMAT = 1

@@ -9,11 +9,11 @@ from typing import NamedTuple, Self
 
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
 from vmckpt.errors import HostDownError
-from vmckpt.events.durable import damaged_record, parse_record, part_of
 from vmckpt.foreign import Shape, require
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
+from vmckpt.state.durable import damaged_record, parse_record, part_of
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 

@@ -15,7 +15,6 @@ from vmckpt.errors import (
     OutcomeUnknownError,
     StorageError,
 )
-from vmckpt.events.durable import damaged_record, parse_record, write_durably
 from vmckpt.events.lines import Lines, from_record
 from vmckpt.events.record import FORMAT, RunRecord
 from vmckpt.events.types import Emit, Note, heard_or_not
@@ -30,6 +29,7 @@ from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.sequence.steps import to_the_end
+from vmckpt.state.durable import damaged_record, parse_record, write_durably
 
 POLL_S, LOOK_S = 0.1, 1.0
 RECONNECT_S = 1.0

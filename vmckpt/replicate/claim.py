@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from vmckpt.errors import HostDownError, RefusedError, StorageError
-from vmckpt.events.durable import write_durably
 from vmckpt.foreign import parse
 from vmckpt.lease.rule import Right, right_of
 from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.request import Files, Options, Request, read_request
+from vmckpt.state.durable import write_durably
 from vmckpt.vm.inventory import Vm
 
 FORMAT = 1

@@ -6,13 +6,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from vmckpt.errors import HostDownError, NotFoundError, StorageError, TimedOutError, VmckptError
-from vmckpt.events.durable import parse_record
 from vmckpt.foreign import Shape
 from vmckpt.hosts.every import Answers, ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.replicate.control import STATUS, STATUS_TIMEOUT_S, ask
 from vmckpt.replicate.request import DIRECTORY, Files
+from vmckpt.state.durable import parse_record
 
 POLL_S, BEGIN_S = 0.05, 60.0
 # Of a request, what is read of one whose service has died.

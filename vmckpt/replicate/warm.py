@@ -10,13 +10,13 @@ from pathlib import Path
 
 from vmckpt.epoch.load import SETTINGS, feed, has_loaded
 from vmckpt.errors import OperationFailedError
-from vmckpt.events.durable import sync_directory
 from vmckpt.hosts.local import LocalHost
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, Monitor, MonitorLostError
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
+from vmckpt.state.durable import sync_directory
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import VmDir, vm_dir
 from vmckpt.vm.spec import Spec

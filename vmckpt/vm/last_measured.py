@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import StorageError
-from vmckpt.events.durable import write_durably
 from vmckpt.hosts.inventory import state_dir
+from vmckpt.state.durable import write_durably
 from vmckpt.vm.dirty_rate import DirtyRate
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, UsageError
-from vmckpt.events.durable import damaged_record, parse_record
 from vmckpt.hosts.grants import Grant, GrantKind
 from vmckpt.hosts.host import Host, Promise, Room
 from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import all_of, finish
+from vmckpt.state.durable import damaged_record, parse_record
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from vmckpt.errors import OperationFailedError, RefusedError
-from vmckpt.events.durable import damaged_record, parse_record
 from vmckpt.hosts.grants import Grant, GrantKind, grant
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.uids import Uids, make_uids
+from vmckpt.state.durable import damaged_record, parse_record
 from vmckpt.vm.identity import identity_of, read_identity
 from vmckpt.vm.images import backing_of, names_layered
 from vmckpt.vm.paths import QemuDir, VmDir, images_dir, vm_dir, vms_dir

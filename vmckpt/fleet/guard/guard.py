@@ -179,7 +179,7 @@ def _require_none_open(vm: str) -> None:
         if record.vm == vm and not record.phase.is_over:
             raise RefusedError(
                 f"'{vm}' has a guard that is not over",
-                why=record.why or f"it was cut off: {record.phase}",
+                why=record.why or f"it was cut off: {record.phase.words}",
                 remedy=f"vmckpt guard rollback {vm}, guard commit {vm}, or guard resume {vm}",
             )
 

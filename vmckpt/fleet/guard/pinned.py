@@ -13,8 +13,8 @@ from vmckpt.checkpoint.catalogue import Catalogue, Entry
 from vmckpt.checkpoint.pinning import pin, release_all
 from vmckpt.checkpoint.place import Key
 from vmckpt.errors import VmckptError
-from vmckpt.events.durable import write_durably
 from vmckpt.fleet.guard.record import Record, guards_dir
+from vmckpt.state.durable import write_durably
 from vmckpt.store.pins import Pin
 
 

@@ -4,36 +4,47 @@ STATE/guards/RUN.json on the operator's machine. It outlives the command, its de
 the machine's reboot; it goes when the checkpoint that it is about has expired.
 """
 
-import json
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from vmckpt.errors import NotFoundError, StorageError
-from vmckpt.events.durable import write_durably
+from vmckpt.codec import builtins
+from vmckpt.errors import NotFoundError
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.hosts.inventory import state_dir
+from vmckpt.state.documents import Documents, Schema
 from vmckpt.vm.paths import file_name
 
 
 class Phase(StrEnum):
-    """How far a guard is. The value is what people read."""
+    """How far a guard is."""
 
-    PREPARING = "taking and proving its checkpoint"
-    COMMAND = "running its command"
-    WATCHING = "watching the VM"
-    ROLLING_BACK = "rolling back"
-    OPEN = "open: commit or roll back"
+    PREPARING = "preparing"
+    COMMAND = "command"
+    WATCHING = "watching"
+    ROLLING_BACK = "rolling_back"
+    OPEN = "open"
     KEPT = "kept"
-    ROLLED_BACK = "rolled back"
+    ROLLED_BACK = "rolled_back"
 
     @property
     def is_over(self) -> bool:
         """Whether the guard has come to one of its two ends."""
         return self in (Phase.KEPT, Phase.ROLLED_BACK)
+
+    @property
+    def words(self) -> str:
+        """What people read."""
+        return {
+            Phase.PREPARING: "taking and proving its checkpoint",
+            Phase.COMMAND: "running its command",
+            Phase.WATCHING: "watching the VM",
+            Phase.ROLLING_BACK: "rolling back",
+            Phase.OPEN: "open: commit or roll back",
+            Phase.KEPT: "kept",
+            Phase.ROLLED_BACK: "rolled back",
+        }[self]
 
 
 class Where(StrEnum):
@@ -117,28 +128,15 @@ class Record:
         """The VM that it guards."""
         return self.request.vm
 
-    def to_json(self) -> dict[str, Any]:
-        """For its file, and for programs."""
-        return {"vm": self.vm, **asdict(self), "phase": self.phase.name.lower()}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For programs."""
+        return {"vm": self.vm, **builtins(self)}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse."""
-        asked, worker, began = dict(data["request"]), data["worker"], data.get("watch_began")
-        for name in ("command", "checks", "after_rollback"):
-            asked[name] = tuple(asked[name])
-        asked |= {
-            "where": Where(asked["where"]),
-            "on_failure": OnFailure(asked["on_failure"]),
-            "proof": Proof(asked["proof"]),
-        }
-        more = {
-            "request": Request(**asked),
-            "phase": Phase[data["phase"].upper()],
-            "worker": worker and Worker(worker["host"], worker["directory"]),
-            "watch_began": began and Moment(*began),
-        }
-        return cls(**{name: value for name, value in data.items() if name != "vm"} | more)
+
+_SCHEMA = Schema(
+    Record, "see `vmckpt checkpoint list` for the guard's checkpoint, and remove the file"
+)
 
 
 def guards_dir() -> Path:
@@ -149,43 +147,36 @@ def guards_dir() -> Path:
 def save(record: Record, **changes: Any) -> Record:
     """Write the record with `changes` down, so that a reboot does not lose it. StorageError."""
     now = replace(record, **changes)
-    write_durably(_path(record.run), json.dumps(now.to_json()))
+    _guards().save(record.run, now)
     return now
 
 
 def forget(record: Record) -> None:
     """Remove its files."""
-    for name in (f"{record.run}.json", f"{record.run}.recovery.log"):
-        (guards_dir() / name).unlink(missing_ok=True)
+    _guards().remove(record.run)
+    (guards_dir() / f"{record.run}.recovery.log").unlink(missing_ok=True)
 
 
 def load_all() -> list[Record]:
     """Every guard that is written down, oldest first. Raises StorageError on a damaged file."""
-    found = []
-    for path in sorted(guards_dir().glob("*.json")):
-        with suppress(FileNotFoundError):  # it has expired meanwhile
-            found.append(_load(path))
-    return found
+    return _guards().load_all().require_sound()
 
 
 def load(run: str) -> Record:
     """The guard of that run. Raises NotFoundError, StorageError."""
-    if not is_run(run):
+    found = _guards().load(file_name(run, "guard"))
+    if found is None:
         raise NotFoundError(
             f"there is no guard '{run}'",
-            why=f"{_path(run)} is not there",
+            why=f"{_guards().path(run)} is not there",
             remedy="see vmckpt guard list",
         )
-    return _load(_path(run))
+    return found
 
 
 def is_run(text: str) -> bool:
     """Whether it is the run of a guard that is written down. Raises UsageError: it is no name."""
-    return _path(text).exists()
-
-
-def _path(run: str) -> Path:
-    return guards_dir() / f"{file_name(run, 'guard')}.json"
+    return _guards().path(file_name(text, "guard")).exists()
 
 
 def of_vm(vm: str) -> Record:
@@ -200,12 +191,5 @@ def of_vm(vm: str) -> Record:
     return next((record for record in found if not record.phase.is_over), found[-1])
 
 
-def _load(path: Path) -> Record:
-    try:
-        return Record.from_json(json.loads(path.read_text()))
-    except (ValueError, KeyError, TypeError) as exc:
-        raise StorageError(
-            f"{path} is damaged",
-            why=f"{type(exc).__name__}: {exc}",
-            remedy="see `vmckpt checkpoint list` for the guard's checkpoint, and remove the file",
-        ) from exc
+def _guards() -> Documents[Record]:
+    return Documents(guards_dir(), _SCHEMA)

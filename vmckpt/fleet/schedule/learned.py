@@ -6,9 +6,7 @@ guest running: not powered off, stopped, moved or removed; half of the time betw
 else came between two looks counts neither way.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
 
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.plan.interval import FailureRate, best_work_s
@@ -77,19 +75,6 @@ class Learned:
     def rate(self, assumed_mtbf_s: float) -> FailureRate:
         """How often the VM fails, by what was assumed and what was seen."""
         return FailureRate.prior(assumed_mtbf_s).observed(self.failures, self.up_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """For its file."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse. Raises KeyError, TypeError."""
-        last = data["last"]
-        if last is not None:
-            last = Seen(**last | {"at": Moment(*last["at"])})
-        cost = data["cost"] and Cost(**data["cost"])
-        return cls(data["up_s"], data["failures"], last, cost, data["checkpoints"])
 
 
 @dataclass(frozen=True, slots=True)

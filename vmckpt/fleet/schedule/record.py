@@ -3,25 +3,22 @@
 STATE/schedules/NAME.json on the operator's machine, replaced durably before each step is begun.
 """
 
-import json
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
-from vmckpt.errors import NotFoundError, RefusedError, StorageError, VmckptError
-from vmckpt.events.durable import write_durably
-from vmckpt.fleet.schedule.due import Claim, Every, Moment, State, Timing
+from vmckpt.errors import NotFoundError, RefusedError
+from vmckpt.fleet.schedule.due import Every, Moment, State, Timing
 from vmckpt.fleet.schedule.instants import Calendar, Day, parse_zone
 from vmckpt.fleet.schedule.learned import Interval, Learned, interval
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.replicate.keeping import Window
+from vmckpt.state.documents import Documents, Listing, Schema
 from vmckpt.vm.paths import file_name
 
-FORMAT = 1
 MOST_RUNS = 50
 # By `auto`, until a checkpoint has said what one costs, which the first one does.
 UNKNOWN_EVERY_S = 900.0
@@ -108,42 +105,11 @@ class Record:
         """After the end of a run."""
         return replace(self, runs=(*self.runs, run)[-MOST_RUNS:], **changes)
 
-    def to_json(self) -> dict[str, Any]:
-        """For its file, and for programs."""
-        words = {name: getattr(self, name) for name in self.__slots__}
-        words |= {
-            "request": self.request.to_json(),
-            "state": asdict(self.state),
-            "learned": self.learned.to_json(),
-            "making": self.making and asdict(self.making),
-            "runs": [{name: getattr(run, name) for name in run.__slots__} for run in self.runs],
-        }
-        return {"format": FORMAT, **words}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse. Raises KeyError, TypeError, ValueError."""
-        given = dict(data)
-        if given.pop("format") != FORMAT:
-            raise ValueError("written by another version of vmckpt")
-        given |= {
-            "request": Request.from_json(given["request"]),
-            "added": Moment(*given["added"]),
-            "state": _state(given["state"]),
-            "learned": Learned.from_json(given["learned"]),
-            "making": given["making"] and Making(**given["making"]),
-            "runs": tuple(Run(**run) for run in given["runs"]),
-            "places": tuple(given["places"]),
-        }
-        return cls(**given)
-
-
-def _state(data: Mapping[str, Any]) -> State:
-    anchor, claimed = data["anchor"], data["claim"]
-    if claimed is not None:
-        failed = claimed["failed"] and Moment(*claimed["failed"])
-        claimed = Claim(**claimed | {"begun": Moment(*claimed["begun"]), "failed": failed})
-    return State(data["number"], data["last_due_s"], anchor and Moment(*anchor), claimed)
+_SCHEMA = Schema(
+    Record,
+    "remove it and add the schedule anew; its checkpoints have the tag schedule={name}",
+)
 
 
 def new_record(name: str, request: Request, now: Moment) -> Record:
@@ -169,10 +135,11 @@ def lock_path(name: str) -> Path:
 
 def add(record: Record) -> None:
     """Write a new schedule down. Raises RefusedError: there is one of that name; StorageError."""
-    if _path(record.name).exists():
+    path = _schedules().path(file_name(record.name, "schedule"))
+    if path.exists():
         raise RefusedError(
             f"there is a schedule '{record.name}' already",
-            why=f"it is in {_path(record.name)}",
+            why=f"it is in {path}",
             remedy=f"choose another --name, or remove it: vmckpt schedule rm {record.name}",
         )
     save(record)
@@ -180,53 +147,31 @@ def add(record: Record) -> None:
 
 def save(record: Record) -> Record:
     """Write it down; it is on the disk when this returns. Raises StorageError."""
-    write_durably(_path(record.name), json.dumps(record.to_json()))
+    _schedules().save(record.name, record)
     return record
 
 
 def load(name: str) -> Record:
     """The schedule of that name. Raises NotFoundError, StorageError (damaged)."""
-    path = _path(name)
-    try:
-        return Record.from_json(json.loads(path.read_text()))
-    except FileNotFoundError as exc:
+    found = _schedules().load(file_name(name, "schedule"))
+    if found is None:
         raise NotFoundError(
             f"there is no schedule '{name}'",
-            why=f"{path} is not there",
+            why=f"{_schedules().path(name)} is not there",
             remedy="see `vmckpt schedule list`; schedules are known where they were added",
-        ) from exc
-    except (ValueError, KeyError, TypeError) as exc:
-        raise StorageError(
-            f"{path} is damaged",
-            why=f"{type(exc).__name__}: {exc}",
-            remedy=f"remove it and add the schedule anew; its checkpoints have the tag "
-            f"schedule={name}",
-        ) from exc
+        )
+    return found
 
 
-class Known(NamedTuple):
-    """The schedules that there are, by name, and which cannot be read."""
-
-    records: list[Record]
-    damaged: list[VmckptError]
-
-
-def load_all() -> Known:
-    """Every schedule that is written down."""
-    records, bad = [], list[VmckptError]()
-    for path in sorted(schedules_dir().glob("*.json")):
-        try:
-            with suppress(NotFoundError):  # it was removed meanwhile
-                records.append(load(path.stem))
-        except StorageError as exc:
-            bad.append(exc)
-    return Known(records, bad)
+def load_all() -> Listing[Record]:
+    """Every schedule that is written down, by name, and which cannot be read."""
+    return _schedules().load_all()
 
 
 def forget(name: str) -> None:
     """Remove its file; its checkpoints stay."""
-    _path(name).unlink(missing_ok=True)
+    _schedules().remove(file_name(name, "schedule"))
 
 
-def _path(name: str) -> Path:
-    return schedules_dir() / f"{file_name(name, 'schedule')}.json"
+def _schedules() -> Documents[Record]:
+    return Documents(schedules_dir(), _SCHEMA)

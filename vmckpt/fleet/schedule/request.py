@@ -1,9 +1,7 @@
 """What the operator asked of a schedule."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
 
 from vmckpt.checkpoint.retention import Rule
 
@@ -51,19 +49,3 @@ class Request:
     key_command: str | None = None
     # After each run this part of the stores' content is read and compared with its checksums.
     check_percent: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """For its file, and for programs."""
-        return {**asdict(self), "rule": self.rule._asdict() if self.rule else None}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse. Raises KeyError, TypeError, ValueError."""
-        given = dict(data)
-        given |= {
-            "when": When(given["when"]),
-            "catch_up": CatchUp(given["catch_up"]),
-            "rule": Rule(**given["rule"]) if given["rule"] else None,
-            "copies": tuple(given["copies"]),
-        }
-        return cls(**given)

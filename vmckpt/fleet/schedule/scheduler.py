@@ -40,7 +40,7 @@ async def run_due(names: Sequence[str], tools: Tools) -> list[Result]:
     Raises BusyError when a scheduler is at work, NotFoundError.
     """
     async with _only_one("schedule run-due"):
-        records = [load(name) for name in names] or load_all().records
+        records = [load(name) for name in names] or load_all().records.values()
         by_vm: dict[str, list[str]] = {}
         for record in records:
             by_vm.setdefault(record.vm, []).append(record.name)
@@ -137,7 +137,7 @@ class _Serving:
             for exc in known.damaged:
                 self._tell_once("-", "-", exc)
             until_s = now.wall_s + LOOK_S
-            for record in known.records:
+            for record in known.records.values():
                 if record.name not in self._tasks:
                     until_s = min(until_s, self._look_after(record, now))
             await asyncio.sleep(min(LOOK_S, max(_LEAST_S, until_s - now.wall_s)))

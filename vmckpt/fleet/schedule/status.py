@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from vmckpt.errors import UsageError, VmckptError
+from vmckpt.errors import StorageError, UsageError
 from vmckpt.fleet.schedule.due import Moment, upcoming
 from vmckpt.fleet.schedule.record import Record, load_all
 from vmckpt.fleet.schedule.request import When
@@ -50,13 +50,13 @@ class Now(NamedTuple):
     """Every schedule that is known here, and which files cannot be read."""
 
     statuses: list[dict[str, Any]]
-    damaged: list[VmckptError]
+    damaged: list[StorageError]
 
 
 def all_now() -> Now:
     """How all of them are at this moment."""
     now, known = clock(), load_all()
-    return Now([status(record, now) for record in known.records], known.damaged)
+    return Now([status(record, now) for record in known.records.values()], known.damaged)
 
 
 def next_by_vm(all_of_them: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:

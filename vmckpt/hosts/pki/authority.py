@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
-from vmckpt.events.durable import write_durably
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.certificate import Certificate, canonical, parse_certificate
 from vmckpt.hosts.pki.dh_group import DH_PARAMS, DH_PARAMS_FILE
@@ -21,6 +20,7 @@ from vmckpt.hosts.pki.identity import (
     pki_dir,
     read_identity,
 )
+from vmckpt.state.durable import write_durably
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import HostDownError, OperationFailedError
-from vmckpt.events.durable import replace
 from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.pki.one_time import make_one_time
 from vmckpt.hosts.remote.link import SILENCE_S
 from vmckpt.hosts.remote.serve import serve
 from vmckpt.hosts.remote.session import Wire
+from vmckpt.state.durable import replace
 
 CONNECT_TIMEOUT_S = 10.0
 TOKEN_TIMEOUT_S = 10.0

@@ -11,9 +11,9 @@ from shlex import quote
 from typing import Self
 
 from vmckpt.errors import BusyError
-from vmckpt.events.durable import damaged_record, parse_record
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.migrate.disk_files import CopiedDisk
+from vmckpt.state.durable import damaged_record, parse_record
 
 FORMAT = 1
 

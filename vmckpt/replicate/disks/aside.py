@@ -20,7 +20,6 @@ from pathlib import Path
 
 from vmckpt.epoch.guarding import guard_command, standing_still
 from vmckpt.errors import OperationFailedError, RefusedError, StorageError
-from vmckpt.events.durable import rename_durably, write_durably
 from vmckpt.hosts.deadman import attended
 from vmckpt.hosts.host import Host
 from vmckpt.lease.lease import Lease
@@ -35,6 +34,7 @@ from vmckpt.replicate.arbiter import open_arbiter
 from vmckpt.replicate.disks.mirrors import Source
 from vmckpt.replicate.request import Request
 from vmckpt.sequence.in_thread import in_thread
+from vmckpt.state.durable import rename_durably, write_durably
 from vmckpt.vm.inventory import Vm, read_vm
 from vmckpt.vm.lifecycle import owner, qemu_img
 from vmckpt.vm.paths import VmDir, lock_path, vm_dir

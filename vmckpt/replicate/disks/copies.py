@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import RefusedError, StorageError
-from vmckpt.events.durable import make_dir_durably, sync_directory
 from vmckpt.memory.ram_file import open_fd
 from vmckpt.qemu.qcow2 import UnfitError, read_clusters
 from vmckpt.replicate.disks import placed
+from vmckpt.state.durable import make_dir_durably, sync_directory
 
 ATTRIBUTE = "user.vmckpt.replica"
 _COPY, _KEPT, _DISK = "copy", "kept", "disk"

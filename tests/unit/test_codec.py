@@ -1,0 +1,108 @@
+"""Typed values from JSON and back: what is read as it was written, and what is refused."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.codec import builtins, convert
+from vmckpt.foreign import MalformedError, parse
+
+pytestmark = pytest.mark.unit
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Point(NamedTuple):
+    x: float
+    n: int = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    number: int
+    path: Path
+    colour: Colour
+    point: Point
+    words: tuple[str, ...]
+    table: Mapping[str, float]
+    maybe: Point | None = None
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("less than nothing")
+
+
+TEXT = st.text()
+THINGS = st.builds(
+    Thing,
+    st.integers(0, 1 << 63),
+    TEXT.map(Path),
+    st.just(Colour.RED),
+    st.builds(Point, st.floats(allow_nan=False, allow_infinity=False)),
+    st.lists(TEXT).map(tuple),
+    st.dictionaries(TEXT, st.floats(0, 1)),
+    st.none() | st.just(Point(1.0, 2)),
+)
+GOOD: dict[str, Any] = builtins(
+    Thing(1, Path("/a"), Colour.RED, Point(1.5), ("a",), {"k": 1.0}, None)
+)
+# A path of this machine that is no UTF-8, as Python has it.
+NO_UTF8 = "/\udcff"
+
+
+@given(THINGS)
+def test_a_value_is_read_as_it_was_written(thing: Thing) -> None:
+    assert convert(Thing, json.loads(json.dumps(builtins(thing)))) == thing
+
+
+def test_what_may_be_missing_or_unknown() -> None:
+    assert convert(Thing, {**GOOD, "of a later version": 1}).maybe is None
+    assert convert(Thing, {**GOOD, "point": [1]}).point == Point(1.0, 7)
+    assert convert(Thing, {**GOOD, "path": NO_UTF8}).path == Path(NO_UTF8)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("number", "1"), ("number", True), ("number", 1.0), ("number", None), ("number", -1),
+        ("path", 3), ("path", None), ("colour", "blue"), ("colour", NO_UTF8),
+        ("point", {"x": 1.0}), ("point", []), ("point", [1.0, 2, 3]), ("point", ["1"]),
+        ("words", "a"), ("words", [1]), ("table", {"k": "v"}), ("table", []), ("maybe", 3),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(field: str, value: object) -> None:
+    with pytest.raises(MalformedError):
+        convert(Thing, {**GOOD, field: value})
+
+
+def test_the_error_names_the_field() -> None:
+    with pytest.raises(MalformedError, match=r"Expected `float`, got `str` - at `\$\.point\[0\]`"):
+        convert(Thing, {**GOOD, "point": ["1"]})
+    with pytest.raises(MalformedError, match="missing required field `path`"):
+        convert(Thing, {name: value for name, value in GOOD.items() if name != "path"})
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+                    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)))  # fmt: skip
+def test_whatever_it_is_it_fits_or_is_malformed(value: object) -> None:
+    for name in GOOD:
+        try:
+            convert(Thing, {**GOOD, name: value})
+        except MalformedError:
+            continue
+
+
+def test_integers_have_64_bits() -> None:
+    assert parse(f"[{(1 << 64) - 1}, {-(1 << 63)}]") == [(1 << 64) - 1, -(1 << 63)]
+    for much in (1 << 64, -(1 << 63) - 1, 10**400):
+        with pytest.raises(MalformedError, match="64 bits"):
+            parse(f"[{much}]")

@@ -1,0 +1,70 @@
+"""Records of earlier versions are read: golden/state-1 is what vmckpt wrote at commit 5834ac84."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vmckpt.checkpoint.retention import Rule
+from vmckpt.fleet.drain import record as drains
+from vmckpt.fleet.guard import record as guards
+from vmckpt.fleet.schedule import record as schedules
+from vmckpt.fleet.schedule.due import Claim, Moment, State
+from vmckpt.fleet.schedule.learned import Cost, Learned, Seen
+from vmckpt.fleet.schedule.request import CatchUp, Request, When
+from vmckpt.plan import fleet
+from vmckpt.plan.crowding import Past, Taken
+from vmckpt.plan.timetable import Span
+
+pytestmark = pytest.mark.unit
+GOLDEN = Path(__file__).parents[1] / "golden/state-1"
+NOW = Moment(1795305600.5, 1000.25, "boot")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copied = shutil.copytree(GOLDEN, tmp_path / "state")
+    copied.chmod(0o700)
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(copied))
+    return copied
+
+
+def test_a_guard() -> None:
+    asked = guards.Request(
+        "web", ("apt", "upgrade"), guards.Where.GUEST, ("agent", "tcp:80"), "192.0.2.1", 60.0, 5.0,
+        3, None, guards.OnFailure.ASK, guards.Proof.READ, 86400.0, 0.01, ("mail root",), "lab-a:",
+    )  # fmt: skip
+    assert guards.load("r1") == guards.Record(
+        "r1", asked, guards.Phase.ROLLING_BACK, 1.5, "c1", "local", 2.5, 62.5, None,
+        guards.Worker("local", "/r"), "why", NOW,
+    )  # fmt: skip
+
+
+def test_a_drain_and_how_long_one_took() -> None:
+    assert drains.load("a") == drains.Record("a", "r2", 1.5, {"web": "b"}, {"db": "c"})
+    move = fleet.Move("web", "a", "b", fleet.Cost(1.0, 2.0, 3.0, 0.5))
+    taken = Taken(move, Span(0.0, 1.0, 1.5, 2.0, 3.0))
+    assert drains.load_past(here=True) == [Past((taken,), 2, 3.5)]
+    assert drains.load_past(here=False) == []
+
+
+def test_a_schedule() -> None:
+    asked = Request(
+        "web", When.CRON, "Europe/Berlin", cron="0 3 * * *", window="22:00-06:00", jitter_s=60.0,
+        catch_up=CatchUp.SKIP, rule=Rule(daily=7, max_age_s=1e6), store="lab-a:",
+        copies=("lab-b:", "/srv"), kind="file", max_pause_s=0.0, key_file="/root/key",
+        check_percent=2.5,
+    )  # fmt: skip
+    assert schedules.load("web") == schedules.Record(
+        "web",
+        "0123456789abcdef",
+        asked,
+        NOW,
+        State(3, 7.5, NOW, Claim(3, 7.5, 2, NOW, 4, NOW, 30.0, "why")),
+        Learned(5.0, 1, Seen(NOW, "q", alive=True), Cost(0.1, 2.0), 7),
+        schedules.Making("id", "lab-a:", "lab-a"),
+        (schedules.Run(2, 1.0, 2.0, 3.0, "done", "id", "", 1, 2),),
+        ("lab-a:",),
+        *(1, 2, 3, 4.5, "because", {"lab-a:": 3}),
+    )
+    assert schedules.load("db").request == Request("db", When.EVERY, "UTC", every_s=900.0)

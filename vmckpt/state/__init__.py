@@ -1,0 +1,1 @@
+"""What outlives a crash: files replaced in one step, and typed, versioned records in them."""
