@@ -16,8 +16,8 @@ import pytest
 from tests.guest_like import memory, require_same, save
 from vmckpt.checkpoint.known_stores import known, require_unchanged
 from vmckpt.checkpoint.place import Place, access_to, is_there, open_or_create, opened, reading
-from vmckpt.cli.schedule import require_stores
 from vmckpt.errors import NotFoundError, RefusedError, StorageError
+from vmckpt.fleet.schedule.checks import require_stores
 from vmckpt.fleet.schedule.record import new_record
 from vmckpt.fleet.schedule.request import Request, When
 from vmckpt.fleet.schedule.run import clock

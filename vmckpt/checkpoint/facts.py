@@ -18,6 +18,8 @@ RAM, DEVICES = "ram", "device-state"
 # Of a VM that was saved as a whole (`whole.py`): what QEMU wrote.
 SAVED = "saved"
 EPOCH, FILE = "epoch", "file"
+# How long a guest may stand still when nothing is said.
+USUAL_PAUSE_S = 0.010
 MAPPED_RAM, STREAM = "mapped-ram", "stream"
 MOST_VCPUS = 288
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -27,6 +29,11 @@ _PLATFORM = {
     "accel": re.compile("kvm|tcg"),
     "cpu": re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*"),
 }
+
+
+def usual_pause_s(kind: str) -> float:
+    """The longest pause when nothing is said; 0: as long as it takes, for one saved as a whole."""
+    return 0.0 if kind == FILE else USUAL_PAUSE_S
 
 
 class UnknownFactsError(ValueError):

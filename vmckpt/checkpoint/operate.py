@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.checkpoint import fork, restore, take
 from vmckpt.checkpoint.catalogue import Entry
-from vmckpt.checkpoint.facts import FILE, usable_facts
+from vmckpt.checkpoint.facts import FILE, USUAL_PAUSE_S, usable_facts
 from vmckpt.checkpoint.foreign import wanted
 from vmckpt.checkpoint.meant import require_meant_to_restore, require_meant_to_take
 from vmckpt.checkpoint.origin import digest, is_own, run_key
@@ -46,6 +46,7 @@ from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import finish
 from vmckpt.state.durable import parse_record
 from vmckpt.store.checkpoint_file import CHECKPOINTS
+from vmckpt.store.naming import IfTaken, dated
 from vmckpt.store.open import Access
 from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm, read_vm
@@ -72,6 +73,14 @@ async def create(
 ) -> dict[str, Any]:
     """Have a checkpoint of the VM taken by its host. Raises what `take.take` does."""
     return await _have_done(await taking(vm, given, wish, key), tell)
+
+
+async def take_to_fork(vm: Vm, store: str | None, key: KeySource | None = None) -> str:
+    """Take a checkpoint of a running VM for forks to begin from; its id. Raises as `create`."""
+    name, number = dated(vm.name, "fork"), IfTaken.NUMBER.value
+    wish = take.Wish(name, {}, "fork", USUAL_PAUSE_S, if_taken=number)
+    taken = await create(vm, store, wish, lambda _: None, key)
+    return str(taken["id"])
 
 
 async def taking(vm: Vm, given: str | None, wish: take.Wish, key: KeySource | None = None) -> Work:

@@ -85,14 +85,13 @@ def create(
     if kind is Kind.savevm:
         snapshot.save(str(one), given_name(name, str(one)), json)
         return
+    from vmckpt.checkpoint.facts import usual_pause_s
     from vmckpt.checkpoint.operate import create as create_
     from vmckpt.checkpoint.take import Wish
     from vmckpt.cli.found import find_own
     from vmckpt.units import format_size, parse_duration_s
 
-    # Of one that is saved as a whole nobody else knows what is too long.
-    usual_s = 0.0 if kind is Kind.file else 0.010
-    allowed_s = parse_duration_s(max_pause) if max_pause else usual_s
+    allowed_s = parse_duration_s(max_pause) if max_pause else usual_pause_s(kind.value)
     tags = given_tags(tag or [])
     key = key_source(key_file, key_command)
     # A name that vmckpt makes up is no one's wish: it gets a number where it is taken.

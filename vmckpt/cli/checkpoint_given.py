@@ -1,7 +1,6 @@
 """What was given on the command line of `vmckpt checkpoint`, checked."""
 
 import re
-import time
 from collections.abc import Callable
 
 from vmckpt.cli.output import warn
@@ -23,10 +22,9 @@ def plugged(network: str | None, *, default: bool) -> bool:
 def given_name(name: str | None, of: str) -> str:
     """A checkpoint's, or a group's, name. Raises UsageError."""
     from vmckpt.hosts.inventory import check_name
+    from vmckpt.store.naming import dated
 
-    if name is not None:
-        return check_name(name, "checkpoint")
-    return f"{of[:22]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return check_name(name, "checkpoint") if name is not None else dated(of)
 
 
 def given_tags(given: list[str]) -> dict[str, str]:

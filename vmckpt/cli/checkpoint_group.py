@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from vmckpt.store.sealing.keys import KeySource
     from vmckpt.vm.inventory import Vm
 
-MOST_HELD_S = 0.25
-
 
 def create(
     members: str, wish: "PointWish", max_hold: str | None, store: str | None,
@@ -25,7 +23,7 @@ def create(
 ) -> None:  # fmt: skip
     """Take checkpoints of all members at one cut."""
     from vmckpt.cli.found import find_own
-    from vmckpt.group.create import Asked, require_group
+    from vmckpt.group.create import USUAL_HELD_S, Asked, require_group
     from vmckpt.group.create import create as create_
     from vmckpt.sequence.steps import all_of
     from vmckpt.units import parse_duration_s
@@ -37,7 +35,7 @@ def create(
     async def found() -> "list[Vm]":
         return await all_of(find_own(name) for name in names)
 
-    most_held_s = parse_duration_s(max_hold) if max_hold else MOST_HELD_S
+    most_held_s = parse_duration_s(max_hold) if max_hold else USUAL_HELD_S
     asked = Asked(wish.name, wish, most_held_s, store)
     result = run(create_(run(found()), asked, teller(as_json), key))
     points = result["members"]

@@ -11,7 +11,6 @@ from vmckpt.devices.bundle import Vendor
 
 if TYPE_CHECKING:
     from vmckpt.devices.look import DeviceRow
-    from vmckpt.hosts.host import Host
     from vmckpt.vm.cards import Card
     from vmckpt.vm.inventory import Vm
 
@@ -50,8 +49,9 @@ def cards(
     """Show the PCI devices of a host, and which could be given to a guest now."""
     from vmckpt.hosts.inventory import find_host
     from vmckpt.ui.tables import table
+    from vmckpt.vm.cards import states
 
-    found: list[tuple[Card, str]] = run(_cards(find_host(host)))
+    found: list[tuple[Card, str]] = run(states(find_host(host)))
     found = [(card, why) for card, why in found if match in (None, card.name)]
     rows = [(card.addresses[0], card.name, str(len(card.functions)), why) for card, why in found]
     facts = [
@@ -60,16 +60,6 @@ def cards(
     ]
     text = table(("address", "vendor:device", "functions", "state"), rows)
     show({"host": host, "cards": facts}, text, as_json=json)
-
-
-async def _cards(host: "Host") -> "list[tuple[Card, str]]":
-    from vmckpt.vm.cards import cards_of, closed, taken_on, unfit
-
-    taken = await taken_on(host)
-    found = await cards_of(host)
-    return [
-        (card, unfit(card, taken, found) or await closed(host, card) or "free") for card in found
-    ]
 
 
 @app.command()

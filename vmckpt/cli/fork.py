@@ -1,5 +1,7 @@
 """vmckpt fork: many running VMs from one instant."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from vmckpt.cli.checkpoint_options import (
@@ -12,7 +14,18 @@ from vmckpt.cli.checkpoint_options import (
     Where,
 )
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.which_checkpoint import KeyCommand, KeyFile, StorePlace, home, key_source
+from vmckpt.cli.which_checkpoint import (
+    KeyCommand,
+    KeyFile,
+    StorePlace,
+    find,
+    home,
+    key_source,
+)
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.catalogue import Entry
+    from vmckpt.store.sealing.keys import KeySource
 
 
 def fork(
@@ -31,12 +44,11 @@ def fork(
     """Make running VMs of one instant, which share memory and disks until they write."""
     from vmckpt.checkpoint.fork import Wish
     from vmckpt.checkpoint.operate import fork_on
-    from vmckpt.cli.fork_source import instant
     from vmckpt.hosts.inventory import check_name
     from vmckpt.ui.tables import table
 
     key = key_source(key_file, key_command)
-    entry = instant(what, store, key)
+    entry = _instant(what, store, key)
     where = run(home(entry, host, copy=True))
     called = check_name(name or f"{entry.manifest.vm}-fork", "VM")
     wish = Wish(entry.id, called, count, plugged, trust, overcommit)
@@ -52,3 +64,22 @@ def fork(
     if failed:
         warn(f"{len(failed)} of {count} forks did not start")
         raise typer.Exit(7)
+
+
+def _instant(what: str, store: str | None, key: "KeySource | None") -> "Entry":
+    """The checkpoint of that name or id, else a new one of the VM of that name.
+
+    Raises NotFoundError when there is neither.
+    """
+    from vmckpt.checkpoint.operate import take_to_fork
+    from vmckpt.cli.found import find_own
+    from vmckpt.errors import NotFoundError
+
+    try:
+        return find(what, store, key)
+    except NotFoundError as no_checkpoint:
+        try:
+            vm = run(find_own(what))
+        except NotFoundError:
+            raise no_checkpoint from None
+    return find(run(take_to_fork(vm, store, key)), store, key)

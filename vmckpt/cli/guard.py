@@ -146,36 +146,33 @@ def list_(json: Json = False) -> None:
 def commit(guarded: Guarded, json: Json = False) -> None:
     """End an open guard: what came of the command is kept."""
     from vmckpt.fleet.guard.guard import commit as commit_
+    from vmckpt.fleet.guard.record import find
 
-    _told(run(commit_(_found(guarded))), as_json=json)
+    _told(run(commit_(find(guarded))), as_json=json)
 
 
 @app.command()
 def rollback(guarded: Guarded, json: Json = False) -> None:
     """Put the VM back to its guard's checkpoint; until that expires, also when it was kept."""
     from vmckpt.fleet.guard.guard import undo
+    from vmckpt.fleet.guard.record import find
 
-    _show(run(undo(_found(guarded), _tools(as_json=json))), as_json=json)
+    _show(run(undo(find(guarded), _tools(as_json=json))), as_json=json)
 
 
 @app.command()
 def resume(guarded: Guarded, json: Json = False) -> None:
     """Go on with a guard that was cut off, as it goes on by itself when its command is killed."""
     from vmckpt.fleet.guard.guard import resume as resume_
+    from vmckpt.fleet.guard.record import find
 
-    before = _found(guarded)
+    before = find(guarded)
     record = run(resume_(before, _tools(as_json=json)))
     if record is None:
         text = f"the command of {before.vm}'s guard had not been begun: nothing of it stays"
         show({"run": before.run, "vm": before.vm, "phase": None}, text, as_json=json)
         return
     _told(record, as_json=json)
-
-
-def _found(text: str) -> "Record":
-    from vmckpt.fleet.guard.record import is_run, load, of_vm
-
-    return load(text) if is_run(text) else of_vm(text)
 
 
 def _tools(*, as_json: bool) -> "Tools":

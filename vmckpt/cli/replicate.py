@@ -64,7 +64,6 @@ def keep(
     from vmckpt.replicate.keeping import Window
 
     known = [find_host(host) for host in dict.fromkeys(hosts)]
-    _require_two(hosts)
 
     def options_of(vm: "Vm", standby: "Host") -> "Options":
         return wishes.options(vm.host, standby)
@@ -145,14 +144,3 @@ app.command()(replicate_status.events)
 def _warn_of(status: dict[str, Any]) -> None:
     for warning in status["warnings"]:
         warn(f"warning: {warning}")
-
-
-def _require_two(hosts: list[str]) -> None:
-    from vmckpt.errors import UsageError
-
-    if len(set(hosts)) < 2:
-        raise UsageError(
-            "a VM is not protected by the host that it runs on",
-            why=f"only {hosts[0]} is named",
-            remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
-        )

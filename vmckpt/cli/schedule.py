@@ -10,7 +10,7 @@ import typer
 
 from vmckpt.cli.checkpoint_options import Retention
 from vmckpt.cli.output import Json, run, show, warn
-from vmckpt.cli.schedule_options import ScheduleName, Taking, Times, asked, require_sense
+from vmckpt.cli.schedule_options import ScheduleName, Taking, Times, asked
 from vmckpt.cli.together import together
 from vmckpt.cli.which_checkpoint import Stored
 from vmckpt.codec import builtins
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vmckpt.checkpoint.retention import Rule
     from vmckpt.fleet.schedule.record import Record
     from vmckpt.fleet.schedule.run import Event, Result, Tools
-    from vmckpt.vm.inventory import Vm
 
 app = typer.Typer(
     help="Checkpoints, and copies of them on other hosts, at their times. What is due is run by "
@@ -50,6 +49,7 @@ def add(
 ) -> None:
     """Have a VM's checkpoints taken at their times; what a rule does not keep is removed."""
     from vmckpt.cli.found import find_own
+    from vmckpt.fleet.schedule.checks import require_sense, require_stores
     from vmckpt.fleet.schedule.record import add as add_
     from vmckpt.fleet.schedule.record import new_record
     from vmckpt.fleet.schedule.run import clock
@@ -265,31 +265,3 @@ def _time(record: "Record", unix_s: float | None) -> str:
     if unix_s is None:
         return "-"
     return f"{datetime.fromtimestamp(unix_s, ZoneInfo(record.request.zone)):%Y-%m-%d %H:%M:%S %Z}"
-
-
-async def require_stores(record: "Record", vm: "Vm") -> None:
-    """Each run will have its stores. Raises RefusedError, NotFoundError: one is not there, is not
-    encrypted although a key is given for it, or is opened by another key.
-    """
-    from vmckpt.checkpoint.place import access_to, is_there, own, parse_place
-    from vmckpt.errors import RefusedError
-    from vmckpt.fleet.schedule.work import key_of
-
-    key, given = key_of(record), record.request.store
-    place = parse_place(given, vm.host) if given else own(vm.host)
-    await access_to(place, key, to_write=True, named=given is not None)
-    for text in record.request.copies:
-        place = parse_place(text)
-        if text == record.request.store:
-            raise RefusedError(
-                f"checkpoints cannot be copied to {text}",
-                why="that is the store that they are taken into",
-                remedy="name another one with --copy-to",
-            )
-        if not await is_there(place):
-            raise RefusedError(
-                f"there is no store in {place.label}",
-                why="checkpoints are copied into stores that are there",
-                remedy=f"make it first: vmckpt store init {place.label}",
-            )
-        await access_to(place, key)

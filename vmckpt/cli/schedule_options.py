@@ -1,7 +1,6 @@
 """What `vmckpt schedule add` is asked, and what comes of it."""
 
 import os
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -11,13 +10,10 @@ from vmckpt.cli.checkpoint_options import Kind, KindOption, MaxPause, Retention
 from vmckpt.cli.which_checkpoint import Stored
 
 if TYPE_CHECKING:
-    from vmckpt.fleet.schedule.record import Record
     from vmckpt.fleet.schedule.request import CatchUp, Request
 
 AUTO = "auto"
 LEAST_EVERY_S = 1.0
-# So many times of a calendar are looked at for the shortest time between two.
-_LOOKED_AT = 60
 
 Every = Annotated[
     str | None,
@@ -189,39 +185,6 @@ def positive_s(option: str, text: str | None, *, only_auto: bool) -> float | Non
     return found
 
 
-def require_sense(record: "Record") -> None:
-    """Raises UsageError: its times are none, or not far enough apart for its jitter."""
-    from vmckpt.errors import UsageError
-    from vmckpt.fleet.schedule.due import Every as Interval
-
-    timing, asked = record.timing, record.request
-    gap_s = float("inf")
-    if isinstance(timing.when, Interval):
-        gap_s = timing.when.every_s if asked.every_s is not None else 0.0
-    else:
-        times = list(islice(timing.when.after(record.added.wall_s), _LOOKED_AT))
-        if not times:
-            window = f" within {asked.window}" if asked.window else ""
-            raise UsageError(
-                f"'{asked.cron}' is never due{window}",
-                why="no such time comes in the next years",
-                remedy="mend the expression" + (", or the window" if window else ""),
-            )
-        gap_s = min((b - a for a, b in pairwise(times)), default=gap_s)
-    if (part := timing.day.window) is not None:
-        begins_s, ends_s = (at.hour * 3600 + at.minute * 60 + at.second for at in part)
-        gap_s = min(gap_s, (ends_s - begins_s) % 86400)
-    if asked.jitter_s and asked.jitter_s > gap_s / 2:
-        raise UsageError(
-            "--jitter is too long",
-            why="by more than half of the time from one run to the next, or of the window, "
-            "runs would come one upon the other"
-            if gap_s
-            else "how often --every auto comes is its own affair",
-            remedy="choose a shorter one, or leave it out",
-        )
-
-
 def _catch_up(text: str) -> "CatchUp":
     from vmckpt.errors import UsageError
     from vmckpt.fleet.schedule.request import CatchUp
@@ -263,12 +226,10 @@ def _kind(kind: Kind) -> str:
 
 
 def _pause_s(text: str | None, kind: Kind) -> float:
+    from vmckpt.checkpoint.facts import usual_pause_s
     from vmckpt.units import parse_duration_s
 
-    if text:
-        return parse_duration_s(text)
-    # Of one that is saved as a whole nobody else knows what is too long.
-    return 0.0 if kind is Kind.file else 0.010
+    return parse_duration_s(text) if text else usual_pause_s(kind.value)
 
 
 def _absolute(place: str | None) -> str | None:

@@ -20,7 +20,7 @@ from vmckpt.store.sealing.keys import KeySource
 from vmckpt.vm.inventory import Vm
 
 Tell = Callable[[str], None]
-LEAST_HELD_S, MOST_HELD_S = 0.02, 5.0
+LEAST_HELD_S, USUAL_HELD_S, MOST_HELD_S = 0.02, 0.25, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Asked:
 
     name: str
     wish: Wish
-    most_held_s: float
+    most_held_s: float = USUAL_HELD_S
     store: str | None = None
 
 

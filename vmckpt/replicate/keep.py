@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from vmckpt.errors import NotFoundError, VmckptError
+from vmckpt.errors import NotFoundError, UsageError, VmckptError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.replicate.begin import start
@@ -39,6 +39,12 @@ async def keep(
     What is under way when this is cancelled is undone; a protection that stands goes on. Raises
     UsageError: what is wished cannot be.
     """
+    if len(hosts) < 2:
+        raise UsageError(
+            "a VM is not protected by the host that it runs on",
+            why=f"only {hosts[0].name} is named" if hosts else "no host is named",
+            remedy="name two hosts at least: vmckpt replicate keep VM HOST HOST...",
+        )
     again_s, told = AGAIN_S, ""
     while True:
         rest_s = LOOK_S

@@ -1,5 +1,6 @@
 """Names of checkpoints: of one VM in one store each is there once."""
 
+import time
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from itertools import count
@@ -9,6 +10,7 @@ from vmckpt.errors import RefusedError
 from vmckpt.store.manifest import Manifest
 
 MOST_LETTERS = 40
+_ROOM_FOR_A_NUMBER = 2
 
 
 class IfTaken(StrEnum):
@@ -31,6 +33,13 @@ class Settled(NamedTuple):
 
     name: str
     replaces: tuple[str, ...] = ()
+
+
+def dated(of: str, made_for: str = "", at: time.struct_time | None = None) -> str:
+    """The name of a checkpoint that nobody has named: of what, made for what, at what time."""
+    words = time.strftime("%Y%m%d-%H%M%S", at or time.localtime())
+    end = f"-{made_for}-{words}" if made_for else f"-{words}"
+    return f"{of[: MOST_LETTERS - _ROOM_FOR_A_NUMBER - len(end)]}{end}"
 
 
 def settle(called: Called, of_the_vm: Sequence[Manifest]) -> Settled:

@@ -223,6 +223,14 @@ async def closed(host: Host, card: Card) -> str | None:
     return None
 
 
+async def states(host: Host) -> list[tuple[Card, str]]:
+    """Every card of a host: "free", or why it cannot be given to a guest now."""
+    taken, found = await taken_on(host), await cards_of(host)
+    return [
+        (card, unfit(card, taken, found) or await closed(host, card) or "free") for card in found
+    ]
+
+
 async def taken_on(host: Host, besides: QemuDir | None = None) -> set[str]:
     """The addresses of functions that VMs of vmckpt's have on a host, `besides`' own left out."""
     found: set[str] = set()

@@ -60,7 +60,7 @@ from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, find_host, local_host
 from vmckpt.sequence.steps import finish
-from vmckpt.store.naming import IfTaken
+from vmckpt.store.naming import IfTaken, dated
 from vmckpt.vm.inventory import Vm, homes
 from vmckpt.vm.lifecycle import owner, remove_vm, stop_vm
 from vmckpt.vm.paths import file_name
@@ -270,7 +270,7 @@ class _Guarding:
     # -- before the command ---------------------------------------------------------------------
 
     async def _prepare(self, vm: Vm) -> None:
-        name = f"{vm.name[:18]}-guard-{time.strftime('%Y%m%d-%H%M%S')}"
+        name = dated(vm.name, "guard")
         tags, pause_s = {TAG: self._record.run}, self._request.max_pause_s
         wish = PointWish(name, tags, TRIGGER, pause_s, if_taken=IfTaken.NUMBER.value)
         taken = await create(vm, self._request.store, wish, self._tools.tell)

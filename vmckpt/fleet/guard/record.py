@@ -162,6 +162,11 @@ def load_all() -> list[Record]:
     return _guards().load_all().require_sound()
 
 
+def find(text: str) -> Record:
+    """The guard of that run, else of the VM of that name. Raises NotFoundError, StorageError."""
+    return load(text) if is_run(text) else of_vm(text)
+
+
 def load(run: str) -> Record:
     """The guard of that run. Raises NotFoundError, StorageError."""
     found = _guards().load(file_name(run, "guard"))

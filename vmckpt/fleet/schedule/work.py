@@ -26,7 +26,7 @@ from vmckpt.store.collect import Collected, collect, plan_gc
 from vmckpt.store.copying import copy_checkpoints
 from vmckpt.store.damage.subset import part_of
 from vmckpt.store.manifest import Manifest
-from vmckpt.store.naming import IfTaken
+from vmckpt.store.naming import IfTaken, dated
 from vmckpt.store.order import owners
 from vmckpt.store.sealing.keys import Keeper, KeySource
 from vmckpt.store.store import Store
@@ -78,7 +78,7 @@ class Checkpoints:
         place = parse_place(asked.store, vm.host) if asked.store else own(vm.host)
         begins(place.label, vm.host.name)
         due = time.gmtime(held.due_s)
-        name = f"{record.name[:22]}-{time.strftime('%Y%m%d-%H%M%S', due)}"
+        name = dated(record.name, at=due)
         tags = {TAG: record.name, DUE: time.strftime("%Y-%m-%dT%H:%M:%SZ", due)}
         number = IfTaken.NUMBER.value
         wish = Wish(name, tags, TAG, asked.max_pause_s, asked.kind, making.id, number)

@@ -1,0 +1,67 @@
+"""What a schedule is refused for when it is added: its times, and its stores."""
+
+from itertools import islice, pairwise
+
+from vmckpt.checkpoint.place import access_to, is_there, own, parse_place
+from vmckpt.errors import RefusedError, UsageError
+from vmckpt.fleet.schedule.due import Every
+from vmckpt.fleet.schedule.record import Record
+from vmckpt.fleet.schedule.work import key_of
+from vmckpt.vm.inventory import Vm
+
+# So many times of a calendar are looked at for the shortest time between two.
+_LOOKED_AT = 60
+
+
+def require_sense(record: Record) -> None:
+    """Raises UsageError: its times are none, or not far enough apart for its jitter."""
+    timing, asked = record.timing, record.request
+    gap_s = float("inf")
+    if isinstance(timing.when, Every):
+        gap_s = timing.when.every_s if asked.every_s is not None else 0.0
+    else:
+        times = list(islice(timing.when.after(record.added.wall_s), _LOOKED_AT))
+        if not times:
+            window = f" within {asked.window}" if asked.window else ""
+            raise UsageError(
+                f"'{asked.cron}' is never due{window}",
+                why="no such time comes in the next years",
+                remedy="mend the expression" + (", or the window" if window else ""),
+            )
+        gap_s = min((b - a for a, b in pairwise(times)), default=gap_s)
+    if (part := timing.day.window) is not None:
+        begins_s, ends_s = (at.hour * 3600 + at.minute * 60 + at.second for at in part)
+        gap_s = min(gap_s, (ends_s - begins_s) % 86400)
+    if asked.jitter_s and asked.jitter_s > gap_s / 2:
+        raise UsageError(
+            "--jitter is too long",
+            why="by more than half of the time from one run to the next, or of the window, "
+            "runs would come one upon the other"
+            if gap_s
+            else "how often --every auto comes is its own affair",
+            remedy="choose a shorter one, or leave it out",
+        )
+
+
+async def require_stores(record: Record, vm: Vm) -> None:
+    """Each run will have its stores. Raises RefusedError, NotFoundError: one is not there, is not
+    encrypted although a key is given for it, or is opened by another key.
+    """
+    key, given = key_of(record), record.request.store
+    place = parse_place(given, vm.host) if given else own(vm.host)
+    await access_to(place, key, to_write=True, named=given is not None)
+    for text in record.request.copies:
+        place = parse_place(text)
+        if text == record.request.store:
+            raise RefusedError(
+                f"checkpoints cannot be copied to {text}",
+                why="that is the store that they are taken into",
+                remedy="name another one with --copy-to",
+            )
+        if not await is_there(place):
+            raise RefusedError(
+                f"there is no store in {place.label}",
+                why="checkpoints are copied into stores that are there",
+                remedy=f"make it first: vmckpt store init {place.label}",
+            )
+        await access_to(place, key)
