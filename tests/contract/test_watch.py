@@ -13,10 +13,10 @@ import pytest
 from vmckpt.errors import VmckptError, VmLostError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Event, Note
+from vmckpt.hosts.inventory import runs_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.values import pack_error
 from vmckpt.migrate.job import JobDir
-from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.recover import FINISHED, Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import watch

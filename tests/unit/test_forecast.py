@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vmckpt.cli.arguments import intent, seconds_until
 from vmckpt.errors import UsageError
-from vmckpt.plan.calm import is_calm
+from vmckpt.migrate.calm import is_calm
 from vmckpt.plan.choose import Intent, choose, judge
 from vmckpt.plan.course import Course
 from vmckpt.plan.dirtying import DirtyCurve

@@ -11,7 +11,8 @@ from vmckpt.errors import UsageError
 from vmckpt.migrate.planner import limits, within
 from vmckpt.migrate.policy_file import parse_policy
 from vmckpt.options.migration import Method, Options
-from vmckpt.plan.policy import Act, Look, Pilot, Policy, Rule, replay, stalled_rounds
+from vmckpt.plan.pilot import Look, Pilot, replay, stalled_rounds
+from vmckpt.plan.policy import Act, Policy, Rule
 from vmckpt.preflight.migration.method import resolve_method
 
 pytestmark = pytest.mark.unit

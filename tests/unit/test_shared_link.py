@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.plan.share import fair_share
+from vmckpt.migrate.shared_link import fair_share
 
 limits = st.lists(st.integers(1, 1 << 40), min_size=1, max_size=8)
 

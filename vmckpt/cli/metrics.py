@@ -88,10 +88,10 @@ async def collect() -> str:
     """All metrics of now. Hosts that do not answer are `vmckpt_host_up 0`, and tell no more."""
     from vmckpt.events.record import load_all
     from vmckpt.fleet.schedule.status import all_now
+    from vmckpt.hosts.inventory import runs_dir
     from vmckpt.metrics.exposition import render
     from vmckpt.metrics.migrations import migrations
     from vmckpt.metrics.schedules import schedules
-    from vmckpt.migrate.recorded import runs_dir
 
     moves, scheduled = migrations(load_all(runs_dir())), schedules(all_now().statuses)
     return render([*await _of_hosts(), *moves, *scheduled])

@@ -16,10 +16,9 @@ def replay(
     """Say what a policy would have done in a past migration, from its recorded samples."""
     from vmckpt.errors import UsageError
     from vmckpt.events.record import RunRecord
-    from vmckpt.hosts.inventory import check_name
+    from vmckpt.hosts.inventory import check_name, runs_dir
     from vmckpt.migrate.policy_file import read_policy
-    from vmckpt.migrate.recorded import runs_dir
-    from vmckpt.plan.policy import replay as play
+    from vmckpt.plan.pilot import replay as play
     from vmckpt.ui.tables import table
 
     rules = read_policy(policy)

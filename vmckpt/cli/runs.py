@@ -20,7 +20,7 @@ app = typer.Typer(help="Records of past operations.", no_args_is_help=True, rich
 def list_(json: Json = False) -> None:
     """List the run records, oldest first."""
     from vmckpt.events.record import load_all
-    from vmckpt.migrate.recorded import runs_dir
+    from vmckpt.hosts.inventory import runs_dir
     from vmckpt.ui.tables import table
     from vmckpt.vm.inventory import running_operations
 
@@ -46,8 +46,7 @@ def show_(
 ) -> None:
     """Show one run: request, phases, notes, result."""
     from vmckpt.events.record import RunRecord
-    from vmckpt.hosts.inventory import check_name
-    from vmckpt.migrate.recorded import runs_dir
+    from vmckpt.hosts.inventory import check_name, runs_dir
     from vmckpt.ui.tables import fields
     from vmckpt.vm.inventory import running_operations
 
@@ -102,8 +101,8 @@ def score(json: Json = False) -> None:
     """Say how right the forecasts of past migrations were, by way of moving."""
     from vmckpt.errors import NotFoundError
     from vmckpt.events.record import load_all
+    from vmckpt.hosts.inventory import runs_dir
     from vmckpt.migrate import score as scores
-    from vmckpt.migrate.recorded import runs_dir
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration
 

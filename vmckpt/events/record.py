@@ -11,6 +11,10 @@ from vmckpt.errors import NotFoundError
 from vmckpt.events.types import Event, Progress
 from vmckpt.state.durable import make_dir_durably, replace
 
+# Notes of these codes say that what a run took tells nothing of others: the link was not the run's
+# alone, or broke; the last figures are missing.
+SHARED_LINK, LINK_BROKE, FIGURES_MISSING = "shared-link", "link", "figures"
+
 FORMAT = 1
 
 

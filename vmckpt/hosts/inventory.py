@@ -45,6 +45,11 @@ def state_dir() -> Path:
 _own = set[Path]()
 
 
+def runs_dir() -> Path:
+    """Where the run records of this machine's commands stand."""
+    return state_dir() / "runs"
+
+
 def check_name(name: str, what: str) -> str:
     """`name` itself.
 

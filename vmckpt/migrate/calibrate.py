@@ -17,9 +17,9 @@ from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.events.record import load_all
 from vmckpt.events.types import Emit, Event, PhaseBegan
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import runs_dir
 from vmckpt.migrate.delegate import migrate_there
 from vmckpt.migrate.learned import CALIBRATION, learned
-from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
 from vmckpt.plan.link import Link

@@ -1,14 +1,17 @@
 """Waiting for a moment in which the guest dirties little."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from vmckpt.plan.calm import is_calm
 from vmckpt.units import format_duration, format_rate
 from vmckpt.vm.dirty_rate import DirtyRate
 from vmckpt.vm.last_measured import keep
 
 LOOK_S = 2.0
+# Before so many looks nobody knows what is little for this guest.
+LEAST_LOOKS = 5
+# Calm: among the lowest quarter of all looks, within this part.
+QUARTER, ALIKE = 0.25, 1.1
 
 
 async def wait_for_calm(
@@ -32,3 +35,11 @@ async def wait_for_calm(
             tell(f"calm: '{name}' dirties {format_rate(rates[-1])}, at most it was {most}")
             return
     tell(f"no calm came within {format_duration(for_s)}: going on")
+
+
+def is_calm(rates: Sequence[float]) -> bool:
+    """Whether the last of the dirty rates, oldest first, is among their lowest quarter. Pure."""
+    if len(rates) < LEAST_LOOKS:
+        return False
+    lowest = sorted(rates)[: max(1, int(QUARTER * len(rates)))]
+    return rates[-1] <= lowest[-1] * ALIKE

@@ -15,11 +15,12 @@ from vmckpt.errors import OutcomeUnknownError, VmckptError
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit
 from vmckpt.hosts.host import Entry, Host
+from vmckpt.hosts.inventory import runs_dir
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.migrate.job import Job, JobDir
-from vmckpt.migrate.recorded import new_run, request_of, runs_dir
+from vmckpt.migrate.recorded import new_run, request_of
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import JOB_ON, watch

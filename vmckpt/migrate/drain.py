@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 
 from vmckpt.errors import HostDownError, OperationFailedError
+from vmckpt.events.record import LINK_BROKE
 from vmckpt.migrate.ends import Pair
 from vmckpt.migrate.ownership import Move, decide
 from vmckpt.migrate.reconnect import reconnect
-from vmckpt.migrate.recorded import LINK_BROKE
 from vmckpt.migrate.transfer import Transfer
 
 # How long a link that brings nothing any more is tried to be mended, and how often.

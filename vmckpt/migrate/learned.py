@@ -6,9 +6,7 @@ from itertools import pairwise
 from math import hypot, isfinite
 from typing import Any
 
-from vmckpt.events.record import RunRecord
-from vmckpt.migrate.recorded import FIGURES_MISSING, LINK_BROKE
-from vmckpt.migrate.shared_link import SHARED
+from vmckpt.events.record import FIGURES_MISSING, LINK_BROKE, SHARED_LINK, RunRecord
 from vmckpt.plan.device_phases import DeviceMove
 from vmckpt.plan.forecast import Way
 from vmckpt.plan.guest import SENT_PAGE_BYTES
@@ -164,7 +162,7 @@ def moved(record: RunRecord) -> Moved | None:
 
 def shared_the_link(record: RunRecord) -> bool:
     """Whether other migrations used its link too: forecasts are for one that has it for itself."""
-    return any(event.get("code") == SHARED for event in record.events)
+    return any(event.get("code") == SHARED_LINK for event in record.events)
 
 
 def _was_disturbed(record: RunRecord) -> bool:

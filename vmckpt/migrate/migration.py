@@ -20,6 +20,7 @@ from vmckpt.errors import (
     VmckptError,
     VmLostError,
 )
+from vmckpt.events.record import FIGURES_MISSING
 from vmckpt.events.types import Emit, Note, PhaseBegan
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk, create_files, hand_over_files
@@ -29,7 +30,6 @@ from vmckpt.migrate.ends import End, Pair, discard, kill, with_last_words
 from vmckpt.migrate.journal import BEFORE_COMMIT, Journal
 from vmckpt.migrate.ownership import Move
 from vmckpt.migrate.prepare import prepare_target, write_down
-from vmckpt.migrate.recorded import FIGURES_MISSING
 from vmckpt.migrate.settings import leave_plain
 from vmckpt.migrate.shared_link import SharedLink
 from vmckpt.options.migration import Method

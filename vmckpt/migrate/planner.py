@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord, load_all
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import runs_dir
 from vmckpt.migrate.learned import device_moves, learned, sending
-from vmckpt.migrate.recorded import runs_dir
-from vmckpt.migrate.shared_link import others_on_the_link
+from vmckpt.migrate.link_users import others_on_the_link
 from vmckpt.migrate.ways import against, options_of, warnings, ways
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
 from vmckpt.plan.choose import (

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import CancelledByUserError, VmckptError
@@ -15,16 +14,13 @@ from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Event, Note, heard_or_not
 from vmckpt.hosts.deadman import armed
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import state_dir
+from vmckpt.hosts.inventory import runs_dir
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import WARN, Check
 from vmckpt.units import format_duration
 
 if TYPE_CHECKING:
     from vmckpt.migrate.report import Report
-
-# Notes of these codes say that what a run took tells nothing of others, see `learned`.
-LINK_BROKE, FIGURES_MISSING = "link", "figures"
 
 
 class Run:
@@ -160,8 +156,3 @@ def request_of(vm: str, ends: tuple[Host, Host], asked: Options) -> dict[str, ob
     if asked.at_target is not None:
         facts["at_target"] = asked.at_target.told()
     return {"vm": vm, "source": ends[0].name, "target": ends[1].name} | facts
-
-
-def runs_dir() -> Path:
-    """Where the run records of this machine's commands stand."""
-    return state_dir() / "runs"

@@ -11,7 +11,7 @@ from vmckpt.errors import NotFoundError, OperationFailedError, OutcomeUnknownErr
 from vmckpt.events.lines import from_record
 from vmckpt.events.record import RunRecord
 from vmckpt.events.types import Emit, Event, Note, Progress
-from vmckpt.migrate.recorded import runs_dir
+from vmckpt.hosts.inventory import runs_dir
 from vmckpt.migrate.report import Report
 from vmckpt.migrate.watch import JOB_ON
 from vmckpt.vm.inventory import running_operations

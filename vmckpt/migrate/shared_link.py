@@ -13,22 +13,20 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from vmckpt.errors import BusyError, HostDownError, VmckptError
+from vmckpt.events.record import SHARED_LINK
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
-from vmckpt.plan.share import fair_share
+from vmckpt.migrate.link_users import IN, OUT, directory_of, limits
 from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.units import format_rate
 
-# The note of a migration that had the link not for itself alone.
-SHARED = "shared-link"
 LOOK_S = 1.0
 # How soon who waits for the link sees that it is free.
 TURN_POLL_S = 0.05
-OUT, IN, TURN = "out", "in", "turn"
+TURN = "turn"
 
 
 class Share(NamedTuple):
@@ -57,7 +55,7 @@ class SharedLink:
     async def look(self) -> Share:
         """What it gets now. Raises HostDownError."""
         out, in_ = await both(
-            _limits(self._source, OUT, self._run), _limits(self._target, IN, self._run)
+            limits(self._source, OUT, self._run), limits(self._target, IN, self._run)
         )
         others = len(out.keys() | in_.keys())
         if not self._limit:
@@ -89,7 +87,7 @@ class SharedLink:
             async with AsyncExitStack() as stack:
                 with suppress(BusyError):
                     for host, directory, name in files:
-                        path = _directory(host, directory) / name
+                        path = directory_of(host, directory) / name
                         await stack.enter_async_context(host.lock(path, self._owner))
                     self._there.push_async_exit(stack.pop_all())
                     return
@@ -136,7 +134,7 @@ class SharedLink:
         if share.others == 1:
             words = "another migration uses the link"
         speed = f", at {format_rate(share.bytes_per_s)}" if self._limit else ""
-        self._note(SHARED, f"{words}: going on{speed}")
+        self._note(SHARED_LINK, f"{words}: going on{speed}")
 
 
 @asynccontextmanager
@@ -162,32 +160,15 @@ async def on_the_link(
         await to_the_end(link.leave())
 
 
-async def others_on_the_link(source: Host, target: Host) -> int:
-    """How many migrations use the link between the two now. Raises HostDownError."""
-    out, in_ = await both(_limits(source, OUT), _limits(target, IN))
-    return len(out.keys() | in_.keys())
+def fair_share(mine_bytes_per_s: int, others_bytes_per_s: Sequence[int]) -> int:
+    """What a migration held to `mine` gets beside others that are held to theirs.
 
-
-async def _limits(host: Host, way: str, but: str = "") -> dict[str, int]:
-    """The limits of the runs that go that way from or to the host."""
-    directory, found = _directory(host, way), dict[str, int]()
-    for name in await host.list_dir(directory):
-        run, _, limit = name.partition(".")
-        if run == but or not limit.isdecimal():
-            continue
-        if await host.lock_owner(directory / name) is not None:
-            found[run] = int(limit)
-        else:
-            await _forget(host, directory / name)
-    return found
-
-
-async def _forget(host: Host, path: Path) -> None:
-    """A killed one's file goes, unless somebody has taken it meanwhile."""
-    with suppress(BusyError):
-        async with host.lock(path, Owner("", "tidy up", os.getpid(), time.time())):
-            pass
-
-
-def _directory(host: Host, way: str) -> Path:
-    return host.state_dir / "links" / way
+    Together they get the largest of these limits. It is divided evenly; what somebody may not use
+    goes to the rest (max-min fairness). Nobody gets more than it asked for, and at least 1.
+    """
+    limits = sorted([mine_bytes_per_s, *others_bytes_per_s])
+    rest, level = limits[-1], 0
+    for number, limit in enumerate(limits):
+        level = max(level, rest // (len(limits) - number))
+        rest -= min(limit, level)
+    return max(1, min(mine_bytes_per_s, level))

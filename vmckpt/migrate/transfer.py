@@ -21,7 +21,8 @@ from vmckpt.migrate.steering import (
 from vmckpt.migrate.switchover import WAIT_S, Switchover
 from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Options
 from vmckpt.plan.convergence import eta_s
-from vmckpt.plan.policy import Act, Decision, Look
+from vmckpt.plan.pilot import Decision, Look
+from vmckpt.plan.policy import Act
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SENDING_SPEED, throttle
 from vmckpt.qemu.block import migrate_continue

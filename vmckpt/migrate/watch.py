@@ -21,11 +21,10 @@ from vmckpt.events.types import Emit, Note, heard_or_not
 from vmckpt.foreign import NUMBER, MalformedError, Shape
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import all_hosts
+from vmckpt.hosts.inventory import all_hosts, runs_dir
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.migrate.job import JobDir
-from vmckpt.migrate.recorded import runs_dir
 from vmckpt.migrate.recover import Recovery
 from vmckpt.migrate.report import Report
 from vmckpt.sequence.steps import to_the_end

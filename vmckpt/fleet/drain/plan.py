@@ -12,7 +12,7 @@ from vmckpt.fleet.drain.costs import Costs, Found
 from vmckpt.fleet.drain.record import load_past
 from vmckpt.fleet.drain.view import HostSeen, Limits, Tools, look_at_hosts
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.recorded import runs_dir
+from vmckpt.hosts.inventory import runs_dir
 from vmckpt.options.migration import Options
 from vmckpt.plan.crowding import Learned, learn
 from vmckpt.plan.fleet import Cost, Mover

@@ -1,0 +1,45 @@
+"""Who uses the link between two hosts: their files there, see migrate/shared_link.py."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.errors import BusyError
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.lock import Owner
+from vmckpt.sequence.steps import both
+
+OUT, IN = "out", "in"
+
+
+async def others_on_the_link(source: Host, target: Host) -> int:
+    """How many migrations use the link between the two now. Raises HostDownError."""
+    out, in_ = await both(limits(source, OUT), limits(target, IN))
+    return len(out.keys() | in_.keys())
+
+
+async def limits(host: Host, way: str, but: str = "") -> dict[str, int]:
+    """The limits of the runs that go that way from or to the host."""
+    directory, found = directory_of(host, way), dict[str, int]()
+    for name in await host.list_dir(directory):
+        run, _, limit = name.partition(".")
+        if run == but or not limit.isdecimal():
+            continue
+        if await host.lock_owner(directory / name) is not None:
+            found[run] = int(limit)
+        else:
+            await _forget(host, directory / name)
+    return found
+
+
+async def _forget(host: Host, path: Path) -> None:
+    """A killed one's file goes, unless somebody has taken it meanwhile."""
+    with suppress(BusyError):
+        async with host.lock(path, Owner("", "tidy up", os.getpid(), time.time())):
+            pass
+
+
+def directory_of(host: Host, way: str) -> Path:
+    """Where the files of those that go that way stand."""
+    return host.state_dir / "links" / way

@@ -1,0 +1,148 @@
+"""A policy at work: what it does about a pre-copy, decided from its rounds alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vmckpt.plan.convergence import Passes, Rounds
+from vmckpt.plan.policy import Act, Policy, Rule
+
+
+class Decision(NamedTuple):
+    """What a policy does now, and why.
+
+    `downtime_ms` is the limit from here on, `throttle_percent` what the guest's processors lose.
+    """
+
+    act: Act
+    downtime_ms: int
+    why: str
+    throttle_percent: int = 0
+
+    @property
+    def words(self) -> str:
+        """What is being done."""
+        return {
+            Act.RAISE_DOWNTIME: f"allowing a standstill of {self.downtime_ms} ms",
+            Act.THROTTLE: f"slowing the guest's processors by {self.throttle_percent} %",
+            Act.POSTCOPY: "going over to post-copy",
+            Act.PAUSE: "stopping the VM to send the rest",
+            Act.ABORT: "giving up",
+        }[self.act]
+
+
+def stalled_rounds(left_bytes: Sequence[int], stall_percent: int) -> int:
+    """How many rounds up to the last have gained nothing over the best before them.
+
+    `left_bytes`: what each round began with. The first, all of memory, says nothing.
+    """
+    stalled, best = 0, None
+    for left in left_bytes[1:]:
+        if best is not None:
+            stalled = stalled + 1 if 100 * left >= stall_percent * best else 0
+        best = left if best is None else min(best, left)
+    return stalled
+
+
+class Look(NamedTuple):
+    """A pre-copy at one moment, as far as a policy goes by it.
+
+    `round_number` counts from 1, `at_s` from anywhere. `held`: its end is held back.
+    `throttle_percent` is what QEMU takes of the guest's processors; None: what it was told.
+    """
+
+    at_s: float
+    round_number: int
+    left_bytes: int
+    held: bool = False
+    throttle_percent: int | None = None
+
+
+@dataclass(slots=True)
+class Pilot:
+    """A policy at work on one pre-copy, which begins with `downtime_ms` allowed."""
+
+    policy: Policy
+    downtime_ms: int
+    throttle_percent: int = 0
+    _rounds: Rounds = field(default_factory=Rounds)
+    _done: set[Rule] = field(default_factory=set)
+    _passed: Passes = field(default_factory=Passes)
+    _throttled_in_round: int = 0
+
+    def see(self, look: Look) -> Decision | None:
+        """What to do, if anything, at this look.
+
+        Rules for stalls go by the first look of each round alone, and by none that is held.
+        """
+        self._passed.see(look.round_number, look.at_s)
+        new = self._rounds.see(look.round_number, look.left_bytes, held=look.held)
+        stalled = 0
+        if new and not look.held:
+            stalled = stalled_rounds(self._rounds.counting, self.policy.stall_percent)
+        for rule in self.policy.rules:
+            if rule in self._done or not self._is_due(rule, stalled, look):
+                continue
+            if decision := self._act(rule, look, self._why(rule, stalled)):
+                return decision
+        return None
+
+    def _is_due(self, rule: Rule, stalled: int, look: Look) -> bool:
+        if rule.passes and (self._passed.gone(look.at_s) or 0.0) < rule.passes:
+            return False
+        return not rule.stalls or (stalled >= rule.stalls and self._now(rule, stalled))
+
+    def _now(self, rule: Rule, stalled: int) -> bool:
+        """Whether this round is a good moment, or there was none for too long."""
+        _, *counting = self._rounds.counting
+        near = 100 * counting[-1] <= self.policy.near_best_percent * min(counting)
+        return near or stalled >= 2 * rule.stalls
+
+    def _why(self, rule: Rule, stalled: int) -> str:
+        reasons = [f"{stalled} rounds in a row gained nothing"] if rule.stalls else []
+        if rule.passes:
+            reasons.append(f"it takes more than {rule.passes} times as long as memory took once")
+        return ", and ".join(reasons)
+
+    def _act(self, rule: Rule, look: Look, why: str) -> Decision | None:
+        if rule.act is Act.RAISE_DOWNTIME:
+            raised_ms = min(self.downtime_ms * (100 + rule.by_percent) // 100, rule.most_ms)
+            if raised_ms <= self.downtime_ms:
+                self._done.add(rule)
+                return None
+            self.downtime_ms = raised_ms
+        elif rule.act is Act.THROTTLE:
+            if self._is_settling(rule, look):
+                return None
+            slower = min(self.throttle_percent + rule.by_percent, rule.most_percent)
+            if slower <= self.throttle_percent:
+                self._done.add(rule)
+                return None
+            self.throttle_percent, self._throttled_in_round = slower, look.round_number
+        else:
+            self._done.add(rule)
+        return Decision(rule.act, self.downtime_ms, why, self.throttle_percent)
+
+    def _is_settling(self, rule: Rule, look: Look) -> bool:
+        """Whether the last step has yet to take effect, or to show in so many rounds."""
+        told = self.throttle_percent
+        effective = told if look.throttle_percent is None else look.throttle_percent
+        return effective < told or (
+            told > 0 and look.round_number < self._throttled_in_round + max(rule.stalls, 1)
+        )
+
+
+def replay(
+    policy: Policy, downtime_ms: int, samples: Sequence[Mapping[str, Any]]
+) -> list[tuple[float, Decision]]:
+    """What the policy would have done in a run, by its recorded samples: when, and what.
+
+    What would have come of it the samples cannot tell: after the first act they are another run's.
+    """
+    pilot, found = Pilot(policy, downtime_ms), []
+    for sample in samples:
+        if sample["status"] == "active":
+            look = Look(sample["at_s"], sample["round"], sample["remaining_bytes"])
+            if decision := pilot.see(look):
+                found.append((sample["at_s"], decision))
+    return found
