@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 from typing import NamedTuple
 
-from vmckpt.plan.fleet import Cost, Mover, Room
+from vmckpt.forecast.drain.fleet import Cost, Mover, Room
 from vmckpt.units import GIB
 
 # Memory of VMs, and how often it is met.

@@ -9,14 +9,14 @@ from typing import Any
 
 from benchmarks.setting import RESULTS
 from vmckpt.events.record import RunRecord, load_all
-from vmckpt.migrate.learned import learned, sending
-from vmckpt.migrate.planner import guest_of
+from vmckpt.forecast.learned import learned, sending
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.model.choose import Intent, choose, judge
+from vmckpt.forecast.model.forecast import Forecast, Limits, Way, forecast
+from vmckpt.forecast.model.link import Link
+from vmckpt.forecast.planner import guest_of
 from vmckpt.options.migration import Options
-from vmckpt.plan.choose import Intent, choose, judge
-from vmckpt.plan.forecast import Forecast, Limits, Way, forecast
-from vmckpt.plan.link import Link
 from vmckpt.units import parse_rate_bytes_per_s
-from vmckpt.vm.dirty_rate import DirtyRate
 
 KEPT = Path("build/forecast")
 PACKED = RESULTS / "forecast_runs.tar.xz"

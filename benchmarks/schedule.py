@@ -20,7 +20,7 @@ from benchmarks.schedule_plot import draw
 from benchmarks.setting import write_result
 from benchmarks.summary import Verdict
 from vmckpt.fleet.schedule.learned import Cost, Learned, interval
-from vmckpt.plan.interval import best_work_s, wall_time_ratio
+from vmckpt.forecast.model.interval import best_work_s, wall_time_ratio
 
 SEED = 8
 RATIOS = [10 ** (exponent / 4) for exponent in range(-24, 1)]

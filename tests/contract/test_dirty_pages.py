@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.ram_writer import PAGES, Writer, writing
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.measure.there import observe_there
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner, held
 from vmckpt.memory import process_call
@@ -23,8 +25,6 @@ from vmckpt.memory.content import PIECES, pages_content, ram_content, ram_layout
 from vmckpt.memory.dirty_pages import PARTS, DirtyPages, tracked, uses_kvm
 from vmckpt.memory.observe import TICK_S, observe
 from vmckpt.memory.ram_file import PAGE_BYTES, Span
-from vmckpt.vm.dirty_rate import DirtyRate
-from vmckpt.vm.observe_there import observe_there
 
 pytestmark = pytest.mark.contract
 

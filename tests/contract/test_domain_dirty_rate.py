@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import BusyError, RefusedError, VmckptError
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.measure.domains import SOURCE, measure_domain
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.units import MIB
-from vmckpt.vm.dirty_rate import DirtyRate
 from vmckpt.vm.domains import sessions
-from vmckpt.vm.domains.dirty_rate import SOURCE, measure_domain
 from vmckpt.vm.domains.flags import State
 from vmckpt.vm.domains.inventory import as_domain
 from vmckpt.vm.domains.job import Job

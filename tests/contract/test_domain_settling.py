@@ -29,7 +29,7 @@ from vmckpt.migrate.domains.tidy import forget, give_back, leave_on_source, leav
 from vmckpt.migrate.domains.transfer import DomainTransfer
 from vmckpt.migrate.domains.whereabouts import Move, Place, View
 from vmckpt.options.migration import Method, Options
-from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.options.policy import Act, Policy, Rule
 from vmckpt.units import MIB
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import MigrateFlag, PausedReason, State

@@ -30,6 +30,7 @@ from vmckpt.fleet.drain.plan import Asked
 from vmckpt.fleet.drain.record import Record
 from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import Limits, Tools
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.drained import close, is_closed
 from vmckpt.hosts.every import Answers
 from vmckpt.hosts.host import Host
@@ -37,7 +38,6 @@ from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.report import Report
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import REFUSE, WARN, Check, Examined
-from vmckpt.vm.dirty_rate import DirtyRate
 from vmckpt.vm.spec import Placement
 
 pytestmark = pytest.mark.contract

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from vmckpt.forecast.measure.link_users import others_on_the_link
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.lock import Owner
-from vmckpt.migrate.link_users import others_on_the_link
 from vmckpt.migrate.shared_link import Share, SharedLink, on_the_link
 
 pytestmark = pytest.mark.contract

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_forecast import FORECASTS
+from vmckpt.forecast.calm import LOOK_S, wait_for_calm
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.measure.last_measured import all_kept
+from vmckpt.forecast.model.choose import Choice, Intent, judge
+from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
+from vmckpt.forecast.model.forecast import Way
+from vmckpt.forecast.planner import Plan
 from vmckpt.memory.observe import Window
-from vmckpt.migrate.calm import LOOK_S, wait_for_calm
-from vmckpt.migrate.planner import Plan
 from vmckpt.options.migration import Options
-from vmckpt.plan.choose import Choice, Intent, judge
-from vmckpt.plan.dirtying import DirtyCurve, DirtyPoint
-from vmckpt.plan.forecast import Way
-from vmckpt.vm.dirty_rate import DirtyRate
-from vmckpt.vm.last_measured import all_kept
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ import pytest
 from vmckpt.codec import builtins, convert
 from vmckpt.fleet.schedule.due import Moment
 from vmckpt.fleet.schedule.learned import MOST_COSTS, Cost, Learned, Seen, interval
-from vmckpt.plan.interval import FailureRate, best_work_s, wall_time_ratio
+from vmckpt.forecast.model.interval import FailureRate, best_work_s, wall_time_ratio
 
 DAY_S = 86400.0
 # What a day's stalls, a minute's and a slow whole save may be to a VM that fails so often.

@@ -6,10 +6,10 @@ from itertools import accumulate
 
 import pytest
 
+from vmckpt.forecast.model.course import BEGINS_S, STARTS, Course, From, OnAverage, Slowed
+from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.memory.dirty_pages import PageSet
 from vmckpt.memory.windows import Dirtied, Windows
-from vmckpt.plan.course import BEGINS_S, STARTS, Course, From, OnAverage, Slowed
-from vmckpt.plan.dirtying import DirtyCurve
 
 pytestmark = pytest.mark.unit
 

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 
 from vmckpt.events.record import RunRecord
-from vmckpt.migrate.learned import device_moves, moved
-from vmckpt.plan.device_phases import (
+from vmckpt.forecast.learned import device_moves, moved
+from vmckpt.forecast.model.device_phases import (
     DeviceMove,
     device_phases,
     with_device_memory,
     with_devices,
 )
-from vmckpt.plan.dirtying import DirtyCurve
-from vmckpt.plan.first_pass import Stretch
-from vmckpt.plan.forecast import Band, Forecast, Way
-from vmckpt.plan.guest import Guest
+from vmckpt.forecast.model.dirtying import DirtyCurve
+from vmckpt.forecast.model.first_pass import Stretch
+from vmckpt.forecast.model.forecast import Band, Forecast, Way
+from vmckpt.forecast.model.guest import Guest
 
 GIB = 1 << 30
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.memory.dirty_pages import PageSet
 from vmckpt.memory.windows import Dirtied, Windows
-from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.ui.charts import bars
 
 pytestmark = pytest.mark.unit

@@ -6,9 +6,9 @@ from rich.console import Console
 from vmckpt.events.types import Note, PhaseBegan, Progress
 from vmckpt.fleet.drain.happenings import Began, Ended, Planned, Said, Went
 from vmckpt.fleet.drain.plan import DrainPlan
-from vmckpt.plan.crowding import Learned
-from vmckpt.plan.fleet import Cost, Move
-from vmckpt.plan.timetable import timetable
+from vmckpt.forecast.drain.crowding import Learned
+from vmckpt.forecast.drain.fleet import Cost, Move
+from vmckpt.forecast.drain.timetable import timetable
 from vmckpt.ui.drain import display, planned
 from vmckpt.ui.drain_live import MOST_ROWS, Screen
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.plan.first_pass import SOCKETS_BYTES, WINDOW_S, Held, Pace, Stretch, play
+from vmckpt.forecast.model.first_pass import SOCKETS_BYTES, WINDOW_S, Held, Pace, Stretch, play
 
 pytestmark = pytest.mark.unit
 

@@ -11,15 +11,23 @@ from hypothesis import strategies as st
 
 from vmckpt.cli.arguments import intent, seconds_until
 from vmckpt.errors import UsageError
-from vmckpt.migrate.calm import is_calm
-from vmckpt.plan.choose import Intent, choose, judge
-from vmckpt.plan.course import Course
-from vmckpt.plan.dirtying import DirtyCurve
-from vmckpt.plan.first_pass import WINDOW_S, Stretch
-from vmckpt.plan.forecast import MODEL_SPREAD, Band, Forecast, Limits, Way, forecast, from_json
-from vmckpt.plan.guest import Guest
-from vmckpt.plan.link import Costs, Link
-from vmckpt.plan.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S, play_precopy, wire
+from vmckpt.forecast.calm import is_calm
+from vmckpt.forecast.model.choose import Intent, choose, judge
+from vmckpt.forecast.model.course import Course
+from vmckpt.forecast.model.dirtying import DirtyCurve
+from vmckpt.forecast.model.first_pass import WINDOW_S, Stretch
+from vmckpt.forecast.model.forecast import (
+    MODEL_SPREAD,
+    Band,
+    Forecast,
+    Limits,
+    Way,
+    forecast,
+    from_json,
+)
+from vmckpt.forecast.model.guest import Guest
+from vmckpt.forecast.model.link import Costs, Link
+from vmckpt.forecast.model.rounds import BATCH_BYTES, HELD_S, HELD_SPREAD_S, play_precopy, wire
 
 pytestmark = pytest.mark.unit
 

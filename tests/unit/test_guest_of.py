@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.model.dirtying import DirtyCurve
+from vmckpt.forecast.planner import guest_of
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.windows import Course, Dirtied
-from vmckpt.migrate.planner import guest_of
-from vmckpt.plan.dirtying import DirtyCurve
-from vmckpt.vm.dirty_rate import DirtyRate
 
 pytestmark = pytest.mark.unit
 

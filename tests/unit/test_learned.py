@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from vmckpt.events.record import RunRecord
+from vmckpt.forecast.learned import learned, moved
+from vmckpt.forecast.model.forecast import Band, Forecast, Way
+from vmckpt.forecast.model.rounds import HELD_S
+from vmckpt.forecast.score import in_company as in_company_of
+from vmckpt.forecast.score import score, scored, unforeseen
 from vmckpt.migrate.calibrate import _copied_mib
-from vmckpt.migrate.learned import learned, moved
-from vmckpt.migrate.score import in_company as in_company_of
-from vmckpt.migrate.score import score, scored, unforeseen
-from vmckpt.plan.forecast import Band, Forecast, Way
-from vmckpt.plan.rounds import HELD_S
 from vmckpt.ui.run_charts import figure
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ import pytest
 from vmckpt.migrate.domains.progress import progress
 from vmckpt.migrate.domains.request import build
 from vmckpt.options.migration import AtTarget, Method, OnTimeout, Options
-from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.options.policy import Act, Policy, Rule
 from vmckpt.preflight.domains.checks import Cargo, Route, certificate_dir, qemu_users
 from vmckpt.preflight.domains.options import off_checks, option_checks
 from vmckpt.preflight.finding import REFUSE, WARN

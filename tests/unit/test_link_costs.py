@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_forecast import LINK, guest
-from vmckpt.plan.forecast import Limits, Way, forecast
-from vmckpt.plan.link import Moved, learn
-from vmckpt.plan.rounds import BATCH_BYTES, PACKET_BYTES, wire
+from vmckpt.forecast.model.forecast import Limits, Way, forecast
+from vmckpt.forecast.model.link import Moved, learn
+from vmckpt.forecast.model.rounds import BATCH_BYTES, PACKET_BYTES, wire
 
 pytestmark = pytest.mark.unit
 

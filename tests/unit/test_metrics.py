@@ -10,13 +10,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from vmckpt.events.record import RunRecord
+from vmckpt.forecast.measure.dirty_rate import TRACKING, DirtyRate
+from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
 from vmckpt.metrics.exposition import Family, Kind, render
 from vmckpt.metrics.migrations import migrations
 from vmckpt.metrics.replications import replications
 from vmckpt.metrics.schedules import schedules
 from vmckpt.metrics.vms import Measured, dirty_rates, hosts, vms
-from vmckpt.plan.dirtying import DirtyCurve, DirtyPoint
-from vmckpt.vm.dirty_rate import TRACKING, DirtyRate
 
 pytestmark = pytest.mark.unit
 

@@ -12,9 +12,9 @@ from vmckpt.fleet.schedule import record as schedules
 from vmckpt.fleet.schedule.due import Claim, Moment, State
 from vmckpt.fleet.schedule.learned import Cost, Learned, Seen
 from vmckpt.fleet.schedule.request import CatchUp, Request, When
-from vmckpt.plan import fleet
-from vmckpt.plan.crowding import Past, Taken
-from vmckpt.plan.timetable import Span
+from vmckpt.forecast.drain import fleet
+from vmckpt.forecast.drain.crowding import Past, Taken
+from vmckpt.forecast.drain.timetable import Span
 
 pytestmark = pytest.mark.unit
 GOLDEN = Path(__file__).parents[1] / "golden/state-1"

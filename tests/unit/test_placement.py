@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.plan.fleet import Cost, Mover, Room
-from vmckpt.plan.placement import Placement, place
+from vmckpt.forecast.drain.fleet import Cost, Mover, Room
+from vmckpt.forecast.drain.placement import Placement, place
 from vmckpt.units import GIB
 
 pytestmark = pytest.mark.unit

@@ -8,22 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmckpt.cli.arguments import intent as read
-from vmckpt.memory.content import Content
-from vmckpt.migrate.planner import (
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.model.choose import Intent, Offer, choose
+from vmckpt.forecast.model.dirtying import DirtyCurve
+from vmckpt.forecast.model.forecast import Way
+from vmckpt.forecast.model.link import Costs, Link
+from vmckpt.forecast.planner import (
     Road,
     bandwidth_notes,
     limits_ms,
     offer_of,
     within_bandwidth,
 )
-from vmckpt.migrate.ways import options_of
+from vmckpt.forecast.ways import options_of
+from vmckpt.memory.content import Content
 from vmckpt.options.migration import Method, Options
-from vmckpt.plan.choose import Intent, Offer, choose
-from vmckpt.plan.dirtying import DirtyCurve
-from vmckpt.plan.forecast import Way
-from vmckpt.plan.link import Costs, Link
-from vmckpt.plan.policy import Act
-from vmckpt.vm.dirty_rate import DirtyRate
+from vmckpt.options.policy import Act
 
 pytestmark = pytest.mark.unit
 

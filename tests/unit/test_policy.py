@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import UsageError
-from vmckpt.migrate.planner import limits, within
-from vmckpt.migrate.policy_file import parse_policy
+from vmckpt.forecast.model.pilot import Look, Pilot, replay, stalled_rounds
+from vmckpt.forecast.planner import limits, within
 from vmckpt.options.migration import Method, Options
-from vmckpt.plan.pilot import Look, Pilot, replay, stalled_rounds
-from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.options.policy import Act, Policy, Rule
+from vmckpt.options.policy_file import parse_policy
 from vmckpt.preflight.migration.method import resolve_method
 
 pytestmark = pytest.mark.unit

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.forecast.model.switchover import LEAST_PART, Look, behind_s, switchover_bytes_per_s
 from vmckpt.hosts.host import Queues
 from vmckpt.hosts.tcp_table import listening_ports, table_queues
-from vmckpt.plan.switchover import LEAST_PART, Look, behind_s, switchover_bytes_per_s
 
 MB = 1_000_000
 

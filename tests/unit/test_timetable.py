@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.drain_fleets import fleet
-from vmckpt.plan.crowding import Past, Taken, forecast_s, learn
-from vmckpt.plan.fleet import Cost, Move
-from vmckpt.plan.placement import place
-from vmckpt.plan.timetable import COMMON_SPREAD, bound_anywhere, play, timetable
+from vmckpt.forecast.drain.crowding import Past, Taken, forecast_s, learn
+from vmckpt.forecast.drain.fleet import Cost, Move
+from vmckpt.forecast.drain.placement import place
+from vmckpt.forecast.drain.timetable import COMMON_SPREAD, bound_anywhere, play, timetable
 
 pytestmark = pytest.mark.unit
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from vmckpt.migrate.ways import against, options_of, warnings, ways
+from vmckpt.forecast.model.choose import Intent
+from vmckpt.forecast.model.forecast import POSTCOPIES, Way
+from vmckpt.forecast.ways import against, options_of, warnings, ways
 from vmckpt.options.migration import Method, Options
-from vmckpt.plan.choose import Intent
-from vmckpt.plan.forecast import POSTCOPIES, Way
-from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.options.policy import Act, Policy, Rule
 from vmckpt.preflight.finding import Check
 from vmckpt.preflight.migration import dirty_log
 from vmckpt.preflight.migration.method import postcopy_risk

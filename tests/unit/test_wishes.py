@@ -8,7 +8,7 @@ import pytest
 
 from vmckpt.cli.arguments import intent, look_s, seconds_until
 from vmckpt.errors import UsageError
-from vmckpt.plan.choose import Intent
+from vmckpt.forecast.model.choose import Intent
 
 pytestmark = pytest.mark.unit
 

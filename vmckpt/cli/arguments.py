@@ -7,7 +7,7 @@ import typer
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from vmckpt.plan.choose import Intent
+    from vmckpt.forecast.model.choose import Intent
 
 MaxPause = Annotated[
     str | None, typer.Option("--max-pause", help="The guest stands still no longer, e.g. 200ms.")
@@ -58,7 +58,7 @@ def intent(
     from datetime import datetime
 
     from vmckpt.errors import UsageError
-    from vmckpt.plan.choose import MOST_PAUSE_S, Intent
+    from vmckpt.forecast.model.choose import MOST_PAUSE_S, Intent
     from vmckpt.units import parse_duration_s
 
     if finish_within and finish_by:

@@ -11,7 +11,7 @@ from vmckpt.cli.output import Json, show, warn
 
 if TYPE_CHECKING:
     from vmckpt.drivers.driver import Driver
-    from vmckpt.vm.dirty_rate import DirtyRate
+    from vmckpt.forecast.measure.dirty_rate import DirtyRate
 
 WATCHED_S, WATCHED_BUSY_S = 2.0, 1.0
 
@@ -28,8 +28,8 @@ def dirty_rate(
     """Measure how fast a running VM dirties its memory, and what that memory holds."""
     from vmckpt.cli.found import find
     from vmckpt.errors import UsageError
+    from vmckpt.forecast.measure.last_measured import keep
     from vmckpt.ui.charts import require_plotting
-    from vmckpt.vm.last_measured import keep
 
     for_s = look_s(for_)
     if watch and (json or plot):
@@ -99,8 +99,8 @@ async def _watch(vm: "Driver") -> None:
     import asyncio
 
     from vmckpt.errors import BusyError
+    from vmckpt.forecast.measure.last_measured import keep
     from vmckpt.ui.charts import rate_chart
-    from vmckpt.vm.last_measured import keep
 
     with rate_chart(f"{vm.name} on {vm.host.name}") as add:
         while True:

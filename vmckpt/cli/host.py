@@ -15,12 +15,12 @@ from vmckpt.cli.output import Json, run, show
 from vmckpt.ui.shown import one_line
 
 if TYPE_CHECKING:
+    from vmckpt.forecast.model.link import Link
     from vmckpt.hosts.local import LocalHost
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
     from vmckpt.hosts.uids import Uids
     from vmckpt.migrate.calibrate import Calibration
-    from vmckpt.plan.link import Link
 
 app = typer.Typer(help="Machines that VMs live on.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -99,9 +99,9 @@ async def collect() -> str:
 
 async def _of_hosts() -> "list[Family]":
     from vmckpt.cli.overview import look
+    from vmckpt.forecast.measure.last_measured import all_kept
     from vmckpt.metrics.replications import replications
     from vmckpt.metrics.vms import Measured, dirty_rates, hosts, vms
-    from vmckpt.vm.last_measured import all_kept
 
     seen = await look()
     known = {vm.name for vm in seen.vms}

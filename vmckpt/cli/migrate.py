@@ -27,9 +27,9 @@ from vmckpt.cli.moving import move, show_recovery, target_of
 from vmckpt.cli.output import Json, run, show, warn
 
 if TYPE_CHECKING:
+    from vmckpt.forecast.model.choose import Intent
     from vmckpt.hosts.host import Host
     from vmckpt.options.migration import Options
-    from vmckpt.plan.choose import Intent
 
 
 def migrate(
@@ -100,7 +100,7 @@ async def _calm(
 ) -> None:
     """Wait for a calm moment, but no longer than leaves the time that the migration takes."""
     from vmckpt.cli.found import find
-    from vmckpt.migrate.calm import wait_for_calm
+    from vmckpt.forecast.calm import wait_for_calm
     from vmckpt.units import parse_duration_s
 
     for_s, vm = parse_duration_s(given), await find(name)

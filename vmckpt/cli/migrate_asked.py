@@ -15,7 +15,7 @@ from vmckpt.cli.migrate_options import (
 
 if TYPE_CHECKING:
     from vmckpt.options.migration import AtTarget, Options
-    from vmckpt.plan.policy import Policy
+    from vmckpt.options.policy import Policy
 
 
 USUAL_DOWNTIME = "300ms"
@@ -227,7 +227,7 @@ class Asked(NamedTuple):
                 why="a policy steers a pre-copy",
                 remedy="leave out --method; a rule may come to post-copy",
             )
-        from vmckpt.migrate.policy_file import read_policy
+        from vmckpt.options.policy_file import read_policy
 
         policy = read_policy(self.policy)
         if policy.may_throttle and self.auto_converge and not self.observe_only:

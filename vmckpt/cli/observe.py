@@ -18,8 +18,8 @@ def observe(
     """Track the pages that a QEMU of this machine dirties; people have no use for it."""
     import json
 
+    from vmckpt.forecast.measure.dirty_rate import track
     from vmckpt.hosts.lock import read_owner
-    from vmckpt.vm.dirty_rate import track
 
     async def is_free() -> bool:
         return read_owner(lock) is None

@@ -21,9 +21,9 @@ from vmckpt.ui.shown import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vmckpt.migrate.planner import Plan
-    from vmckpt.plan.choose import Offer
-    from vmckpt.plan.forecast import Band
+    from vmckpt.forecast.model.choose import Offer
+    from vmckpt.forecast.model.forecast import Band
+    from vmckpt.forecast.planner import Plan
 
 
 def plan(

@@ -16,9 +16,9 @@ def replay(
     """Say what a policy would have done in a past migration, from its recorded samples."""
     from vmckpt.errors import UsageError
     from vmckpt.events.record import RunRecord
+    from vmckpt.forecast.model.pilot import replay as play
     from vmckpt.hosts.inventory import check_name, runs_dir
-    from vmckpt.migrate.policy_file import read_policy
-    from vmckpt.plan.pilot import replay as play
+    from vmckpt.options.policy_file import read_policy
     from vmckpt.ui.tables import table
 
     rules = read_policy(policy)

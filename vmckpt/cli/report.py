@@ -40,7 +40,7 @@ def report(
 
 def facts(record: "RunRecord") -> list[tuple[str, str]]:
     """What was asked, what came, and what had been expected."""
-    from vmckpt.migrate.score import scored
+    from vmckpt.forecast.score import scored
     from vmckpt.units import format_duration, format_size
 
     asked, result = record.request, record.result or {}

@@ -101,8 +101,8 @@ def score(json: Json = False) -> None:
     """Say how right the forecasts of past migrations were, by way of moving."""
     from vmckpt.errors import NotFoundError
     from vmckpt.events.record import load_all
+    from vmckpt.forecast import score as scores
     from vmckpt.hosts.inventory import runs_dir
-    from vmckpt.migrate import score as scores
     from vmckpt.ui.tables import table
     from vmckpt.units import format_duration
 

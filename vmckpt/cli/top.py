@@ -137,8 +137,8 @@ def _vms(
     guards: "Mapping[str, Any]",
     scheduled: "Mapping[str, Any]",
 ) -> list[dict[str, Any]]:
+    from vmckpt.forecast.measure.last_measured import all_kept
     from vmckpt.metrics.vms import PAGE_BYTES, WITHIN_S
-    from vmckpt.vm.last_measured import all_kept
 
     rates = {
         vm: {"at_unix_s": at_s, "bytes_per_s": rate.curve.within(WITHIN_S) * PAGE_BYTES / WITHIN_S}

@@ -10,14 +10,14 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vmckpt.migrate.planner import Plan
+    from vmckpt.forecast.measure.dirty_rate import DirtyRate
+    from vmckpt.forecast.model.choose import Intent
+    from vmckpt.forecast.planner import Plan
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
-    from vmckpt.plan.choose import Intent
     from vmckpt.preflight.finding import Examined
     from vmckpt.qemu.replies import Snapshot
-    from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.inventory import Look, Vm
 
 
@@ -99,7 +99,7 @@ class DirectVm(NamedTuple):
         for_s: float | None = None,
     ) -> "Plan":
         """Every way of moving it and the one that keeps the intent; see `migrate.planner`."""
-        from vmckpt.migrate.planner import LOOK_S, make_plan
+        from vmckpt.forecast.planner import LOOK_S, make_plan
 
         look_s = LOOK_S if for_s is None else for_s
         return await make_plan(self.vm, target, options, intent, began_s=began_s, for_s=look_s)
@@ -132,7 +132,7 @@ class DirectVm(NamedTuple):
 
     async def measure(self, for_s: float) -> "DirtyRate":
         """How fast it dirties its memory, looked at for so long."""
-        from vmckpt.vm.dirty_rate import measure
+        from vmckpt.forecast.measure.dirty_rate import measure
 
         return await measure(self.vm, for_s)
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vmckpt.checkpoint.domain_snapshots import Taken
-    from vmckpt.migrate.planner import Plan
+    from vmckpt.forecast.measure.dirty_rate import DirtyRate
+    from vmckpt.forecast.model.choose import Intent
+    from vmckpt.forecast.planner import Plan
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
-    from vmckpt.plan.choose import Intent
     from vmckpt.preflight.finding import Examined
-    from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.domains.inventory import Domain
 
 
@@ -123,7 +123,7 @@ class LibvirtDomain:
 
     async def measure(self, for_s: float) -> "DirtyRate":
         """How fast it dirties its memory, as libvirt has QEMU sample it."""
-        from vmckpt.vm.domains.dirty_rate import measure_domain
+        from vmckpt.forecast.measure.domains import measure_domain
 
         return await measure_domain(self.domain, for_s)
 

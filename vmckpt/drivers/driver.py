@@ -10,13 +10,13 @@ from vmckpt.hosts.host import Host
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vmckpt.migrate.planner import Plan
+    from vmckpt.forecast.measure.dirty_rate import DirtyRate
+    from vmckpt.forecast.model.choose import Intent
+    from vmckpt.forecast.planner import Plan
     from vmckpt.migrate.recover import Recovery
     from vmckpt.migrate.report import Report
     from vmckpt.options.migration import Options
-    from vmckpt.plan.choose import Intent
     from vmckpt.preflight.finding import Examined
-    from vmckpt.vm.dirty_rate import DirtyRate
     from vmckpt.vm.spec import Placement
 
 # States of a VM that takes no memory; the last two are libvirt's.

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vmckpt.events.record import RunRecord
+from vmckpt.forecast.learned import CALIBRATION, pause_ms
+from vmckpt.forecast.score import scored, unforeseen
 from vmckpt.metrics.exposition import Family, Kind
-from vmckpt.migrate.learned import CALIBRATION, pause_ms
-from vmckpt.migrate.score import scored, unforeseen
 
 DURATIONS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 PAUSES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.metrics.exposition import Family, Kind
-from vmckpt.vm.dirty_rate import DirtyRate
 
 # Within so long: what a pre-copy's later rounds have to send.
 WITHIN_S = 1.0

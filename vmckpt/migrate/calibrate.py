@@ -16,13 +16,13 @@ from typing import NamedTuple
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.events.record import load_all
 from vmckpt.events.types import Emit, Event, PhaseBegan
+from vmckpt.forecast.learned import CALIBRATION, learned
+from vmckpt.forecast.model.link import Link
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import runs_dir
 from vmckpt.migrate.delegate import migrate_there
-from vmckpt.migrate.learned import CALIBRATION, learned
 from vmckpt.migrate.run import migrate
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
-from vmckpt.plan.link import Link
 from vmckpt.preflight.migration.checks import preflight
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.units import MIB

@@ -136,7 +136,7 @@ class Job:
 def _options(data: Mapping[str, Any]) -> Options:
     policy = None
     if data["policy"]:
-        from vmckpt.plan.policy import Policy
+        from vmckpt.options.policy import Policy
 
         policy = Policy.from_json(data["policy"])
     return replace(

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from vmckpt.errors import BusyError, HostDownError, VmckptError
 from vmckpt.events.record import SHARED_LINK
+from vmckpt.forecast.measure.link_users import IN, OUT, directory_of, limits
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
-from vmckpt.migrate.link_users import IN, OUT, directory_of, limits
 from vmckpt.sequence.steps import both, to_the_end
 from vmckpt.units import format_rate
 

@@ -4,9 +4,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from vmckpt.errors import OperationFailedError, TimedOutError
+from vmckpt.forecast.model.convergence import Passes, Rounds, has_stalled
+from vmckpt.forecast.model.pilot import Decision, Pilot
 from vmckpt.options.migration import Method, OnTimeout, Options
-from vmckpt.plan.convergence import Passes, Rounds, has_stalled
-from vmckpt.plan.pilot import Decision, Pilot
 from vmckpt.units import format_duration, format_rate, format_size
 
 # No byte for this long while QEMU says "active": it never notices a silent link by itself.

@@ -17,10 +17,10 @@ from collections import deque
 from typing import NamedTuple
 
 from vmckpt.errors import HostDownError
+from vmckpt.forecast.model.switchover import Look, behind_s, switchover_bytes_per_s
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.options.migration import Options
-from vmckpt.plan.switchover import Look, behind_s, switchover_bytes_per_s
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import HELD_BYTES_PER_S, SENDING_SPEED, SWITCHOVER_SPEED, Agreement
 from vmckpt.qemu.monitor import Monitor

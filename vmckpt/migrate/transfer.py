@@ -8,6 +8,8 @@ from typing import Any
 
 from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Progress
+from vmckpt.forecast.model.convergence import eta_s
+from vmckpt.forecast.model.pilot import Decision, Look
 from vmckpt.migrate import later
 from vmckpt.migrate.disks import DiskMirrors
 from vmckpt.migrate.steering import (
@@ -20,9 +22,7 @@ from vmckpt.migrate.steering import (
 )
 from vmckpt.migrate.switchover import WAIT_S, Switchover
 from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Options
-from vmckpt.plan.convergence import eta_s
-from vmckpt.plan.pilot import Decision, Look
-from vmckpt.plan.policy import Act
+from vmckpt.options.policy import Act
 from vmckpt.qemu import commands
 from vmckpt.qemu.abilities import SENDING_SPEED, throttle
 from vmckpt.qemu.block import migrate_continue

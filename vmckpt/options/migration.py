@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vmckpt.qemu.abilities import XBZRLE, Wish
 
 if TYPE_CHECKING:
-    from vmckpt.plan.policy import Policy
+    from vmckpt.options.policy import Policy
 
 # The largest downtime-limit QEMU takes: with it the VM is stopped at the first look.
 UNLIMITED_DOWNTIME_MS = 2_000_000

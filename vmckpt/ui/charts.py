@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vmckpt.errors import RefusedError, UsageError
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.units import format_rate, format_size
-from vmckpt.vm.dirty_rate import DirtyRate
 
 PAGE_BYTES = 4096
 MIB = 1 << 20

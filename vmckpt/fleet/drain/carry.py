@@ -19,12 +19,12 @@ from vmckpt.errors import (
 from vmckpt.events.types import Event, PhaseBegan
 from vmckpt.fleet.drain.happenings import Began, Ended, Said, Show, Went
 from vmckpt.fleet.drain.view import Tools
+from vmckpt.forecast.drain.crowding import Taken
+from vmckpt.forecast.drain.fleet import Move
+from vmckpt.forecast.drain.timetable import Span, Timetable
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.recover import Recovery
 from vmckpt.options.migration import Options
-from vmckpt.plan.crowding import Taken
-from vmckpt.plan.fleet import Move
-from vmckpt.plan.timetable import Span, Timetable
 from vmckpt.sequence.steps import finish
 
 # After these nothing is tried again: it would be no use, or nobody knows whether it is safe.

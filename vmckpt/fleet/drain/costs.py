@@ -7,18 +7,18 @@ from typing import NamedTuple
 from vmckpt.drivers.driver import VmInfo
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord
+from vmckpt.forecast.drain.crowding import Learned
+from vmckpt.forecast.drain.fleet import Cost
+from vmckpt.forecast.learned import learned, sending
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.model.dirtying import DirtyCurve
+from vmckpt.forecast.model.forecast import Way, forecast
+from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
+from vmckpt.forecast.model.link import Link
+from vmckpt.forecast.planner import guest_of, limits
 from vmckpt.hosts.host import Host
-from vmckpt.migrate.learned import learned, sending
-from vmckpt.migrate.planner import guest_of, limits
 from vmckpt.options.migration import Options
-from vmckpt.plan.crowding import Learned
-from vmckpt.plan.dirtying import DirtyCurve
-from vmckpt.plan.fleet import Cost
-from vmckpt.plan.forecast import Way, forecast
-from vmckpt.plan.guest import PAGE_BYTES, Guest
-from vmckpt.plan.link import Link
 from vmckpt.preflight.migration.encryption import Scheme, choose
-from vmckpt.vm.dirty_rate import DirtyRate
 
 # As `auto` goes.
 WAY = Way.AUTO_CONVERGE

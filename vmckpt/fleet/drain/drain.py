@@ -31,11 +31,11 @@ from vmckpt.fleet.drain.plan import Asked, DrainPlan, Planner, Stay, planner
 from vmckpt.fleet.drain.record import Record, drains_dir
 from vmckpt.fleet.drain.result import Result
 from vmckpt.fleet.drain.view import TOOLS, Tools
+from vmckpt.forecast.drain.crowding import Past, Taken
 from vmckpt.hosts.drained import close, is_closed, reopen
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import local_host
 from vmckpt.migrate.recorded import new_run
-from vmckpt.plan.crowding import Past, Taken
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.lifecycle import owner
 

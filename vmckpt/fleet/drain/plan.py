@@ -11,17 +11,17 @@ from vmckpt.events.record import load_all
 from vmckpt.fleet.drain.costs import Costs, Found
 from vmckpt.fleet.drain.record import load_past
 from vmckpt.fleet.drain.view import HostSeen, Limits, Tools, look_at_hosts
+from vmckpt.forecast.drain.crowding import Learned, learn
+from vmckpt.forecast.drain.fleet import Cost, Mover
+from vmckpt.forecast.drain.placement import Placement, place
+from vmckpt.forecast.drain.timetable import AT_ONCE, Timetable, timetable
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import runs_dir
 from vmckpt.options.migration import Options
-from vmckpt.plan.crowding import Learned, learn
-from vmckpt.plan.fleet import Cost, Mover
-from vmckpt.plan.placement import Placement, place
-from vmckpt.plan.timetable import AT_ONCE, Timetable, timetable
 from vmckpt.preflight.finding import REFUSE, WARN, Check, Examined
 from vmckpt.sequence.steps import all_of
 from vmckpt.units import format_duration
-from vmckpt.vm.dirty_rate import DirtyRate
 
 # What is measured at each guest when nothing else is said; all are looked at at the same time.
 LOOK_S = 4.0

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vmckpt.forecast.drain.crowding import Past, Taken
+from vmckpt.forecast.drain.fleet import Cost, Move
+from vmckpt.forecast.drain.timetable import Span
 from vmckpt.hosts.inventory import state_dir
-from vmckpt.plan.crowding import Past, Taken
-from vmckpt.plan.fleet import Cost, Move
-from vmckpt.plan.timetable import Span
 from vmckpt.state.documents import Documents, Schema
 
 # Older ones were on another day.

@@ -9,7 +9,7 @@ else came between two looks counts neither way.
 from dataclasses import dataclass, replace
 
 from vmckpt.fleet.schedule.due import Moment
-from vmckpt.plan.interval import FailureRate, best_work_s
+from vmckpt.forecast.model.interval import FailureRate, best_work_s
 
 # What one checkpoint costs counts for this much of the mean, once there were so many.
 MOST_COSTS = 200

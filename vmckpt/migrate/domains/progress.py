@@ -1,8 +1,8 @@
 """What libvirt says of a migration, as the events that every migration tells."""
 
 from vmckpt.events.types import Progress
+from vmckpt.forecast.model.convergence import eta_s
 from vmckpt.migrate.steering import FIRST_POSTCOPY_ROUND, Figures
-from vmckpt.plan.convergence import eta_s
 from vmckpt.vm.domains.job import Job
 
 

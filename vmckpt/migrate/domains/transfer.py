@@ -13,13 +13,13 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.events.types import Emit, Note
+from vmckpt.forecast.model.pilot import Look
 from vmckpt.migrate.domains.hold import IN_QEMU, Hold
 from vmckpt.migrate.domains.progress import figures, progress
 from vmckpt.migrate.domains.request import Request, unheld
 from vmckpt.migrate.steering import Order, Steering, given_up, pilot
 from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS, Method, Options
-from vmckpt.plan.pilot import Look
-from vmckpt.plan.policy import Act
+from vmckpt.options.policy import Act
 from vmckpt.preflight.domains.options import whole_mib
 from vmckpt.sequence.steps import to_the_end
 from vmckpt.vm.domains.faults import LibvirtRefusedError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vmckpt.errors import UsageError
 from vmckpt.options.migration import UNLIMITED_DOWNTIME_MS
-from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.options.policy import Act, Policy, Rule
 from vmckpt.units import parse_duration_s
 from vmckpt.vm.toml_table import Source, Table
 

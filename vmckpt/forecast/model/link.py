@@ -6,7 +6,7 @@ from math import ceil, floor, sqrt
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
-from vmckpt.plan.least_squares import Row, not_negative
+from vmckpt.forecast.model.least_squares import Row, not_negative
 
 # So far forecasts may be off, however well the past fits.
 LEAST_SPREAD = 0.06

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vmckpt.plan.convergence import Passes, Rounds
-from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.forecast.model.convergence import Passes, Rounds
+from vmckpt.options.policy import Act, Policy, Rule
 
 
 class Decision(NamedTuple):

@@ -5,8 +5,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from vmckpt.events.record import RunRecord
-from vmckpt.migrate.learned import pause_ms, shared_the_link
-from vmckpt.plan.forecast import Forecast, Way, from_json
+from vmckpt.forecast.learned import pause_ms, shared_the_link
+from vmckpt.forecast.model.forecast import Forecast, Way, from_json
 
 
 class Scored(NamedTuple):

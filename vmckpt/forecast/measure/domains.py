@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from vmckpt.errors import BusyError, HostDownError, RefusedError
-from vmckpt.vm.dirty_rate import DirtyRate, sampled, while_free
+from vmckpt.forecast.measure.dirty_rate import DirtyRate, sampled, while_free
 from vmckpt.vm.domains.faults import LibvirtRefusedError
 from vmckpt.vm.domains.flags import State
 from vmckpt.vm.domains.inventory import Domain

@@ -10,7 +10,7 @@ from math import ceil, floor
 from statistics import fmean
 from typing import NamedTuple, Protocol, Self
 
-from vmckpt.plan.dirtying import DirtyCurve
+from vmckpt.forecast.model.dirtying import DirtyCurve
 
 # From so many moments, at most, a migration is played.
 STARTS = 8

@@ -7,11 +7,11 @@ from math import hypot, isfinite
 from typing import Any
 
 from vmckpt.events.record import FIGURES_MISSING, LINK_BROKE, SHARED_LINK, RunRecord
-from vmckpt.plan.device_phases import DeviceMove
-from vmckpt.plan.forecast import Way
-from vmckpt.plan.guest import SENT_PAGE_BYTES
-from vmckpt.plan.link import Link, Moved, learn
-from vmckpt.plan.rounds import HELD_S
+from vmckpt.forecast.model.device_phases import DeviceMove
+from vmckpt.forecast.model.forecast import Way
+from vmckpt.forecast.model.guest import SENT_PAGE_BYTES
+from vmckpt.forecast.model.link import Link, Moved, learn
+from vmckpt.forecast.model.rounds import HELD_S
 
 # Older ones were on another day, with other neighbours. There and back count.
 LATEST_MOVES = 80

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from vmckpt.plan.course import Course, From, Load, OnAverage
-from vmckpt.plan.dirtying import DirtyCurve
-from vmckpt.plan.first_pass import Stretch
+from vmckpt.forecast.model.course import Course, From, Load, OnAverage
+from vmckpt.forecast.model.dirtying import DirtyCurve
+from vmckpt.forecast.model.first_pass import Stretch
 
 PAGE_BYTES = 4096
 # A page in QEMU's stream: its content and a header; one of zeroes is a header and a byte.

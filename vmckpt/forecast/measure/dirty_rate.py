@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import BusyError, HostDownError, RefusedError
+from vmckpt.forecast.measure.there import observe_there
+from vmckpt.forecast.model.dirtying import DirtyCurve
 from vmckpt.hosts.lock import Owner
 from vmckpt.memory.content import Content, Piece
 from vmckpt.memory.observe import FAULT_S, Observation, Window, observe
 from vmckpt.memory.ram_file import PAGE_BYTES
 from vmckpt.memory.windows import Course, Dirtied
-from vmckpt.plan.dirtying import DirtyCurve
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError, session
 from vmckpt.vm.inventory import Vm, require_alive
-from vmckpt.vm.observe_there import observe_there
 from vmckpt.vm.paths import lock_path
 
 TRACKING, SAMPLING = "page-tracking", "qemu-page-sampling"

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.events.record import RunRecord, load_all
-from vmckpt.hosts.host import Host
-from vmckpt.hosts.inventory import runs_dir
-from vmckpt.migrate.learned import device_moves, learned, sending
-from vmckpt.migrate.link_users import others_on_the_link
-from vmckpt.migrate.ways import against, options_of, warnings, ways
-from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
-from vmckpt.plan.choose import (
+from vmckpt.forecast.learned import device_moves, learned, sending
+from vmckpt.forecast.measure.dirty_rate import DirtyRate, measure, require_measurable
+from vmckpt.forecast.measure.last_measured import keep
+from vmckpt.forecast.measure.link_users import others_on_the_link
+from vmckpt.forecast.model.choose import (
     MAX_PAUSE,
     MAX_SLOWDOWN,
     Choice,
@@ -25,15 +23,15 @@ from vmckpt.plan.choose import (
     judge,
     missed_slowdown,
 )
-from vmckpt.plan.course import Course
-from vmckpt.plan.device_phases import (
+from vmckpt.forecast.model.course import Course
+from vmckpt.forecast.model.device_phases import (
     DevicePhases,
     device_phases,
     with_device_memory,
     with_devices,
 )
-from vmckpt.plan.first_pass import Stretch
-from vmckpt.plan.forecast import (
+from vmckpt.forecast.model.first_pass import Stretch
+from vmckpt.forecast.model.forecast import (
     PARALLEL,
     POSTCOPIES,
     Limits,
@@ -41,18 +39,20 @@ from vmckpt.plan.forecast import (
     beyond_bytes_per_s,
     forecast,
 )
-from vmckpt.plan.guest import PAGE_BYTES, Guest
-from vmckpt.plan.link import Link
-from vmckpt.plan.policy import Act, Policy, Rule
+from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
+from vmckpt.forecast.model.link import Link
+from vmckpt.forecast.ways import against, options_of, warnings, ways
+from vmckpt.hosts.host import Host
+from vmckpt.hosts.inventory import runs_dir
+from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
+from vmckpt.options.policy import Act, Policy, Rule
 from vmckpt.preflight.finding import Check
 from vmckpt.preflight.migration.checks import preflight
 from vmckpt.preflight.migration.encryption import Scheme
 from vmckpt.preflight.passthrough import held_bytes
 from vmckpt.qemu.abilities import auto_converge
 from vmckpt.units import format_rate
-from vmckpt.vm.dirty_rate import DirtyRate, measure, require_measurable
 from vmckpt.vm.inventory import Vm
-from vmckpt.vm.last_measured import keep
 
 # What is left between a plan and the one made anew after a wait: both may take so much longer.
 ANEW = 1.25

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import StorageError
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
 from vmckpt.hosts.inventory import state_dir
 from vmckpt.state.durable import write_durably
-from vmckpt.vm.dirty_rate import DirtyRate
 
 
 def keep(name: str, measured: DirtyRate) -> None:

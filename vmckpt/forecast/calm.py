@@ -3,9 +3,9 @@
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.forecast.measure.last_measured import keep
 from vmckpt.units import format_duration, format_rate
-from vmckpt.vm.dirty_rate import DirtyRate
-from vmckpt.vm.last_measured import keep
 
 LOOK_S = 2.0
 # Before so many looks nobody knows what is little for this guest.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from vmckpt.plan.forecast import POSTCOPIES, Forecast, Way
+from vmckpt.forecast.model.forecast import POSTCOPIES, Forecast, Way
 from vmckpt.units import format_duration
 
 

@@ -9,11 +9,11 @@ migration_bitmap_sync and migration_trigger_throttle.)
 from dataclasses import dataclass, field
 from math import sqrt
 
-from vmckpt.plan.convergence import has_stalled
-from vmckpt.plan.course import Load, OnAverage, Slowed
-from vmckpt.plan.first_pass import WINDOW_S, Held, Pace, play
-from vmckpt.plan.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
-from vmckpt.plan.link import Costs
+from vmckpt.forecast.model.convergence import has_stalled
+from vmckpt.forecast.model.course import Load, OnAverage, Slowed
+from vmckpt.forecast.model.first_pass import WINDOW_S, Held, Pace, play
+from vmckpt.forecast.model.guest import PAGE_BYTES, SENT_PAGE_BYTES, SENT_ZERO_BYTES, Guest
+from vmckpt.forecast.model.link import Costs
 
 # How long QEMU sends between two looks at what is left.
 LOOK_S = 0.05

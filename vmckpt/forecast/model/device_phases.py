@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vmckpt.plan.forecast import Band, Forecast
-from vmckpt.plan.guest import PAGE_BYTES, Guest
+from vmckpt.forecast.model.forecast import Band, Forecast
+from vmckpt.forecast.model.guest import PAGE_BYTES, Guest
 
 # Less than this says nothing of the pace: it is the hooks' and the drivers' own time.
 TELLING_BYTES = 64 << 20

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vmckpt.plan.fleet import Move, Mover, Room
+from vmckpt.forecast.drain.fleet import Move, Mover, Room
 from vmckpt.units import format_size
 
 # Hosts whose links differ by less than this part are alike: the one with more room is taken.

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from vmckpt.plan.course import Load
-from vmckpt.plan.guest import Guest
-from vmckpt.plan.link import NOISE_S, Link
-from vmckpt.plan.rounds import (
+from vmckpt.forecast.model.course import Load
+from vmckpt.forecast.model.guest import Guest
+from vmckpt.forecast.model.link import NOISE_S, Link
+from vmckpt.forecast.model.rounds import (
     HELD_SPREAD_S,
     MOST_THROTTLE,
     TIMESLICE_S,

@@ -12,7 +12,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from vmckpt.plan.fleet import Move, Mover
+from vmckpt.forecast.drain.fleet import Move, Mover
 
 # So many at once are tried. More hide no more: the link is what is left.
 AT_ONCE = (1, 2, 3, 4, 6, 8)

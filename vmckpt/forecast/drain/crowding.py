@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from vmckpt.plan.fleet import Move
-from vmckpt.plan.timetable import COMMON_SPREAD, Span, play
+from vmckpt.forecast.drain.fleet import Move
+from vmckpt.forecast.drain.timetable import COMMON_SPREAD, Span, play
 
 # So many drains tell what moves take now, the last ones.
 LATEST = 3

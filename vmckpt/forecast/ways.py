@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from vmckpt.forecast.model.choose import Intent
+from vmckpt.forecast.model.forecast import POSTCOPIES, Way
 from vmckpt.options.migration import DEFAULT_CHANNELS, Method, Options
-from vmckpt.plan.choose import Intent
-from vmckpt.plan.forecast import POSTCOPIES, Way
 from vmckpt.preflight.finding import REFUSE, WARN, Check
 from vmckpt.preflight.migration import dirty_log
 

@@ -1,0 +1,1 @@
+"""What a guest and a link are doing now."""
