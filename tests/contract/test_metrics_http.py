@@ -1,10 +1,13 @@
 """Metrics over HTTP and into a file, as Prometheus and node_exporter take them."""
 
 import asyncio
+import socket
 import stat
 from pathlib import Path
 
 import pytest
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 
 from vmckpt.cli.metrics import write
 from vmckpt.errors import StorageError
@@ -30,30 +33,81 @@ def test_each_request_gets_what_is_known_then() -> None:
 async def ask_several() -> None:
     count = 0
 
-    async def collect() -> str:
+    async def collect() -> list[Metric]:
         nonlocal count
         count += 1
         if count == 3:
             raise StorageError("no records", why="the disk is gone", remedy="mend it")
-        return f"vmckpt_asked_total {count}\n"
+        return [GaugeMetricFamily("vmckpt_asked", "How often.", value=count)]
 
     async with serving("127.0.0.1", 0, collect) as port:
         get = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
         first = await asked(port, get)
         head, _, body = first.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert head.startswith(b"HTTP/1.0 200 OK\r\n")
         assert b"Content-Type: text/plain; version=0.0.4" in head
-        assert b"Content-Length: 21" in head
-        assert body == b"vmckpt_asked_total 1\n"
+        assert f"Content-Length: {len(body)}".encode() in head
+        assert body.endswith(b"\nvmckpt_asked 1.0\n")
         head_only = await asked(port, b"HEAD /metrics HTTP/1.1\r\n\r\n")
         assert head_only.endswith(b"\r\n\r\n")
-        assert (await asked(port, get)).startswith(b"HTTP/1.1 500 ")
-        assert (await asked(port, get)).endswith(b"vmckpt_asked_total 4\n")
-        assert (await asked(port, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-        assert (await asked(port, b"POST /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
+        failed = await asked(port, get)
+        assert failed.startswith(b"HTTP/1.0 500 ")
+        assert failed.endswith(b"no records: the disk is gone\n")
+        assert (await asked(port, get)).endswith(b"vmckpt_asked 4.0\n")
+        assert (await asked(port, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.0 404 ")
+        assert (await asked(port, b"POST /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.0 405 ")
         assert await asked(port, b"\x16\x03\x01 no HTTP") == b""
-        assert await asked(port, b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 200) == b""
-        assert (await asked(port, get)).endswith(b"vmckpt_asked_total 5\n")
+        long = b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 200
+        assert (await asked(port, long)).startswith(b"HTTP/1.0 431 ")
+        assert (await asked(port, get)).endswith(b"vmckpt_asked 5.0\n")
+
+
+def test_who_is_silent_or_hangs_up_keeps_no_one_waiting(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vmckpt.metrics.serve._Handler.timeout", 0.2)
+    asyncio.run(silence())
+    assert capfd.readouterr().err == ""
+
+
+async def silence() -> None:
+    async def collect() -> list[Metric]:
+        await asyncio.sleep(0.1)
+        return [GaugeMetricFamily("vmckpt_asked", "How often.", value=1)]
+
+    async with serving("localhost", 0, collect) as port:
+        silent, writer = await asyncio.open_connection("localhost", port)
+        _, gone = await asyncio.open_connection("localhost", port)
+        gone.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        gone.transport.abort()
+        assert b" 200 OK" in await asked(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert await silent.read() == b""
+        writer.close()
+        await writer.wait_closed()
+
+
+def test_a_request_that_waits_when_serving_ends_is_told_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    waiting = socket.socket()
+    asyncio.run(end_before(waiting))
+    with waiting:
+        assert waiting.makefile("rb").read().startswith(b"HTTP/1.0 503 ")
+    assert capfd.readouterr().err == ""
+
+
+async def end_before(waiting: socket.socket) -> None:
+    begun = asyncio.Event()
+
+    async def collect() -> list[Metric]:
+        begun.set()
+        await asyncio.Event().wait()
+        return []
+
+    async with serving("127.0.0.1", 0, collect) as port:
+        waiting.connect(("127.0.0.1", port))
+        waiting.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await begun.wait()
 
 
 def test_a_file_is_replaced_in_one_step_and_readable_for_the_exporter(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Metrics: what is written is what Prometheus' own client reads, and says what is known."""
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -7,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from vmckpt.events.record import RunRecord
 from vmckpt.forecast.measure.dirty_rate import TRACKING, DirtyRate
 from vmckpt.forecast.model.dirtying import DirtyCurve, DirtyPoint
-from vmckpt.metrics.exposition import Family, Kind, render
+from vmckpt.metrics.families import add, observe, render
 from vmckpt.metrics.migrations import migrations
 from vmckpt.metrics.replications import replications
 from vmckpt.metrics.schedules import schedules
@@ -21,7 +23,7 @@ from vmckpt.metrics.vms import Measured, dirty_rates, hosts, vms
 pytestmark = pytest.mark.unit
 
 
-def parsed(families: list[Family]) -> dict[str, Metric]:
+def parsed(families: Sequence[Metric]) -> dict[str, Metric]:
     return {metric.name: metric for metric in text_string_to_metric_families(render(families))}
 
 
@@ -31,9 +33,9 @@ def values(metric: Metric) -> dict[tuple[str, ...], float]:
 
 @given(st.text(), st.text(), st.floats(allow_nan=False))
 def test_whatever_is_written_is_read_as_it_was(text: str, label: str, value: float) -> None:
-    family = Family("vmckpt_test_bytes", Kind.GAUGE, text)
-    family.add(value, vm=label)
-    family.add(None, vm="unknown")
+    family = GaugeMetricFamily("vmckpt_test_bytes", text, labels=("vm",))
+    add(family, (label,), value)
+    add(family, ("unknown",), None)
     # The reader splits lines as Python does; Prometheus only at newlines.
     if any(len(words.splitlines()) > 1 or "\r" in words for words in (text, label)):
         return
@@ -44,12 +46,12 @@ def test_whatever_is_written_is_read_as_it_was(text: str, label: str, value: flo
 
 
 def test_a_family_without_samples_is_not_written() -> None:
-    assert render([Family("vmckpt_nothing", Kind.GAUGE, "Nothing.")]) == ""
+    assert render([GaugeMetricFamily("vmckpt_nothing", "Nothing.")]) == ""
 
 
 def test_a_histogram_counts_all_that_is_below() -> None:
-    family = Family("vmckpt_test_seconds", Kind.HISTOGRAM, "Times.")
-    family.observe([0.1, 0.5, 0.5, 9.0], (0.1, 1.0), way="precopy")
+    family = HistogramMetricFamily("vmckpt_test_seconds", "Times.", labels=("way",))
+    observe(family, ("precopy",), [0.1, 0.5, 0.5, 9.0], (0.1, 1.0))
     found = parsed([family])["vmckpt_test_seconds"]
     assert found.type == "histogram"
     buckets = {s.labels["le"]: s.value for s in found.samples if s.name.endswith("_bucket")}
@@ -184,10 +186,11 @@ def test_a_service_that_is_gone_protects_nothing_and_tells_no_figures() -> None:
 
 
 def test_infinity_is_spelt_as_prometheus_spells_it() -> None:
-    family = Family("vmckpt_test", Kind.GAUGE, "Test.")
-    family.add(inf)
-    family.add(-inf, x="y")
-    assert render([family]).splitlines()[2:] == ["vmckpt_test +Inf", 'vmckpt_test{x="y"} -Inf']
+    family = GaugeMetricFamily("vmckpt_test", "Test.", labels=("x",))
+    add(family, ("y",), inf)
+    add(family, ("z",), -inf)
+    lines = ['vmckpt_test{x="y"} +Inf', 'vmckpt_test{x="z"} -Inf']
+    assert render([family]).splitlines()[2:] == lines
 
 
 def test_schedules_have_what_an_alarm_is_made_of() -> None:

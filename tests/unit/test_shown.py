@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.core import GaugeMetricFamily
 from rich.console import Console
 
 import vmckpt
@@ -15,7 +16,7 @@ from vmckpt.cli.loop import warn
 from vmckpt.cli.results import print_error, show
 from vmckpt.errors import OperationFailedError
 from vmckpt.events.types import Emit, Note, PhaseBegan, Progress
-from vmckpt.metrics.exposition import Family, Kind, render
+from vmckpt.metrics.families import add, render
 from vmckpt.ui.drain_live import Screen
 from vmckpt.ui.live import _Screen
 from vmckpt.ui.progress import display
@@ -123,12 +124,12 @@ def drawn(screen: object) -> str:
 
 
 def test_a_label_of_a_metric_ends_where_it_ends() -> None:
-    family = Family("vms", Kind.GAUGE, "VMs")
-    family.add(1, vm='a"} 7\nforged{vm="b\ud800\\')
-    family.add(float("nan"), vm="c")
+    family = GaugeMetricFamily("vms", "VMs", labels=("vm",))
+    add(family, ('a"} 7\nforged{vm="b\ud800\\',), 1)
+    add(family, ("c",), float("nan"))
     said = render([family])
     assert said.splitlines()[2:] == [
-        r'vms{vm="a\"} 7\nforged{vm=\"b?\\"} 1',
+        r'vms{vm="a\"} 7\nforged{vm=\"b?\\"} 1.0',
         'vms{vm="c"} NaN',
     ]
     said.encode()

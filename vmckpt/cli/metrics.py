@@ -9,7 +9,7 @@ from vmckpt.cli.loop import run, run_until_interrupted
 from vmckpt.cli.output import warn
 
 if TYPE_CHECKING:
-    from vmckpt.metrics.exposition import Family
+    from prometheus_client import Metric
 
 app = typer.Typer(
     help="VMs, migrations, forecasts, replications and schedules for Prometheus.",
@@ -30,7 +30,9 @@ def metrics(
     """Print all metrics once, as Prometheus reads them."""
     if context.invoked_subcommand is not None:
         return
-    text = run(collect())
+    from vmckpt.metrics.families import render
+
+    text = render(run(collect()))
     if textfile is None:
         print(text, end="")
     else:
@@ -84,20 +86,19 @@ def write(path: Path, text: str) -> None:
     replace(path, text, mode=0o644)
 
 
-async def collect() -> str:
+async def collect() -> "list[Metric]":
     """All metrics of now. Hosts that do not answer are `vmckpt_host_up 0`, and tell no more."""
     from vmckpt.events.record import load_all
     from vmckpt.fleet.schedule.status import all_now
     from vmckpt.hosts.inventory import runs_dir
-    from vmckpt.metrics.exposition import render
     from vmckpt.metrics.migrations import migrations
     from vmckpt.metrics.schedules import schedules
 
     moves, scheduled = migrations(load_all(runs_dir())), schedules(all_now().statuses)
-    return render([*await _of_hosts(), *moves, *scheduled])
+    return [*await _of_hosts(), *moves, *scheduled]
 
 
-async def _of_hosts() -> "list[Family]":
+async def _of_hosts() -> "list[Metric]":
     from vmckpt.cli.overview import look
     from vmckpt.forecast.measure.last_measured import all_kept
     from vmckpt.metrics.replications import replications

@@ -138,11 +138,9 @@ def _vms(
     scheduled: "Mapping[str, Any]",
 ) -> list[dict[str, Any]]:
     from vmckpt.forecast.measure.last_measured import all_kept
-    from vmckpt.metrics.vms import PAGE_BYTES, WITHIN_S
 
     rates = {
-        vm: {"at_unix_s": at_s, "bytes_per_s": rate.curve.within(WITHIN_S) * PAGE_BYTES / WITHIN_S}
-        for vm, at_s, rate in all_kept()
+        vm: {"at_unix_s": at_s, "bytes_per_s": rate.bytes_per_s} for vm, at_s, rate in all_kept()
     }
     primaries = {
         one.get("vm"): {

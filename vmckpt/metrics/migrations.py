@@ -8,99 +8,110 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+
 from vmckpt.events.record import RunRecord
 from vmckpt.forecast.learned import CALIBRATION, pause_ms
 from vmckpt.forecast.score import scored, unforeseen
-from vmckpt.metrics.exposition import Family, Kind
+from vmckpt.metrics.families import add, observe
 
 DURATIONS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 PAUSES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 ERRORS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-def migrations(records: Iterable[RunRecord]) -> list[Family]:
+def migrations(records: Iterable[RunRecord]) -> list[Metric]:
     """How many there were and how they ended, how long they took, what they cost, when the last."""
     moves = [record for record in records if record.operation == "migrate" and _counts(record)]
-    total = Family("vmckpt_migrations_total", Kind.COUNTER, "Migrations, by how they ended.")
+    total = CounterMetricFamily(
+        "vmckpt_migrations_total", "Migrations, by how they ended.", labels=("outcome", "method")
+    )
     outcomes = Counter((str(m.result["outcome"]), _method(m)) for m in moves if m.result)
     for (outcome, method), count in sorted(outcomes.items()):
-        total.add(count, outcome=outcome, method=method)
-    unfinished = Family(
+        add(total, (outcome, method), count)
+    unfinished = GaugeMetricFamily(
         "vmckpt_migrations_unfinished",
-        Kind.GAUGE,
         "Migrations whose end is not recorded here: under way, or their command was killed.",
     )
     if moves:
-        unfinished.add(sum(move.result is None for move in moves))
+        add(unfinished, (), sum(move.result is None for move in moves))
     done = [move for move in moves if (move.result or {}).get("outcome") == "completed"]
-    took = Family(
+    took = HistogramMetricFamily(
         "vmckpt_migration_duration_seconds",
-        Kind.HISTOGRAM,
         "How long completed migrations took, all in all.",
+        labels=("method",),
     )
     _by_method(took, done, lambda result: result.get("total_time_s"), DURATIONS_S)
-    pauses = Family(
+    pauses = HistogramMetricFamily(
         "vmckpt_migration_downtime_seconds",
-        Kind.HISTOGRAM,
         "How long guests stood still: as their heartbeats show it, else by QEMU's word.",
+        labels=("method",),
     )
     _by_method(pauses, done, _pause_s, PAUSES_S)
-    sent = Family(
-        "vmckpt_migration_sent_bytes_total", Kind.COUNTER, "Memory sent by completed migrations."
+    sent = CounterMetricFamily(
+        "vmckpt_migration_sent_bytes_total",
+        "Memory sent by completed migrations.",
+        labels=("method",),
     )
     for method in sorted({_method(move) for move in done}):
         amounts = (m.result or {} for m in done if _method(m) == method)
-        sent.add(sum(one.get("transferred_bytes", 0) for one in amounts), method=method)
-    last = Family(
+        add(sent, (method,), sum(one.get("transferred_bytes", 0) for one in amounts))
+    last = GaugeMetricFamily(
         "vmckpt_migration_last_begun_timestamp_seconds",
-        Kind.GAUGE,
         "When the VM's last migration began.",
+        labels=("vm",),
     )
     latest = {str(move.request.get("vm")): move.began_unix_s for move in moves}
     for vm, began_unix_s in sorted(latest.items()):
-        last.add(began_unix_s, vm=vm)
+        add(last, (vm,), began_unix_s)
     return [total, unfinished, took, pauses, sent, last, *forecasts(moves)]
 
 
-def forecasts(records: Sequence[RunRecord]) -> list[Family]:
+def forecasts(records: Sequence[RunRecord]) -> list[Metric]:
     """How right the forecasts of completed migrations were."""
     moves = scored(records)
-    error = Family(
+    error = HistogramMetricFamily(
         "vmckpt_forecast_duration_error_ratio",
-        Kind.HISTOGRAM,
         "How far off forecast durations were, as parts of them, signs left out.",
+        labels=("way",),
     )
-    pause_error = Family(
+    pause_error = HistogramMetricFamily(
         "vmckpt_forecast_downtime_error_seconds",
-        Kind.HISTOGRAM,
         "How far off forecast downtimes were, signs left out.",
+        labels=("way",),
     )
-    total = Family("vmckpt_forecasts_total", Kind.COUNTER, "Forecasts that were put to the test.")
-    inside = Family(
+    total = CounterMetricFamily(
+        "vmckpt_forecasts_total", "Forecasts that were put to the test.", labels=("way",)
+    )
+    inside = CounterMetricFamily(
         "vmckpt_forecasts_inside_total",
-        Kind.COUNTER,
         "Forecasts whose duration came out between p10 and p90.",
+        labels=("way",),
     )
     for way in sorted({move.way for move in moves}):
         ours = [move for move in moves if move.way is way]
-        error.observe([abs(move.total_error) for move in ours], ERRORS, way=way)
+        observe(error, (way,), [abs(move.total_error) for move in ours], ERRORS)
         missed = [abs(e) for move in ours if (e := move.pause_error_s) is not None]
         if missed:
-            pause_error.observe(missed, PAUSES_S, way=way)
-        total.add(len(ours), way=way)
-        inside.add(sum(move.forecast.total_s.holds(move.total_s) for move in ours), way=way)
-    wrong = Family(
+            observe(pause_error, (way,), missed, PAUSES_S)
+        add(total, (way,), len(ours))
+        add(inside, (way,), sum(move.forecast.total_s.holds(move.total_s) for move in ours))
+    wrong = CounterMetricFamily(
         "vmckpt_forecasts_wrong_end_total",
-        Kind.COUNTER,
         "Migrations that ended, or did not, against their forecast.",
     )
     if moves:
-        wrong.add(len(unforeseen(records)))
+        add(wrong, (), len(unforeseen(records)))
     return [error, pause_error, total, inside, wrong]
 
 
 def _by_method(
-    family: Family,
+    family: HistogramMetricFamily,
     moves: Sequence[RunRecord],
     figure: Callable[[dict[str, Any]], float | None],
     bounds: Sequence[float],
@@ -109,7 +120,7 @@ def _by_method(
         results = (dict(move.result or {}) for move in moves if _method(move) == method)
         values = [value for result in results if (value := figure(result)) is not None]
         if values:
-            family.observe(values, bounds, method=method)
+            observe(family, (method,), values, bounds)
 
 
 def _pause_s(result: dict[str, Any]) -> float | None:

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from vmckpt.metrics.exposition import Family, Kind
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from vmckpt.metrics.families import add
 
 Status = Mapping[str, Any]
 
@@ -12,7 +15,7 @@ class _Figure(NamedTuple):
     """One family, and what it is of a primary's status; None: not known."""
 
     name: str
-    kind: Kind
+    kind: type[GaugeMetricFamily | CounterMetricFamily]
     help: str
     of: Callable[[Status], float | None]
 
@@ -64,71 +67,88 @@ def _held_s(status: Status) -> float | None:
 
 
 _PREFIX = "vmckpt_replication_"
+_SIDE = ("vm", "role", "host")
+_PRIMARY = ("vm", "host")
 _FIGURES = (
-    _Figure("epochs_total", Kind.COUNTER, "Epochs taken.", _plain("epochs")),
-    _Figure("epochs_per_second", Kind.GAUGE, "Epochs taken a second.", _plain("epochs_per_s")),
-    _Figure("sent_bytes_total", Kind.COUNTER, "What went to the standby.", _plain("sent_bytes")),
-    _Figure("raw_bytes_total", Kind.COUNTER, "What was dirtied, whole pages.", _plain("raw_bytes")),
-    _Figure("dirty_pages_total", Kind.COUNTER, "Pages that were dirtied.", _plain("dirty_pages")),
+    _Figure("epochs_total", CounterMetricFamily, "Epochs taken.", _plain("epochs")),
     _Figure(
-        "lag_seconds", Kind.GAUGE, "How long ago the last epoch came to be safe.", _seconds("lag")
+        "epochs_per_second", GaugeMetricFamily, "Epochs taken a second.", _plain("epochs_per_s")
+    ),
+    _Figure(
+        "sent_bytes_total", CounterMetricFamily, "What went to the standby.", _plain("sent_bytes")
+    ),
+    _Figure(
+        "raw_bytes_total",
+        CounterMetricFamily,
+        "What was dirtied, whole pages.",
+        _plain("raw_bytes"),
+    ),
+    _Figure(
+        "dirty_pages_total", CounterMetricFamily, "Pages that were dirtied.", _plain("dirty_pages")
+    ),
+    _Figure(
+        "lag_seconds",
+        GaugeMetricFamily,
+        "How long ago the last epoch came to be safe.",
+        _seconds("lag"),
     ),
     _Figure(
         "rpo_seconds",
-        Kind.GAUGE,
+        GaugeMetricFamily,
         "How old the state is that the standby would go on from now.",
         _rpo_s,
     ),
     _Figure(
         "output_latency_seconds",
-        Kind.GAUGE,
+        GaugeMetricFamily,
         "How long what the guest sends is held back, on average.",
         _held_s,
     ),
     _Figure(
         "slowed_ratio",
-        Kind.GAUGE,
+        GaugeMetricFamily,
         "For which part of its time the guest is stopped, so that the link can follow.",
         _share("slowed"),
     ),
-    _Figure("term", Kind.GAUGE, "The primary's term with the arbiter.", _plain("term")),
+    _Figure("term", GaugeMetricFamily, "The primary's term with the arbiter.", _plain("term")),
 )
 _QUANTILES = {"0.5": "pause_p50", "0.99": "pause_p99", "1": "pause_worst"}
 
 
-def replications(sides: Iterable[Status]) -> list[Family]:
+def replications(sides: Iterable[Status]) -> list[Metric]:
     """All that are known; `sides` are statuses with `host` and `answers`, as `status` has them."""
-    up = Family(
-        _PREFIX + "up", Kind.GAUGE, "Whether the service of this side answers (1) or not (0)."
+    up = GaugeMetricFamily(
+        _PREFIX + "up",
+        "Whether the service of this side answers (1) or not (0).",
+        labels=_SIDE,
     )
-    protected = Family(
-        _PREFIX + "protected", Kind.GAUGE, "Whether a standby could go on with the VM (1)."
+    protected = GaugeMetricFamily(
+        _PREFIX + "protected", "Whether a standby could go on with the VM (1).", labels=_PRIMARY
     )
-    pause = Family(
+    pause = GaugeMetricFamily(
         _PREFIX + "pause_seconds",
-        Kind.GAUGE,
         "How long the guest stood still for an epoch, of the last 512 or so.",
+        labels=(*_PRIMARY, "quantile"),
     )
-    path_up = Family(
+    path_up = GaugeMetricFamily(
         _PREFIX + "path_up",
-        Kind.GAUGE,
         "Whether the other side is heard over this path, and hears.",
+        labels=(*_SIDE, "path"),
     )
-    families = [Family(_PREFIX + f.name, f.kind, f.help) for f in _FIGURES]
+    families = [f.kind(_PREFIX + f.name, f.help, labels=_PRIMARY) for f in _FIGURES]
     for status in sides:
-        vm, role = str(status.get("vm") or "?"), str(status["role"])
-        up.add(status["answers"], vm=vm, role=role, host=str(status["host"]))
+        vm, role, host = str(status.get("vm") or "?"), str(status["role"]), str(status["host"])
+        add(up, (vm, role, host), status["answers"])
         for path, how in (status.get("paths") or {}).items():
             if status["answers"] and how != "none":
-                path_up.add(how == "heard", vm=vm, role=role, host=str(status["host"]), path=path)
+                add(path_up, (vm, role, host, path), how == "heard")
         if role != "primary":
             continue
-        labels = {"vm": vm, "host": str(status["host"])}
-        protected.add(status["answers"] and status["state"] == "protected", **labels)
+        add(protected, (vm, host), status["answers"] and status["state"] == "protected")
         if not status["answers"]:
             continue
         for quantile, key in _QUANTILES.items():
-            pause.add(_seconds(key)(status), **labels, quantile=quantile)
+            add(pause, (vm, host, quantile), _seconds(key)(status))
         for family, figure in zip(families, _FIGURES, strict=True):
-            family.add(figure.of(status), **labels)
+            add(family, (vm, host), figure.of(status))
     return [up, protected, path_up, pause, *families]

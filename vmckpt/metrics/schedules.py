@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from vmckpt.metrics.exposition import Family, Kind
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from vmckpt.metrics.families import add
 
 Status = Mapping[str, Any]
 
@@ -12,7 +15,7 @@ class _Figure(NamedTuple):
     """One family, and what it is of a schedule's status; None: there is none."""
 
     name: str
-    kind: Kind
+    kind: type[GaugeMetricFamily | CounterMetricFamily]
     help: str
     of: Callable[[Status], float | None]
 
@@ -24,48 +27,57 @@ def _of_interval(key: str) -> Callable[[Status], float | None]:
 _FIGURES = (
     _Figure(
         "last_success_timestamp_seconds",
-        Kind.GAUGE,
+        GaugeMetricFamily,
         "When a run last ended well.",
         lambda status: status["last_done_unix_s"],
     ),
     _Figure(
         "next_due_timestamp_seconds",
-        Kind.GAUGE,
+        GaugeMetricFamily,
         "When the next run begins; of one that is due, now.",
         lambda status: status["next_unix_s"],
     ),
     _Figure(
-        "runs_total", Kind.COUNTER, "Runs that ended well.", lambda status: status["runs_done"]
+        "runs_total",
+        CounterMetricFamily,
+        "Runs that ended well.",
+        lambda status: status["runs_done"],
     ),
     _Figure(
-        "failures_total", Kind.COUNTER, "Tries that failed.", lambda status: status["runs_failed"]
+        "failures_total",
+        CounterMetricFamily,
+        "Tries that failed.",
+        lambda status: status["runs_failed"],
     ),
     _Figure(
         "failures_in_a_row",
-        Kind.GAUGE,
+        GaugeMetricFamily,
         "Tries that failed since a run ended well.",
         lambda status: status["failures"],
     ),
     _Figure(
         "interval_seconds",
-        Kind.GAUGE,
+        GaugeMetricFamily,
         "How often --every auto has a checkpoint taken now.",
         _of_interval("every_s"),
     ),
     _Figure(
         "assumed_mtbf_seconds",
-        Kind.GAUGE,
+        GaugeMetricFamily,
         "What --every auto takes for the mean time between failures now.",
         _of_interval("mtbf_s"),
     ),
 )
 
 
-def schedules(statuses: Iterable[Status]) -> list[Family]:
+def schedules(statuses: Iterable[Status]) -> list[Metric]:
     """All that are known where this is asked."""
-    families = [Family(f"vmckpt_schedule_{f.name}", f.kind, f.help) for f in _FIGURES]
+    families = [
+        figure.kind(f"vmckpt_schedule_{figure.name}", figure.help, labels=("schedule", "vm"))
+        for figure in _FIGURES
+    ]
     for status in statuses:
-        labels = {"schedule": str(status["schedule"]), "vm": str(status["vm"])}
+        labels = (str(status["schedule"]), str(status["vm"]))
         for family, figure in zip(families, _FIGURES, strict=True):
-            family.add(figure.of(status), **labels)
-    return families
+            add(family, labels, figure.of(status))
+    return [*families]

@@ -1,70 +1,103 @@
-"""Metrics over HTTP, for Prometheus to come and get: GET /metrics, and nothing else."""
+"""Metrics over HTTP, for Prometheus to scrape: GET /metrics, and nothing else."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from vmckpt.errors import VmckptError
-from vmckpt.metrics.exposition import CONTENT_TYPE
+from vmckpt.metrics.families import Known
 
 REQUEST_TIMEOUT_S = 10.0
-MOST_LINES = 100
+_TEXT = [("Content-Type", "text/plain; charset=utf-8")]
 
 
 @asynccontextmanager
 async def serving(
-    address: str, port: int, collect: Callable[[], Awaitable[str]]
+    address: str, port: int, collect: Callable[[], Awaitable[Iterable[Metric]]]
 ) -> AsyncIterator[int]:
-    """Serve what `collect` gives, anew for each request, for the block; gives the port.
+    """Serve what `collect` gives, collected for each request, for the block; yields the port.
 
-    Hosts are asked for one request at a time. Raises OSError when the address cannot be had.
+    Requests are answered in threads; hosts are asked on this event loop, for one request at a time.
+    Raises OSError when the address cannot be had.
     """
-    one_at_a_time = asyncio.Lock()
+    loop, one_at_a_time = asyncio.get_running_loop(), asyncio.Lock()
 
-    async def text() -> str:
+    async def collected() -> Iterable[Metric]:
         async with one_at_a_time:
             return await collect()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Whoever hangs up, is silent or sends no HTTP gets no answer.
-        with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                method, path = await _request(reader)
-            writer.write(await _answer(method, path, text))
-            await writer.drain()
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+    registry = CollectorRegistry(support_collectors_without_names=True)
+    registry.register(Known(lambda: asyncio.run_coroutine_threadsafe(collected(), loop).result()))
+    found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, (host, *_) = found[0][0], found[0][4]
 
-    server = await asyncio.start_server(serve, address, port)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    class Server(_Server):
+        address_family = family
 
-
-async def _request(reader: asyncio.StreamReader) -> tuple[str, str]:
-    """Method and path. Raises ValueError when it is no request."""
-    method, path, _ = (await reader.readuntil(b"\n")).decode("ascii").split()
-    for _ in range(MOST_LINES):
-        if not (await reader.readuntil(b"\n")).strip():
-            return method, path.partition("?")[0]
-    raise ValueError("too many headers")
+    app = _metrics_only(make_wsgi_app(registry))
+    with make_server(str(host), port, app, Server, _Handler) as server:
+        # A client that has gone by the time of accept(2) must not block the event loop.
+        server.socket.setblocking(False)
+        loop.add_reader(server, server.handle_request)
+        try:
+            yield server.server_port
+        finally:
+            loop.remove_reader(server)
 
 
-async def _answer(method: str, path: str, text: Callable[[], Awaitable[str]]) -> bytes:
-    if method not in ("GET", "HEAD"):
-        return _response("405 Method Not Allowed", "only GET\n", method)
-    if path != "/metrics":
-        return _response("404 Not Found", "see /metrics\n", method)
+class _Server(ThreadingWSGIServer):
+    timeout = 0  # handle_request does not wait
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up, or stays silent, is no error of ours."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_TIMEOUT_S
+    error_message_format = ""
+
+    def log_message(self, *_: object) -> None:
+        """Requests are not logged."""
+
+
+def _metrics_only(app: WSGIApplication) -> WSGIApplication:
+    """`app` at /metrics alone, for HEAD too; an error of vmckpt's is told to the client."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        status, headers, body = _asked(app, environ)
+        start_response(status, [*headers, ("Content-Length", str(len(body)))])
+        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
+
+    return answer
+
+
+def _asked(
+    app: WSGIApplication, environ: WSGIEnvironment
+) -> tuple[str, list[tuple[str, str]], bytes]:
+    """Status, headers and body."""
+    if environ["PATH_INFO"] != "/metrics":
+        return "404 Not Found", _TEXT, b"see /metrics\n"
+    is_head = environ["REQUEST_METHOD"] == "HEAD"
+    started: list[Any] = []
     try:
-        return _response("200 OK", await text(), method)
+        content = app(
+            environ | {"REQUEST_METHOD": "GET"} if is_head else environ,
+            lambda *given: started.extend(given),  # type: ignore[arg-type]
+        )
     except VmckptError as exc:
-        return _response("500 Internal Server Error", f"{exc.what}: {exc.why}\n", method)
-
-
-def _response(status: str, body: str, method: str) -> bytes:
-    content = body.encode()
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + (b"" if method == "HEAD" else content)
+        return "500 Internal Server Error", _TEXT, f"{exc.what}: {exc.why}\n".encode()
+    except CancelledError:
+        return "503 Service Unavailable", _TEXT, b"the service is ending\n"
+    status, headers = started
+    return status, headers, b"".join(content)

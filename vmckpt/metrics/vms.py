@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from vmckpt.forecast.measure.dirty_rate import DirtyRate
-from vmckpt.metrics.exposition import Family, Kind
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 
-# Within so long: what a pre-copy's later rounds have to send.
-WITHIN_S = 1.0
-PAGE_BYTES = 4096
+from vmckpt.forecast.measure.dirty_rate import DirtyRate
+from vmckpt.metrics.families import add
+
+_PLACE = ("vm", "host")
+_FACTS = ("driver", "machine", "accel")
+_MEASURED = ("vm", "source")
 
 
 class Measured(NamedTuple):
@@ -19,52 +22,65 @@ class Measured(NamedTuple):
     rate: DirtyRate
 
 
-def hosts(answers: Mapping[str, bool]) -> list[Family]:
+def hosts(answers: Mapping[str, bool]) -> list[Metric]:
     """Which hosts of the inventory gave an answer."""
-    up = Family("vmckpt_host_up", Kind.GAUGE, "Whether the host answered (1) or not (0).")
+    up = GaugeMetricFamily(
+        "vmckpt_host_up", "Whether the host answered (1) or not (0).", labels=("host",)
+    )
     for name, answered in sorted(answers.items()):
-        up.add(answered, host=name)
+        add(up, (name,), answered)
     return [up]
 
 
-def vms(facts: Iterable[Mapping[str, Any]]) -> list[Family]:
+def vms(facts: Iterable[Mapping[str, Any]]) -> list[Metric]:
     """Every VM, from what `vm list --json` says of each."""
-    info = Family("vmckpt_vm_info", Kind.GAUGE, "1 for every VM; what it is stands in the labels.")
-    running = Family("vmckpt_vm_running", Kind.GAUGE, "Whether the VM runs (1) or not (0).")
-    busy = Family("vmckpt_vm_busy", Kind.GAUGE, "Whether an operation holds the VM (1) or not (0).")
-    memory = Family("vmckpt_vm_memory_bytes", Kind.GAUGE, "Memory that the guest has.")
-    vcpus = Family("vmckpt_vm_vcpus", Kind.GAUGE, "Processors that the guest has.")
+    info = GaugeMetricFamily(
+        "vmckpt_vm_info",
+        "1 for every VM; what it is stands in the labels.",
+        labels=(*_PLACE, *_FACTS),
+    )
+    running = GaugeMetricFamily(
+        "vmckpt_vm_running", "Whether the VM runs (1) or not (0).", labels=_PLACE
+    )
+    busy = GaugeMetricFamily(
+        "vmckpt_vm_busy", "Whether an operation holds the VM (1) or not (0).", labels=_PLACE
+    )
+    memory = GaugeMetricFamily(
+        "vmckpt_vm_memory_bytes", "Memory that the guest has.", labels=_PLACE
+    )
+    vcpus = GaugeMetricFamily("vmckpt_vm_vcpus", "Processors that the guest has.", labels=_PLACE)
     for one in facts:
-        place = {"vm": str(one["name"]), "host": str(one["host"])}
-        words = {key: str(one[key]) for key in ("driver", "machine", "accel")}
-        info.add(1, **place, **words)
-        running.add(one["state"] == "running", **place)
-        busy.add(one["operation"] is not None, **place)
-        memory.add(one["memory_bytes"], **place)
-        vcpus.add(one["vcpus"], **place)
+        place = (str(one["name"]), str(one["host"]))
+        add(info, (*place, *(str(one[key]) for key in _FACTS)), 1)
+        add(running, place, one["state"] == "running")
+        add(busy, place, one["operation"] is not None)
+        add(memory, place, one["memory_bytes"])
+        add(vcpus, place, one["vcpus"])
     return [info, running, busy, memory, vcpus]
 
 
-def dirty_rates(measured: Iterable[Measured]) -> list[Family]:
+def dirty_rates(measured: Iterable[Measured]) -> list[Metric]:
     """What was last measured of each VM; how old that is stands beside it."""
-    rate = Family(
+    rate = GaugeMetricFamily(
         "vmckpt_vm_dirty_rate_bytes_per_second",
-        Kind.GAUGE,
         "Distinct memory dirtied within a second, when it was last measured.",
+        labels=_MEASURED,
     )
-    working_set = Family(
+    working_set = GaugeMetricFamily(
         "vmckpt_vm_working_set_bytes",
-        Kind.GAUGE,
         "Distinct memory dirtied in the whole of the last measurement.",
+        labels=_MEASURED,
     )
-    took = Family(
-        "vmckpt_vm_dirty_rate_measured_seconds", Kind.GAUGE, "How long it was measured for."
+    took = GaugeMetricFamily(
+        "vmckpt_vm_dirty_rate_measured_seconds", "How long it was measured for.", labels=_MEASURED
     )
-    when = Family("vmckpt_vm_dirty_rate_measured_timestamp_seconds", Kind.GAUGE, "When that ended.")
+    when = GaugeMetricFamily(
+        "vmckpt_vm_dirty_rate_measured_timestamp_seconds", "When that ended.", labels=_MEASURED
+    )
     for one in measured:
-        labels = {"vm": one.vm, "source": one.rate.source}
-        rate.add(one.rate.curve.within(WITHIN_S) * PAGE_BYTES / WITHIN_S, **labels)
-        working_set.add(one.rate.working_set_bytes, **labels)
-        took.add(one.rate.took_s, **labels)
-        when.add(one.at_unix_s, **labels)
+        labels = (one.vm, one.rate.source)
+        add(rate, labels, one.rate.bytes_per_s)
+        add(working_set, labels, one.rate.working_set_bytes)
+        add(took, labels, one.rate.took_s)
+        add(when, labels, one.at_unix_s)
     return [rate, working_set, took, when]

@@ -71,6 +71,11 @@ class DirtyRate:
     ended_unix_s: float = 0.0
 
     @property
+    def bytes_per_s(self) -> float:
+        """Distinct bytes dirtied within a second: what a pre-copy's later rounds have to send."""
+        return self.curve.within(1.0) * PAGE_BYTES
+
+    @property
     def working_set_bytes(self) -> int:
         """Distinct bytes, whole pages, that were dirtied in all the time."""
         return round(self.curve.working_set_pages) * PAGE_BYTES

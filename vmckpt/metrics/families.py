@@ -1,0 +1,51 @@
+"""Metric families of prometheus-client, filled from plain values. Pure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from prometheus_client import Metric, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+
+
+class Known(NamedTuple):
+    """What an exposition asks for metrics: of `families`, those that have samples."""
+
+    families: Callable[[], Iterable[Metric]]
+
+    def collect(self) -> Iterable[Metric]:
+        """As they are now."""
+        return [family for family in self.families() if family.samples]
+
+
+def add(
+    family: GaugeMetricFamily | CounterMetricFamily, labels: Sequence[str], value: float | None
+) -> None:
+    """One more sample, its labels in the family's order; nothing for None, what is not known."""
+    if value is not None:
+        family.add_metric([_encodable(label) for label in labels], value)
+
+
+def observe(
+    family: HistogramMetricFamily,
+    labels: Sequence[str],
+    values: Sequence[float],
+    bounds: Sequence[float],
+) -> None:
+    """The histogram of `values`; `bounds` ascend."""
+    counts = [(f"{bound:g}", float(sum(value <= bound for value in values))) for bound in bounds]
+    buckets = [*counts, ("+Inf", float(len(values)))]
+    family.add_metric([_encodable(label) for label in labels], buckets, sum(values))
+
+
+def render(families: Iterable[Metric]) -> str:
+    """The families in Prometheus' text format, in their order."""
+    return generate_latest(Known(lambda: families)).decode()
+
+
+def _encodable(label: str) -> str:
+    """Half a surrogate pair has no UTF-8: one such label would fail the whole scrape."""
+    return label.encode(errors="replace").decode()
