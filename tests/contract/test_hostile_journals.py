@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_vm_at_home_elsewhere_is_not_ended_nor_its_disks_removed(site: Site) -
         await make_home(site.good, "qa")
         image.parent.mkdir()
         image.write_bytes(b"guest")
-        await site.told(CLAIM._replace(disks=(CopiedDisk(str(image), "/x"),)))
+        await site.told(replace(CLAIM, disks=(CopiedDisk(str(image), "/x"),)))
         with marked_as(vm_dir(site.good.state_dir, "web").qemu("qa")) as process:
             await site.recover()
             assert process.poll() is None
@@ -71,7 +72,7 @@ def test_files_of_another_host_are_no_disks_to_be_removed(site: Site) -> None:
         for file in (precious, kept):
             file.write_bytes(b"x")
         disks = tuple(CopiedDisk(str(file), "/x") for file in (precious, kept))
-        await site.told(CLAIM._replace(disks=disks))
+        await site.told(replace(CLAIM, disks=disks))
         await site.recover()
 
     asyncio.run(play())
@@ -82,7 +83,7 @@ def test_files_of_another_host_are_no_disks_to_be_removed(site: Site) -> None:
 def test_a_run_between_two_hosts_is_not_a_third_ones(site: Site, tmp_path: Path) -> None:
     """Which knows its name, and says that the guest has come to it."""
     other = LocalHost("other", tmp_path / "other", "127.0.0.1")
-    genuine = CLAIM._replace(target="other", step="prepare")
+    genuine = replace(CLAIM, target="other", step="prepare")
 
     async def play() -> None:
         await make_home(site.good, "qa")
@@ -102,11 +103,11 @@ def test_a_run_between_two_hosts_is_not_a_third_ones(site: Site, tmp_path: Path)
 def test_a_journal_of_others_hides_no_migration(site: Site, tmp_path: Path) -> None:
     """It stayed cut off, and its VM with it, whatever was told of a later one."""
     other = LocalHost("other", tmp_path / "other", "127.0.0.1")
-    genuine = CLAIM._replace(target="other", step="prepare")
+    genuine = replace(CLAIM, target="other", step="prepare")
 
     async def play() -> None:
         await genuine.write((site.good,))
-        await CLAIM._replace(run="r2", target="other").write((site.evil,))
+        await replace(CLAIM, run="r2", target="other").write((site.evil,))
         assert await find_journal("web", (site.good, site.evil, other)) == genuine
 
     asyncio.run(play())
@@ -129,7 +130,7 @@ def test_the_sources_own_list_of_disks_outlasts_them(site: Site) -> None:
         await site.good.make_dir(image.parent)
         image.write_bytes(b"x")
         await make_home(site.good, "qa")
-        journal = CLAIM._replace(disks=(CopiedDisk(str(image), "/x"),), step="release")
+        journal = replace(CLAIM, disks=(CopiedDisk(str(image), "/x"),), step="release")
         await journal.write((site.good,))
         await site.told(journal)
         dies = Fails(site.good.name, site.good.state_dir, "127.0.0.1")
@@ -153,9 +154,9 @@ def test_of_a_migration_that_was_cut_off_only_its_own_disks_are_removed(site: Si
         for file in (precious, moved):
             file.write_bytes(b"x")
         await make_home(site.good, "qa")
-        await CLAIM._replace(disks=(disk,)).write((site.good,))
+        await replace(CLAIM, disks=(disk,)).write((site.good,))
         added = (disk, CopiedDisk(str(precious), "/x"))
-        await site.told(CLAIM._replace(disks=added, step="release"))
+        await site.told(replace(CLAIM, disks=added, step="release"))
         await site.recover()
 
     asyncio.run(play())

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from vmckpt.vm.paths import vm_dir
 pytestmark = pytest.mark.contract
 
 JOURNAL = Journal("r1", "web", "a", "b", "qa", "qb", "/nowhere", was_running=True, step="transfer")
-STOPPED = JOURNAL._replace(stops=True)
+STOPPED = replace(JOURNAL, stops=True)
 
 
 class World:
@@ -134,7 +135,7 @@ def test_what_was_left_is_never_removed_where_it_is_the_vm(tmp_path: Path) -> No
     assert "b keeps what run r1 left there" in world.told[-1]
 
 
-@pytest.mark.parametrize("journal", [JOURNAL, JOURNAL._replace(step="drain")])
+@pytest.mark.parametrize("journal", [JOURNAL, replace(JOURNAL, step="drain")])
 @pytest.mark.parametrize(("run", "status"), [("postmigrate", "completed"), ("paused", "cancelled")])
 def test_a_source_that_may_have_let_go_waits_for_its_target(
     tmp_path: Path, journal: Journal, run: str, status: str
@@ -222,7 +223,7 @@ def test_another_runs_journal_at_the_source_is_not_mixed_up_with_what_was_left(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path, Guest("running", "cancelled"))
-    later = JOURNAL._replace(run="r2", step="begin", target_qemu="q2")
+    later = replace(JOURNAL, run="r2", step="begin", target_qemu="q2")
 
     async def play() -> None:
         await world.cut_off(JOURNAL)

@@ -104,7 +104,7 @@ def test_a_journal_is_of_one_of_the_steps_that_were_begun(root: Path, tmp_path: 
     async def move() -> None:
         for step in steps:
             begun.append(step)
-            await journal._replace(step=step).write(hosts)
+            await replace(journal, step=step).write(hosts)
 
     seen = set[str | None]()
     for when, state in cuts(root, move, tmp_path):

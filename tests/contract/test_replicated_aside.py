@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def hosts(tmp_path: Path) -> tuple[LocalHost, LocalHost]:
     went = Qemu(directory.qemu("old"), ProcessId(1 << 22, 1), PLATFORM)
     directory.current.write_text(went.to_json())
     request = Request(
-        run="1", vm="web", spec=SPEC, platform=PLATFORM._asdict(), primary=a, standby=b,
+        run="1", vm="web", spec=SPEC, platform=asdict(PLATFORM), primary=a, standby=b,
         options=Options(str(tmp_path / "leases"), disks=SHARED), one_machine=True, qemu_id="old",
         disks=(CopiedDisk(0, 4096), CopiedDisk(1, 4096)),
     )  # fmt: skip

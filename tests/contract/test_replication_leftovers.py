@@ -85,7 +85,7 @@ def requested(
     primary, standby = hosts
     options = Options(str(tmp_path / "leases"), lease_s=lease_s, disks=kind)
     request = Request(
-        run="1", vm="web", spec=SPEC + DISK * len(disks), platform=PLATFORM._asdict(),
+        run="1", vm="web", spec=SPEC + DISK * len(disks), platform=asdict(PLATFORM),
         primary=primary, standby=standby, options=options, one_machine=True, qemu_id="old",
         disks=disks,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Command lines of running QEMUs, rewritten for a target: by hand, and as Proxmox writes them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_a_line_as_people_type_it() -> None:
         "-enable-kvm -m 512 -hda disk.img -cdrom /iso/debian.iso -boot d -vnc :1 -net nic "
         "-net user,hostfwd=tcp::2222-:22 -pidfile x.pid -qmp unix:q,server,nowait"
     )
-    kvm = TCG._replace(accel="kvm")
+    kvm = replace(TCG, accel="kvm")
     drives = (
         drive("disk.img", "ide0-hd0", driver="raw"),
         drive("/iso/debian.iso", "ide1-cd0", driver="raw", read_only=True),

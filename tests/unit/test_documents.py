@@ -72,7 +72,7 @@ def test_damage_is_named_with_what_to_do_and_hides_no_other(
 
 
 def test_a_record_without_a_version_is_of_the_first() -> None:
-    assert Schema(Note, "-").decode('{"text": "a"}', "here") == Note("a")
+    assert Schema(Note, "-").decode('{"text": "a"}', Path("here")) == Note("a")
     assert SCHEMA.encode(Note("a")) == '{"format": 2, "text": "a", "times": []}'
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_a_damaged_journal_is_named(state: Path, text: str) -> None:
 def test_of_two_journals_the_one_that_got_further_counts(state: Path) -> None:
     """Written on one host, and then the disk of the other was full."""
     a, b = (LocalHost(name, state / name, "127.0.0.1") for name in ("a", "b"))
-    early, late = JOURNAL._replace(step="transfer"), JOURNAL._replace(step="verify")
+    early, late = replace(JOURNAL, step="transfer"), replace(JOURNAL, step="verify")
     for first, second in ((early, late), (late, early)):
         asyncio.run(first.write((a,)))
         asyncio.run(second.write((b,)))
@@ -225,8 +226,10 @@ def test_of_two_journals_the_one_that_got_further_counts(state: Path) -> None:
 
 def test_a_journal_with_a_step_that_nobody_knows_is_damaged(state: Path) -> None:
     host = LocalHost("a", state / "a", "127.0.0.1")
-    asyncio.run(JOURNAL._replace(step="teleport").write((host,)))
-    with pytest.raises(StorageError, match="damaged"):
+    asyncio.run(JOURNAL.write((host,)))
+    path = vm_dir(host.state_dir, "web").journal
+    path.write_text(path.read_text().replace('"transfer"', '"teleport"'))
+    with pytest.raises(StorageError, match="damaged: 'teleport' is no step"):
         asyncio.run(Journal.read(host, "web"))
 
 
@@ -236,7 +239,7 @@ def test_a_vm_is_read_again_by_the_holder_of_its_lock(state: Path) -> None:
     vm = asyncio.run(read_vm(host, "web"))
     assert vm is not None
     assert asyncio.run(read_again(vm)) == vm
-    asyncio.run(JOURNAL._replace(vm="web").write((host,)))
+    asyncio.run(replace(JOURNAL, vm="web").write((host,)))
     with pytest.raises(BusyError, match="cut off"):
         asyncio.run(read_again(vm))
     asyncio.run(JOURNAL.remove((host,)))

@@ -1,5 +1,7 @@
 """Records of earlier versions are read: golden/state-1 is what vmckpt wrote at commit 5834ac84."""
 
+import asyncio
+import json
 import shutil
 from pathlib import Path
 
@@ -15,9 +17,20 @@ from vmckpt.fleet.schedule.request import CatchUp, Request, When
 from vmckpt.forecast.drain import fleet
 from vmckpt.forecast.drain.crowding import Past, Taken
 from vmckpt.forecast.drain.timetable import Span
+from vmckpt.hosts.inventory import local_host
+from vmckpt.hosts.process import ProcessId
+from vmckpt.hosts.uids import Uids
+from vmckpt.migrate.disk_files import CopiedDisk
+from vmckpt.migrate.domains.journal import DomainJournal
+from vmckpt.migrate.journal import Journal
+from vmckpt.vm.argv import Platform
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.start import Qemu, Replaced
+from vmckpt.vm.users import VmUser
 
 pytestmark = pytest.mark.unit
 GOLDEN = Path(__file__).parents[1] / "golden/state-1"
+PLATFORM = Platform("pc-q35-10.0", "kvm", "host")
 NOW = Moment(1795305600.5, 1000.25, "boot")
 
 
@@ -68,3 +81,38 @@ def test_a_schedule() -> None:
         *(1, 2, 3, 4.5, "because", {"lab-a:": 3}),
     )
     assert schedules.load("db").request == Request("db", When.EVERY, "UTC", every_s=900.0)
+
+
+def test_journals_of_migrations(state: Path) -> None:
+    disks = (CopiedDisk("/s/d", "/t/d", keep=True),)
+    journal = Journal(
+        "r3", "web", "a", "b", "q-a", "q-b", "/dev/shm", True, "transfer", disks, False, True,
+        PLATFORM,
+    )  # fmt: skip
+    assert asyncio.run(Journal.read(local_host(), "web")) == journal
+    domain = DomainJournal(
+        "r4", "dom", "0a", "a", "b", True, (CopiedDisk("/s/d", "/t/d"),), True, True,
+        held_mib_per_s=32, max_downtime_ms=300,
+    )  # fmt: skip
+    moved = DomainJournal("r5", "dom", "0a", "a", "b", persistent=True, moved=True)
+    stayed = DomainJournal("r6", "dom", "0a", "a", "b", persistent=True, stayed=True)
+    assert asyncio.run(DomainJournal.all_of("dom")) == [domain, moved, stayed]
+
+
+def test_the_records_of_a_vm(state: Path) -> None:
+    own, adopted = vm_dir(state, "web"), vm_dir(state, "adopted")
+    process = ProcessId(4711, 99)
+    assert Qemu.from_json(own.current.read_text(), own) == Qemu(
+        own.qemu("0a0b0c0d"), process, PLATFORM
+    )
+    assert Qemu.from_json(adopted.current.read_text(), adopted) == Qemu(
+        adopted.qemu("0a0b0c0d")._replace(is_loose=False), process, PLATFORM, ("drive0",), True,
+        Replaced("a", "q-a"), True,
+    )  # fmt: skip
+    for directory in (own, adopted):
+        text = directory.current.read_text()
+        assert json.loads(Qemu.from_json(text, directory).to_json()) == json.loads(text)
+    user = own.path / "user.json"
+    assert VmUser.from_json(user.read_text(), user) == VmUser(
+        345678, Uids(300_000, 400_000), taps=("vk0",)
+    )

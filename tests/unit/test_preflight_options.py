@@ -521,7 +521,7 @@ def test_writes_to_a_second_memory_back_end_are_not_seen_under_tcg(
 def test_kvm_sees_the_writes_to_every_back_end(tmp_path: Path) -> None:
     vm = stopped_vm(host(tmp_path, "a", NEW), more=NUMA)
     assert loss(vm, QemuVersion(10, 0, 2))
-    platform = vm.qemu.platform._replace(accel="kvm")
+    platform = dataclasses.replace(vm.qemu.platform, accel="kvm")
     kvm = vm._replace(qemu=vm.qemu._replace(platform=platform))
     assert loss(kvm, QemuVersion(10, 0, 2)) is None
 

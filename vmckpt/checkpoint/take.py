@@ -482,7 +482,7 @@ class Taking:
             trigger=self._wish.trigger,
             tags=dict(self._wish.tags),
             spec=spec.text,
-            platform=vm.qemu.platform._asdict(),
+            platform=asdict(vm.qemu.platform),
             qemu_version=str(await commands.query_version(self._monitor)),
             machine=machine_to_json(await describe(self._monitor)),
             firmware=code.sha256 if code else None,

@@ -1,43 +1,32 @@
 """What is under way, written on both hosts before it is done: enough to finish or undo it later."""
 
-import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
 from vmckpt.errors import HostDownError
-from vmckpt.foreign import Shape, require
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
-from vmckpt.state.durable import damaged_record, parse_record, part_of
+from vmckpt.state.documents import Schema, load_from, save_to
+from vmckpt.state.durable import part_of
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
 
-FORMAT = 1
 # In this order. When one of AFTER_COMMIT has begun, the target has run.
 BEFORE_DEVICES = ("begin", "prepare", "agree", "turn", "mirror")
 BEFORE_COMMIT = (*BEFORE_DEVICES, *STEPS_OUT, "transfer", "switchover")
 AFTER_COMMIT = ("drain", "verify", BRING_BACK, "handover", "release")
 STEPS = BEFORE_COMMIT + AFTER_COMMIT
-_SHAPE: Shape = {
-    **dict.fromkeys(("run", "vm", "source", "target", "source_qemu", "target_qemu"), str),
-    "ram_dir": str,
-    "was_running": bool,
-    "step": str,
-    "disks?": [{"source": str, "target": str, "keep?": bool}],
-    "offline?": bool,
-    "stops?": bool,
-    "platform??": {"machine": str, "accel": str, "cpu": str},
-}
 # Runs and QEMUs: they become the names of files.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class Journal(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Journal:
     """One migration of one VM.
 
     What it creates stands in the target's `target_qemu` directory, but for the copies of `disks`.
@@ -60,6 +49,13 @@ class Journal(NamedTuple):
     stops: bool = False
     platform: Platform | None = None
 
+    def __post_init__(self) -> None:
+        if self.step not in STEPS:
+            raise ValueError(f"'{self.step}' is no step")
+        for name in (self.run, self.source_qemu, self.target_qemu):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"'{name}' is no name")
+
     @property
     def stopped(self) -> bool:
         """Whether the guest stands still because vmckpt has stopped it for the way."""
@@ -72,8 +68,12 @@ class Journal(NamedTuple):
 
     def is_same_run(self, other: Self) -> bool:
         """Whether both are of one run, between the same two QEMUs."""
-        of_run = Journal._fields.index("ram_dir")
-        return self[:of_run] == other[:of_run]
+        return self._run == other._run
+
+    @property
+    def _run(self) -> tuple[str, ...]:
+        qemus = self.source_qemu, self.target_qemu
+        return self.run, self.vm, self.source, self.target, *qemus
 
     async def write(self, hosts: Iterable[Host]) -> None:
         """Replace the journal on each host."""
@@ -82,12 +82,8 @@ class Journal(NamedTuple):
 
     async def write_to(self, host: Host, path: Path) -> None:
         """Keep it in a file, which is replaced."""
-        disks = [asdict(disk) for disk in self.disks]
-        data = {"format": FORMAT, **self._asdict(), "disks": disks}
-        if self.platform:
-            data["platform"] = self.platform._asdict()
         await host.make_dir(path.parent)
-        await host.write_text(path, json.dumps(data))
+        await save_to(host, path, _SCHEMA, self)
 
     async def remove(self, hosts: Iterable[Host]) -> None:
         """Forget the migration on each host, and what was being written of it when its command was
@@ -98,36 +94,23 @@ class Journal(NamedTuple):
             await host.remove(journal)
             await host.remove(part_of(journal))
 
-    @classmethod
-    async def read(cls, host: Host, vm: str) -> Self | None:
+    @staticmethod
+    async def read(host: Host, vm: str) -> "Journal | None":
         """The journal on a host, None when there is none. Raises StorageError (damaged)."""
-        return await cls.read_from(host, vm_dir(host.state_dir, vm).journal)
+        return await Journal.read_from(host, vm_dir(host.state_dir, vm).journal)
 
-    @classmethod
-    async def read_from(cls, host: Host, path: Path) -> Self | None:
+    @staticmethod
+    async def read_from(host: Host, path: Path) -> "Journal | None":
         """One that is kept in a file; raises as `read`."""
-        text = await host.read_text(path)
-        if text is None:
-            return None
-        where = f"{path} on {host.name}"
-        remedy = "end the VM's QEMU on the host where it is not to run, and remove the file"
-        data = parse_record(text, where, remedy=remedy)
-        try:
-            if data.pop("format") != FORMAT:
-                raise ValueError("written by another version of vmckpt")
-            require(_SHAPE, data)
-            if data["step"] not in STEPS:
-                raise ValueError(f"'{data['step']}' is no step")
-            if path.parent.name != data["vm"] and not path.name.startswith(f"{data['vm']}."):
-                raise ValueError(f"it is of '{data['vm']}'")
-            for name in (data["run"], data["source_qemu"], data["target_qemu"]):
-                if not _NAME.fullmatch(name):
-                    raise ValueError(f"'{name}' is no name")
-            disks = tuple(CopiedDisk(**disk) for disk in data.pop("disks", ()))
-            given = data.pop("platform", None)
-            return cls(**data, disks=disks, platform=Platform(**given) if given else None)
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise damaged_record(text, where, exc, remedy=remedy) from exc
+        found = await load_from(host, path, _SCHEMA)
+        if found and path.parent.name != found.vm and not path.name.startswith(f"{found.vm}."):
+            raise _SCHEMA.damaged(path, f"it is of '{found.vm}'", host.name)
+        return found
+
+
+_SCHEMA = Schema(
+    Journal, "end the VM's QEMU on the host where it is not to run, and remove the file"
+)
 
 
 async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:

@@ -131,7 +131,7 @@ async def without_stale(looks: Iterable[Look], hosts: Iterable[Host]) -> list[Lo
     names, homes = {vm.name for vm in twice}, {_home_of(vm) for vm in twice}
     answers = await ask_every(hosts, lambda host: _stale_by(host, names, homes))
     stale = {home for found in answers.given for home in found}
-    stale |= {_Home(vm.name, *vm.qemu.replaces) for vm in twice if vm.qemu.replaces is not None}
+    stale |= {_Home(vm.name, old.host, old.qemu_id) for vm in twice if (old := vm.qemu.replaces)}
     left = {home.vm for home in homes - stale}  # records that contradict one another hide none
     return [look for look in looks if _home_of(look.vm) not in stale or look.vm.name not in left]
 

@@ -7,6 +7,7 @@ migration begins the later the more is imported here.
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,7 @@ class Migration:
         try:
             status = await commands.query_status(await self._pair.source.monitor())
             self._pair = self._pair._replace(was_running=status.running)
-            self._journal = self._journal._replace(was_running=status.running)
+            self._journal = replace(self._journal, was_running=status.running)
             await run_steps(steps, started=self._started, undo_failed=self._undo_failed)
         except VmckptError as exc:
             if self._hearing:
@@ -210,7 +211,7 @@ class Migration:
         self._emit(PhaseBegan(self._elapsed_s(), step.name))
 
     async def _write_journal(self, step: Step) -> None:
-        self._journal = self._journal._replace(step=step.name)
+        self._journal = replace(self._journal, step=step.name)
         for host in (self._vm.host, self._target_host):
             try:
                 await self._journal.write((host,))

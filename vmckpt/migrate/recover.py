@@ -1,7 +1,7 @@
 """Finishing or undoing a migration whose command died, or whose outcome was unknown."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -90,7 +90,7 @@ async def recover(
                     return ended
             # Any file could be named by the target alone.
             told = () if here is None else here.disks
-            last = last._replace(disks=tuple(disk for disk in last.disks if disk in told))
+            last = replace(last, disks=tuple(disk for disk in last.disks if disk in told))
             return await _recover(last, source, target, note, stays=stays)
         silent = target if stays else source
         try:

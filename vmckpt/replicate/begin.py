@@ -3,7 +3,7 @@
 import asyncio
 import json
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from vmckpt.errors import HostDownError, OperationFailedError, VmckptError
@@ -63,7 +63,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         run=run,
         vm=vm.name,
         spec=vm.spec.text,
-        platform=vm.qemu.platform._asdict(),
+        platform=asdict(vm.qemu.platform),
         primary=as_itself(vm.host),
         standby=as_itself(standby),
         options=options,

@@ -8,15 +8,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from vmckpt.codec import builtins, convert
 from vmckpt.errors import StorageError
 from vmckpt.foreign import MalformedError, parse
-from vmckpt.state.durable import damaged_record, remove_durably, write_durably
+from vmckpt.state.durable import remove_durably, write_durably
 
 # Records are written by vmckpt alone: bounded all the same, what fills a file may be damage.
 MOST_BYTES = 64 << 20
+_EMPTY = "it is empty, as a power cut leaves a file that was not yet on the disk"
 T = TypeVar("T")
 
 
@@ -24,20 +25,25 @@ T = TypeVar("T")
 class Schema(Generic[T]):
     """Records of type `kind`: its fields, with `format`, the version.
 
-    A record without `format` is of version 1. `remedy` is what to do about a damaged one; {name}
-    in it stands for the record's name.
+    A record without `format` is of version 1. `remedy` is what to do about a damaged one; in it
+    {name} stands for the file's name without its suffix, {directory} for where it is.
+    `omits_none`: what is None is left out, for earlier versions that go by which fields there are.
     """
 
     kind: type[T]
     remedy: str
     version: int = 1
+    omits_none: bool = False
 
     def encode(self, value: T) -> str:
         """The record's text."""
-        return json.dumps({"format": self.version, **builtins(value)}, allow_nan=False)
+        fields = builtins(value)
+        if self.omits_none:
+            fields = {name: one for name, one in fields.items() if one is not None}
+        return json.dumps({"format": self.version, **fields}, allow_nan=False)
 
-    def decode(self, data: bytes | str, where: object, name: str = "") -> T:
-        """The record at `where`. Raises StorageError: damaged, or of another version."""
+    def decode(self, data: bytes | str, path: Path, host: str = "") -> T:
+        """The record of the file, on that host. Raises StorageError: damaged, another version."""
         try:
             fields = parse(data, most_bytes=MOST_BYTES, any_text=True)
             if not isinstance(fields, dict):
@@ -47,8 +53,41 @@ class Schema(Generic[T]):
             return convert(self.kind, fields)
         except MalformedError as exc:
             text = data if isinstance(data, str) else data.decode(errors="replace")
-            remedy = self.remedy.replace("{name}", name)
-            raise damaged_record(text, where, exc, remedy=remedy) from exc
+            is_empty = not text.strip("\0 \n")
+            raise self.damaged(path, _EMPTY if is_empty else str(exc), host) from exc
+
+    def damaged(self, path: Path, why: str, host: str = "") -> StorageError:
+        """What is said of a record that cannot be what it is, for callers who know more of it."""
+        return StorageError(
+            f"{path} on {host} is damaged" if host else f"{path} is damaged",
+            why=why,
+            remedy=self.remedy.format(name=path.stem, directory=path.parent),
+        )
+
+
+class FilesOfHost(Protocol):
+    """What `hosts.Host` does with files, here or elsewhere."""
+
+    @property
+    def name(self) -> str:
+        """The host's."""
+
+    async def read_text(self, path: Path) -> str | None:
+        """A whole file; None when there is none."""
+
+    async def write_text(self, path: Path, text: str) -> None:
+        """Replace a file durably."""
+
+
+async def load_from(host: FilesOfHost, path: Path, schema: Schema[T]) -> T | None:
+    """The record in a host's file; None when there is none. Raises StorageError, HostDownError."""
+    text = await host.read_text(path)
+    return None if text is None else schema.decode(text, path, host.name)
+
+
+async def save_to(host: FilesOfHost, path: Path, schema: Schema[T], value: T) -> None:
+    """Write or replace the record in a host's file, whose directory is there. Raises as above."""
+    await host.write_text(path, schema.encode(value))
 
 
 class Listing(NamedTuple, Generic[T]):
@@ -88,7 +127,7 @@ class Documents(Generic[T]):
             return None
         except OSError as exc:
             raise _inaccessible("read", path, exc) from exc
-        return self.schema.decode(data, path, name)
+        return self.schema.decode(data, path)
 
     def load_all(self) -> Listing[T]:
         """Every record, and which are damaged."""

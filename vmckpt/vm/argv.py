@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmckpt.vm.adopted.escape import double_commas
 from vmckpt.vm.adopted.holes import fill
@@ -20,7 +21,8 @@ FIRST_SLOT = 3
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
-class Platform(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Platform:
     """What "auto" in a spec came to on the host where the VM was first started; it moves along."""
 
     machine: str

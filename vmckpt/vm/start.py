@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -14,7 +14,7 @@ from vmckpt.hosts.host import Host, Promise, Room
 from vmckpt.hosts.process import ProcessId
 from vmckpt.qemu.monitor import Monitor
 from vmckpt.sequence.steps import all_of, finish
-from vmckpt.state.durable import damaged_record, parse_record
+from vmckpt.state.documents import Schema, load_from, save_to
 from vmckpt.units import format_size
 from vmckpt.vm.argv import Platform, qemu_argv
 from vmckpt.vm.paths import IN_MEMORY, QEMU_PREFIX, QemuDir, VmDir
@@ -30,7 +30,8 @@ SOCKET_PATH_BYTES = 107
 LOG_HEAD = "vmckpt: QEMU of"
 
 
-class Replaced(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Replaced:
     """The QEMU that a standby's took over from: what `host` still has of it is stale."""
 
     host: str
@@ -56,40 +57,60 @@ class Qemu(NamedTuple):
 
     def to_json(self) -> str:
         """For vm.json."""
-        return json.dumps(
-            {
-                "format": 1,
-                "qemu_id": self.files.qemu_id,
-                **asdict(self.process),
-                "platform": self.platform._asdict(),
-                **({"nodes": self.nodes, "foreign": True} if self.is_foreign else {}),
-                **({"replaces": self.replaces._asdict()} if self.replaces else {}),
-                **({"private_ram": True} if self.private_ram else {}),
-                **({} if self.files.is_loose else {"memory": "directory"}),
-            }
+        return _SCHEMA.encode(
+            _Record(
+                self.files.qemu_id,
+                self.process.pid,
+                self.process.start_ticks,
+                self.platform,
+                self.nodes if self.is_foreign else None,
+                self.is_foreign or None,
+                self.replaces,
+                self.private_ram or None,
+                None if self.files.is_loose else "directory",
+            )
         )
 
     @classmethod
     def from_json(cls, text: str, directory: VmDir) -> Self:
         """The inverse. Raises StorageError on a damaged file."""
-        remedy = (
-            f"end the VM's QEMU by hand if it runs, keep a copy of {directory.spec.name}, remove "
-            f"{directory.path}, and run the VM again from the copy: vmckpt vm run"
+        found = _SCHEMA.decode(text, directory.current)
+        return cls(
+            directory.qemu(found.qemu_id)._replace(is_loose=found.memory is None),
+            ProcessId(found.pid, found.start_ticks),
+            found.platform,
+            found.nodes or (),
+            found.foreign or False,
+            found.replaces,
+            found.private_ram or False,
         )
-        data = parse_record(text, directory.current, remedy=remedy)
-        try:
-            process = ProcessId(data["pid"], data["start_ticks"])
-            return cls(
-                directory.qemu(data["qemu_id"])._replace(is_loose="memory" not in data),
-                process,
-                Platform(**data["platform"]),
-                tuple(data.get("nodes", ())),
-                data.get("foreign", False),
-                Replaced(**data["replaces"]) if "replaces" in data else None,
-                data.get("private_ram", False),
-            )
-        except (ValueError, KeyError, TypeError) as exc:
-            raise damaged_record(text, directory.current, exc, remedy=remedy) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """vm.json. `memory` is "directory" where the QEMU's memory is in a directory of its own."""
+
+    qemu_id: str
+    pid: int
+    start_ticks: int
+    platform: Platform
+    nodes: tuple[str, ...] | None = None
+    foreign: bool | None = None
+    replaces: Replaced | None = None
+    private_ram: bool | None = None
+    memory: str | None = None
+
+
+_SCHEMA = Schema(
+    _Record,
+    "end the VM's QEMU by hand if it runs, keep a copy of spec.toml, remove {directory}, and run "
+    "the VM again from the copy: vmckpt vm run",
+    omits_none=True,
+)
+_PROCESS = Schema(
+    ProcessId,
+    'write {{"pid": N, "start_ticks": N}} into it, both as in vm.json of the VM',
+)
 
 
 def new_qemu_id() -> str:
@@ -197,16 +218,13 @@ async def foreign_process(host: Host, files: QemuDir) -> ProcessId | None:
 
     Raises StorageError on a damaged file.
     """
-    text = await host.read_text(files.process)
-    if text is None:
-        return None
-    remedy = 'write {"pid": N, "start_ticks": N} into it, both as in vm.json of the VM'
-    data = parse_record(text, files.process, remedy=remedy)
-    try:
-        recorded = ProcessId(int(data["pid"]), int(data["start_ticks"]))
-    except (ValueError, KeyError, TypeError) as exc:
-        raise damaged_record(text, files.process, exc, remedy=remedy) from exc
-    return recorded if await host.is_alive(recorded) else None
+    recorded = await load_from(host, files.process, _PROCESS)
+    return recorded if recorded and await host.is_alive(recorded) else None
+
+
+async def record_foreign(host: Host, files: QemuDir, process: ProcessId) -> None:
+    """Write down which process is the QEMU of `files`, for `foreign_process`. StorageError."""
+    await save_to(host, files.process, _PROCESS, process)
 
 
 async def sweep(host: Host, spec: Spec, directory: VmDir, keep: QemuDir | None) -> None:

@@ -9,8 +9,8 @@ sockets. They stay the user's when it has ended, mode 0600, and root does with t
 """
 
 import hashlib
-import json
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -18,7 +18,7 @@ from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.grants import Grant, GrantKind, grant
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.uids import Uids, make_uids
-from vmckpt.state.durable import damaged_record, parse_record
+from vmckpt.state.documents import Schema
 from vmckpt.vm.identity import identity_of, read_identity
 from vmckpt.vm.images import backing_of, names_layered
 from vmckpt.vm.paths import QemuDir, VmDir, images_dir, vm_dir, vms_dir
@@ -60,18 +60,28 @@ class VmUser(NamedTuple):
 
     def to_json(self) -> str:
         """For user.json."""
-        return json.dumps({"uid": self.uid, "uids": list(self.uids), "taps": self.taps})
+        return _SCHEMA.encode(_Record(self.uid, self.uids, self.taps))
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Self:
         """The inverse, without the groups. Raises StorageError on a damaged file."""
-        remedy = "end the VM's QEMU by hand, and start the VM again"
-        data = parse_record(text, path, remedy=remedy)
+        found = _SCHEMA.decode(text, path)
         try:
-            taps = tuple(str(name) for name in data["taps"])
-            return cls(int(data["uid"]), make_uids(*data["uids"]), taps=taps)
-        except (ValueError, KeyError, TypeError) as exc:
-            raise damaged_record(text, path, exc, remedy=remedy) from exc
+            return cls(found.uid, make_uids(*found.uids), taps=found.taps)
+        except ValueError as exc:
+            raise _SCHEMA.damaged(path, str(exc)) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """user.json."""
+
+    uid: int
+    uids: Uids
+    taps: tuple[str, ...]
+
+
+_SCHEMA = Schema(_Record, "end the VM's QEMU by hand, and start the VM again")
 
 
 def become(uid: int, groups: Iterable[int], argv: Iterable[str]) -> list[str]:

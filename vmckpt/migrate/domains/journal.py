@@ -4,8 +4,7 @@ It stands in the operator's state directory; the migration itself is libvirt's, 
 an end that was silent still has is kept apart, so that the next migration does not write over it.
 """
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Self
@@ -13,9 +12,7 @@ from typing import Self
 from vmckpt.errors import BusyError
 from vmckpt.hosts.inventory import local_host, state_dir
 from vmckpt.migrate.disk_files import CopiedDisk
-from vmckpt.state.durable import damaged_record, parse_record
-
-FORMAT = 1
+from vmckpt.state.documents import Schema, load_from, save_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class DomainJournal:
     async def write(self) -> None:
         """Keep it; one that has ended makes room for the next migration's. Raises StorageError."""
         await local_host().make_dir(self.path.parent)
-        await local_host().write_text(self.path, json.dumps({"format": FORMAT, **asdict(self)}))
+        await save_to(local_host(), self.path, _SCHEMA, self)
         if self.has_ended:
             await self._remove_begun()
 
@@ -88,40 +85,32 @@ class DomainJournal:
         if begun is not None and begun.run == self.run:
             await local_host().remove(_path(self.vm))
 
-    @classmethod
-    async def read(cls, vm: str) -> Self | None:
+    @staticmethod
+    async def read(vm: str) -> "DomainJournal | None":
         """The journal of the domain of that name; None when there is none. Raises UsageError."""
-        return await cls._read(_path(vm))
+        return await load_from(local_host(), _path(vm), _SCHEMA)
 
-    @classmethod
-    async def all_of(cls, vm: str) -> list[Self]:
+    @staticmethod
+    async def all_of(vm: str) -> "list[DomainJournal]":
         """The one of a migration under way or cut off, if any, and `all_left`."""
-        begun, left = await cls.read(vm), await cls.all_left(vm)
+        begun, left = await DomainJournal.read(vm), await DomainJournal.all_left(vm)
         return left if begun is None or begun.has_ended else [begun, *left]
 
-    @classmethod
-    async def all_left(cls, vm: str) -> list[Self]:
+    @staticmethod
+    async def all_left(vm: str) -> "list[DomainJournal]":
         """Those that have ended, oldest first. Raises UsageError."""
         names = await local_host().list_dir(_left_dir())
         paths = [_left_dir() / name for name in names if name.startswith(f"{_file_name(vm)}.")]
         # An earlier vmckpt did not keep it apart.
-        found = [await cls._read(path) for path in (*paths, _path(vm))]
-        return [one for one in found if one is not None and one.vm == vm and one.has_ended]
+        found = list[DomainJournal]()
+        for path in (*paths, _path(vm)):
+            one = await load_from(local_host(), path, _SCHEMA)
+            if one is not None and one.vm == vm and one.has_ended:
+                found.append(one)
+        return found
 
-    @classmethod
-    async def _read(cls, path: Path) -> Self | None:
-        text = await local_host().read_text(path)
-        if text is None:
-            return None
-        remedy = "see where the domain runs (virsh list), and remove the file"
-        data = parse_record(text, path, remedy=remedy)
-        try:
-            if data.pop("format") != FORMAT:
-                raise ValueError("written by another version of vmckpt")
-            disks = tuple(CopiedDisk(**disk) for disk in data.pop("disks"))
-            return cls(**data, disks=disks)
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise damaged_record(text, path, exc, remedy=remedy) from exc
+
+_SCHEMA = Schema(DomainJournal, "see where the domain runs (virsh list), and remove the file")
 
 
 async def make_room(vm: str) -> None:

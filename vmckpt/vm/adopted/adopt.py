@@ -1,8 +1,6 @@
 """adopt: a QEMU that somebody started by hand becomes a VM. Nothing about the process changes."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +24,7 @@ from vmckpt.vm.inventory import Vm, homes, read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import QemuDir, VmDir, adoption_lock_path, lock_path, vm_dir, vms_dir
 from vmckpt.vm.spec import Spec, parse_spec
-from vmckpt.vm.start import Qemu, new_qemu_id, sweep
+from vmckpt.vm.start import Qemu, new_qemu_id, record_foreign, sweep
 
 MONITOR_TIMEOUT_S = 5.0
 ROLES = ("operator", "onlooker", "rescue")
@@ -186,7 +184,7 @@ async def _write(
     """The QEMU's directory: which process it is, and links to its sockets under vmckpt's names."""
     await host.make_dir(files.path)
     # First of all: from here on nobody takes the process for one that vmckpt started.
-    await host.write_text(files.process, json.dumps(asdict(process)))
+    await record_foreign(host, files, process)
     links = dict(zip((files.operator, files.onlooker, files.rescue), monitors, strict=False))
     links.setdefault(files.onlooker, monitors[0])
     if console is not None:
