@@ -1,6 +1,7 @@
 """A group's members at work: a service on each VM's host, and a line to each."""
 
 import asyncio
+import operator
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line
 from vmckpt.checkpoint.group_member import HEAD_S
 from vmckpt.checkpoint.operate import POLL_S, Work, begun, died, said
 from vmckpt.checkpoint.service import FAILED, RESTORE, Files
+from vmckpt.deadlines import poll
 from vmckpt.errors import VmckptError
 from vmckpt.group.head import Head
 from vmckpt.hosts.host import Host
@@ -101,9 +103,6 @@ async def _end(service: Service) -> None:
 
 async def ended(host: Host, process: ProcessId) -> bool:
     """Wait until a service has ended; False when it is still there after a minute."""
-    given_up_s = asyncio.get_running_loop().time() + END_S
-    while await host.is_alive(process):
-        if asyncio.get_running_loop().time() > given_up_s:
-            return False
-        await asyncio.sleep(POLL_S)
-    return True
+    return not await poll(
+        lambda: host.is_alive(process), operator.not_, every_s=POLL_S, within_s=END_S
+    )

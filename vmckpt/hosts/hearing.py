@@ -1,9 +1,9 @@
 """How long a migrated guest was silent, as an observer outside of it heard."""
 
-import asyncio
 import time
 from collections.abc import Callable
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError
 from vmckpt.hosts.heartbeats import Silence, silence
 from vmckpt.hosts.host import Host
@@ -22,16 +22,16 @@ async def heard(
     if guest is None:
         return None
     since_ns, ended_ns = (int(t * 1e9) for t in (began_s, ended_s))
-    deadline = time.monotonic() + HEARTBEAT_WAIT_S
     try:
         if not await silence(host, guest, since_ns - 10**9, since_ns):
             return None
-        while True:
-            after = await silence(host, guest, ended_ns, time.monotonic_ns())
-            if after or time.monotonic() > deadline:
-                until_ns = after.last_ns if after else time.monotonic_ns()
-                return await silence(host, guest, since_ns, until_ns)
-            await asyncio.sleep(HEARTBEAT_POLL_S)
+        after = await poll(
+            lambda: silence(host, guest, ended_ns, time.monotonic_ns()),
+            every_s=HEARTBEAT_POLL_S,
+            within_s=HEARTBEAT_WAIT_S,
+        )
+        until_ns = after.last_ns if after else time.monotonic_ns()
+        return await silence(host, guest, since_ns, until_ns)
     except HostDownError as exc:
         note("heartbeats", str(exc))
         return None

@@ -15,6 +15,7 @@ from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, StorageError
 from vmckpt.hosts import kernel, memory, process, promises
 from vmckpt.hosts.grants import Grant, grant
@@ -171,12 +172,7 @@ class LocalHost(Entry):
 
     async def await_path(self, path: Path, within_s: float) -> bool:
         """Wait until there is something at `path`, for so long at most; whether there is."""
-        deadline_s = time.monotonic() + within_s
-        while not path.exists():
-            if time.monotonic() > deadline_s:
-                return False
-            await asyncio.sleep(PATH_POLL_S)
-        return True
+        return await poll(path.exists, every_s=PATH_POLL_S, within_s=within_s)
 
     async def resolve(self, path: Path) -> Path:
         """Where `path` really is, links followed; what is not there stays as it is."""

@@ -1,7 +1,8 @@
 """A QEMU as if nobody had ever had it migrate."""
 
-import asyncio
+import operator
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import OperationFailedError
 from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import Monitor
@@ -25,15 +26,13 @@ async def switch_off_capabilities(monitor: Monitor) -> None:
 
 async def _cleaned_up(monitor: Monitor) -> None:
     # A state such as "failed" is told before QEMU cleans up; what can be yanked goes last of all.
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + CLEANED_UP_S
-    while any(
-        item["type"] == "migration" for item in await commands.query_yank(monitor, oob=False)
-    ):
-        if loop.time() > until_s:
-            raise OperationFailedError(
-                f"{monitor.label} has a migration that does not end",
-                why=f"{CLEANED_UP_S:.0f} s after it was over it still holds its channels",
-                remedy="see the VM's stderr.log, and try again",
-            )
-        await asyncio.sleep(POLL_S)
+    async def has_channels() -> bool:
+        items = await commands.query_yank(monitor, oob=False)
+        return any(item["type"] == "migration" for item in items)
+
+    if await poll(has_channels, operator.not_, every_s=POLL_S, within_s=CLEANED_UP_S):
+        raise OperationFailedError(
+            f"{monitor.label} has a migration that does not end",
+            why=f"{CLEANED_UP_S:.0f} s after it was over it still holds its channels",
+            remedy="see the VM's stderr.log, and try again",
+        )

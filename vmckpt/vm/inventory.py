@@ -1,10 +1,10 @@
 """Which VMs there are, on which host, and in which state."""
 
 import asyncio
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import (
     HostDownError,
     NotFoundError,
@@ -185,15 +185,18 @@ async def is_worked_on(name: str) -> bool:
 
     Of a host that does not answer nobody knows; what is done to the VM there fails by itself.
     """
-    given_up_s = time.monotonic() + LOOK_TIMEOUT_S
-    while True:
+
+    async def actions() -> set[str]:
         owners = await ask_every(
             all_hosts(), lambda host: host.lock_owner(lock_path(host.state_dir, name))
         )
-        actions = {owner.action for owner in owners.given if owner}
-        if JUST_BEGUN not in actions or time.monotonic() > given_up_s:
-            return bool(actions - {RECOVERY})
-        await asyncio.sleep(0.002)  # it is about to say what it is
+        return {owner.action for owner in owners.given if owner}
+
+    # One that has just begun is about to say what it is.
+    found = await poll(
+        actions, lambda them: JUST_BEGUN not in them, every_s=0.002, within_s=LOOK_TIMEOUT_S
+    )
+    return bool(found - {RECOVERY})
 
 
 async def running_operations() -> set[str]:

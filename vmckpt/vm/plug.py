@@ -1,6 +1,5 @@
 """Passthrough devices of one QEMU: plugged in with all their functions, and out again."""
 
-import asyncio
 import json
 import os
 import time
@@ -9,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
+from vmckpt.deadlines import retry
 from vmckpt.errors import BusyError, OperationFailedError, RefusedError
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.lock import Owner
@@ -58,18 +58,13 @@ async def reserve(
 @asynccontextmanager
 async def _alone(host: Host) -> AsyncIterator[None]:
     """Nobody else gives cards of the host away for the block."""
-    deadline = time.monotonic() + LOCK_WAIT_S
     async with AsyncExitStack() as stack:
-        while True:
+
+        async def lock() -> None:
             owner = Owner("-", "give a device", os.getpid(), time.time())
-            try:
-                lock = host.lock(card_lock_path(host.state_dir), owner)
-                await stack.enter_async_context(lock)
-                break
-            except BusyError:
-                if time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(LOCK_POLL_S)
+            await stack.enter_async_context(host.lock(card_lock_path(host.state_dir), owner))
+
+        await retry(lock, BusyError, every_s=LOCK_POLL_S, within_s=LOCK_WAIT_S)
         yield
 
 
