@@ -400,6 +400,61 @@ def test_roots_environment_is_not_its_vms(monkeypatch: pytest.MonkeyPatch) -> No
     assert "LANG=C.UTF-8" in shown
 
 
+# Root has a key in its session, and starts a VM's QEMU, and something else as its user.
+HAS_KEYS = """\
+import asyncio, ctypes, os, sys
+from pathlib import Path
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.uids import make_uids
+from vmckpt.vm.users import VmUser
+
+libc, place, python = ctypes.CDLL(None), Path(sys.argv[1]), sys.argv[2]
+assert libc.syscall(250, 1, None) > 0
+assert libc.syscall(248, b"user", b"vmckpt-test", b"x", 1, -3) > 0
+look = "import ctypes; print(ctypes.CDLL(None).syscall(250, 10, -3, b'user', b'vmckpt-test', 0))"
+user = VmUser(2_000_000_007, make_uids(2_000_000_000, 2_000_100_000))
+
+async def work():
+    host = LocalHost("a", place, "127.0.0.1")
+    argv = [python, "-c", look]
+    print((await host.run(argv)).stdout)
+    print((await host.run(user.command(argv))).stdout)
+    process = await host.spawn(user.command(argv), place / "log")
+    while await host.is_alive(process):
+        await asyncio.sleep(0.01)
+    print((place / "log").read_text())
+
+asyncio.run(work())
+"""
+
+
+def test_keys_of_roots_session_are_not_its_vms(place: Path) -> None:
+    argv = [sys.executable, "-c", HAS_KEYS, str(place), PYTHON]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if "assert libc" in done.stderr:
+        pytest.skip("the kernel gives no keys here")
+    before, *theirs = done.stdout.split()
+    assert int(before) > 0
+    assert theirs == ["-1", "-1"], done.stderr
+
+
+def test_what_lies_behind_a_closed_directory_is_not_found_from_roots_own(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = place / "root"
+    (closed / "project").mkdir(parents=True)
+    closed.chmod(0o700)
+    (closed / "project").chmod(0o755)
+    (closed / "project" / "password").write_text("root's")
+    (closed / "project" / "password").chmod(0o644)
+    monkeypatch.chdir(closed / "project")
+    done = subprocess.run(
+        VmUser(ME, UIDS).command(["sh", "-c", "pwd; cat password"]),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "/\n"
+
+
 # It forgets its command line, as whoever has a QEMU can, and starts another process.
 HIDES = """\
 import ctypes, os, sys, time

@@ -33,6 +33,7 @@ from vmckpt.hosts.host import (
     Room,
 )
 from vmckpt.hosts.lock import Owner, held, read_owner
+from vmckpt.hosts.other_user import leave_session
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
 from vmckpt.hosts.uids import Uids
@@ -67,6 +68,7 @@ class LocalHost(Entry):
         Raises HostDownError when it cannot be started or outlasts `timeout_s`.
         """
         try:
+            leave_session(argv)
             child = await asyncio.create_subprocess_exec(
                 *self.enter,
                 *argv,
@@ -112,6 +114,7 @@ class LocalHost(Entry):
         the command's own.
         """
         try:
+            leave_session(argv)
             return process.spawn([*self.enter, *argv], stderr_path)
         except OSError as exc:
             raise self._cannot_run(argv[0], exc.strerror or str(exc)) from exc
