@@ -51,6 +51,7 @@ _READ_AT_ONCE_BYTES = 1 << 20
 class LentBackend:
     """The near side. `sock` blocks, and is this one's from now on."""
 
+    is_remote = False  # a question at a time
     locks_last = True  # what is asked goes by the stream that the locks go with
 
     def __init__(self, sock: socket.socket, place: str) -> None:
@@ -60,6 +61,14 @@ class LentBackend:
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder."""
         return _sizes(self._ask("names", folder)[0])
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The objects in a folder. An older version on the far side tells their sizes alone."""
+        try:
+            answer = self._ask("versions", folder)[0]
+        except UsageError:
+            return {name: (size, "") for name, size in self.names(folder).items()}
+        return _versions(answer)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of an object."""
@@ -250,6 +259,8 @@ class _Far:
                 return size, end
             case "names", [str(folder)]:
                 return self._backend.names(_folder(folder)), b""
+            case "versions", [str(folder)]:
+                return self._backend.versions(_folder(folder)), b""
             case "leftovers", []:
                 return self._backend.leftovers(), b""
             case "here", []:
@@ -333,6 +344,19 @@ def _sizes(answer: Any) -> dict[str, int]:
     ):
         return answer
     raise _no_answer("there")
+
+
+def _versions(answer: Any) -> dict[str, tuple[int, str]]:
+    """As `_sizes`, with versions."""
+    rows = answer.items() if isinstance(answer, dict) else [("", None)]
+    found = dict[str, tuple[int, str]]()
+    for name, one in rows:
+        match one:
+            case [int(size), str(version)] if size >= 0 and isinstance(name, str):
+                found[name] = size, version
+            case _:
+                raise _no_answer("there")
+    return found
 
 
 def _no_answer(place: str) -> StorageError:
