@@ -30,6 +30,7 @@ from vmckpt.errors import (
 )
 from vmckpt.store.backends.backend import Backend, Buffer, MissingError, Writer
 from vmckpt.store.backends.local import ASIDE, append_only_error
+from vmckpt.store.errors import UnreadableError
 
 _HEAD = struct.Struct("<II")
 CONFIG = "store"
@@ -243,8 +244,7 @@ class _Far:
         except MissingError as exc:
             return {"missing": str(exc)}, b""
         except VmckptError as exc:
-            known = next(one for one in type(exc).__mro__ if hasattr(errors, one.__name__))
-            return {"error": [known.__name__, exc.what, exc.why, exc.remedy]}, b""
+            return {"error": [_told_class(exc), exc.what, exc.why, exc.remedy]}, b""
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
             return {"error": ["UsageError", f"'{question}' is refused", repr(exc), "-"]}, b""
         return {"is": found}, came
@@ -330,7 +330,16 @@ class _Far:
         return self._next
 
 
+def _told_class(error: VmckptError) -> str:
+    """By which name the near side knows such an error."""
+    if isinstance(error, UnreadableError):
+        return UnreadableError.__name__
+    return next(one.__name__ for one in type(error).__mro__ if hasattr(errors, one.__name__))
+
+
 def _error_class(name: str) -> type[VmckptError]:
+    if name == UnreadableError.__name__:
+        return UnreadableError
     known = getattr(errors, name, None)
     if isinstance(known, type) and issubclass(known, VmckptError):
         return known

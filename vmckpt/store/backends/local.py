@@ -18,6 +18,7 @@ from pathlib import Path
 from vmckpt.errors import BusyError, RefusedError, StorageError
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.file_systems import file_system_of, keeps_locks, why_unkept
+from vmckpt.store.errors import UnreadableError
 
 # Objects in the making, and what dead writers left.
 ASIDE = "tmp"
@@ -27,6 +28,8 @@ MOST_OPEN = 64
 _KEPT_OPEN = ("bundles/", "maps/", "packs/")
 # In the environment, as 1: no other host uses stores on file systems that keep no locks.
 ONE_HOST = "VMCKPT_STORE_ONE_HOST"
+# A disk cannot read a sector, or its file system finds a wrong checksum: of this file alone.
+_UNREADABLE = (errno.EIO, errno.EREMOTEIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA)
 _POLL_S = 0.01
 # struct flock of 64-bit Linux.
 _FLOCK = struct.Struct("hhqqixxxx")
@@ -240,7 +243,10 @@ class LocalBackend:
         except FileNotFoundError as exc:
             raise MissingError(name) from exc
         except OSError as exc:
-            raise self.error(exc, name) from exc
+            error = self.error(exc, name)
+            if exc.errno not in _UNREADABLE:
+                raise error from exc
+            raise UnreadableError(error.what, why=error.why, remedy=error.remedy) from exc
         finally:
             if fd is not None:
                 self._put_back(name, fd)
