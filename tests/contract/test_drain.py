@@ -58,8 +58,13 @@ class Scripted(LocalHost):
         if self.name in DOWN:
             raise error(HostDownError, f"{self.name} is down")
 
+    async def read_text(self, path: Path) -> str | None:
+        return SAYS.get((self.name, str(path))) or await super().read_text(path)
+
 
 DOWN = set[str]()
+# What hosts have in a file of theirs.
+SAYS = dict[tuple[str, str], str]()
 
 
 @dataclass
@@ -335,6 +340,18 @@ def test_a_host_that_is_down_from_the_beginning_is_left_out_and_said(world: Worl
     assert (back.exit_code, len(back.stay)) == (4, 3)
     world.down.clear()
     assert world.undrain().exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["MemTotal:", "MemTotal: many kB", "MemTotal: -5 kB", "\0"])
+def test_a_host_that_does_not_say_what_memory_it_has_gets_no_vm(
+    world: World, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """And ends no drain: it ended all of them, vmckpt had a bug."""
+    monkeypatch.setitem(SAYS, ("b", "/proc/meminfo"), text)
+    result = world.drain()
+    assert result.exit_code == 0
+    assert at(world, "b") == ["other"]
+    assert len(at(world, "c")) == 5
 
 
 class Starting(World):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
-from vmckpt.errors import HostDownError
+from vmckpt.errors import StorageError
 from vmckpt.events.durable import damaged_record, parse_record, part_of
 from vmckpt.foreign import Shape, require
 from vmckpt.hosts.every import ask_every
@@ -107,9 +107,12 @@ class Journal(NamedTuple):
     async def read_from(cls, host: Host, path: Path) -> Self | None:
         """One that is kept in a file; raises as `read`."""
         text = await host.read_text(path)
-        if text is None:
-            return None
-        where = f"{path} on {host.name}"
+        return None if text is None else cls.parse(text, path, host.name)
+
+    @classmethod
+    def parse(cls, text: str, path: Path, host: str) -> Self:
+        """What stands in the file of that path on the host. Raises StorageError (damaged)."""
+        where = f"{path} on {host}"
         remedy = "end the VM's QEMU on the host where it is not to run, and remove the file"
         data = parse_record(text, where, remedy=remedy)
         try:
@@ -134,22 +137,28 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     """The journal of a migration of the VM: of two the one that got further.
 
     Writing it on one host may have failed, or been cut off after the other. Hosts that do not
-    answer are left out: both ends of the migration have it. What both tell goes before what one
-    tells, and that before what a host tells of others. Raises StorageError when one is damaged and
-    none is whole.
+    answer, or cannot read their disks, are left out: both ends of the migration have it. What both
+    tell goes before what one tells, and that before what a host tells of others. Raises
+    StorageError when one is damaged and none is whole.
     """
+    damaged = list[StorageError]()
 
     async def read(host: Host) -> tuple[Host, Journal | None]:
-        return host, await Journal.read(host, vm)
+        path = vm_dir(host.state_dir, vm).journal
+        text = await host.read_text(path)
+        try:
+            return host, None if text is None else Journal.parse(text, path, host.name)
+        except StorageError as exc:
+            damaged.append(exc)
+            raise
 
     answers = await ask_every(hosts, read)
     told = [(host, journal) for host, journal in answers.given if journal]
     own = [one for host, one in told if host.name in (one.source, one.target)]
     agreed = [one for one in own if sum(map(one.is_same_run, own)) > 1]
     found = newest(agreed or own or (one for _, one in told))
-    damaged = (error for error in answers.silent if not isinstance(error, HostDownError))
-    if found is None and (error := next(damaged, None)):
-        raise error
+    if found is None and damaged:
+        raise damaged[0]
     return found
 
 

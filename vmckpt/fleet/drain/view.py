@@ -1,5 +1,6 @@
 """What a drain sees: VMs wherever they are, and what hosts have room for."""
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vmckpt.vm.dirty_rate import DirtyRate
 
 STOPPED = ("stopped", "shut off", "shutoff")
+_MEM_TOTAL = re.compile(r"MemTotal: +([0-9]{1,15}) kB *")
 # No limit, as a number that is never reached.
 ANY_NUMBER = 1 << 20
 
@@ -148,8 +150,8 @@ async def _room(host: Host, there: Sequence[Seen], limits: Limits) -> Room:
 async def _memory_bytes(host: Host) -> int:
     """All memory of a host. Raises HostDownError."""
     for line in (await host.read_text(Path("/proc/meminfo")) or "").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
+        if found := _MEM_TOTAL.fullmatch(line):
+            return int(found[1]) * 1024
     raise _tells_not(host, "/proc/meminfo")
 
 

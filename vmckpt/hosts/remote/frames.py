@@ -15,7 +15,7 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from vmckpt.errors import VmckptError
+from vmckpt.errors import HostDownError
 from vmckpt.foreign import MalformedError, parse
 
 MAGIC = b"\x00vmckpt-serve\n"
@@ -91,8 +91,8 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame:
     return Frame(Kind(kind), number, await reader.readexactly(length))
 
 
-class ProtocolError(VmckptError):
-    """The other side sent what is no message."""
+class ProtocolError(HostDownError):
+    """The other side sent what is no message: of what was asked it gives no answer."""
 
 
 def broken(why: str) -> ProtocolError:
