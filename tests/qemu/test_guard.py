@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound
-from tests.qemu.world import COMMAND, Done, World, eventually, image, qemu, world
+from tests.qemu.world import COMMAND, Done, World, eventually, image, qemu, send, world
 from vmckpt.hosts.process import find_by_argument, identify
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.store.config import CONFIG
@@ -229,9 +229,8 @@ def test_a_killed_worker_leaves_nothing_beside_the_rollback(
     mark = tmp_path / "begun"
     command = begin(made, "--", "sh", "-c", f"{daemon}; touch {mark}; sleep 3600")
     eventually(lambda: mark.exists() or command.poll() is not None, 90, "the command is run")
-    for process in find_by_argument(f"touch {mark}"):
-        if b"guard.worker" in Path(f"/proc/{process.pid}/cmdline").read_bytes():
-            os.kill(process.pid, signal.SIGKILL)
+    workers = set(find_by_argument(f"touch {mark}")) & set(find_by_argument("guard.worker"))
+    send(signal.SIGKILL, workers)
     if guard_too:
         made.kill(command)
     else:
