@@ -20,6 +20,9 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.hosts.uids import Uids
+from vmckpt.migrate.ends import End
+from vmckpt.migrate.handover import find_qemu
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec import parse_spec
@@ -54,6 +57,10 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture
 def host(place: Path) -> LocalHost:
     return LocalHost("a", place / "state", "127.0.0.1", vm_uids=UIDS)
+
+
+WAITS = "import time; print('here', flush=True); time.sleep(60)"
+PLATFORM = Platform("q35", "tcg", "qemu64")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -398,6 +405,22 @@ def test_roots_environment_is_not_its_vms(monkeypatch: pytest.MonkeyPatch) -> No
     shown = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
     assert "of a store" not in shown
     assert "LANG=C.UTF-8" in shown
+
+
+def test_no_other_users_process_passes_for_a_vms_qemu(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    set_it_up(host, files, image(place / "disk.qcow2"))
+    elsewhere = prepared(host, "other", new_identity())  # its QEMU is root's
+    for mine in (files, elsewhere):
+        argv = VmUser(OTHER, UIDS).command([PYTHON, "-c", WAITS, *mine.mark.split("\0")])
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as pretends:
+            assert pretends.stdout
+            assert pretends.stdout.readline() == "here\n"
+            assert run(host.find_processes(mine.mark, of_anyone=True)) == [identify(pretends.pid)]
+            assert run(processes(host, mine)) == []
+            assert run(find_qemu(End(host, mine), PLATFORM)) is None
+            pretends.kill()
 
 
 # Root has a key in its session, and starts a VM's QEMU, and something else as its user.
