@@ -115,6 +115,7 @@ async def restoring(
     name = wish.name or entry.manifest.vm
     if wish.in_place:
         await require_meant_to_restore(entry.manifest, host)
+        await _end_what_is_cut_off(host, name)
     else:
         await _require_unused([name], host)
     place = await _seen_from(host, entry)
@@ -151,6 +152,13 @@ async def _standing(entry: Entry, *, trust: bool) -> dict[str, Any]:
     is_foreign = not await in_thread(partial(is_own, state_dir(), entry.manifest))
     known = digest(entry.manifest) if trust or not is_foreign else ""
     return {"known": known, "is_foreign": is_foreign}
+
+
+async def _end_what_is_cut_off(host: Host, name: str) -> None:
+    """An earlier restore's record says which disks the VM has: the next one would replace it."""
+    vm = await read_vm(host, name)
+    if vm is not None and await restore_is_cut_off(vm):
+        await recover_there(vm)
 
 
 async def recover_there(vm: Vm) -> None:
