@@ -37,6 +37,8 @@ from vmckpt.migrate.options import Options
 from vmckpt.migrate.report import Report
 from vmckpt.vm.check import REFUSE, WARN, Check, Examined
 from vmckpt.vm.dirty_rate import DirtyRate
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path
 
 pytestmark = pytest.mark.contract
 
@@ -352,6 +354,51 @@ def test_a_host_that_does_not_say_what_memory_it_has_gets_no_vm(
     assert result.exit_code == 0
     assert at(world, "b") == ["other"]
     assert len(at(world, "c")) == 5
+
+
+def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> None:
+    """Its drain had said that it is empty: VMs that were planned there before still came."""
+    arrived: list[str] = []
+
+    def tell(happening: Happening) -> None:
+        if isinstance(happening, Ended) and not happening.why:
+            arrived.append(happening.where)
+            mark = world.host("b").state_dir / "drained.json"
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_text('{"run": "another"}')
+
+    world.where |= {f"vm{number}": "a" for number in range(5, 12)}
+    asked = Asked(look_s=0.0, max_parallel=1)
+    result = asyncio.run(drain(world.host("a"), asked, world.tools, tell))
+    assert result.exit_code == 0
+    assert len(arrived) == 12
+    # One may have been under way.
+    assert arrived.count("b") <= 2
+
+
+def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World) -> None:
+    """Another drain had begun to move it there before the host was marked."""
+    host = world.host("a")
+
+    async def both() -> Result:
+        async def comes() -> None:
+            async with host.lock(lock_path(host.state_dir, "late"), owner("migrate to a")):
+                coming.set()
+                while not any("is on its way" in str(one) for one in world.told):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                world.where["late"] = "a"
+
+        coming = asyncio.Event()
+        moving = asyncio.ensure_future(comes())
+        await coming.wait()
+        async with asyncio.timeout(10):
+            result = await world.drained()
+        await moving
+        return result
+
+    result = asyncio.run(both())
+    assert result.exit_code == 0
+    assert world.where["late"] != "a"
 
 
 class Starting(World):

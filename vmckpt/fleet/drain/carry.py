@@ -19,6 +19,7 @@ from vmckpt.errors import (
 from vmckpt.events.types import Event, PhaseBegan
 from vmckpt.fleet.drain.happenings import Began, Ended, Said, Show, Went
 from vmckpt.fleet.drain.view import Tools
+from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.recover import Recovery
@@ -133,6 +134,7 @@ class Carrier:
         guest = await self.tools.find(move.vm)
         if guest.host.name != move.source:
             return guest.host.name  # it has been moved meanwhile
+        await require_open(self.hosts[move.target])  # or it is drained, too, by now
         self.begins(move.vm, move.target)
 
         def tell(event: Event) -> None:
