@@ -35,6 +35,7 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.options import Options
 from vmckpt.migrate.report import Report
+from vmckpt.migrate.watch import WatchedNoLongerError
 from vmckpt.vm.check import REFUSE, WARN, Check, Examined
 from vmckpt.vm.dirty_rate import DirtyRate
 from vmckpt.vm.lifecycle import owner
@@ -487,6 +488,38 @@ def test_cancelled_it_begins_no_more_and_the_same_again_goes_on(world: World) ->
     assert world.closed("a")
     world.held = False
     assert world.drain().exit_code == 0
+
+
+def test_cancelled_again_it_waits_no_longer_for_a_host_that_has_died(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The move is its source's own work; the drain could be ended by no Ctrl-C any more."""
+
+    async def watched(guest: Guest, *_: object) -> Report:
+        world.moving.set()
+        asked = 0
+        while asked < 2:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                asked += 1
+        raise WatchedNoLongerError("it watches no longer", why="asked again", remedy="attach")
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(world.drained(max_parallel=1))
+        await world.moving.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            with pytest.raises(OutcomeUnknownError, match="0 of 5") as raised:
+                await task
+        assert "attach" in raised.value.remedy
+
+    monkeypatch.setattr(Guest, "migrate", watched)
+    asyncio.run(cancelled())
+    [stands] = records.load_all()
+    assert len(stands.moving) == 1  # the same command again looks where that one is
 
 
 @pytest.mark.parametrize("kind", [OutcomeUnknownError, VmLostError])
