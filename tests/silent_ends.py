@@ -86,7 +86,7 @@ class Down(LocalHost):
     async def connect(self, path: Path) -> socket.socket:
         raise down(self.name)
 
-    async def find_processes(self, argument: str) -> list[ProcessId]:
+    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
         raise down(self.name)
 
     async def read_text(self, path: Path) -> str | None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from tests.guest_like import RAM, Memory, read_whole
 from vmckpt.store.backends.backend import Backend, Held, Writer
-from vmckpt.store.backends.cached import Versioned
 from vmckpt.store.backends.local import LocalBackend, LocalHeld, LocalWriter
 from vmckpt.store.check import check
 from vmckpt.store.collect import Collected, collect, plan_gc
@@ -93,13 +92,19 @@ class Asked:
     """A back end that counts what it is asked."""
 
     def __init__(self, inner: Backend) -> None:
-        self.place, self.inner, self.locks_last = inner.place, inner, inner.locks_last
+        self.place, self.inner = inner.place, inner
+        self.locks_last, self.is_remote = inner.locks_last, inner.is_remote
         self.counts: Counter[str] = Counter()
 
     def names(self, folder: str) -> dict[str, int]:
         """Counted."""
         self.counts["names"] += 1
         return self.inner.names(folder)
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """Counted."""
+        self.counts["names"] += 1
+        return self.inner.versions(folder)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Counted."""
@@ -130,17 +135,6 @@ class Asked:
     def close(self) -> None:
         """As it is."""
         self.inner.close()
-
-
-class AskedVersioned(Asked):
-    """The same of object storage."""
-
-    inner: Versioned
-
-    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
-        """Counted."""
-        self.counts["names"] += 1
-        return self.inner.versions(folder)
 
 
 class Killed(BaseException):
@@ -177,10 +171,10 @@ class Stepped(LocalBackend):
         self.step()
         yield LocalHeld()
 
-    def names(self, folder: str) -> dict[str, int]:
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
         """An instant, and what is there then."""
         self.step()
-        return super().names(folder)
+        return super().versions(folder)
 
     def remove(self, name: str) -> None:
         """Two instants."""

@@ -23,6 +23,8 @@ _SIZE_UNITS = {
     "tb": 1000**4,
 }
 _DURATION_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# Whatever is due, or expires, so long from now has a date.
+MOST_DURATION_S = 36525 * 86400.0
 # More digits than this are a slip, not a size.
 _DIGITS = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 _NUMBER = re.compile(rf"\s*{_DIGITS}\s*([A-Za-z]*)\s*")
@@ -67,7 +69,12 @@ def parse_duration_s(text: str) -> float:
             remedy=f"write e.g. {text}ms or {text}s" if bare else "write e.g. 300ms, 5m, 1h30m",
         )
     parts = re.findall(_DURATION_PART, text)
-    return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+    found = sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+    if found > MOST_DURATION_S:
+        raise UsageError(
+            f"'{text}' is too long", why="100 years are the most", remedy="write e.g. 30d"
+        )
+    return found
 
 
 def format_size(size_bytes: float) -> str:

@@ -86,7 +86,7 @@ class Silent(LocalHost):
 class Running(Source):
     """Its QEMU has not ended."""
 
-    async def find_processes(self, argument: str) -> list[ProcessId]:
+    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
         return [ProcessId(0, 0)]
 
 

@@ -5,16 +5,21 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vmckpt.checkpoint.operate import revoke
+from vmckpt.checkpoint import operate
+from vmckpt.checkpoint.operate import Work, revoke
+from vmckpt.checkpoint.place import Place
 from vmckpt.checkpoint.service import Asked, Files, request_for, serve
+from vmckpt.errors import BusyError, OutcomeUnknownError, VmckptError
+from vmckpt.hosts import process
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import identify
+from vmckpt.store.open import Access
 
 FOREVER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -76,3 +81,88 @@ def test_one_at_work_is_ended_and_what_it_has_done_stays(
     files.status.write_text(json.dumps({"state": state}))
     asyncio.run(revoke(host, of_web))
     assert (service.poll() is not None) is is_ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving(LocalHost):
+    """A host whose services are this program; the last of its arguments is their directory."""
+
+    program: str
+
+    async def own_command(self) -> list[str]:
+        return [sys.executable, "-c", self.program]
+
+
+def at_work(tmp_path: Path, program: str, wish: Mapping[str, Any], verb: str) -> Work:
+    host = Serving("far", tmp_path, "127.0.0.1", program=program)
+    return Work(host, Asked(verb, "web", "/store"), wish, Place(host, "/store"), Access())
+
+
+def says(status: object) -> str:
+    return (
+        "import pathlib, sys\n"
+        f"(pathlib.Path(sys.argv[-1]) / 'status.json').write_text({json.dumps(status)!r})\n"
+    )
+
+
+def done(work: Work) -> object:
+    return asyncio.run(operate.have_done(work, lambda step: None))
+
+
+TAKEN = {"id": "ab", "name": "a", "pause_ms": 1.5, "took_s": 2, "stored": 3, "apart": False,
+         "damaged": None, "replaced": [], "not_replaced": None, "not_ended": None}  # fmt: skip
+RESTORED = {"vm": "web", "host": "far", "running_ms": 3.5, "warnings": []}
+DISKS = {"vm": "web", "host": "far", "disks": ["/a"], "warnings": []}
+FORKS = {"forks": [{"name": "a-1", "took_ms": 1.0, "error": "", "warnings": []}]}
+
+
+@pytest.mark.parametrize(
+    ("verb", "wish", "result"),
+    [
+        ("create", {}, TAKEN),
+        ("restore", {}, RESTORED),
+        ("restore", {"disks_only": True}, DISKS),
+        ("fork", {}, FORKS),
+    ],
+)
+def test_what_a_service_says_came_of_it_is_read_or_is_none(
+    tmp_path: Path, verb: str, wish: Mapping[str, Any], result: dict[str, Any]
+) -> None:
+    """One that says that it is done, and nothing else, ended the scheduler: vmckpt had a bug."""
+    well = says({"state": "done", "result": result})
+    assert done(at_work(tmp_path, well, wish, verb)) == result
+    first = next(iter(result))
+    for bad in (None, {}, {**result, first: 7}, {**result, first: None}):
+        told = says({"state": "done"} | ({} if bad is None else {"result": bad}))
+        with pytest.raises(OutcomeUnknownError, match="cannot be read"):
+            done(at_work(tmp_path, told, wish, verb))
+
+
+def test_a_service_that_fails_without_a_word_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(VmckptError):
+        done(at_work(tmp_path, says({"state": "failed"}), {}, "create"))
+
+
+def test_ctrl_c_does_not_wait_for_good_for_a_service_that_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one is whose storage hangs: no signal ends it, and the command could not be ended."""
+    monkeypatch.setattr(operate, "END_S", 0.5)
+    frozen = says({"state": "working"}) + "import os\nos.kill(os.getpid(), 19)  # SIGSTOP\n"
+    work = at_work(tmp_path, frozen, {}, "create")
+
+    async def run() -> None:
+        asking = asyncio.ensure_future(operate.have_done(work, lambda step: None))
+        while not process.find_by_argument(frozen):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        asking.cancel()
+        async with asyncio.timeout(10):
+            with pytest.raises(BusyError, match="the create of 'web' on far has not ended"):
+                await asking
+
+    try:
+        asyncio.run(run())
+    finally:
+        for one in process.find_by_argument(frozen):
+            process.kill(one)

@@ -105,6 +105,22 @@ def test_gc_writes_anew_the_copy_of_a_name_that_was_lost(tmp_path: Path) -> None
     assert name_of(place, pack, UNUSED) == NAME
 
 
+def test_records_of_a_needed_pack_that_is_not_there_stay(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with new_store(place) as store:
+        pack = a_pack(store)
+        store.opened.records.write([Damage(pack.id, pack.generation, {UNUSED: NAME})])
+    (place / pack.name).rename(tmp_path / "away")
+    with open_store(str(place)) as store:
+        collect(store, plan_gc(store))
+    (tmp_path / "away").rename(place / pack.name)
+    assert name_of(place, pack, UNUSED) == NAME
+    with open_store(str(place)) as store:
+        store.remove(store.ids())
+        collect(store, plan_gc(store))
+    assert not records_in(place)
+
+
 def test_a_record_is_of_a_size_that_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,8 +36,11 @@ from vmckpt.hosts.every import Answers
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.migrate.report import Report
+from vmckpt.migrate.watch import WatchedNoLongerError
 from vmckpt.options.migration import Options
 from vmckpt.preflight.finding import REFUSE, WARN, Check, Examined
+from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path
 from vmckpt.vm.spec import Placement
 
 pytestmark = pytest.mark.contract
@@ -60,6 +63,9 @@ class Scripted(LocalHost):
         if self.name in DOWN:
             raise error(HostDownError, f"{self.name} is down")
 
+    async def read_text(self, path: Path) -> str | None:
+        return SAYS.get((self.name, str(path))) or await super().read_text(path)
+
 
 def info(
     name: str, host: str, state: str, words: Mapping[str, tuple[str, ...]] | None = None
@@ -71,6 +77,8 @@ def info(
 
 
 DOWN = set[str]()
+# What hosts have in a file of theirs.
+SAYS = dict[tuple[str, str], str]()
 
 
 @dataclass
@@ -351,6 +359,63 @@ def test_a_host_that_is_down_from_the_beginning_is_left_out_and_said(world: Worl
     assert world.undrain().exit_code == 0
 
 
+@pytest.mark.parametrize("text", ["MemTotal:", "MemTotal: many kB", "MemTotal: -5 kB", "\0"])
+def test_a_host_that_does_not_say_what_memory_it_has_gets_no_vm(
+    world: World, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """And ends no drain: it ended all of them, vmckpt had a bug."""
+    monkeypatch.setitem(SAYS, ("b", "/proc/meminfo"), text)
+    result = world.drain()
+    assert result.exit_code == 0
+    assert at(world, "b") == ["other"]
+    assert len(at(world, "c")) == 5
+
+
+def test_a_host_that_is_drained_meanwhile_gets_nothing_more(world: World) -> None:
+    """Its drain had said that it is empty: VMs that were planned there before still came."""
+    arrived: list[str] = []
+
+    def tell(happening: Happening) -> None:
+        if isinstance(happening, Ended) and not happening.why:
+            arrived.append(happening.where)
+            mark = world.host("b").state_dir / "drained.json"
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_text('{"run": "another"}')
+
+    world.where |= {f"vm{number}": "a" for number in range(5, 12)}
+    asked = Asked(look_s=0.0, max_parallel=1)
+    result = asyncio.run(drain(world.host("a"), asked, tell, tools=world.tools))
+    assert result.exit_code == 0
+    assert len(arrived) == 12
+    # One may have been under way.
+    assert arrived.count("b") <= 2
+
+
+def test_a_vm_that_is_on_its_way_to_the_host_is_waited_for(world: World) -> None:
+    """Another drain had begun to move it there before the host was marked."""
+    host = world.host("a")
+
+    async def both() -> Result:
+        async def comes() -> None:
+            async with host.lock(lock_path(host.state_dir, "late"), owner("migrate to a")):
+                coming.set()
+                while not any("is on its way" in str(one) for one in world.told):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                world.where["late"] = "a"
+
+        coming = asyncio.Event()
+        moving = asyncio.ensure_future(comes())
+        await coming.wait()
+        async with asyncio.timeout(10):
+            result = await world.drained()
+        await moving
+        return result
+
+    result = asyncio.run(both())
+    assert result.exit_code == 0
+    assert world.where["late"] != "a"
+
+
 class Starting(World):
     """One in which a VM is started on the host after it was looked at, `left` times."""
 
@@ -439,6 +504,38 @@ def test_cancelled_it_begins_no_more_and_the_same_again_goes_on(world: World) ->
     assert world.closed("a")
     world.held = False
     assert world.drain().exit_code == 0
+
+
+def test_cancelled_again_it_waits_no_longer_for_a_host_that_has_died(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The move is its source's own work; the drain could be ended by no Ctrl-C any more."""
+
+    async def watched(guest: Guest, *_: object) -> Report:
+        world.moving.set()
+        asked = 0
+        while asked < 2:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                asked += 1
+        raise WatchedNoLongerError("it watches no longer", why="asked again", remedy="attach")
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(world.drained(max_parallel=1))
+        await world.moving.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            with pytest.raises(OutcomeUnknownError, match="0 of 5") as raised:
+                await task
+        assert "attach" in raised.value.remedy
+
+    monkeypatch.setattr(Guest, "migrate", watched)
+    asyncio.run(cancelled())
+    [stands] = records.load_all()
+    assert len(stands.moving) == 1  # the same command again looks where that one is
 
 
 @pytest.mark.parametrize("kind", [OutcomeUnknownError, VmLostError])

@@ -1,6 +1,7 @@
 """A group's commit that was cut off: all of it is there, or nothing; and the lines it goes over."""
 
 import asyncio
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -101,7 +102,7 @@ async def _over_a_socket(path: Path) -> list[str]:
 
     async def serve() -> None:
         async with joined(path, 1.0) as member:
-            member.say("prepared")
+            member.say("prepared", machine="a", processors=2)
             said.append(str((await member.told("set"))["to"]))
             with pytest.raises(OperationFailedError, match="because"):
                 await member.told("cut")
@@ -120,6 +121,39 @@ async def _over_a_socket(path: Path) -> list[str]:
         with pytest.raises(OperationFailedError, match="connection was closed"):
             await head.all_say("set")
     return said
+
+
+class _Deaf:
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("word", "more"),
+    [
+        ("prepared", {"machine": "a", "processors": "2"}),
+        ("stored", {"id": "ab", "held": None}),
+        ("settled", {"result": {"host": "a"}}),
+        ("committed", {"result": {"pause_ms": "long"}}),
+        ("failed", {}),
+    ],
+)
+def test_a_member_that_says_something_else_ends_the_group(
+    word: str, more: dict[str, object]
+) -> None:
+    """It ended the command: vmckpt had a bug."""
+
+    async def hear() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(json.dumps({"word": word, **more}).encode() + b"\n")
+        with pytest.raises(OperationFailedError, match="the group was given up") as raised:
+            await Head({"web": Line(reader, _Deaf(), "web")}).all_say(word)
+        assert f"'web' said '{word}', and " in raised.value.why
+
+    asyncio.run(hear())
 
 
 def test_both_ends_hear_one_another_and_the_end(tmp_path: Path) -> None:

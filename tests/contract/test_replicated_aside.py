@@ -51,7 +51,7 @@ OURS = "a/1"
 class Silent(LocalHost):
     """A host that gives no answer."""
 
-    async def find_processes(self, argument: str) -> list[ProcessId]:
+    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
         raise HostDownError("b is down", why=argument, remedy="-")
 
 

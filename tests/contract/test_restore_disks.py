@@ -12,11 +12,13 @@ from tests.contract.test_checkpoint_disks import SIZE, content, raw
 from tests.contract.test_checkpoint_disks import make as make_checkpoint
 from tests.unit.test_checkpoint_tree import facts
 from vmckpt.checkpoint import restore_disks as module
+from vmckpt.checkpoint.catalogue import catalogue
 from vmckpt.checkpoint.facts import DiskFacts
 from vmckpt.checkpoint.making import settle
+from vmckpt.checkpoint.operate import restoring
 from vmckpt.checkpoint.restore import Source, Wish
 from vmckpt.checkpoint.restore_disks import DisksRestored, restore_disks
-from vmckpt.errors import NotFoundError, OperationFailedError, RefusedError
+from vmckpt.errors import BusyError, NotFoundError, OperationFailedError, RefusedError
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.preflight.finding import OK, Check
@@ -173,6 +175,54 @@ def test_killed_anywhere_it_is_undone_or_finished_by_the_next(
         assert (host.state_dir / "web.raw").read_bytes() == content()
     else:
         assert as_before(host)
+
+
+def cut_off_past_its_commit(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a power cut: its dead-man's switch is gone, too."""
+
+    class Cut(BaseException):
+        pass
+
+    async def cut(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "settle", cut)
+        with pytest.raises(Cut):
+            restored(host)
+    assert (host.state_dir / "web.raw").read_bytes() == b"newer"
+
+
+def test_the_next_one_does_not_forget_what_was_restored_before_a_power_cut(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wrote over what says which disks the VM has, and its undo removed that: the old ones."""
+    cut_off_past_its_commit(host, monkeypatch)
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "_write_one", no_room)
+        with pytest.raises(BusyError, match="was cut off"):
+            restored(host)
+    asyncio.run(settle(host, "web"))
+    assert (host.state_dir / "web.raw").read_bytes() == content()
+
+
+def test_the_operators_next_one_ends_what_was_cut_off_first(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off_past_its_commit(host, monkeypatch)
+
+    async def again() -> None:
+        entry = (await catalogue([host], None, vm="web")).find("one")
+        await restoring(host, entry, IN_PLACE)
+
+    asyncio.run(again())
+    assert (host.state_dir / "web.raw").read_bytes() == content()
+    assert not vm_dir(host.state_dir, "web").restoring.exists()
+    restored(host)
+
+
+def no_room(*_: object) -> None:
+    raise RefusedError("there is no room", why="the disk is full", remedy="make room")
 
 
 def test_a_cancelled_one_is_undone(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:

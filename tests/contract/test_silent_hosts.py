@@ -23,7 +23,7 @@ class Mute(LocalHost):
     async def connect(self, path: Path) -> socket.socket:
         raise HostDownError("b is down", why="no way to it", remedy="wait")
 
-    async def find_processes(self, argument: str) -> list[ProcessId]:
+    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
         raise HostDownError("b is down", why="no way to it", remedy="wait")
 
     async def read_text(self, path: Path) -> str | None:

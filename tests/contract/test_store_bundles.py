@@ -20,7 +20,6 @@ from tests.object_storage import environment, new_place, s3_server
 from tests.small_packs import (
     PAGES,
     Asked,
-    AskedVersioned,
     Killed,
     Made,
     Stepped,
@@ -107,7 +106,7 @@ def kind(
 
         def new() -> Asked:
             monkeypatch.setenv("VMCKPT_CACHE_DIR", str(tmp_path / f"cache-{next(caches)}"))
-            return AskedVersioned(S3Backend(place))
+            return Asked(S3Backend(place))
 
         yield Kind(new, path)
     elif request.param == "lent":
@@ -175,7 +174,7 @@ def test_many_small_checkpoints_have_few_objects(
         # Nothing is left to be done.
         assert collect_now(store)[:2] == (0, 0)
     assert kind.objects() == after
-    if isinstance(kind.asked, AskedVersioned):
+    if kind.asked.is_remote:
         assert asked_after["restore"] < 10 < asked_before["restore"]
     assert asked_after["begin"] <= asked_before["begin"] - many
     assert asked_after["check"] <= asked_before["check"] - many

@@ -431,16 +431,9 @@ def test_one_bad_read_makes_no_checkpoint_a_damaged_one(
         assert not plan_gc(store).damaged
 
 
-class Versions(LocalBackend):
-    """A directory that says of each file which version it is."""
-
-    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
-        return {name: (size, "v") for name, size in self.names(folder).items()}
-
-
 def test_a_check_reads_the_storage_itself_after_damage_too(tmp_path: Path) -> None:
     """What seems damaged is read once more past the cache: that does not switch it on again."""
-    backend = CachedBackend(Versions(tmp_path), tmp_path / "cache", bytes(32))
+    backend = CachedBackend(LocalBackend(tmp_path), tmp_path / "cache", bytes(32))
     with backend.off():
         with uncached(backend):
             pass

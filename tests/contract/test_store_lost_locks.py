@@ -57,9 +57,9 @@ class Lockless(LocalBackend):
         self.instant()
         yield LocalHeld()
 
-    def names(self, folder: str) -> dict[str, int]:
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
         self.instant()
-        return super().names(folder)
+        return super().versions(folder)
 
     def remove(self, name: str) -> None:
         self.instant()

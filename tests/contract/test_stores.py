@@ -360,6 +360,24 @@ def test_a_copy_that_another_was_faster_with_is_left_to_it(store: Store, places:
         require_same(copies, copies.manifest(two.id), ram)
 
 
+def test_gc_takes_a_checkpoint_that_was_removed_and_copied_again_for_a_new_one(
+    store: Store, places: Places
+) -> None:
+    ram = memory(PAGES, 1)
+    first = save(store, ram)
+    with create_store(places("other"), from_environment()) as other:
+        copy_checkpoints(store, other, [first])
+        assert check(other).whole
+        with open_store(other.place) as collecting:
+            plan = plan_gc(collecting)
+            # As docs/store.md says of one that is damaged.
+            other.remove([first.id])
+            copy_checkpoints(store, other, [first])
+            collect(collecting, plan)
+        assert check(other).whole
+        require_same(other, first, ram)
+
+
 def test_a_name_that_several_vms_have_is_no_one_checkpoint(store: Store) -> None:
     """`store export FILE before-upgrade` would carry another VM away."""
     made = [save(store, memory(16, seed), vm=vm, name="n") for seed, vm in ((1, "web"), (2, "db"))]
@@ -455,6 +473,28 @@ def test_a_lock_that_may_have_been_anothers_is_lost_for_good(*, fails: bool) -> 
         time.sleep(0.1)
     assert calls == had
     held.stop()
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "packs"])
+def test_a_folder_whose_disk_is_not_mounted_is_not_an_empty_one(
+    tmp_path: Path, folder: str
+) -> None:
+    place, disk = tmp_path / "store", tmp_path / "disk"
+    with create_store(str(place)) as store:
+        first = save(store, memory(PAGES, 1))
+    disk.mkdir()
+    (place / folder).rename(disk / folder)
+    (place / folder).symlink_to(disk / folder)
+    disk.rename(tmp_path / "elsewhere")
+    with open_store(str(place)) as store:
+        for command in (plan_gc, check, Store.ids if folder == "checkpoints" else check):
+            with pytest.raises(StorageError, match=folder) as error:
+                command(store)
+            assert "not there" in error.value.why
+    (tmp_path / "elsewhere").rename(disk)
+    with open_store(str(place)) as store:
+        collect(store, plan_gc(store))
+        require_same(store, first, memory(PAGES, 1))
 
 
 def test_a_file_that_goes_while_its_folder_is_listed_takes_no_other_with_it(

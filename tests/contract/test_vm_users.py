@@ -20,7 +20,10 @@ from vmckpt.hosts.host import Host
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
 from vmckpt.hosts.uids import Uids
+from vmckpt.migrate.ends import End
+from vmckpt.migrate.handover import find_qemu
 from vmckpt.preflight.vm_users import host_checks
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.identity import new_identity
 from vmckpt.vm.paths import QemuDir, vm_dir
 from vmckpt.vm.spec import parse_spec
@@ -54,6 +57,10 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture
 def host(place: Path) -> LocalHost:
     return LocalHost("a", place / "state", "127.0.0.1", vm_uids=UIDS)
+
+
+WAITS = "import time; print('here', flush=True); time.sleep(60)"
+PLATFORM = Platform("q35", "tcg", "qemu64")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -398,6 +405,77 @@ def test_roots_environment_is_not_its_vms(monkeypatch: pytest.MonkeyPatch) -> No
     shown = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
     assert "of a store" not in shown
     assert "LANG=C.UTF-8" in shown
+
+
+def test_no_other_users_process_passes_for_a_vms_qemu(
+    host: LocalHost, place: Path, files: QemuDir, device: Path
+) -> None:
+    set_it_up(host, files, image(place / "disk.qcow2"))
+    elsewhere = prepared(host, "other", new_identity())  # its QEMU is root's
+    for mine in (files, elsewhere):
+        argv = VmUser(OTHER, UIDS).command([PYTHON, "-c", WAITS, *mine.mark.split("\0")])
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as pretends:
+            assert pretends.stdout
+            assert pretends.stdout.readline() == "here\n"
+            assert run(host.find_processes(mine.mark, of_anyone=True)) == [identify(pretends.pid)]
+            assert run(processes(host, mine)) == []
+            assert run(find_qemu(End(host, mine), PLATFORM)) is None
+            pretends.kill()
+
+
+# Root has a key in its session, and starts a VM's QEMU, and something else as its user.
+HAS_KEYS = """\
+import asyncio, ctypes, os, sys
+from pathlib import Path
+from vmckpt.hosts.local import LocalHost
+from vmckpt.hosts.uids import make_uids
+from vmckpt.vm.users import VmUser
+
+libc, place, python = ctypes.CDLL(None), Path(sys.argv[1]), sys.argv[2]
+assert libc.syscall(250, 1, None) > 0
+assert libc.syscall(248, b"user", b"vmckpt-test", b"x", 1, -3) > 0
+look = "import ctypes; print(ctypes.CDLL(None).syscall(250, 10, -3, b'user', b'vmckpt-test', 0))"
+user = VmUser(2_000_000_007, make_uids(2_000_000_000, 2_000_100_000))
+
+async def work():
+    host = LocalHost("a", place, "127.0.0.1")
+    argv = [python, "-c", look]
+    print((await host.run(argv)).stdout)
+    print((await host.run(user.command(argv))).stdout)
+    process = await host.spawn(user.command(argv), place / "log")
+    while await host.is_alive(process):
+        await asyncio.sleep(0.01)
+    print((place / "log").read_text())
+
+asyncio.run(work())
+"""
+
+
+def test_keys_of_roots_session_are_not_its_vms(place: Path) -> None:
+    argv = [sys.executable, "-c", HAS_KEYS, str(place), PYTHON]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if "assert libc" in done.stderr:
+        pytest.skip("the kernel gives no keys here")
+    before, *theirs = done.stdout.split()
+    assert int(before) > 0
+    assert theirs == ["-1", "-1"], done.stderr
+
+
+def test_what_lies_behind_a_closed_directory_is_not_found_from_roots_own(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = place / "root"
+    (closed / "project").mkdir(parents=True)
+    closed.chmod(0o700)
+    (closed / "project").chmod(0o755)
+    (closed / "project" / "password").write_text("root's")
+    (closed / "project" / "password").chmod(0o644)
+    monkeypatch.chdir(closed / "project")
+    done = subprocess.run(
+        VmUser(ME, UIDS).command(["sh", "-c", "pwd; cat password"]),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "/\n"
 
 
 # It forgets its command line, as whoever has a QEMU can, and starts another process.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.qemu.test_checkpoint import all_there, load, sound
-from tests.qemu.world import COMMAND, Done, World, eventually, image, qemu, world
+from tests.qemu.world import COMMAND, Done, World, eventually, image, qemu, send, world
 from vmckpt.hosts.process import find_by_argument, identify
 from vmckpt.lab.labguest import LabGuest
 from vmckpt.store.config import CONFIG
@@ -202,10 +202,20 @@ def newest(made: World) -> dict[str, Any]:
     return found
 
 
+def comes_to(made: World, *phases: str, within_s: float = 60.0) -> None:
+    """Wait until the newest guard is in one of these phases; if it never is, it is shown."""
+    given_up_s = time.monotonic() + within_s
+    while (last := newest(made))["phase"] not in phases:
+        if time.monotonic() > given_up_s:
+            logs = (made.state_dir / "guards").glob("*.recovery.log")
+            pytest.fail(f"{last} after {within_s:g} s; {[log.read_text() for log in logs]}")
+        time.sleep(0.1)
+
+
 def test_whoever_is_killed_a_guard_does_not_fail_open(made: World, tmp_path: Path) -> None:
     command = begun(made, tmp_path / "one")
     made.kill(command)
-    eventually(lambda: newest(made)["phase"] == "rolled_back", 60, "the switch has rolled back")
+    comes_to(made, "rolled_back")
     written(made)
     nothing_else(made)
 
@@ -219,15 +229,13 @@ def test_a_killed_worker_leaves_nothing_beside_the_rollback(
     mark = tmp_path / "begun"
     command = begin(made, "--", "sh", "-c", f"{daemon}; touch {mark}; sleep 3600")
     eventually(lambda: mark.exists() or command.poll() is not None, 90, "the command is run")
-    for process in find_by_argument(f"touch {mark}"):
-        if b"guard.worker" in Path(f"/proc/{process.pid}/cmdline").read_bytes():
-            os.kill(process.pid, signal.SIGKILL)
+    workers = set(find_by_argument(f"touch {mark}")) & set(find_by_argument("guard.worker"))
+    send(signal.SIGKILL, workers)
     if guard_too:
         made.kill(command)
     else:
         command.communicate(timeout=90)
-    over = ("rolled_back", "open")  # without control groups its end is not certain
-    eventually(lambda: newest(made)["phase"] in over, 60, "the switch has rolled back")
+    comes_to(made, "rolled_back", "open")  # without control groups its end is not certain
     assert identify(int((tmp_path / "pid").read_text())) is None
     if newest(made)["phase"] == "open":
         assert made.vmckpt("guard", "rollback", "guest").code == 0
@@ -252,7 +260,7 @@ def test_one_that_is_open_is_decided_by_whoever_comes(made: World, tmp_path: Pat
     assert made.vmckpt("guard", "commit", "guest").code == 0
     command = begun(made, tmp_path / "one", *asked)
     made.kill(command)
-    eventually(lambda: newest(made)["phase"] == "open", 60, "the switch leaves it open")
+    comes_to(made, "open")
     assert made.vmckpt("guard", "rollback", "guest").code == 0
     written(made)
     nothing_else(made)

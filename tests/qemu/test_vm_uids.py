@@ -240,15 +240,16 @@ def test_a_vm_moves_and_is_taken_over(version: str) -> None:
         ways: list[tuple[str, ...]] = [
             ("--method", "precopy"),
             ("--method", "postcopy"),
-            ("--tls", "psk"),
+            ("--tls", "require"),
         ]
         if version == "7.2":
-            ways = [("--method", "stop"), ("--method", "stop", "--tls", "psk")]
+            ways = [("--method", "stop"), ("--method", "stop", "--tls", "require")]
         host = {"own": "lab-a", "shared": "lab-a"}
 
         def move(name: str, *way: str) -> None:
             host[name] = "lab-b" if host[name] == "lab-a" else "lab-a"
-            made.ok("migrate", name, host[name], *way)
+            moved = made.ok("migrate", name, host[name], *way)
+            assert moved["encryption"] == ("x509" if "require" in way else "psk")
 
         async def under_load() -> None:
             async with loaded(made, own):

@@ -230,6 +230,34 @@ def test_who_has_certificates_and_what_is_asked_decide(
     assert chosen.peer == ("CN=a" if scheme is Scheme.CERTIFICATES else "")
 
 
+@pytest.mark.parametrize(
+    ("tls", "certified", "scheme"),
+    [
+        (Tls.AUTO, "ab", Scheme.ONE_TIME_KEY),
+        (Tls.AUTO, "a", Scheme.ONE_TIME_KEY),
+        (Tls.AUTO, "", Scheme.CLEAR),
+        (Tls.REQUIRE, "ab", Scheme.CERTIFICATES),
+        (Tls.OFF, "ab", Scheme.CLEAR),
+    ],
+)
+def test_a_vms_user_gets_no_hosts_key_unasked(
+    state: Path, hosts: Two, tls: Tls, certified: str, scheme: Scheme
+) -> None:
+    issued(state, *(host for host in hosts if host.name in certified))
+    assert asyncio.run(choose(tls, *hosts, own_users=True)).scheme is scheme
+    far = Far("b", hosts[1].state_dir, "10.0.0.2")
+    if tls is Tls.AUTO:  # to another machine nothing goes in clear
+        found = asyncio.run(choose(tls, hosts[0], far, own_users=True))
+        assert found.scheme is Scheme.ONE_TIME_KEY
+
+
+def test_a_name_that_a_certificate_is_for_asks_for_certificates(state: Path, hosts: Two) -> None:
+    issued(state, *hosts)
+    name = hosts[1].migration_address
+    found = asyncio.run(choose(Tls.AUTO, *hosts, name=name, own_users=True))
+    assert found.scheme is Scheme.CERTIFICATES
+
+
 def test_nothing_goes_in_clear_to_another_machine_unasked(
     hosts: Two,
 ) -> None:

@@ -43,6 +43,14 @@ def test_only_modules_of_ansible_core_are_used() -> None:
     assert {collection for collection, _ in modules} == {"ansible.builtin"}
 
 
+def test_no_link_in_a_directory_of_the_user_is_given_to_that_user() -> None:
+    tasks = re.split(r"^- name: ", read("tasks"), flags=re.MULTILINE)
+    inside = re.compile(r'builtin\.file:.*path: "{{ vmckpt_(home|state_dir) }}/', re.DOTALL)
+    found = [task for task in tasks if inside.search(task)]
+    assert len(found) == 2
+    assert all("    follow: false\n" in task for task in found)
+
+
 def test_hosts_get_the_versions_that_are_tested_here() -> None:
     tested = dict(PINNED.findall((REPOSITORY / "requirements.lock").read_text()))
     sent = dict(PINNED.findall((REPOSITORY / "requirements-runtime.lock").read_text()))

@@ -72,7 +72,21 @@ def test_durations_are_read(text: str, duration_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "m", "-5s", "5x", "1h30", "5 s x", "ms5", "9" * 400 + "s"]
+    "text",
+    [
+        "",
+        "5",
+        "m",
+        "-5s",
+        "5x",
+        "1h30",
+        "5 s x",
+        "ms5",
+        "9" * 400 + "s",
+        "36526d",
+        "5000000h",
+        "9" * 15 + "d",
+    ],
 )
 def test_what_is_no_duration_is_refused_and_quoted(text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -35,8 +35,15 @@ from vmckpt.checkpoint.service import (
 )
 from vmckpt.checkpoint.tree import OriginShown
 from vmckpt.checkpoint.whole import require_savable
-from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
-from vmckpt.foreign import Shape
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OperationFailedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+)
+from vmckpt.foreign import NUMBER, MalformedError, Shape, require
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.hosts.inventory import all_hosts, state_dir
@@ -55,6 +62,8 @@ from vmckpt.vm.paths import vms_dir
 from vmckpt.vm.spec import parse_spec
 
 POLL_S = 0.02
+# A service that is told to end undoes what it has begun, unless its storage keeps it.
+END_S = 120.0
 Tell = Callable[[str], None]
 
 
@@ -72,7 +81,7 @@ async def create(
     vm: Vm, given: str | None, wish: take.Wish, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Have a checkpoint of the VM taken by its host. Raises what `take.take` does."""
-    return await _have_done(await taking(vm, given, wish, key), tell)
+    return await have_done(await taking(vm, given, wish, key), tell)
 
 
 async def take_to_fork(vm: Vm, store: str | None, key: KeySource | None = None) -> str:
@@ -105,7 +114,7 @@ async def restore_to(
     host: Host, entry: Entry, wish: restore.Wish, tell: Tell, key: KeySource | None = None
 ) -> dict[str, Any]:
     """Have the host make a running VM of a checkpoint; returns as soon as the guest runs."""
-    return await _have_done(await restoring(host, entry, wish, key), tell)
+    return await have_done(await restoring(host, entry, wish, key), tell)
 
 
 async def restoring(
@@ -115,6 +124,7 @@ async def restoring(
     name = wish.name or entry.manifest.vm
     if wish.in_place:
         await require_meant_to_restore(entry.manifest, host)
+        await _end_what_is_cut_off(host, name)
     else:
         await _require_unused([name], host)
     place = await _seen_from(host, entry)
@@ -132,7 +142,7 @@ async def fork_on(
     access = await access_to(place, key)
     asked = Asked(FORK, wish.name, place.path)
     words = wish._asdict() | await _standing(entry, trust=wish.trust)
-    return await _have_done(Work(host, asked, words, place, access), tell)
+    return await have_done(Work(host, asked, words, place, access), tell)
 
 
 async def standing(entry: Entry) -> OriginShown:
@@ -151,6 +161,13 @@ async def _standing(entry: Entry, *, trust: bool) -> dict[str, Any]:
     is_foreign = not await in_thread(partial(is_own, state_dir(), entry.manifest))
     known = digest(entry.manifest) if trust or not is_foreign else ""
     return {"known": known, "is_foreign": is_foreign}
+
+
+async def _end_what_is_cut_off(host: Host, name: str) -> None:
+    """An earlier restore's record says which disks the VM has: the next one would replace it."""
+    vm = await read_vm(host, name)
+    if vm is not None and await restore_is_cut_off(vm):
+        await recover_there(vm)
 
 
 async def recover_there(vm: Vm) -> None:
@@ -227,8 +244,8 @@ async def _seen_from(host: Host, entry: Entry) -> Place:
     )
 
 
-async def _have_done(work: Work, tell: Tell) -> dict[str, Any]:
-    """Have a service there do it; its result."""
+async def have_done(work: Work, tell: Tell) -> dict[str, Any]:
+    """Have a service there do it; its result. Raises what that does, OutcomeUnknownError."""
     async with begun(work) as (files, service):
         return await _served(work, files, service, tell)
 
@@ -260,10 +277,9 @@ async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> d
             status = said(await host.read_text(files.status), files.status)
             done = status.get("state") in (SETTLED, DONE)
             if done or (status.get("state") == RUNNING and not alive):
-                result: dict[str, Any] = status["result"]
-                return result
+                return _result(work, status)
             if status.get("state") == FAILED:
-                raise unpack_error(status["error"])
+                raise unpack_error(status.get("error"))
             if not alive:
                 raise await died(host, files, verb)
             steps = status.get("steps", [])
@@ -272,11 +288,40 @@ async def _served(work: Work, files: Files, service: ProcessId, tell: Tell) -> d
             told = max(told, len(steps))
             await asyncio.sleep(POLL_S)
     except asyncio.CancelledError:
-        await finish(interrupted(host, service))
+        await finish(interrupted(host, service, f"the {verb} of '{work.asked.vm}'"))
         raise
     finally:
         if verb != RESTORE:
             await finish(host.remove(files.path))
+
+
+# Of a result, what is read as it stands.
+_RESULTS: Mapping[str, Shape] = {
+    CREATE: {
+        **dict.fromkeys(("id", "name", "damaged??", "not_replaced??", "not_ended??"), str),
+        **dict.fromkeys(("pause_ms", "took_s"), NUMBER),
+        "stored": int,
+        "apart": bool,
+        "replaced": [str],
+    },
+    RESTORE: {"vm": str, "host": str, "running_ms": NUMBER, "warnings": [str]},
+    FORK: {"forks": [{"name": str, "took_ms": NUMBER, "error": str, "warnings": [str]}]},
+}
+_DISKS_RESTORED: Shape = {"vm": str, "host": str, "disks": [str], "warnings": [str]}
+
+
+def _result(work: Work, status: Mapping[str, Any]) -> dict[str, Any]:
+    """What a service says came of it. Raises OutcomeUnknownError: that is nothing of the kind."""
+    verb, result = work.asked.verb, status.get("result")
+    try:
+        require(_DISKS_RESTORED if work.wish.get("disks_only") else _RESULTS[verb], result)
+    except MalformedError as exc:
+        raise OutcomeUnknownError(
+            f"what came of the {verb} on {work.host.name} cannot be read",
+            why=f"its result is malformed: {exc}",
+            remedy="`vmckpt vm list` shows how the VM is, `vmckpt checkpoint list` what there is",
+        ) from exc
+    return dict(result or {})
 
 
 _SAID: Shape = {"state?": str, "result?": {}, "error?": [str], "steps?": [str]}
@@ -293,11 +338,30 @@ def said(text: str | None, path: Path, shape: Shape = _SAID) -> dict[str, Any]:
         return {}
 
 
-async def interrupted(host: Host, service: ProcessId) -> None:
-    """Have a service undo what it can, and wait until it has ended."""
+async def interrupted(host: Host, service: ProcessId, what: str) -> None:
+    """Have a service undo what it can, and wait until it has ended. Raises BusyError: it does not.
+
+    `what` it is at, in words.
+    """
     await host.interrupt(service)
-    while await host.is_alive(service):  # noqa: ASYNC110 - nobody tells
+    if not await ended(host, service, END_S):
+        raise BusyError(
+            f"{what} on {host.name} has not ended",
+            why=f"its process {service.pid} there was told to {END_S:g} s ago; it is frozen, or "
+            "waits for its storage",
+            remedy="have its storage answer, or end it by force on that host: what it had begun "
+            "is undone then",
+        )
+
+
+async def ended(host: Host, process: ProcessId, within_s: float) -> bool:
+    """Wait until a service has ended, for so long at most; whether it has."""
+    given_up_s = asyncio.get_running_loop().time() + within_s
+    while await host.is_alive(process):
+        if asyncio.get_running_loop().time() > given_up_s:
+            return False
         await asyncio.sleep(POLL_S)
+    return True
 
 
 async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:
@@ -316,7 +380,8 @@ async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> N
         status = said(await host.read_text(files.status), files.status)
         process = said(await host.read_text(files.process), files.process, _PROCESS)
         if process and status.get("state") in (None, WORKING):
-            await interrupted(host, ProcessId(process["pid"], process["start_ticks"]))
+            what = f"the {request['verb']} of '{request['vm']}'"
+            await interrupted(host, ProcessId(process["pid"], process["start_ticks"]), what)
 
 
 async def died(host: Host, files: Files, verb: str) -> OperationFailedError:

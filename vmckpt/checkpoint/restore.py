@@ -445,8 +445,7 @@ class _Restoring:
         except BaseException:
             # The new one is ended first: whatever became of `cont`, the guest runs once.
             await end_qemu(self._host, vm.spec.ram_dir, self._files)
-            await self._host.write_text(vm.directory.current, old.qemu.to_json())
-            await let_run(old)
+            await go_on(old)
             raise
 
     async def _afterwards(self, qemu: Qemu, monitor: Monitor) -> list[str]:
@@ -497,6 +496,16 @@ async def stand_still(vm: Vm) -> None:
             await commands.stop(monitor)
     except (HostDownError, OutcomeUnknownError):
         await vm.host.stop_for_good(vm.qemu.process)
+
+
+async def go_on(vm: Vm) -> None:
+    """A VM whose place was to be taken is what it was, also where the disk is full."""
+    before = vm.qemu.to_json()
+    try:
+        if await vm.host.read_text(vm.directory.current) != before:
+            await vm.host.write_text(vm.directory.current, before)
+    finally:
+        await let_run(vm)
 
 
 async def let_run(vm: Vm) -> None:

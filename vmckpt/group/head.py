@@ -11,6 +11,7 @@ from typing import Any
 
 from vmckpt.checkpoint.group_line import Line, given_up
 from vmckpt.checkpoint.group_member import FAILED, TOGETHER_S, VOID
+from vmckpt.foreign import NUMBER, MalformedError, Shape, require
 from vmckpt.group.turns import Place, turns
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.hosts.scheduling import in_real_time
@@ -18,6 +19,15 @@ from vmckpt.sequence.steps import all_of
 
 # A member that was told in time has so long to say what came of it.
 ANSWER_S = 10.0
+# What goes with a word, as far as it is read.
+_HELD = dict.fromkeys(("stopping_unix_s", "stopped_unix_s", "runs_unix_s", "held_s"), NUMBER)
+_SHAPES: Mapping[str, Shape] = {
+    FAILED: {"error": [str]},
+    "prepared": {"machine": str, "processors": int},
+    "stored": {"id": str, "held": _HELD},
+    "committed": {"result": {"pause_ms": NUMBER}},
+    "settled": {"result": {"host": str, "warnings": [str]}},
+}
 
 
 class Head:
@@ -83,6 +93,10 @@ class Head:
         except TimeoutError as exc:
             limit_s = of_s or within_s or 0
             raise given_up(f"'{vm}' was not '{word}' within {limit_s:.3g} s") from exc
+        try:
+            require(_SHAPES.get(said.word), said.more)
+        except MalformedError as exc:
+            raise given_up(f"'{vm}' said '{said.word}', and {exc}") from exc
         if said.word == FAILED:
             raise unpack_error(said.more["error"])
         if said.word != word:

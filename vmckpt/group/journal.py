@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from vmckpt.checkpoint.operate import ended
 from vmckpt.checkpoint.place import Key, Place, opened
 from vmckpt.errors import (
     BusyError,
@@ -20,7 +21,7 @@ from vmckpt.errors import (
     StorageError,
     VmckptError,
 )
-from vmckpt.group.services import ended
+from vmckpt.group.services import END_S
 from vmckpt.hosts.inventory import find_host, local_host, state_dir
 from vmckpt.hosts.process import ProcessId
 from vmckpt.sequence.in_thread import in_thread
@@ -135,7 +136,7 @@ async def settle_left(key: Key = None) -> list[str]:
 
 async def _require_ended(part: Part) -> None:
     host = find_host(part.host)
-    if not await ended(host, part.process) and not await host.kill(part.process):
+    if not await ended(host, part.process, END_S) and not await host.kill(part.process):
         raise HostDownError(
             f"'{part.vm}' may still be committed on {part.host}",
             why=f"process {part.process.pid} there does not end",

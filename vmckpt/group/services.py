@@ -1,19 +1,16 @@
 """A group's members at work: a service on each VM's host, and a line to each."""
 
 import asyncio
-import operator
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from vmckpt.checkpoint.group_line import MOST_LINE_BYTES, Line
 from vmckpt.checkpoint.group_member import HEAD_S
-from vmckpt.checkpoint.operate import POLL_S, Work, begun, died, said
+from vmckpt.checkpoint.operate import Work, begun, died, ended, said
 from vmckpt.checkpoint.service import FAILED, RESTORE, Files
-from vmckpt.deadlines import poll
 from vmckpt.errors import VmckptError
 from vmckpt.group.head import Head
-from vmckpt.hosts.host import Host
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.remote.values import unpack_error
 from vmckpt.sequence.steps import all_of, finish
@@ -76,7 +73,7 @@ async def _line(service: Service) -> Line:
         if is_late or not await host.is_alive(service.process):
             status = said(await host.read_text(files.status), files.status)
             if status.get("state") == FAILED:
-                raise unpack_error(status["error"])
+                raise unpack_error(status.get("error"))
             raise await died(host, files, service.work.asked.verb)
     sock = await host.connect(files.ear)
     reader, writer = await asyncio.open_connection(sock=sock, limit=MOST_LINE_BYTES)
@@ -97,12 +94,5 @@ async def _ended(services: Sequence[Service]) -> None:
 async def _end(service: Service) -> None:
     host = service.work.host
     with suppress(VmckptError):  # of a host that is silent nobody knows; its members give up alone
-        if await ended(host, service.process):
+        if await ended(host, service.process, END_S):
             await host.remove(service.files.path)
-
-
-async def ended(host: Host, process: ProcessId) -> bool:
-    """Wait until a service has ended; False when it is still there after a minute."""
-    return not await poll(
-        lambda: host.is_alive(process), operator.not_, every_s=POLL_S, within_s=END_S
-    )

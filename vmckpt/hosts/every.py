@@ -4,13 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-from vmckpt.errors import HostDownError, StorageError, UsageError, VmckptError
+from vmckpt.errors import VmckptError
 from vmckpt.hosts.host import Host
 
 T = TypeVar("T")
-
-# Of one host only: it does not answer, or its settings or its files are damaged.
-_ITS_OWN = (HostDownError, UsageError, StorageError)
 
 
 class Answers(NamedTuple, Generic[T]):
@@ -22,12 +19,12 @@ class Answers(NamedTuple, Generic[T]):
 
 
 async def ask_every(hosts: Iterable[Host], question: Callable[[Host], Awaitable[T]]) -> Answers[T]:
-    """Every host's answer. Raises what `question` raises but for what is wrong with one host."""
+    """Every host's answer; whatever error of ours one comes to is that host's alone."""
 
     async def ask(host: Host) -> T | VmckptError:
         try:
             return await question(host)
-        except _ITS_OWN as exc:
+        except VmckptError as exc:
             return exc
 
     asked = list(hosts)

@@ -178,8 +178,12 @@ class Host(Protocol):
     async def stop_for_good(self, which: ProcessId) -> bool:
         """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
 
-    async def find_processes(self, argument: str) -> list[ProcessId]:
-        """Processes on the host whose command line holds `argument`."""
+    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
+        """Processes on the host whose command line holds `argument`.
+
+        What anyone has written there proves nothing: only those count that are vmckpt's user there,
+        or root; with `of_anyone` all.
+        """
 
     async def find_processes_of(self, uid: int) -> list[ProcessId]:
         """Processes on the host that are this user's."""

@@ -33,6 +33,8 @@ from vmckpt.hosts.host import (
     Room,
 )
 from vmckpt.hosts.lock import Owner, held, read_owner
+from vmckpt.hosts.other_user import leave_session
+from vmckpt.hosts.ownership import trusted_users
 from vmckpt.hosts.process import ProcessId
 from vmckpt.hosts.tcp_table import listening_ports
 from vmckpt.hosts.uids import Uids
@@ -68,6 +70,7 @@ class LocalHost(Entry):
         Raises HostDownError when it cannot be started or outlasts `timeout_s`.
         """
         try:
+            leave_session(argv)
             child = await asyncio.create_subprocess_exec(
                 *self.enter,
                 *argv,
@@ -113,6 +116,7 @@ class LocalHost(Entry):
         the command's own.
         """
         try:
+            leave_session(argv)
             return process.spawn([*self.enter, *argv], stderr_path)
         except OSError as exc:
             raise self._cannot_run(argv[0], exc.strerror or str(exc)) from exc
@@ -133,9 +137,9 @@ class LocalHost(Entry):
         """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
         return await asyncio.to_thread(process.stop_for_good, which)
 
-    async def find_processes(self, argument: str) -> list[ProcessId]:
-        """Processes on the host whose command line holds `argument`."""
-        return process.find_by_argument(argument)
+    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
+        """Processes of vmckpt's user whose command line holds `argument`, or of anyone."""
+        return process.find_by_argument(argument, None if of_anyone else trusted_users())
 
     async def find_processes_of(self, uid: int) -> list[ProcessId]:
         """Processes on the host that are this user's."""

@@ -17,7 +17,7 @@ def require_own(directory: Path) -> None:
     this user or to root, and others may write only where the sticky bit keeps them from renaming
     what is not theirs. What is not there yet is made by this user.
     """
-    trusted = _trusted()
+    trusted = trusted_users()
     real = directory.resolve()
     for path in dict.fromkeys((*directory.parents, directory, *real.parents, real)):
         try:
@@ -41,7 +41,8 @@ def require_own(directory: Path) -> None:
             )
 
 
-def _trusted() -> set[int]:
+def trusted_users() -> set[int]:
+    """Who may put anything into this user's state, and so who has started what works on it."""
     trusted = {0, os.geteuid()}
     if os.geteuid() == 0 and (asked_by := os.environ.get("SUDO_UID", "")).isdecimal():
         trusted.add(int(asked_by))

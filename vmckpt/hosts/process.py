@@ -5,7 +5,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -206,13 +206,25 @@ def _fields(stat: str) -> list[str]:
     return stat.rpartition(")")[2].split()
 
 
-def find_by_argument(text: str) -> list[ProcessId]:
+def find_by_argument(text: str, users: Collection[int] | None = None) -> list[ProcessId]:
     """Processes with `text` somewhere in their command line, this one left out.
 
+    Anyone may have that in a command line: with `users` only processes that are these alone count.
     Raises OutcomeUnknownError when /proc cannot be read: an empty list is proof.
     """
     wanted = text.encode()
-    return _found("cmdline", lambda command_line: wanted in command_line)
+    found = _found("cmdline", lambda command_line: wanted in command_line)
+    return found if users is None else [one for one in found if _is_of(one, users)]
+
+
+def _is_of(process: ProcessId, users: Collection[int]) -> bool:
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError as exc:
+        raise _unknown(process.pid, exc) from exc
+    return all(int(user) in users for user in _users(status))
 
 
 def find_by_user(uid: int) -> list[ProcessId]:

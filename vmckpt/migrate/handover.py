@@ -11,7 +11,7 @@ from vmckpt.qemu import commands
 from vmckpt.qemu.monitor import CommandRefusedError
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
-from vmckpt.vm.start import Qemu, foreign_process
+from vmckpt.vm.start import Qemu, foreign_process, processes
 
 QUIT_POLLS, QUIT_POLL_S = 500, 0.01
 
@@ -49,5 +49,5 @@ async def _ask_to_quit(end: End) -> None:
 
 async def find_qemu(end: End, platform: Platform) -> Qemu | None:
     """The running QEMU of an end as vm.json records it; None when it has ended."""
-    processes = await end.host.find_processes(end.files.mark)
-    return Qemu(end.files, processes[0], platform) if processes else None
+    found = await processes(end.host, end.files)
+    return Qemu(end.files, found[0], platform) if found else None

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Self
 
 from vmckpt.devices.journey import BRING_BACK, STEPS_OUT
-from vmckpt.errors import HostDownError
+from vmckpt.errors import StorageError
 from vmckpt.hosts.every import ask_every
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.disk_files import CopiedDisk
-from vmckpt.state.documents import Schema, load_from, save_to
+from vmckpt.state.documents import Schema, save_to
 from vmckpt.state.durable import part_of
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import vm_dir
@@ -102,9 +102,15 @@ class Journal:
     @staticmethod
     async def read_from(host: Host, path: Path) -> "Journal | None":
         """One that is kept in a file; raises as `read`."""
-        found = await load_from(host, path, _SCHEMA)
-        if found and path.parent.name != found.vm and not path.name.startswith(f"{found.vm}."):
-            raise _SCHEMA.damaged(path, f"it is of '{found.vm}'", host.name)
+        text = await host.read_text(path)
+        return None if text is None else Journal.parse(text, path, host.name)
+
+    @staticmethod
+    def parse(text: str, path: Path, host: str) -> "Journal":
+        """What stands in the file of that path on the host. Raises StorageError (damaged)."""
+        found = _SCHEMA.decode(text, path, host)
+        if path.parent.name != found.vm and not path.name.startswith(f"{found.vm}."):
+            raise _SCHEMA.damaged(path, f"it is of '{found.vm}'", host)
         return found
 
 
@@ -117,22 +123,28 @@ async def find_journal(vm: str, hosts: Iterable[Host]) -> Journal | None:
     """The journal of a migration of the VM: of two the one that got further.
 
     Writing it on one host may have failed, or been cut off after the other. Hosts that do not
-    answer are left out: both ends of the migration have it. What both tell goes before what one
-    tells, and that before what a host tells of others. Raises StorageError when one is damaged and
-    none is whole.
+    answer, or cannot read their disks, are left out: both ends of the migration have it. What both
+    tell goes before what one tells, and that before what a host tells of others. Raises
+    StorageError when one is damaged and none is whole.
     """
+    damaged = list[StorageError]()
 
     async def read(host: Host) -> tuple[Host, Journal | None]:
-        return host, await Journal.read(host, vm)
+        path = vm_dir(host.state_dir, vm).journal
+        text = await host.read_text(path)
+        try:
+            return host, None if text is None else Journal.parse(text, path, host.name)
+        except StorageError as exc:
+            damaged.append(exc)
+            raise
 
     answers = await ask_every(hosts, read)
     told = [(host, journal) for host, journal in answers.given if journal]
     own = [one for host, one in told if host.name in (one.source, one.target)]
     agreed = [one for one in own if sum(map(one.is_same_run, own)) > 1]
     found = newest(agreed or own or (one for _, one in told))
-    damaged = (error for error in answers.silent if not isinstance(error, HostDownError))
-    if found is None and (error := next(damaged, None)):
-        raise error
+    if found is None and damaged:
+        raise damaged[0]
     return found
 
 

@@ -39,6 +39,10 @@ START_TIMEOUT_S = 30.0
 JOB_ON = "job_on"
 
 
+class WatchedNoLongerError(CancelledByUserError):
+    """Asked to stop a second time: the migration goes on, or back, without this command."""
+
+
 async def find_job(run: str) -> Host:
     """The host that a run is a job of. Raises NotFoundError, HostDownError when one is silent."""
 
@@ -77,7 +81,7 @@ async def watch(
             if interrupting is not None:
                 watching.cancel()
                 await asyncio.wait({watching})
-                raise CancelledByUserError(
+                raise WatchedNoLongerError(
                     "this command watches no longer",
                     why=f"asked to stop again before {source.name} had ended the migration",
                     remedy=f"see how it ends: vmckpt runs attach {run}",

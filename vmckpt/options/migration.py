@@ -42,9 +42,9 @@ class OnTimeout(StrEnum):
 class Tls(StrEnum):
     """Whether memory and disks travel encrypted.
 
-    auto: by the hosts' certificates; in clear only between hosts of one machine that have none.
-    require: by certificates or not at all. psk: by a key made for this migration alone, which goes
-    to both hosts the way commands do. off: in clear.
+    auto: by the hosts' certificates; in clear only between hosts of one machine that have none; as
+    psk where QEMUs have users of their own. require: by certificates or not at all. psk: by a key
+    made for this migration alone, which goes to both hosts the way commands do. off: in clear.
     """
 
     AUTO = "auto"

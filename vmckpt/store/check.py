@@ -247,7 +247,11 @@ class _Check:
             self._lost(checkpoint_id, exc.what)
             return
         for name, area in maps.areas.items():
-            missing = self._missing(area, maps)
+            try:
+                missing = self._missing(area, maps)
+            except DamagedError as exc:  # of a pack that could be read before
+                self._lost(checkpoint_id, f"{name}: {exc.what}: {exc.why}")
+                continue
             if missing:
                 self._lost(checkpoint_id, f"{name}: {missing} chunks are damaged or missing")
         needed = _packs_in(maps)

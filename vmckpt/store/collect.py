@@ -44,8 +44,9 @@ from vmckpt.store.bundles.merging import (
     plan_merges,
 )
 from vmckpt.store.checkpoint_file import MAPS
+from vmckpt.store.damage.elsewhere import require_readable
 from vmckpt.store.damage.records import RECORD_COPIES, named
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.garbage import Needed, dead_objects, kept_packs, look_at_checkpoints, of_table
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import FRAME_BYTES, Numbers, Pack, PackWriter, pack_name, parsed_name
@@ -174,7 +175,7 @@ def collect(store: Store, plan: Plan) -> Collected:
                 came = _rewritten(store, rewrite, needed, came)
         # Last: it takes room before it gives any back.
         came = came._replace(bundles=_merged(store, plan, needed))
-        store.opened.records.tidy()
+        store.opened.records.tidy(needed.slots)
         return came._replace(freed_bytes=max(0, before - _size(store)))
 
 
@@ -281,6 +282,10 @@ def _rewrite(store: Store, rewrite: Rewrite, needed: Needed, undo: ExitStack) ->
         lost = np.setdiff1d(kept, found)
         if not np.isin(lost, wanted).all():
             return 0, len(lost)  # a checkpoint came meanwhile that needs more of it
+        try:
+            require_readable(pack, lost)
+        except UnreadableError:
+            return 0, len(lost)  # until it can be read, or no checkpoint needs it
         lock.require()
         gone = named(pack, lost, opened.elsewhere.names(pack, lost))._replace(generation=generation)
         noted = list[str]()

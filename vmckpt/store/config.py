@@ -17,7 +17,7 @@ from typing import Any
 
 from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
 from vmckpt.store.backends.backend import Backend, MissingError
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
 
 CONFIG = "store"
 # The first one is read; the others only where that is damaged or missing.
@@ -29,6 +29,9 @@ CLEAR, SEVERAL = "clear", "several"
 ONE_KEY, KEYS, MERGED = 1, 2, 3
 _MOST_BYTES = 64 << 10
 _PATIENCE_S = 10.0
+
+# What is read of a copy.
+Read = bytes | UnreadableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ def read_config(backend: Backend) -> Config:
         return chosen(_copies(backend), backend.place, had_objects=had_objects)
 
 
-def chosen(found: Mapping[str, bytes | None], place: str, *, had_objects: bool) -> Config:
+def chosen(found: Mapping[str, Read | None], place: str, *, had_objects: bool) -> Config:
     """The config by its copies (None: missing): the first if it is whole, else the newest whole.
 
     `had_objects`: other objects of a store lie there. Raises NotFoundError: there is no store;
@@ -201,8 +204,10 @@ def copies(backend: Backend) -> dict[str, Config | DamagedError | None]:
     return found
 
 
-def parse_config(data: bytes, place: str, name: str = CONFIG) -> Config:
+def parse_config(data: Read, place: str, name: str = CONFIG) -> Config:
     """The file's bytes. Raises DamagedError, RefusedError."""
+    if isinstance(data, UnreadableError):
+        raise data
     try:
         words = json.loads(data[:_MOST_BYTES].partition(b"\n")[0])["vmckpt-store"]
         config = Config(**words)
@@ -241,13 +246,15 @@ def _require_typed(config: Config, place: str, name: str) -> None:
         raise _damaged_config(place, name, "it says nothing that a store is")
 
 
-def _copies(backend: Backend) -> dict[str, bytes | None]:
+def _copies(backend: Backend) -> dict[str, Read | None]:
     return {name: _copy(backend, name) for name in NAMES}
 
 
-def _copy(backend: Backend, name: str) -> bytes | None:
+def _copy(backend: Backend, name: str) -> Read | None:
     try:
         return backend.read(name)
+    except UnreadableError as exc:
+        return exc
     except MissingError:
         return None
 

@@ -9,6 +9,12 @@ class DamagedError(StorageError):
     kind = "damaged"
 
 
+class UnreadableError(DamagedError):
+    """A disk cannot read bytes of an object now. They may be right, and be read another time: what
+    rests on them is neither removed nor given up.
+    """
+
+
 class ThereAlreadyError(RefusedError):
     """The checkpoint that was to be made is in the store: somebody else was faster."""
 

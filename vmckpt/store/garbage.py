@@ -10,26 +10,29 @@ from vmckpt.errors import RefusedError
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.bundles.bundled import Holdings
 from vmckpt.store.bundles.merging import Copies, superseded
-from vmckpt.store.checkpoint_file import MAPS, Maps
+from vmckpt.store.checkpoint_file import CHECKPOINTS, MAPS, Maps
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.maps import packs_of, slots_of
 from vmckpt.store.opened import REQUESTS
 from vmckpt.store.pack import Numbers, Table, pack_name, parsed_name
 from vmckpt.store.pins import orphans
-from vmckpt.store.store import Store
+from vmckpt.store.store import Store, is_id
 
 
 @dataclass(slots=True)
 class Needed:
-    """What checkpoints need: of each pack the slots, and the maps that others rest on."""
+    """What checkpoints need: of each pack the slots, and the maps that others rest on.
 
-    checkpoints: set[str] = field(default_factory=set)
+    `checkpoints` that were looked at, and in which version: one that is removed may come again, by
+    a copy, with other content.
+    """
+
+    checkpoints: dict[str, tuple[int, str]] = field(default_factory=dict)
     slots: dict[bytes, Numbers] = field(default_factory=dict)
     bases: set[bytes] = field(default_factory=set)
 
-    def add(self, checkpoint_id: str, maps: Maps) -> None:
+    def add(self, maps: Maps) -> None:
         """One more checkpoint."""
-        self.checkpoints.add(checkpoint_id)
         if maps.base is not None:
             self.bases.add(maps.base)
         for area in maps.areas.values():
@@ -59,12 +62,14 @@ def look_at_checkpoints(store: Store, needed: Needed) -> None:
                 remedy="remove it (vmckpt checkpoint rm), then run this again",
             ) from exc
 
-    new = [one for one in store.ids() if one not in needed.checkpoints]
+    there = store.opened.backend.versions(CHECKPOINTS)
+    new = [one for one in there if is_id(one) and needed.checkpoints.get(one) != there[one]]
     for at in range(0, len(new), REQUESTS):
         part = new[at : at + REQUESTS]
         for checkpoint_id, maps in zip(part, store.opened.at_once(read, part), strict=True):
             if maps is not None:
-                needed.add(checkpoint_id, maps)
+                needed.add(maps)
+                needed.checkpoints[checkpoint_id] = there[checkpoint_id]
 
 
 def dead_objects(

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from vmckpt.errors import RefusedError
 from vmckpt.store.backends.archive import ArchiveBackend, NewArchive
 from vmckpt.store.backends.backend import Backend
-from vmckpt.store.backends.cached import CachedBackend, Versioned, cache_folder
+from vmckpt.store.backends.cached import CachedBackend, cache_folder
 from vmckpt.store.backends.local import LocalBackend
 from vmckpt.store.backends.ssh import SSH_SCHEME, SshBackend
 from vmckpt.store.bundles.bundled import BundledBackend
@@ -181,13 +181,9 @@ def backend_at(place: str) -> Backend:
     return ArchiveBackend(path) if path.is_file() else LocalBackend(path)
 
 
-def _has_versions(backend: Backend) -> TypeGuard[Versioned]:
-    return hasattr(backend, "versions")
-
-
 def _open(backend: Backend, config: Config, secret: bytes) -> Store:
     _allow_many_files()
-    if _has_versions(backend):
+    if backend.is_remote:
         backend = CachedBackend(backend, cache_folder(config.id), secret)
     store_id = bytes.fromhex(config.id)
     sealer = Sealer(secret, encrypted=config.is_encrypted)

@@ -179,9 +179,9 @@ async def tidy(vm: Vm) -> None:
 async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> Vm:
     """The VM as it is at home now, for the holder of its lock.
 
-    Raises BusyError when it is not at home there any more, a migration of it was cut off, what it
-    has written stands aside, (`whole`) pages of its memory are still to come from a checkpoint, or
-    (`runs_again`) it is off and a standby may have the right to run it.
+    Raises BusyError when it is not at home there any more, a migration or a restore of it was cut
+    off, what it has written stands aside, (`whole`) pages of its memory are still to come from a
+    checkpoint, or (`runs_again`) it is off and a standby may have the right to run it.
     """
     if await vm.host.exists(vm.directory.journal):
         raise BusyError(
@@ -201,6 +201,12 @@ async def read_again(vm: Vm, *, whole: bool = True, runs_again: bool = True) -> 
             f"what '{vm.name}' has written is not on its shared disks yet",
             why="it stands aside, as while it was replicated with --disks shared",
             remedy=f"have it written there: vmckpt replicate stop {vm.name}",
+        )
+    if await now.host.exists(now.directory.restoring):
+        raise BusyError(
+            f"a restore of '{vm.name}' was cut off at this moment",
+            why="it has to be ended first: by it the VM has its disks",
+            remedy=f"ask again, which ends it: vmckpt vm show {vm.name}",
         )
     if whole and await now.host.exists(now.qemu.files.missing) and await now.is_alive():
         raise BusyError(

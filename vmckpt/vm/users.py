@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 from vmckpt.errors import OperationFailedError, RefusedError
 from vmckpt.hosts.grants import Grant, GrantKind, grant
 from vmckpt.hosts.host import Host
+from vmckpt.hosts.other_user import become
 from vmckpt.hosts.uids import Uids, make_uids
 from vmckpt.state.documents import Schema
 from vmckpt.vm.identity import identity_of, read_identity
@@ -27,13 +28,6 @@ from vmckpt.vm.spec import Spec
 KVM, TUN, USERFAULTFD = Path("/dev/kvm"), Path("/dev/net/tun"), Path("/dev/userfaultfd")
 # What only root may do with a host's devices, or what reaches past a file.
 _HOST_DRIVERS = ("vfio-", "usb-host", "vhost-", "pvrdma")
-# What of root's environment the user's processes have: how programs are found and speak, and what a
-# lab knows its own by.
-_KEPT = (
-    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "TZ", "TMPDIR"),
-    *("LD_LIBRARY_PATH", "QEMU_MODULE_DIR", "VMCKPT_LAB"),
-)
-_CLEARED = f"""exec env -i {" ".join(f'${{{name}+"{name}=${name}"}}' for name in _KEPT)} "$@\""""
 
 
 class VmUser(NamedTuple):
@@ -82,27 +76,6 @@ class _Record:
 
 
 _SCHEMA = Schema(_Record, "end the VM's QEMU by hand, and start the VM again")
-
-
-def become(uid: int, groups: Iterable[int], argv: Iterable[str]) -> list[str]:
-    """What root runs so that `argv` runs as a user, for good; it keeps its pid. Pure.
-
-    Of root's environment it sees next to nothing: there may be what opens stores.
-    """
-    return [
-        "sh",
-        "-c",
-        _CLEARED,
-        "sh",
-        "setpriv",
-        f"--reuid={uid}",
-        f"--regid={uid}",
-        f"--groups={','.join(str(group) for group in dict.fromkeys(groups))}",
-        "--inh-caps=-all",
-        "--bounding-set=-all",
-        "--no-new-privs",
-        *argv,
-    ]
 
 
 def uid_of(identity: str, uids: Uids) -> int:

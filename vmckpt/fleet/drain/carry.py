@@ -22,10 +22,11 @@ from vmckpt.fleet.drain.view import Tools
 from vmckpt.forecast.drain.crowding import Taken
 from vmckpt.forecast.drain.fleet import Move
 from vmckpt.forecast.drain.timetable import Span, Timetable
+from vmckpt.hosts.drained import require_open
 from vmckpt.hosts.host import Host
 from vmckpt.migrate.recover import Recovery
+from vmckpt.migrate.watch import WatchedNoLongerError
 from vmckpt.options.migration import Options
-from vmckpt.sequence.steps import finish
 
 # After these nothing is tried again: it would be no use, or nobody knows whether it is safe.
 _FINAL = (OutcomeUnknownError, VmLostError, CancelledByUserError, NotFoundError, StorageError)
@@ -81,14 +82,23 @@ class Carrier:
                     del self._under_way[task]
                     task.result()
         except BaseException:
-            await finish(self._go_back())
+            await self._go_back()
             raise
 
     async def _go_back(self) -> None:
-        for task in self._under_way:
-            task.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way)
+        """Each time that it is asked again to stop, moves are: what hosts do is watched no longer.
+
+        One whose host has died would be waited for without end.
+        """
+        asked_again = True
+        while any(not task.done() for task in self._under_way):
+            for task in self._under_way if asked_again else ():
+                task.cancel()
+            asked_again = False
+            try:
+                await asyncio.wait(self._under_way)
+            except asyncio.CancelledError:
+                asked_again = True
 
     def _begin(self, at_once: int) -> None:
         """The first in order whose hosts have places, again and again."""
@@ -110,6 +120,10 @@ class Carrier:
         marks = dict[str, float]()
         try:
             where = await self._carried(move, marks)
+        except WatchedNoLongerError as exc:
+            unknown = OutcomeUnknownError(exc.what, why=exc.why, remedy=exc.remedy)
+            self._failed(move, unknown, time.monotonic() - began_s)
+            return
         except VmckptError as exc:
             if isinstance(exc, HostDownError):
                 await self._who_is_down(move)
@@ -133,6 +147,7 @@ class Carrier:
         vm = await self.tools.find(move.vm, lambda text: self.show(Said(text)))
         if vm.host.name != move.source:
             return vm.host.name  # it has been moved meanwhile
+        await require_open(self.hosts[move.target])  # or it is drained, too, by now
         self.begins(move.vm, move.target)
 
         def tell(event: Event) -> None:

@@ -82,7 +82,9 @@ class Costs:
         pair = (source.name, target.name)
         if pair not in self._schemes:
             try:
-                scheme = (await choose(self.options.tls, source, target)).scheme
+                own_users = bool(source.vm_uids or target.vm_uids)
+                found = await choose(self.options.tls, source, target, own_users=own_users)
+                scheme = found.scheme
             except RefusedError:  # the checks say so, before anything moves
                 scheme = Scheme.CLEAR
             self._schemes[pair] = scheme is not Scheme.CLEAR

@@ -38,6 +38,7 @@ from vmckpt.hosts.inventory import local_host
 from vmckpt.migrate.recorded import new_run
 from vmckpt.sequence.steps import finish
 from vmckpt.vm.lifecycle import owner
+from vmckpt.vm.paths import lock_path, vm_dir
 
 DRAIN, UNDRAIN = "drain", "undrain"
 # A VM that somebody works on is tried again, so often, after so long.
@@ -289,9 +290,11 @@ class _Work:
     async def _carry_late(self, targets: Sequence[Host]) -> None:
         """Those that were started on the host since it was looked at leave it too.
 
-        A start that had begun before the host was marked, or of a VM that was stopped there.
+        A start that had begun before the host was marked, or of a VM that was stopped there; or a
+        move to it, another drain's say, which is waited for.
         """
         for turn in range(LATE_TURNS + 1):
+            await self._wait_for_arrivals()
             seen = await self._look()
             late, _ = self._leaving(seen)
             if not late:
@@ -309,6 +312,27 @@ class _Work:
         for vm in late:
             why = "it is there again, however often it is moved away"
             self._stay[vm.name] = Stay(vm.name, why, remedy, BusyError.exit_code)
+
+    async def _wait_for_arrivals(self) -> None:
+        said = set[str]()
+        while coming := await self._coming():
+            for name in sorted(coming - said):
+                self._show(Said(f"{name} is on its way to {self._host.name}: waiting for it"))
+            said |= coming
+            await asyncio.sleep(WORKED_ON_POLL_S)
+
+    async def _coming(self) -> set[str]:
+        """The VMs whose move to the host is under way: it holds their locks, and is not home."""
+        host = self._host
+
+        async def is_coming(name: str) -> bool:
+            holder = await host.lock_owner(lock_path(host.state_dir, name))
+            if holder is None or not holder.action.startswith("migrate to "):
+                return False
+            return not await host.exists(vm_dir(host.state_dir, name).current)
+
+        names = await host.list_dir(host.state_dir / "locks")
+        return {name for name in names if await is_coming(name)}
 
     async def _again(
         self, plans: Planner, names: Sequence[str], targets: Sequence[Host]

@@ -1,5 +1,6 @@
 """What a drain sees: VMs wherever they are, and what hosts have room for."""
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from vmckpt.hosts.inventory import all_hosts
 from vmckpt.units import parse_size_bytes
 from vmckpt.vm.inventory import is_worked_on
 
+_MEM_TOTAL = re.compile(r"MemTotal: +([0-9]{1,15}) kB *")
 # No limit, as a number that is never reached.
 ANY_NUMBER = 1 << 20
 
@@ -96,8 +98,8 @@ async def _room(host: Host, there: Sequence[VmInfo], limits: Limits) -> Room:
 async def _memory_bytes(host: Host) -> int:
     """All memory of a host. Raises HostDownError."""
     for line in (await host.read_text(Path("/proc/meminfo")) or "").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
+        if found := _MEM_TOTAL.fullmatch(line):
+            return int(found[1]) * 1024
     raise _tells_not(host, "/proc/meminfo")
 
 

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from vmckpt.errors import BusyError, HostDownError, StorageError, VmckptError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OperationFailedError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.fleet.schedule.due import (
     Begin,
     Claim,
@@ -258,8 +264,8 @@ class _Running:
     async def _attempt(self, work: Callable[[], Any]) -> Result:
         try:
             return self._result(await work())
-        except (VmckptError, OSError) as exc:
-            error = exc if isinstance(exc, VmckptError) else _storage(exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is this schedule's alone
+            error = as_error(self._record.name, exc)
             # Somebody else's work on the VM is nobody's failure.
             is_busy = isinstance(error, BusyError)
             now, why = self._tools.clock(), f"{error.what}: {error.why}"
@@ -331,6 +337,19 @@ class _Running:
 def _id(record: Record, number: int) -> str:
     """The id that the checkpoint of a run has, whoever makes it."""
     return hashlib.sha256(f"vmckpt schedule {record.uid} {number}".encode()).hexdigest()[:32]
+
+
+def as_error(schedule: str, exc: Exception) -> VmckptError:
+    """What stands in a schedule's way, as an error of ours."""
+    if isinstance(exc, VmckptError):
+        return exc
+    if isinstance(exc, OSError):
+        return _storage(exc)
+    return OperationFailedError(
+        f"the run of '{schedule}' broke off",
+        why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",
+        remedy="report it; the run is tried again",
+    )
 
 
 def _storage(exc: OSError) -> VmckptError:

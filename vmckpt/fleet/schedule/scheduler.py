@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmckpt.errors import BusyError, NotFoundError, UsageError, VmckptError
 from vmckpt.fleet.schedule.due import Moment, Wait, decide
@@ -19,17 +19,19 @@ from vmckpt.fleet.schedule.record import (
     schedules_dir,
 )
 from vmckpt.fleet.schedule.request import When
-from vmckpt.fleet.schedule.run import Event, Result, Tools, run
+from vmckpt.fleet.schedule.run import Event, Result, Tools, as_error, run
 from vmckpt.hosts.inventory import local_host
 from vmckpt.sequence.steps import finish
+from vmckpt.units import format_duration
 from vmckpt.vm.lifecycle import owner
 
 # Files are read so often: a schedule that is added, and a clock that was set, are noticed by then.
 LOOK_S, _LEAST_S = 2.0, 0.01
 # VMs whose failures are counted are looked at so often, and what was seen written down so often.
 OBSERVE_S, NOTE_S = 15.0, 600.0
-# So many runs at a time, each on a VM of its own.
-PARALLEL = 4
+# So many runs at a time, each on a VM of its own. One that is under way for so long, whose host or
+# store does not get on, keeps no other from its turn.
+PARALLEL, TURN_S = 4, 3600.0
 # A run that was cut off may be found done, and then the next one be due.
 _MOST_ROUNDS = 3
 
@@ -52,7 +54,7 @@ async def run_due(names: Sequence[str], tools: Tools) -> list[Result]:
 
         found = await asyncio.gather(*(of_vm(names) for names in by_vm.values()))
         for record in records:
-            with suppress(NotFoundError, BusyError):
+            with suppress(VmckptError):  # what was run is done all the same
                 await _observe(record.name, tools)
         return [one for some in found for one in some]
 
@@ -93,8 +95,8 @@ async def _until_nothing_is_due(name: str, tools: Tools) -> list[Result]:
             result = await run(name, tools)
         except NotFoundError:  # it was removed meanwhile
             break
-        except VmckptError as exc:
-            result = Result(name, None, exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is this schedule's alone
+            result = Result(name, None, as_error(name, exc))
         if result.outcome is None and result.error is None:
             break
         results.append(result)
@@ -120,12 +122,18 @@ def _is_news(before: Seen | None, now: Seen) -> bool:
     return now.alive and now.at.since(before.at) > NOTE_S
 
 
+class _UnderWay(NamedTuple):
+    vm: str
+    task: asyncio.Task[None]
+    since: Moment
+
+
 class _Serving:
     """The runs that are under way, and what was told of files that cannot be read."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._tasks: dict[str, _UnderWay] = {}
         self._told: set[str] = set()
         self._observed: dict[str, Moment] = {}
 
@@ -138,17 +146,19 @@ class _Serving:
                 self._tell_once("-", "-", exc)
             until_s = now.wall_s + LOOK_S
             for record in known.records.values():
-                if record.name not in self._tasks:
+                if (under_way := self._tasks.get(record.name)) is not None:
+                    self._tell_if_late(record, under_way, now)
+                else:
                     until_s = min(until_s, self._look_after(record, now))
             await asyncio.sleep(min(LOOK_S, max(_LEAST_S, until_s - now.wall_s)))
             self._forget_ended()
 
     async def end(self) -> None:
         """Cut off what is under way; returns when it has ended."""
-        for _, task in self._tasks.values():
-            task.cancel()
+        for one in self._tasks.values():
+            one.task.cancel()
         if self._tasks:
-            await asyncio.wait([task for _, task in self._tasks.values()])
+            await asyncio.wait([one.task for one in self._tasks.values()])
 
     def _look_after(self, record: Record, now: Moment) -> float:
         """Begin what is due; when the schedule is to be looked at again, by the wall clock."""
@@ -159,12 +169,18 @@ class _Serving:
             return now.wall_s + LOOK_S
         if isinstance(move, Wait):
             if self._is_to_be_observed(record, now):
-                self._begin(record, _observe(record.name, self._tools))
+                self._begin(record, _observe(record.name, self._tools), now)
             return move.until_s or now.wall_s + LOOK_S
-        busy = {vm for vm, _ in self._tasks.values()}
-        if record.vm not in busy and len(self._tasks) < PARALLEL:
-            self._begin(record, self._run(record.name))
+        busy = {one.vm for one in self._tasks.values()}
+        taking_turns = [one for one in self._tasks.values() if now.since(one.since) < TURN_S]
+        if record.vm not in busy and len(taking_turns) < PARALLEL:
+            self._begin(record, self._run(record.name), now)
         return now.wall_s + LOOK_S
+
+    def _tell_if_late(self, record: Record, under_way: _UnderWay, now: Moment) -> None:
+        if now.since(under_way.since) >= TURN_S:
+            text = f"a run has been under way for {format_duration(TURN_S)} and more"
+            self._tell_once_of(Event(record.name, record.vm, "late", text))
 
     def _is_to_be_observed(self, record: Record, now: Moment) -> bool:
         if record.request.when is not When.AUTO:
@@ -175,9 +191,9 @@ class _Serving:
         self._observed[record.name] = now
         return True
 
-    def _begin(self, record: Record, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, record: Record, work: Coroutine[Any, Any, None], now: Moment) -> None:
         task = asyncio.ensure_future(self._quietly(record, work))
-        self._tasks[record.name] = (record.vm, task)
+        self._tasks[record.name] = _UnderWay(record.vm, task, now)
 
     async def _run(self, name: str) -> None:
         await run(name, self._tools)
@@ -188,20 +204,20 @@ class _Serving:
             with suppress(NotFoundError):  # it was removed meanwhile
                 await work
             self._told = {text for text in self._told if not text.startswith(f"{record.name} ")}
-        except VmckptError as exc:
-            self._tell_once(record.name, record.vm, exc)
+        except Exception as exc:  # noqa: BLE001 - as above, whatever it is
+            self._tell_once(record.name, record.vm, as_error(record.name, exc))
 
     def _forget_ended(self) -> None:
-        for name, (_, task) in list(self._tasks.items()):
-            if task.done():
+        for name, one in list(self._tasks.items()):
+            if one.task.done():
                 del self._tasks[name]
-                task.result()
 
     def _tell_once(self, name: str, vm: str, exc: VmckptError) -> None:
-        text = f"{name} {exc}"
+        event = "busy" if isinstance(exc, BusyError) else "failed"
+        self._tell_once_of(Event(name, vm, event, str(exc), {"kind": exc.kind}))
+
+    def _tell_once_of(self, event: Event) -> None:
+        text = f"{event.schedule} {event.text}"
         if text not in self._told:
             self._told.add(text)
-            kind = {"kind": exc.kind}
-            self._tools.tell(
-                Event(name, vm, "busy" if isinstance(exc, BusyError) else "failed", str(exc), kind)
-            )
+            self._tools.tell(event)

@@ -15,13 +15,13 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from vmckpt.errors import VmckptError
+from vmckpt.errors import HostDownError
 from vmckpt.foreign import MalformedError, parse
 
 MAGIC = b"\x00vmckpt-serve\n"
 # Both sides have to speak the same; it changes when a frame, the form of a value or a question does
 # (tests/unit/test_frames.py says when).
-PROTOCOL = 4
+PROTOCOL = 5
 # Longer than any file that is read whole; a longer frame is noise.
 MOST_BYTES = 64 << 20
 _HEAD = struct.Struct(">IBI")
@@ -91,8 +91,8 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame:
     return Frame(Kind(kind), number, await reader.readexactly(length))
 
 
-class ProtocolError(VmckptError):
-    """The other side sent what is no message."""
+class ProtocolError(HostDownError):
+    """The other side sent what is no message: of what was asked it gives no answer."""
 
 
 def broken(why: str) -> ProtocolError:

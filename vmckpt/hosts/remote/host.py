@@ -72,9 +72,9 @@ class RemoteHost(Entry):
         """SIGKILL exactly this process; True when nothing of it runs, freed or not."""
         return await self._ask(Host.stop_for_good, which)
 
-    async def find_processes(self, argument: str) -> list[ProcessId]:
-        """Processes on the host whose command line holds `argument`."""
-        return await self._ask(Host.find_processes, argument)
+    async def find_processes(self, argument: str, *, of_anyone: bool = False) -> list[ProcessId]:
+        """Processes of vmckpt's user whose command line holds `argument`, or of anyone."""
+        return await self._ask(Host.find_processes, argument, of_anyone=of_anyone)
 
     async def find_processes_of(self, uid: int) -> list[ProcessId]:
         """Processes on the host that are this user's."""

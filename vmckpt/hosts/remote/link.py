@@ -105,6 +105,8 @@ class Link:
 
     def _dispatch(self, frame: Frame) -> None:
         if frame.kind is Kind.PING:
+            if self._pongs:
+                return  # one waits to be taken, and says no less
             pong = asyncio.create_task(self._pong())
             self._pongs.add(pong)
             pong.add_done_callback(self._pongs.discard)

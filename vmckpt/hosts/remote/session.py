@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmckpt import __version__
-from vmckpt.errors import BusyError, HostDownError, OutcomeUnknownError, VmckptError
+from vmckpt.errors import (
+    BusyError,
+    HostDownError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    VmckptError,
+)
 from vmckpt.foreign import Fields, MalformedError
 from vmckpt.hosts.lock import Owner
 from vmckpt.hosts.remote.frames import (
@@ -33,6 +40,14 @@ HELLO_TIMEOUT_S = 20.0
 DOWN_FOR_S = 2.0
 CANCEL_TIMEOUT_S = 5.0
 FREED_TIMEOUT_S = SILENCE_S + 10.0
+# A host that says that it is there and answers nothing is as one that is not, and not asked again
+# for a while. Reading a file through takes as long as it is.
+ANSWER_S, UNANSWERED_FOR_S = 120.0, 60.0
+_WITHOUT_LIMIT = frozenset({"fingerprint"})
+# What it may take besides, by the question itself.
+_LIMITS = ("timeout_s", "within_s", "wait_s")
+# What a question of `Host` may raise on the host.
+_OF_QUESTIONS = (HostDownError, StorageError, RefusedError, BusyError, OutcomeUnknownError)
 
 
 class Wire(NamedTuple):
@@ -47,6 +62,10 @@ class Wire(NamedTuple):
 
 
 Open = Callable[[], Awaitable[Wire]]
+
+
+class UnansweredError(LinkLostError):
+    """A connection that was given up, since a question over it got no answer."""
 
 
 class Greeting(NamedTuple):
@@ -87,6 +106,7 @@ class Session:
         self._opening = asyncio.Lock()
         self._connection: _Connection | None = None
         self._locks: dict[Path, Owner] = {}
+        # Until when it is not tried again, and why.
         self._down: tuple[float, HostDownError] | None = None
 
     async def greeting(self) -> Greeting:
@@ -108,6 +128,8 @@ class Session:
                     why=f"{exc.what}: {exc.why}",
                     remedy="ask again when it answers: what was cut off is found and ended",
                 ) from exc
+            if isinstance(exc, UnansweredError):
+                raise
         return await (await self._connected()).ask(question, arguments)
 
     async def connect(self, path: Path) -> socket.socket:
@@ -138,17 +160,19 @@ class Session:
 
     async def _connected(self) -> "_Connection":
         async with self._opening:
-            if self._connection is not None:
-                if not self._connection.is_lost:
-                    return self._connection
-                await self._connection.close()
-            if self._down is not None and time.monotonic() - self._down[0] < DOWN_FOR_S:
+            if (before := self._connection) is not None:
+                if not before.is_lost:
+                    return before
+                await self.close()
+                if isinstance(before.lost, UnansweredError):
+                    self._down = time.monotonic() + UNANSWERED_FOR_S, before.lost
+            if self._down is not None and time.monotonic() < self._down[0]:
                 error = self._down[1]
                 raise HostDownError(error.what, why=error.why, remedy=error.remedy)
             try:
                 connection = await self._greet(await self._open())
             except HostDownError as exc:
-                self._down = time.monotonic(), exc
+                self._down = time.monotonic() + DOWN_FOR_S, exc
                 raise
             self._down = None
             try:
@@ -222,12 +246,12 @@ class _Connection:
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._running: asyncio.Task[None] | None = None
-        self._lost: LinkLostError | None = None
+        self.lost: LinkLostError | None = None
 
     @property
     def is_lost(self) -> bool:
         """Whether nothing can be asked over it any more."""
-        return self._lost is not None or self._link.is_closing
+        return self.lost is not None or self._link.is_closing
 
     async def begin(self, hello: Frame) -> None:
         """Say hello and listen from now on."""
@@ -286,8 +310,9 @@ class _Connection:
             theirs.close()
             await self._link.drop_stream(number)
             # The far side may have connected before it was told that nobody wants it any more.
-            with suppress(HostDownError):
-                await self._send(Frame(Kind.CLOSE, number))
+            with suppress(HostDownError, TimeoutError):
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                    await self._send(Frame(Kind.CLOSE, number))
             raise
         mine.setblocking(False)
         return mine
@@ -301,23 +326,26 @@ class _Connection:
             if frame.kind is Kind.ANSWER:
                 asked.set_result(frame.json)
             elif frame.kind is Kind.ERROR:
-                asked.set_exception(unpack_error(frame.json))
+                asked.set_exception(_of_question(unpack_error(frame.json)))
         except ProtocolError as exc:
             # Of this answer alone: what else is asked over the connection is another's affair.
             asked.set_exception(exc)
 
     async def _ask(self, number: int, question: str, arguments: dict[str, Any]) -> Any:
-        if self._lost is not None:
-            raise self._again(self._lost)
+        if self.lost is not None:
+            raise self._again(self.lost)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             request = {"do": question, "with": arguments}
-            await self._send(with_json(Kind.REQUEST, number, request))
-            await asyncio.wait({answer})
+            async with asyncio.timeout(_limit_s(question, arguments)):
+                await self._send(with_json(Kind.REQUEST, number, request))
+                await asyncio.wait({answer})
             return answer.result()
         except asyncio.CancelledError:
             await self._cancel(number, answer)
             raise
+        except TimeoutError:
+            raise self._given_up(question) from None
         finally:
             del self._asked[number]
             if answer.done() and not answer.cancelled():
@@ -325,9 +353,20 @@ class _Connection:
 
     async def _cancel(self, number: int, answer: asyncio.Future[Any]) -> None:
         """Have the host end what it was asked, and wait until it has."""
-        with suppress(HostDownError):
-            await self._send(Frame(Kind.CANCEL, number))
-            await asyncio.wait({answer}, timeout=CANCEL_TIMEOUT_S)
+        with suppress(HostDownError, TimeoutError):
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                await self._send(Frame(Kind.CANCEL, number))
+                await asyncio.wait({answer})
+
+    def _given_up(self, question: str) -> LinkLostError:
+        """The connection is of no use: why, for who asked over it last."""
+        self.lost = self.lost or UnansweredError(
+            f"{self._name} gives no answer",
+            why=f"it says that it is there, and nothing to what it was asked ({question})",
+            remedy="look at its storage and what runs there, then ask again",
+        )
+        self._link.abort()
+        return self._again(self.lost)
 
     async def _send(self, frame: Frame) -> None:
         try:
@@ -341,18 +380,35 @@ class _Connection:
 
     async def _run(self) -> None:
         try:
-            self._lost = await self._link.run()
+            lost = await self._link.run()
+            self.lost = self.lost or lost
         except Exception as exc:  # noqa: BLE001 - whoever has asked is not to wait for good
-            self._lost = LinkLostError(
+            self.lost = LinkLostError(
                 f"the connection to {self._name} is lost",
                 why=f"vmckpt has a bug: {type(exc).__name__}: {exc}",
                 remedy="report it, then ask again",
             )
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_exception(self._again(self._lost))
+                asked.set_exception(self._again(self.lost))
 
     @staticmethod
     def _again(lost: LinkLostError) -> LinkLostError:
         """An error of its own for each who asked: a traceback belongs to one raise."""
-        return LinkLostError(lost.what, why=lost.why, remedy=lost.remedy)
+        return type(lost)(lost.what, why=lost.why, remedy=lost.remedy)
+
+
+def _of_question(error: VmckptError) -> VmckptError:
+    """A host's error; of a class that no question raises, that the host does not answer well.
+
+    Else a host could have a command conclude things of VMs on other hosts.
+    """
+    if isinstance(error, _OF_QUESTIONS):
+        return error
+    return HostDownError(error.what, why=error.why, remedy=error.remedy)
+
+
+def _limit_s(question: str, arguments: dict[str, Any]) -> float | None:
+    if question in _WITHOUT_LIMIT:
+        return None
+    return ANSWER_S + sum(float(arguments.get(name, 0.0)) for name in _LIMITS)

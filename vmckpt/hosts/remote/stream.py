@@ -11,6 +11,8 @@ from vmckpt.hosts.remote.frames import Frame, Kind, broken, credit
 WINDOW_BYTES = 256 << 10
 LINGER_S = 1.0
 _CHUNK_BYTES = 64 << 10
+# An END and a CLOSE, for which no leave is given.
+_WITHOUT_BYTES = 2
 
 
 class Stream:
@@ -44,8 +46,8 @@ class Stream:
             self._credit_bytes += frame.credit_bytes
             self._more_credit.set()
             return
-        self._waiting_bytes += len(frame.payload)
-        if self._waiting_bytes > WINDOW_BYTES:
+        self._waiting_bytes += _room(frame)
+        if self._waiting_bytes > WINDOW_BYTES + _WITHOUT_BYTES:
             raise broken("a stream has more under way than it was given leave for")
         self._come.put_nowait(frame)
         if frame.kind is Kind.CLOSE and self._task is not None:
@@ -107,8 +109,13 @@ class Stream:
                 self._sock.shutdown(socket.SHUT_WR)
                 return
             await loop.sock_sendall(self._sock, frame.payload)
-            self._waiting_bytes -= len(frame.payload)
+            self._waiting_bytes -= _room(frame)
             await self._send(credit(self._number, len(frame.payload)))
+
+
+def _room(frame: Frame) -> int:
+    """What it takes of the window; one that holds nothing waits too."""
+    return max(len(frame.payload), 1)
 
 
 def _is_hung_up(sock: socket.socket) -> bool:

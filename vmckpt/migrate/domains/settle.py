@@ -195,7 +195,7 @@ async def unknown(
 async def _processes(uuid: str, host: Host) -> str:
     """Whether a QEMU of the domain lives on a host whose libvirtd is silent."""
     try:
-        found = await host.find_processes(f"-uuid\0{uuid}")
+        found = await host.find_processes(f"-uuid\0{uuid}", of_anyone=True)
     except VmckptError:
         return f"{host.name} itself gives no answer"
     pids = ", ".join(str(process.pid) for process in found)

@@ -39,6 +39,7 @@ from vmckpt.units import format_size
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import lock_path
 from vmckpt.vm.probe import abilities
+from vmckpt.vm.users import user_of
 
 # CAP_IPC_LOCK (capabilities(7)): pages that it keeps in place are not counted.
 CAP_IPC_LOCK = 1 << 14
@@ -190,8 +191,10 @@ def _option(refusal: Refusal) -> Check:
 
 
 async def _encryption(vm: Vm, target: Host, options: Options) -> tuple[Encryption, Check]:
+    own_users = bool(vm.host.vm_uids or target.vm_uids or await user_of(vm.host, vm.qemu.files))
     try:
-        found = await choose(options.tls, vm.host, target, name=options.tls_name)
+        name = options.tls_name
+        found = await choose(options.tls, vm.host, target, name=name, own_users=own_users)
     except RefusedError as exc:
         return IN_CLEAR, Check("tls", REFUSE, exc.why, exc.remedy)
     one_machine = vm.host.is_this_machine and target.is_this_machine

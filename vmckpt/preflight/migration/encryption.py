@@ -43,14 +43,17 @@ async def choose(
     *,
     directories: tuple[Path, Path] | None = None,
     name: str | None = None,
+    own_users: bool = False,
 ) -> Encryption:
     """The way that `tls` comes to between these hosts. Raises RefusedError, with what mends it.
 
     `directories` have the certificates of both, where that is not vmckpt's own. The target's is for
-    `name`, or None: for its address.
+    `name`, or None: for its address. `own_users`: a QEMU of these has a user of its own.
 
     AUTO: certificates where the hosts have any; in clear only between hosts that are one machine
-    and have none. It never falls back to clear because certificates are bad.
+    and have none. It never falls back to clear because certificates are bad. What a QEMU proves its
+    host by it can keep, and a guest that has broken out of it pass as that host: where QEMUs have
+    users of their own they get a key of this migration instead.
     """
     if tls is Tls.OFF:
         return Encryption(Scheme.CLEAR, "not encrypted, as asked for")
@@ -58,13 +61,16 @@ async def choose(
         return Encryption(Scheme.ONE_TIME_KEY, "encrypted, by a key made for this migration alone")
     here, there = directories or (None, None)
     ours, theirs = await _identity(source, here), await _identity(target, there)
+    one_machine = source.is_this_machine and target.is_this_machine
+    if tls is Tls.AUTO and own_users and name is None and (ours or theirs or not one_machine):
+        reason = "encrypted, by a key made for this migration alone: no VM's user sees its host's"
+        return Encryption(Scheme.ONE_TIME_KEY, reason)
     if ours and theirs:
         now = time.time() if now_unix_s is None else now_unix_s
         if found := obstacles((source, ours), (target, theirs), now, name):
             raise _refused(found)
         reason = f"encrypted; {source.name} and {target.name} prove themselves by certificates"
         return Encryption(Scheme.CERTIFICATES, reason, ours.client.subject, name)
-    one_machine = source.is_this_machine and target.is_this_machine
     if tls is Tls.AUTO and one_machine and not (ours or theirs):
         return Encryption(
             Scheme.CLEAR, "not encrypted: both hosts are this machine and have no certificates"

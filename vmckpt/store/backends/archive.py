@@ -40,6 +40,7 @@ class _Objects:
     """Objects in a file, by the table."""
 
     locks_last = True
+    is_remote = False
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.place = path, str(path)
@@ -48,9 +49,15 @@ class _Objects:
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder."""
-        start, table = f"{folder}/", self._table.items()
+        return {name: size for name, (size, _) in self.versions(folder).items()}
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The objects in a folder."""
+        begin, table = f"{folder}/", self._table.items()
         return {
-            name.removeprefix(start): size for name, (_, size) in table if name.startswith(start)
+            name.removeprefix(begin): (size, str(start))
+            for name, (start, size) in table
+            if name.startswith(begin)
         }
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:

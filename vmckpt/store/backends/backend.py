@@ -42,9 +42,14 @@ class Backend(Readable, Protocol):
     place: str
     # Whether a lock goes only with the process that has it. Else it may be lost at any instant.
     locks_last: bool
+    # Whether each read takes a request over a network, and several may be under way.
+    is_remote: bool
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder (without its name), and their sizes in bytes."""
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The same, and for each object what another one of its name would not have."""
 
     def write(self, name: str) -> Writer:
         """Begin a new object, of a name that no object has."""

@@ -34,17 +34,12 @@ _SUM_BYTES = 16
 _FOLDERS = ("bundles", "checkpoints", "maps", "packs")
 
 
-class Versioned(Backend, Protocol):
-    """A back end that says of each object which version it is."""
-
-    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
-        """The objects in a folder: their sizes in bytes, and versions."""
-
-
 class CachedBackend:
     """A back end with a directory for what was read of it. Used by several threads."""
 
-    def __init__(self, inner: Versioned, folder: Path | None, secret: bytes) -> None:
+    is_remote = True
+
+    def __init__(self, inner: Backend, folder: Path | None, secret: bytes) -> None:
         self.place, self.locks_last = inner.place, inner.locks_last
         self._inner, self._secret = inner, blake2b(secret, person=b"vmckpt cache").digest()
         self._folder = folder if folder is not None and _own_folder(folder) else None
@@ -54,11 +49,15 @@ class CachedBackend:
 
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder; from now on the parts of just these are known here."""
+        return {name: size for name, (size, _) in self.versions(folder).items()}
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The same, and what the storage calls their versions."""
         found = self._inner.versions(folder)
         if folder in _FOLDERS:
             with self._mutex:
-                self._known[folder] = found
-        return {name: size for name, (size, _) in found.items()}
+                self._known[folder] = dict(found)
+        return found
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of an object, kept here if it is one that will be wanted again."""

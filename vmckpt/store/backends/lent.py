@@ -30,6 +30,7 @@ from vmckpt.errors import (
 )
 from vmckpt.store.backends.backend import Backend, Buffer, MissingError, Writer
 from vmckpt.store.backends.local import ASIDE, append_only_error
+from vmckpt.store.errors import UnreadableError
 
 _HEAD = struct.Struct("<II")
 CONFIG = "store"
@@ -51,6 +52,7 @@ _READ_AT_ONCE_BYTES = 1 << 20
 class LentBackend:
     """The near side. `sock` blocks, and is this one's from now on."""
 
+    is_remote = False  # a question at a time
     locks_last = True  # what is asked goes by the stream that the locks go with
 
     def __init__(self, sock: socket.socket, place: str) -> None:
@@ -60,6 +62,14 @@ class LentBackend:
     def names(self, folder: str) -> dict[str, int]:
         """The objects in a folder."""
         return _sizes(self._ask("names", folder)[0])
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The objects in a folder. An older version on the far side tells their sizes alone."""
+        try:
+            answer = self._ask("versions", folder)[0]
+        except UsageError:
+            return {name: (size, "") for name, size in self.names(folder).items()}
+        return _versions(answer)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of an object."""
@@ -234,8 +244,7 @@ class _Far:
         except MissingError as exc:
             return {"missing": str(exc)}, b""
         except VmckptError as exc:
-            known = next(one for one in type(exc).__mro__ if hasattr(errors, one.__name__))
-            return {"error": [known.__name__, exc.what, exc.why, exc.remedy]}, b""
+            return {"error": [_told_class(exc), exc.what, exc.why, exc.remedy]}, b""
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
             return {"error": ["UsageError", f"'{question}' is refused", repr(exc), "-"]}, b""
         return {"is": found}, came
@@ -250,6 +259,8 @@ class _Far:
                 return size, end
             case "names", [str(folder)]:
                 return self._backend.names(_folder(folder)), b""
+            case "versions", [str(folder)]:
+                return self._backend.versions(_folder(folder)), b""
             case "leftovers", []:
                 return self._backend.leftovers(), b""
             case "here", []:
@@ -319,7 +330,16 @@ class _Far:
         return self._next
 
 
+def _told_class(error: VmckptError) -> str:
+    """By which name the near side knows such an error."""
+    if isinstance(error, UnreadableError):
+        return UnreadableError.__name__
+    return next(one.__name__ for one in type(error).__mro__ if hasattr(errors, one.__name__))
+
+
 def _error_class(name: str) -> type[VmckptError]:
+    if name == UnreadableError.__name__:
+        return UnreadableError
     known = getattr(errors, name, None)
     if isinstance(known, type) and issubclass(known, VmckptError):
         return known
@@ -333,6 +353,19 @@ def _sizes(answer: Any) -> dict[str, int]:
     ):
         return answer
     raise _no_answer("there")
+
+
+def _versions(answer: Any) -> dict[str, tuple[int, str]]:
+    """As `_sizes`, with versions."""
+    rows = answer.items() if isinstance(answer, dict) else [("", None)]
+    found = dict[str, tuple[int, str]]()
+    for name, one in rows:
+        match one:
+            case [int(size), str(version)] if size >= 0 and isinstance(name, str):
+                found[name] = size, version
+            case _:
+                raise _no_answer("there")
+    return found
 
 
 def _no_answer(place: str) -> StorageError:

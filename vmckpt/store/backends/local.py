@@ -18,15 +18,18 @@ from pathlib import Path
 from vmckpt.errors import BusyError, RefusedError, StorageError
 from vmckpt.store.backends.backend import Buffer, MissingError
 from vmckpt.store.backends.file_systems import file_system_of, keeps_locks, why_unkept
+from vmckpt.store.errors import UnreadableError
 
 # Objects in the making, and what dead writers left.
 ASIDE = "tmp"
 LOCK = "lock"
 MOST_OPEN = 64
-# Objects here are never replaced: only these are kept open.
-_KEPT_OPEN = ("bundles/", "checkpoints/", "maps/", "packs/")
+# No other object of their names ever comes here: only these are kept open.
+_KEPT_OPEN = ("bundles/", "maps/", "packs/")
 # In the environment, as 1: no other host uses stores on file systems that keep no locks.
 ONE_HOST = "VMCKPT_STORE_ONE_HOST"
+# A disk cannot read a sector, or its file system finds a wrong checksum: of this file alone.
+_UNREADABLE = (errno.EIO, errno.EREMOTEIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA)
 _POLL_S = 0.01
 # struct flock of 64-bit Linux.
 _FLOCK = struct.Struct("hhqqixxxx")
@@ -39,6 +42,7 @@ class LocalBackend:
     """
 
     locks_last = True
+    is_remote = False
 
     def __init__(self, root: Path, *, append_only: bool = False) -> None:
         self.root, self.append_only = root, append_only
@@ -49,7 +53,11 @@ class LocalBackend:
 
     def names(self, folder: str) -> dict[str, int]:
         """The files in a folder."""
-        found = dict[str, int]()
+        return {name: size for name, (size, _) in self.versions(folder).items()}
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The files in a folder."""
+        found = dict[str, tuple[int, str]]()
         try:
             with (
                 contextlib.suppress(FileNotFoundError),
@@ -60,7 +68,8 @@ class LocalBackend:
                     # One that is removed meanwhile is not there; all others are.
                     with contextlib.suppress(FileNotFoundError):
                         if entry.is_file():
-                            found[entry.name] = entry.stat().st_size
+                            is_ = entry.stat()
+                            found[entry.name] = is_.st_size, f"{is_.st_ino} {is_.st_mtime_ns}"
         except OSError as exc:
             raise self.error(exc, folder) from exc
         return found
@@ -176,7 +185,7 @@ class LocalBackend:
             except OSError as exc:
                 if exc.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
-                fd = os.open(_own_link(folder), flags)
+                fd = _opened(_own_link(folder), flags)
         try:
             yield fd
         finally:
@@ -234,7 +243,10 @@ class LocalBackend:
         except FileNotFoundError as exc:
             raise MissingError(name) from exc
         except OSError as exc:
-            raise self.error(exc, name) from exc
+            error = self.error(exc, name)
+            if exc.errno not in _UNREADABLE:
+                raise error from exc
+            raise UnreadableError(error.what, why=error.why, remedy=error.remedy) from exc
         finally:
             if fd is not None:
                 self._put_back(name, fd)
@@ -333,6 +345,17 @@ def _own_link(path: Path) -> str:
         return str(path.parent / os.readlink("", dir_fd=fd))
     finally:
         os.close(fd)
+
+
+def _opened(target: str, flags: int) -> int:
+    """Where a directory's link leads. Raises OSError, and none for a directory that is not there:
+    a store would seem to be empty whose disk is not mounted, and gc removes what nothing needs.
+    """
+    try:
+        return os.open(target, flags)
+    except FileNotFoundError as exc:
+        why = f"it is a link to {target}, which is not there"
+        raise NotADirectoryError(errno.ENOTDIR, why, target) from exc
 
 
 def append_only_error(name: str, place: str) -> RefusedError:

@@ -49,6 +49,7 @@ class S3Backend:
     """Objects under a prefix of a bucket."""
 
     locks_last = False
+    is_remote = True
 
     def __init__(
         self, place: str, *, expiry_s: float = 120.0, refresh_s: float = 20.0, retries: int = 5

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from vmckpt.errors import StorageError, UsageError
 from vmckpt.store.backends.backend import Backend, Held, MissingError, Writer
-from vmckpt.store.backends.cached import CachedBackend, uncached
+from vmckpt.store.backends.cached import uncached
 from vmckpt.store.bundles.layout import BUNDLES, Bundle, BundledPack, BundleFiles, is_bundle
 from vmckpt.store.errors import DamagedError
 from vmckpt.store.header import HEADER_BYTES
@@ -69,7 +69,7 @@ class BundledBackend:
 
     def __init__(self, inner: Backend, files: BundleFiles, *, older_ok: bool) -> None:
         self.place, self.locks_last = inner.place, inner.locks_last
-        self.is_remote = isinstance(inner, CachedBackend)
+        self.is_remote = inner.is_remote
         self.files = files
         self._inner, self._older_ok = inner, older_ok
         # Never changed, only replaced.
@@ -99,6 +99,10 @@ class BundledBackend:
         if folder != PACKS:
             return self._inner.names(folder)
         return {name.removeprefix(f"{PACKS}/"): size for name, size in self.look().sizes().items()}
+
+    def versions(self, folder: str) -> dict[str, tuple[int, str]]:
+        """The objects in a folder, as they lie there."""
+        return self._inner.versions(folder)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Part of an object."""

@@ -25,7 +25,7 @@ from vmckpt.store.bundles.layout import (
     rank_of,
 )
 from vmckpt.store.config import MERGED, allow_bundles
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.opened import Opened
 from vmckpt.store.pack import Pack
 from vmckpt.store.store import Store
@@ -110,7 +110,7 @@ def copies(store: Store, held: Holdings, kept: Iterable[str]) -> frozenset[Copie
     def compare(pack: str) -> list[Copies]:
         best, *others = held.holders(pack)
         read = store.opened.backend.read_held
-        with suppress(MissingError):  # another gc has removed it
+        with suppress(MissingError, UnreadableError):  # another gc has removed it
             data = read(pack, best)
             if whole(store.opened, pack, data) is None:
                 others = [other for other in others if read(pack, other) == data]
@@ -185,7 +185,7 @@ def _read(opened: Opened, held: Holdings, merge: Merge) -> list[Whole | None]:
                 bundle = held.bundles.get(holder)
                 if found is None and bundle is not None and again == data:
                     found = _as_it_is(data, bundle.members[name])
-        except MissingError:  # another gc has moved it
+        except (MissingError, UnreadableError):  # another gc has moved it; it stays where it is
             return None
         return found
 

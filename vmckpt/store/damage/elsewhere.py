@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vmckpt.store.backends.backend import MissingError
 from vmckpt.store.damage.records import DamageRecords, named
-from vmckpt.store.errors import DamagedError, damaged
+from vmckpt.store.errors import DamagedError, UnreadableError, damaged
 from vmckpt.store.index import Index
 from vmckpt.store.pack import Hashes, Numbers, Pack, Packs
 from vmckpt.store.sealing.seal import Sealer
@@ -148,6 +148,22 @@ class Elsewhere:
                 self._index = index.grown(packs, self._records.slots)
                 self._version = version
             return self._index
+
+
+def require_readable(pack: Pack, slots: Numbers) -> None:
+    """Raises UnreadableError: a disk cannot read some of these now, and may do so later.
+
+    MissingError: the pack is gone.
+    """
+    table = pack.table
+    frames = table.frames(table.positions(slots[table.has(slots)]))
+    for number in np.unique(frames).tolist():
+        try:
+            pack.frame(number)
+        except UnreadableError:
+            raise
+        except DamagedError:
+            continue
 
 
 def lost_chunks(pack: Pack, lost: int) -> DamagedError:

@@ -15,10 +15,9 @@ believes them: a chunk that can be read is read.
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from math import inf
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -149,11 +148,12 @@ class DamageRecords:
         for name in names:
             self._backend.remove(f"{DAMAGED}/{name}")
 
-    def tidy(self) -> None:
+    def tidy(self, needed: Container[bytes]) -> None:
         """Remove what says nothing any more, and make many records one. By gc.
 
-        Each name stands in RECORD_COPIES records afterwards: one may have been damaged. Right also
-        beside another gc that has lost its lock. Raises StorageError.
+        `needed` packs, by id, may come again when none of them is there: what a disk cannot read
+        now, it may read later. Each name stands in RECORD_COPIES records afterwards: one may have
+        been damaged. Right also beside another gc that has lost its lock. Raises StorageError.
         """
         self.refresh()
         # After the records were listed: what one is about was there before it was written, or, if
@@ -163,10 +163,10 @@ class DamageRecords:
             there.setdefault(pack_id, set()).add(generation)
 
         def is_past(one: Damage) -> bool:
-            generations = there.get(one.pack_id, set())
-            return one.generation not in generations and one.generation < max(
-                generations, default=inf
-            )
+            generations = there.get(one.pack_id)
+            if generations is None:
+                return one.pack_id not in needed
+            return one.generation not in generations and one.generation < max(generations)
 
         with self._mutex:
             written = dict(self._written)

@@ -14,7 +14,7 @@ from vmckpt.store.backends.cached import uncached
 from vmckpt.store.check import Report, check
 from vmckpt.store.collect import Collected, Plan, collect, plan_gc
 from vmckpt.store.damage.subset import EVERYTHING, Subset
-from vmckpt.store.errors import DamagedError
+from vmckpt.store.errors import DamagedError, UnreadableError
 from vmckpt.store.store import Store
 
 
@@ -81,7 +81,7 @@ def repair(store: Store, plan: RepairPlan, *, remove_lost: bool) -> Repaired:
             done.removed.append(checkpoint_id)
         except NotFoundError:
             continue
-        except (BusyError, RefusedError) as exc:
+        except (BusyError, RefusedError, UnreadableError) as exc:
             done.kept[checkpoint_id] = exc.why
     gc, done.refused = _plan(store)
     if gc is not None:
@@ -90,7 +90,10 @@ def repair(store: Store, plan: RepairPlan, *, remove_lost: bool) -> Repaired:
 
 
 def _can_be_restored(store: Store, checkpoint_id: str) -> bool:
-    """Read all of it, up to what is lost. Raises BusyError, NotFoundError, StorageError."""
+    """Read all of it, up to what is lost.
+
+    Raises BusyError, NotFoundError, StorageError; UnreadableError: not now, perhaps later.
+    """
     store.opened.packs.look_again()
     with uncached(store.opened.backend):
         try:
@@ -99,6 +102,8 @@ def _can_be_restored(store: Store, checkpoint_id: str) -> bool:
                 for area in point.manifest.areas:
                     for _ in point.area(area.name).stream():
                         pass
+        except UnreadableError:
+            raise
         except (MissingError, DamagedError):
             return False
     return True

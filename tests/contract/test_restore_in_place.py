@@ -1,0 +1,75 @@
+"""A restore in place that cannot be written down: the guest whose place was to be taken goes on."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.scripted_qmp import Server
+from tests.silent_ends import PLATFORM, SPEC, Guest, Scripted
+from vmckpt.checkpoint.restore import _Restoring
+from vmckpt.errors import StorageError
+from vmckpt.hosts.process import ProcessId
+from vmckpt.vm.inventory import Vm
+from vmckpt.vm.paths import vm_dir
+from vmckpt.vm.spec import parse_spec
+from vmckpt.vm.start import Qemu
+
+pytestmark = pytest.mark.contract
+
+
+class Stopping(Guest):
+    """A guest that can be stopped."""
+
+    async def _answer(self, server: Server, command: dict[str, Any]) -> None:
+        if command["execute"] == "stop":
+            self.run = "paused"
+            await server.answer(command, {})
+            return
+        await super()._answer(server, command)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full(Scripted):
+    """A host whose disk is full, after so many more records."""
+
+    room: list[int]
+
+    async def write_text(self, path: Path, text: str) -> None:
+        self.room[0] -= 1
+        if self.room[0] < 0:
+            raise StorageError(f"cannot write {path}", why="no space left", remedy="make room")
+        path.write_text(text)
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_full_disk_leaves_no_guest_standing(tmp_path: Path, room: int) -> None:
+    """The old one was stopped, and its record could not be written again as it had been."""
+
+    async def switch() -> Guest:
+        guest = Stopping("running", "none")
+        host = Full("a", tmp_path, "127.0.0.1", guest=guest, room=[room])
+        directory = vm_dir(tmp_path, "web")
+        directory.path.mkdir(parents=True)
+        qemu = Qemu(directory.qemu("01234567"), ProcessId(1, 1), PLATFORM)
+        directory.current.write_text(qemu.to_json())
+        old = Vm(parse_spec(SPEC, "web.toml", directory.path), host, directory, qemu)
+        new = Qemu(directory.qemu("89abcdef"), ProcessId(1, 2), PLATFORM)
+        work = object.__new__(_Restoring)
+        work._planned = SimpleNamespace(vm=old)  # type: ignore[assignment]
+        work._old, work._host, work._files, work._member = old, host, new.files, None
+
+        async def refused(monitor: object) -> None:
+            raise StorageError("it does not run", why="-", remedy="-")
+
+        work._run = refused  # type: ignore[method-assign]
+        with pytest.raises(StorageError):
+            await work._switch(new, None)  # type: ignore[arg-type]
+        return guest
+
+    guest = asyncio.run(switch())
+    assert guest.told == ["cont"]
+    assert guest.run == "running"

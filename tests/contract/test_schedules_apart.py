@@ -1,0 +1,123 @@
+"""One schedule whose host hangs, or says what nothing foresaw, stops no other."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import HostDownError, NotFoundError
+from vmckpt.fleet.schedule import scheduler
+from vmckpt.fleet.schedule.due import Moment
+from vmckpt.fleet.schedule.learned import Seen
+from vmckpt.fleet.schedule.record import Record, add, load, new_record, schedules_dir
+from vmckpt.fleet.schedule.request import Request, When
+from vmckpt.fleet.schedule.run import Checked, Event, Gone, Point, Tools, clock
+
+pytestmark = pytest.mark.contract
+
+Take = Callable[[str], Awaitable[None]]
+
+
+class Scripted:
+    """`Work` that does `take` for each VM, and then has a checkpoint."""
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+
+    async def find(self, record: Record) -> Point | None:
+        return None
+
+    async def take(self, record: Record, begins: Callable[[str, str], None]) -> Point | None:
+        begins("store", "host")
+        await self._take(record.vm)
+        return Point("a" * 32, "point", 0.01, 1.0, 100)
+
+    async def copy(self, record: Record, point: Point) -> list[str]:
+        return []
+
+    async def prune(self, record: Record, taken: str) -> Gone:
+        return Gone([])
+
+    async def check(self, record: Record) -> Checked:
+        return Checked([], [], {})
+
+    async def look(self, record: Record, now: Moment) -> Seen | None:
+        raise HostDownError("host is down", why="it has no power", remedy="wait")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMCKPT_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(scheduler, "LOOK_S", 0.05)
+    schedules_dir().mkdir(mode=0o700)
+
+
+def scheduled(*names: str, when: When = When.EVERY) -> None:
+    for name in names:
+        add(new_record(name, Request(name, when, "UTC", every_s=3600.0), clock()))
+
+
+def is_done(name: str) -> bool:
+    return load(name).done_total > 0
+
+
+async def served(take: Take, until: Callable[[], bool]) -> list[Event]:
+    told: list[Event] = []
+    serving = asyncio.ensure_future(scheduler.serve(Tools(clock, Scripted(take), told.append)))
+    try:
+        async with asyncio.timeout(10):
+            while not until():
+                assert not serving.done(), serving.result()
+                await asyncio.sleep(0.02)
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})
+    return told
+
+
+def test_runs_that_do_not_get_on_keep_no_other_from_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And are named: as many as are run at once wait for a store that gives no answer."""
+    monkeypatch.setattr(scheduler, "TURN_S", 0.3)
+    stuck = [f"stuck-{number}" for number in range(scheduler.PARALLEL)]
+    scheduled(*stuck, "web")
+
+    async def take(vm: str) -> None:
+        if vm in stuck:
+            await asyncio.Event().wait()
+
+    told = asyncio.run(served(take, lambda: is_done("web")))
+    assert [one.schedule for one in told if one.event == "late"] == stuck
+
+
+def test_what_nothing_foresaw_is_a_failure_of_that_schedule() -> None:
+    scheduled("evil", "web")
+
+    async def take(vm: str) -> None:
+        if vm == "evil":
+            raise KeyError("result")
+
+    told = asyncio.run(served(take, lambda: is_done("web") and load("evil").failures > 0))
+    assert "vmckpt has a bug: KeyError: 'result'" in load("evil").why
+    assert "evil" in {one.schedule for one in told if one.event == "failed"}
+
+
+def test_run_due_tells_what_was_done_whatever_stands_in_one_ones_way() -> None:
+    scheduled("evil", "web")
+    scheduled("auto", when=When.AUTO)
+
+    async def take(vm: str) -> None:
+        if vm == "evil":
+            raise KeyError("result")
+        if vm == "auto":
+            raise NotFoundError("there is no VM 'auto'", why="-", remedy="-")
+
+    tools = Tools(clock, Scripted(take), lambda event: None)
+    found = asyncio.run(scheduler.run_due([], tools))
+    assert {one.schedule: one.outcome for one in found} == {
+        "auto": None,
+        "evil": None,
+        "web": "done",
+    }

@@ -1,0 +1,208 @@
+"""A disk that cannot read some sectors (EIO): named by `check`, and nothing is given up for it."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.guest_like import dirtied, memory, require_same, save
+from tests.lent_store import lent
+from vmckpt.store.check import check
+from vmckpt.store.collect import collect, plan_gc
+from vmckpt.store.config import NAMES
+from vmckpt.store.damage.records import named
+from vmckpt.store.damage.repair import plan_repair, repair
+from vmckpt.store.errors import DamagedError, UnreadableError
+from vmckpt.store.manifest import PAGE_CHUNK_BYTES
+from vmckpt.store.open import create_store, open_store
+from vmckpt.store.pins import new_pin
+from vmckpt.store.store import Store
+
+PAGES = 256
+Sectors = dict[str, range]
+
+
+@pytest.fixture
+def sectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sectors]:
+    """Bytes that cannot be read, by the end of their file's name."""
+    bad: Sectors = {}
+    right = os.pread
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        for name, span in bad.items():
+            if path.endswith(name) and offset < span.stop and span.start < offset + length:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return right(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    yield bad
+
+
+class Made:
+    """A store with two checkpoints of a VM, of which the first has a pin."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.first_ram = place, memory(PAGES, 1)
+        self.second_ram, dirty = dirtied(self.first_ram, 20, 2)
+        with create_store(str(place)) as store:
+            self.first = save(store, self.first_ram)
+            store.pin(new_pin(self.first.id, "kept", "me"))
+            self.second = save(store, self.second_ram, parent=self.first, dirty=dirty)
+
+    def open(self) -> Store:
+        return open_store(str(self.place))
+
+    def frames(self) -> tuple[str, range]:
+        """The middle of a frame of the first one's RAM."""
+        with self.open() as store:
+            for pack_id in map(bytes.fromhex, self.first.packs):
+                pack = store.opened.packs.find(pack_id)
+                if pack.table.chunk_bytes == PAGE_CHUNK_BYTES:
+                    at = int(pack.table.starts[0] + pack.table.stored[0] // 2)
+                    return pack.name, range(at, at + 1)
+        raise AssertionError
+
+    def require_whole(self) -> None:
+        with self.open() as store:
+            require_same(store, self.first, self.first_ram)
+            require_same(store, self.second, self.second_ram)
+            collect(store, plan_gc(store))
+            assert check(store).whole
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "store")
+
+
+def frame(made: Made) -> tuple[str, range]:
+    return made.frames()
+
+
+def table(made: Made) -> tuple[str, range]:
+    name, _ = made.frames()
+    size = (made.place / name).stat().st_size
+    return name, range(size - 10, size)
+
+
+def checkpoint(made: Made) -> tuple[str, range]:
+    return f"checkpoints/{made.first.id}", range(10)
+
+
+def base(made: Made) -> tuple[str, range]:
+    (name,) = (made.place / "maps").iterdir()
+    return f"maps/{name.name}", range(1 << 20)
+
+
+def pin(made: Made) -> tuple[str, range]:
+    (name,) = (made.place / "pins").iterdir()
+    return f"pins/{name.name}", range(1 << 20)
+
+
+def config(made: Made) -> tuple[str, range]:
+    return f"{made.place.name}/{NAMES[0]}", range(1 << 20)
+
+
+def other_config(made: Made) -> tuple[str, range]:
+    return NAMES[2], range(1 << 20)
+
+
+def record(made: Made) -> tuple[str, range]:
+    with made.open() as store:
+        pack = store.opened.packs.find(bytes.fromhex(made.first.packs[0]))
+        none = pack.table.slots[:1]
+        (name,) = store.opened.records.write([named(pack, none, pack.hashes()[none])])
+    return f"damaged/{name}", range(1 << 20)
+
+
+EVERY = [frame, table, checkpoint, base, pin, config, other_config, record]
+LOSING = (frame, table, checkpoint, base)
+Where = Callable[[Made], tuple[str, range]]
+
+
+@pytest.mark.parametrize("where", EVERY)
+def test_a_check_names_what_cannot_be_read_and_goes_on(
+    made: Made, sectors: Sectors, where: Where
+) -> None:
+    name, span = where(made)
+    sectors[name] = span
+    with made.open() as store:
+        report = check(store)
+        assert report.checkpoints == 2
+        found = {one.name: one.why for one in report.findings}
+        assert os.strerror(errno.EIO) in found[name.removeprefix("store/")]
+        assert (made.first.id in report.lost) == (where in LOSING)
+
+
+@pytest.mark.parametrize("where", EVERY)
+def test_nothing_is_given_up_for_what_cannot_be_read_now(
+    made: Made, sectors: Sectors, where: Where
+) -> None:
+    """Checkpoints that do not need it are made, listed and restored; nothing is removed for it."""
+    name, span = where(made)
+    sectors[name] = span
+    with made.open() as store:
+        done = repair(store, plan_repair(store), remove_lost=True)
+        assert not done.removed
+        assert set(store.ids()) == {made.first.id, made.second.id}
+        assert made.second.id in {one.id for one in store.manifests()}
+        other = memory(PAGES, 9)
+        third = save(store, other, vm="other")
+        require_same(store, third, other)
+    sectors.clear()
+    made.require_whole()
+
+
+def test_gc_gives_up_no_chunk_that_a_disk_cannot_read_now(made: Made, sectors: Sectors) -> None:
+    name, _ = made.frames()
+    kept = made.first_ram.copy()
+    kept[: PAGES // 2] = 0
+    with made.open() as store:
+        third = save(store, kept, vm="other")
+        pins = store.pins()[made.first.id]
+        store.unpin(pins[0])
+        store.remove([made.first.id, made.second.id])
+        pack = store.opened.packs.find(bytes.fromhex(name[6:38]))
+        number = len(pack.table.counts) - 2
+        at = int(pack.table.starts[number] + pack.table.stored[number] // 2)
+        sectors[name] = range(at, at + 1)
+        plan = plan_gc(store)
+        assert pack.id in {one.pack_id for one in plan.rewrites}
+        assert pack.name in collect(store, plan).lost
+    sectors.clear()
+    with made.open() as store:
+        collect(store, plan_gc(store))
+        require_same(store, third, kept)
+        assert check(store).whole
+
+
+def test_what_cannot_be_read_is_read_elsewhere_once_it_was_stored_again(
+    made: Made, sectors: Sectors
+) -> None:
+    name, span = made.frames()
+    sectors[name] = span
+    with made.open() as store:
+        with pytest.raises(UnreadableError):
+            require_same(store, made.first, made.first_ram)
+        with pytest.raises(DamagedError):
+            store.begin("vm", made.first.id)
+        again = save(store, made.first_ram)
+        for one, ram in ((made.first, made.first_ram), (again, made.first_ram)):
+            require_same(store, one, ram)
+        collect(store, plan_gc(store))
+        assert not check(store).lost
+
+
+def test_a_lent_store_says_that_a_disk_cannot_read_it(made: Made, sectors: Sectors) -> None:
+    name, span = made.frames()
+    sectors[name] = span
+    with lent(made.place) as backend, open_store(backend) as store:
+        with pytest.raises(UnreadableError):
+            require_same(store, made.first, made.first_ram)
+        assert made.first.id in check(store).lost
+        done = repair(store, plan_repair(store), remove_lost=True)
+        assert not done.removed
+        assert os.strerror(errno.EIO) in done.kept[made.first.id]
