@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import (
     CancelledByUserError,
     HostDownError,
@@ -154,12 +155,12 @@ async def await_job(state_dir: Path, run: str) -> Job:
 
     Raises NotFoundError when its directory goes first, or nothing comes.
     """
-    files, clock = JobDir.of(state_dir, run), asyncio.get_running_loop().time
-    given_up_s = clock() + REQUEST_S
-    while not files.request.exists():
-        if not files.path.exists() or clock() > given_up_s:
-            break
-        await asyncio.sleep(REQUEST_POLL_S)
+    files = JobDir.of(state_dir, run)
+    await poll(
+        lambda: files.request.exists() or not files.path.exists(),
+        every_s=REQUEST_POLL_S,
+        within_s=REQUEST_S,
+    )
     return read_job(state_dir, run)
 
 
