@@ -1,6 +1,7 @@
 """The operator's side: having a checkpoint made, restored or forked by the host it is to be on."""
 
 import asyncio
+import operator
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -35,6 +36,7 @@ from vmckpt.checkpoint.service import (
 )
 from vmckpt.checkpoint.tree import OriginShown
 from vmckpt.checkpoint.whole import require_savable
+from vmckpt.deadlines import poll
 from vmckpt.errors import HostDownError, OperationFailedError, RefusedError, StorageError
 from vmckpt.foreign import Shape
 from vmckpt.hosts.every import ask_every
@@ -169,8 +171,7 @@ async def recover_there(vm: Vm) -> None:
         await host.write_text(files.request, text)
         words = [*await host.own_command(), "checkpointing", str(files.path), "--recover"]
         process = await host.spawn(words, files.log)
-        while await host.is_alive(process):  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(POLL_S)
+        await poll(lambda: host.is_alive(process), operator.not_, every_s=POLL_S)
         if await restore_is_cut_off(vm):
             raise await died(host, files, "recovery")
     finally:
@@ -296,8 +297,7 @@ def said(text: str | None, path: Path, shape: Shape = _SAID) -> dict[str, Any]:
 async def interrupted(host: Host, service: ProcessId) -> None:
     """Have a service undo what it can, and wait until it has ended."""
     await host.interrupt(service)
-    while await host.is_alive(service):  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(POLL_S)
+    await poll(lambda: host.is_alive(service), operator.not_, every_s=POLL_S)
 
 
 async def revoke(host: Host, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:
