@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vmckpt.deadlines import poll
 from vmckpt.errors import (
     HostDownError,
     OperationFailedError,
@@ -304,8 +305,7 @@ class Standby:
             self._dismissed.set()
         elif word == "failover":
             self._asked.set()
-            while not self._ended:  # noqa: ASYNC110
-                await asyncio.sleep(TICK_S)
+            await poll(lambda: self._ended, every_s=TICK_S)
         return self.status()
 
     def status(self) -> dict[str, Any]:
