@@ -23,6 +23,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.process import ProcessId, identify
+from vmckpt.replicate.begin import start
 from vmckpt.replicate.control import answering
 from vmckpt.replicate.failback import came_from, failback, last_options
 from vmckpt.replicate.keep import keep
@@ -109,9 +110,27 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
         return
     assert (found.arbiter, found.fence, found.epoch_s) == ("", (), OPTIONS.epoch_s)
     with pytest.raises(RefusedError, match="b alone knows") as refused:
-        Wishes().options(vm.host, target, found)
+        asyncio.run(failback(vm, target, Wishes().options(vm.host, target, found), "r", ()))
     assert "--lease" in refused.value.remedy
     assert Wishes(lease="etcd:http://c:2379").options(vm.host, target, found).fence == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (Options("leases"), "no place for leases"),
+        (Options("/leases", lease_s=60.0), "--lease-time 1m00s cannot be kept"),
+        (Options("/leases", epoch_s=60.0), "would hold back what the guest sends"),
+        (Options("/leases", ("agent",)), "hosts of one machine"),
+    ],
+)
+def test_a_program_begins_nothing_that_a_command_would_not(
+    tmp_path: Path, options: Options, said: str
+) -> None:
+    standby = LocalHost("a", tmp_path / "a", "127.0.0.1")
+    with pytest.raises((UsageError, RefusedError), match=said):
+        asyncio.run(start(a_vm(tmp_path / "b"), standby, options, "r"))
+    assert not Files.of(standby, "web").path.exists()
 
 
 @pytest.mark.parametrize("options", [None, {"arbiter": 1}, {"arbiter": "/x", "fence": "sh"}])

@@ -14,6 +14,7 @@ from vmckpt.hosts.remote.tls import have_listen
 from vmckpt.preflight.finding import REFUSE, WARN, refusal
 from vmckpt.qemu.compare import Machine, describe, differences
 from vmckpt.qemu.monitor import session
+from vmckpt.replicate.arbiter import require_place
 from vmckpt.replicate.checks import check
 from vmckpt.replicate.claim import is_of_this_home, require_right, took_over
 from vmckpt.replicate.control import DISMISS, ask
@@ -46,9 +47,12 @@ ROOM_BYTES = 16 << 10
 async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, Any]:
     """Have the VM protected by `standby`; returns the primary's status once it is.
 
-    Raises RefusedError (nothing was changed), OperationFailedError (undone: the VM runs on where it
-    was, unprotected), HostDownError.
+    Raises UsageError, RefusedError (nothing was changed), OperationFailedError (undone: the VM runs
+    on where it was, unprotected), HostDownError.
     """
+    one_machine = vm.host.is_this_machine and standby.is_this_machine
+    require_place(options)
+    options.require_sense(one_machine=one_machine)
     if await took_over(vm):
         await require_right(vm)  # a twin has no term to begin with
     await remove_replaced(vm, standby)
@@ -67,7 +71,7 @@ async def start(vm: Vm, standby: Host, options: Options, run: str) -> dict[str, 
         primary=as_itself(vm.host),
         standby=as_itself(standby),
         options=options,
-        one_machine=vm.host.is_this_machine and standby.is_this_machine,
+        one_machine=one_machine,
         qemu_id=vm.qemu.files.qemu_id,
         disks=await copied_disks(vm),
         identity=await identity_of(vm.host, vm.directory),

@@ -26,6 +26,13 @@ async def failback(
     heartbeats: None where nobody hears them. Raises as `start` and `failover` do: whenever it does,
     the VM runs where it was, or on `target`, or a standby may go on with it, as the error says.
     """
+    if not options.arbiter:  # see `last_options`
+        raise RefusedError(
+            f"{vm.host.name} alone knows the last replication's arbiter and fencing agent",
+            why=f"they are used on {target.name} too, which was not told the same",
+            remedy="name them again: --lease, and --lease-credentials and --fence if there were "
+            "any",
+        )
     known, notes = tuple(hosts), list[str]()
     if not await _is_protected_by(target, vm.name, known):
         notes += (await start(vm, target, options, run))["warnings"]
