@@ -28,13 +28,14 @@ from vmckpt.replicate.control import answering
 from vmckpt.replicate.failback import came_from, failback, last_options
 from vmckpt.replicate.keep import keep
 from vmckpt.replicate.operate import failover
-from vmckpt.replicate.request import Files, Options, Request
+from vmckpt.replicate.request import REQUEST, Files, Options, Request
 from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import Vm
 from vmckpt.vm.paths import vm_dir
 from vmckpt.vm.spec import parse_spec
 from vmckpt.vm.start import Qemu, Replaced
 
+PLATFORM = Platform("q35", "tcg", "qemu64")
 OPTIONS = Options("/leases", ("agent", "{host}"), epoch_s=0.05)
 
 
@@ -42,7 +43,7 @@ def a_vm(tmp_path: Path) -> Vm:
     """Of lab-b, which took it over from lab-a."""
     host, directory = LocalHost("b", tmp_path, "127.0.0.1"), vm_dir(tmp_path, "web")
     spec = parse_spec('name = "web"\nmemory = "32M"\n', "test", tmp_path)
-    platform = Platform("q35", "tcg", "qemu64")
+    platform = PLATFORM
     qemu = Qemu(directory.qemu("0"), ProcessId(1, 1), platform, replaces=Replaced("a", "9"))
     return Vm(spec, host, directory, qemu)
 
@@ -62,10 +63,10 @@ def test_what_was_wished_last_is_remembered(tmp_path: Path) -> None:
     files.path.mkdir(parents=True)
     here = LocalHost("b", tmp_path, "127.0.0.1")
     request = Request(
-        run="r", vm="web", spec=vm.spec.text, platform={}, primary=here, standby=here,
+        run="r", vm="web", spec=vm.spec.text, platform=PLATFORM, primary=here, standby=here,
         options=OPTIONS, one_machine=False, qemu_id="9",
     )  # fmt: skip
-    files.request.write_text(json.dumps(request.to_json()))
+    files.request.write_text(REQUEST.encode(request))
     assert asyncio.run(last_options(vm, vm.host)) == OPTIONS
     files.request.write_text("{}")
     with pytest.raises(UsageError):
@@ -88,10 +89,10 @@ def test_what_is_used_on_the_other_host_is_not_taken_from_one_alone(
     target, home = (Elsewhere(name, tmp_path / name, "127.0.0.1") for name in "ab")
     vm = a_vm(tmp_path / "b")._replace(host=home)
     request = Request(
-        run="r", vm="web", spec=vm.spec.text, platform={}, primary=target, standby=home,
+        run="r", vm="web", spec=vm.spec.text, platform=PLATFORM, primary=target, standby=home,
         options=OPTIONS, one_machine=False, qemu_id="9",
     )  # fmt: skip
-    text = json.dumps(request.to_json())
+    text = REQUEST.encode(request)
     told = {
         "nothing": None,
         "another arbiter": text.replace("/leases", "/others"),

@@ -84,7 +84,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Add a host that is reached over SSH. It has to answer now: what is wrong is told at once."""
-    from vmckpt.hosts.inventory import add_host, greet, require_new_name
+    from vmckpt.hosts.inventory import add_host, describing, greet, require_new_name
     from vmckpt.hosts.ssh.address import Address
     from vmckpt.hosts.ssh.entry import SshEntry
     from vmckpt.preflight.host.entry import require_usable
@@ -93,21 +93,22 @@ def add(
     where = Address.parse(address, ssh_config.absolute() if ssh_config else None)
     greeting = run(greet(name, where, vmckpt, state_dir))
     migration_address = migration_addr or greeting.address or where.host
-    entry = SshEntry(
-        name,
-        greeting.state_dir,
-        migration_address,
-        qemu=qemu,
-        bridge=bridge,
-        migration_ports=_ports(migration_ports),
-        libvirt=libvirt,
-        second_address=_second(second_addr)
-        if second_addr is not None
-        else _other_network(greeting.address, migration_address),
-        vm_uids=None if vm_uids in (None, "", "none") else _uids(vm_uids),
-        address=where,
-        vmckpt=vmckpt,
-    )
+    with describing(name):
+        entry = SshEntry(
+            name,
+            greeting.state_dir,
+            migration_address,
+            qemu=qemu,
+            bridge=bridge,
+            migration_ports=_ports(migration_ports),
+            libvirt=libvirt,
+            second_address=_second(second_addr)
+            if second_addr is not None
+            else _other_network(greeting.address, migration_address),
+            vm_uids=None if vm_uids in (None, "", "none") else _uids(vm_uids),
+            address=where,
+            vmckpt=vmckpt,
+        )
     run(require_usable(entry, ("vm_uids",)))
     add_host(entry)
     text = f"{name} is added; see what it lacks: vmckpt host check {name}"
@@ -144,7 +145,7 @@ def set_(
 ) -> None:
     """Change what the inventory says of a host; nothing on it changes."""
     from vmckpt.errors import UsageError
-    from vmckpt.hosts.inventory import change_host, find_entry
+    from vmckpt.hosts.inventory import change_host, describing, find_entry
     from vmckpt.preflight.host.entry import require_usable
 
     entry = find_entry(name)
@@ -168,7 +169,8 @@ def set_(
             why="no option says what",
             remedy=f"e.g. vmckpt host set {name} --bridge br0",
         )
-    changed = replace(entry, **changes)
+    with describing(name):
+        changed = replace(entry, **changes)
     run(require_usable(changed, changes))
     change_host(changed)
     show(host_facts(changed), f"{name} is changed: {', '.join(changes)}", as_json=json)

@@ -5,21 +5,20 @@ the processes there say besides.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from vmckpt.errors import NotFoundError, RefusedError, UsageError
-from vmckpt.foreign import parse
-from vmckpt.hosts.entries import fields_to_json, parse_fields
-from vmckpt.hosts.host import Entry, Host
+from vmckpt.errors import NotFoundError, RefusedError, StorageError, UsageError
+from vmckpt.hosts.host import Entry, Host, entry_fields
 from vmckpt.hosts.local import LocalHost
 from vmckpt.hosts.remote.tls import Place
 from vmckpt.replicate.disks.copies import CopiedDisk
+from vmckpt.state.documents import Schema
 from vmckpt.units import format_duration
+from vmckpt.vm.argv import Platform
 from vmckpt.vm.paths import file_name
 
-FORMAT = 2
 DIRECTORY = "replicas"
 COPY, SHARED = "copy", "shared"
 # Of an epoch, and of a pause.
@@ -167,7 +166,7 @@ class Request:
     run: str
     vm: str
     spec: str
-    platform: Mapping[str, str]
+    platform: Platform
     primary: LocalHost
     standby: LocalHost
     options: Options
@@ -187,59 +186,20 @@ class Request:
         standby = f"{self.standby.name}/{self.run}"
         return holder == standby or holder.startswith(f"{standby}/")
 
-    def to_json(self) -> dict[str, Any]:
-        """For its file."""
-        return {
-            "format": FORMAT,
-            "run": self.run,
-            "vm": self.vm,
-            "spec": self.spec,
-            "platform": dict(self.platform),
-            "primary": {"name": self.primary.name, **fields_to_json(self.primary)},
-            "standby": {"name": self.standby.name, **fields_to_json(self.standby)},
-            "options": asdict(self.options),
-            "one_machine": self.one_machine,
-            "qemu_id": self.qemu_id,
-            "disks": [asdict(disk) for disk in self.disks],
-            "place": asdict(self.place) if self.place else None,
-            "identity": self.identity,
-        }
 
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Of its file. Raises ValueError, KeyError or TypeError."""
-        return cls.from_json(parse(text))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse. Raises ValueError, KeyError or TypeError."""
-        if data["format"] != FORMAT:
-            raise ValueError("written by another version of vmckpt")
-        return cls(
-            run=data["run"],
-            vm=data["vm"],
-            spec=data["spec"],
-            platform=data["platform"],
-            primary=_host(data["primary"]),
-            standby=_host(data["standby"]),
-            options=Options(**data["options"] | {"fence": tuple(data["options"]["fence"])}),
-            one_machine=data["one_machine"],
-            qemu_id=data["qemu_id"],
-            disks=tuple(CopiedDisk(**disk) for disk in data["disks"]),
-            place=Place(**data["place"]) if data["place"] else None,
-            identity=data.get("identity", ""),
-        )
+# Its directory is the VM's.
+REQUEST = Schema(Request, "end the replication: vmckpt replicate stop {directory.name}", version=2)
 
 
 def read_request(directory: Path) -> Request:
     """The request below a service's directory. Raises NotFoundError."""
     path = Files(directory).request
     try:
-        return Request.from_text(path.read_text())
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return REQUEST.decode(path.read_bytes(), path)
+    except (OSError, StorageError) as exc:
         raise NotFoundError(
             "nothing is to be replicated here",
-            why=f"{path}: {exc}",
+            why=str(exc),
             remedy="see `vmckpt replicate status`",
         ) from exc
 
@@ -251,8 +211,4 @@ def stop_command(vm: str) -> str:
 
 def as_itself(host: Host) -> LocalHost:
     """A host as a service that runs there has it."""
-    return LocalHost(host.name, **parse_fields(fields_to_json(host)))
-
-
-def _host(data: Mapping[str, Any]) -> LocalHost:
-    return LocalHost(data["name"], **parse_fields(data))
+    return LocalHost(**entry_fields(host))

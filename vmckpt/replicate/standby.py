@@ -47,7 +47,6 @@ from vmckpt.replicate.wire.beats import Sender
 from vmckpt.replicate.wire.messages import Failure
 from vmckpt.sequence.in_thread import in_thread
 from vmckpt.sequence.steps import to_the_end
-from vmckpt.vm.argv import Platform
 from vmckpt.vm.inventory import read_vm
 from vmckpt.vm.lifecycle import owner
 from vmckpt.vm.paths import lock_path, vm_dir
@@ -96,7 +95,7 @@ async def serve_standby(directory: Path) -> None:
         undo = stack.enter_context(ExitStack())
         undo.callback(discard, paths, request.vm, request.run)
         replaced = Replaced(request.primary.name, request.qemu_id)
-        warm = await Warm.start(host, spec, Platform(**request.platform), replaced)
+        warm = await Warm.start(host, spec, request.platform, replaced)
         standby = Standby(request, files, warm, paths)
         await stack.enter_async_context(narrated(standby.status, host))
         try:

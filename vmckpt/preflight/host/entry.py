@@ -28,8 +28,8 @@ async def require_usable(entry: LocalHost | SshEntry, changed: Container[str]) -
 async def _require_socket(entry: LocalHost | SshEntry) -> None:
     host, socket = host_of(entry), entry.libvirt
     await host.require_up()
-    if socket is None or not socket.is_absolute():
-        return  # refused for that, when it is written
+    if socket is None:
+        return
     try:
         (await host.connect(socket)).close()
     except HostDownError as exc:
